@@ -1,0 +1,172 @@
+"""A node with ten thousand Services in a thread of its own, and a browser that looks at its page.
+
+The browser is Debian's Chromium. Where it is not installed, these tests are skipped, or fail if ``IPVSPROXY_BROWSER_REQUIRED`` is
+set, as by ``scripts/test``.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+from playwright import sync_api
+from playwright.sync_api import Browser, Page, Playwright
+
+from ipvsproxy.kernel.thread import ThreadWorker
+from ipvsproxy.model.service import ApiObject
+from tests.support import page_scene
+from tests.support.page_node import PageNode
+
+SERVICES = 10_000
+T = TypeVar("T")
+
+
+class Running:
+    """A node that runs in a thread. ``url`` is that of its page."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="node")
+        self.node: PageNode
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/ui/"
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(120)
+        if self._error:
+            raise self._error
+
+    def stop(self) -> None:
+        """Stop answering; the page loses its node."""
+        if self._thread.is_alive() and self._stop:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(60)
+
+    def do(self, work: Callable[[PageNode], T]) -> T:
+        """Do something in the node's thread."""
+
+        async def doing() -> T:
+            return work(self.node)
+
+        return self.wait(doing())
+
+    def put(self, *objects: ApiObject) -> None:
+        """Put objects, and wait until they are in force."""
+
+        async def putting() -> None:
+            syncs = len(self.node.watcher.summaries)
+            self.node.put(*objects)
+            await self.node.watcher.until(lambda: len(self.node.watcher.summaries) > syncs and not self.node.store.untaken)
+
+        self.wait(putting())
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as error:  # noqa: BLE001 - told to the test
+            self._error = error
+            self._ready.set()
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stop = asyncio.Event()
+        worker = ThreadWorker()
+        self.node = PageNode(worker=worker)
+        page_scene.begin(self.node, self._count)
+        async with self.node.showing(self.port) as self.port:
+            await self.node.watcher.until(lambda: bool(self.node.watcher.summaries))
+            page_scene.add_traffic(self.node)
+            self._ready.set()
+            await self._stop.wait()
+        worker.stop()
+
+
+@contextlib.contextmanager
+def running(count: int, port: int = 0) -> Iterator[Running]:
+    """A node with so many Services while the block runs."""
+    node = Running(count)
+    node.port = port
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+@pytest.fixture(scope="session")
+def node() -> Iterator[Running]:
+    """The node of all tests that leave it as they found it."""
+    with running(SERVICES) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Playwright]:
+    with sync_api.sync_playwright() as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    path = shutil.which("chromium")
+    if path is None:
+        if os.environ.get("IPVSPROXY_BROWSER_REQUIRED"):
+            pytest.fail("chromium is not installed; scripts/setup installs it")
+        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
+    one = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # of tests that run as root
+    yield one
+    one.close()
+
+
+class Console:
+    """What a page complains about: messages of the console, errors of scripts, and requests to other hosts."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.complaints: list[str] = []
+        page.on("console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(url) or self.complaints.append(f"asked for {request.url}"))
+
+
+@pytest.fixture
+def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
+    """Opens a part of the page, and checks at the end that nothing was complained about."""
+    with contextlib.ExitStack() as contexts:
+        consoles: list[Console] = []
+
+        def look(
+            part: str, *, theme: str = "light", width: int = 1280, height: int = 900, at: Running = node, **more: Any
+        ) -> Page:
+            context = browser.new_context(
+                viewport={"width": width, "height": height},
+                color_scheme=theme,
+                locale="en-GB",
+                timezone_id="UTC",
+                **more,  # type: ignore[arg-type]
+            )
+            contexts.callback(context.close)
+            page = context.new_page()
+            page.set_default_timeout(10_000)
+            consoles.append(Console(page, at.url))
+            page.goto(at.url + part)
+            return page
+
+        yield look
+        complaints = [complaint for console in consoles for complaint in console.complaints]
+    assert complaints == []

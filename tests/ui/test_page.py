@@ -1,0 +1,325 @@
+"""Covers the page in a real browser, on a node with ten thousand Services and an in-memory kernel.
+
+Left out: figures (tests/daemon/ui). ``IPVSPROXY_PICTURES=1`` makes the pictures of docs/images anew.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, Response, expect
+
+from ipvsproxy.daemon.ui import counters, pages
+from ipvsproxy.model.service import ApiObject
+from tests.support import page_scene
+from tests.support.builders import endpoint
+from tests.ui.conftest import Running, running
+
+pytestmark = pytest.mark.timeout(120)
+
+IMAGES = Path(__file__).parents[2] / "docs/images"
+PARTS = {
+    "node": "#/node",
+    "services": "#/services?sort=connections",
+    "service": f"#/service/{page_scene.WEB}",
+    "events": "#/events",
+}
+Look = Callable[..., Page]
+
+
+def _is_complete(page: Page, part: str) -> None:
+    """Wait until a part of the page has its figures."""
+    awaited = {
+        "node": "figure path.line[d*='L']",
+        "services": "tbody tr:nth-child(50) .spark",
+        "service": ".endpoint",
+        "events": "tbody tr",
+    }
+    page.locator(awaited[part]).first.wait_for(state="attached", timeout=30_000)
+
+
+# What is shown.
+
+
+def test_the_node_tells_that_all_is_in_force_and_how_it_went(looking: Look) -> None:
+    page = looking(PARTS["node"])
+    _is_complete(page, "node")
+    expect(page.locator(".verdict")).to_contain_text("Everything is in force")
+    expect(page.locator("#verdict")).to_have_text("✓ in force")
+    expect(page.get_by_text("10,000").first).to_be_visible()
+    assert page.locator("figure").count() == 5
+    for text in ("API server", "iptables nft", "Scheduler", "EndpointSlice"):
+        expect(page.get_by_text(text).first).to_be_visible()
+    assert page.title() == "Node \N{EN DASH} ipvsproxy"
+
+
+def test_ten_thousand_services_are_turned_page_by_page(looking: Look) -> None:
+    page = looking("#/services")
+    told = page.get_by_role("status")
+    expect(told).to_have_text("10,000 Services")
+    assert page.locator("tbody tr").count() == 50
+    expect(page.get_by_text("Page 1 of 200")).to_be_visible()
+    page.get_by_role("button", name="Next →").click()
+    expect(page.get_by_text("Page 2 of 200")).to_be_visible()
+    page.get_by_label("Rows").select_option("200")
+    expect(page.get_by_text("Page 1 of 50")).to_be_visible()
+    assert page.locator("tbody tr").count() == 200
+
+
+def test_services_are_sorted_by_their_heads(looking: Look) -> None:
+    page = looking("#/services?size=25")
+    first = page.locator("tbody tr th a").first
+    page.get_by_role("button", name="Connections/s").click()
+    expect(first).to_have_text(page_scene.WEB, timeout=20_000)
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("Connections/s")
+    page.get_by_role("button", name="Wrong").click()
+    expect(page.locator("tbody tr").first).to_contain_text("!")
+    page.get_by_role("button", name="Service", exact=True).click()
+    page.get_by_role("button", name="Service", exact=True).click()
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("Service")
+    expect(first).to_contain_text("team-39/")
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("service-04321", "team-01/service-04321"),
+        ("10.100.3.7", "team-36/service-00756"),
+        ("10.220.1.250", "team-19/service-00499"),
+        ("10.96.0.80:80", page_scene.WEB),
+        ("30080", page_scene.WEB),
+    ],
+)
+def test_a_search_finds_a_service(looking: Look, query: str, name: str) -> None:
+    page = looking("#/services")
+    page.get_by_label("Search").fill(query)
+    expect(page.get_by_role("status")).to_contain_text("of 10,000 Services match")
+    expect(page.locator("tbody tr th a").first).to_be_visible()
+    assert name in page.locator("tbody tr th a").all_text_contents() or page.locator("tbody tr").count() > 1
+    page.get_by_label("Search").fill("there is no such Service")
+    expect(page.get_by_text("No Service matches.")).to_be_visible()
+
+
+def test_a_service_is_a_picture_from_clients_to_endpoints_with_reasons(looking: Look) -> None:
+    page = looking(PARTS["service"])
+    _is_complete(page, "service")
+    for text in ("pod of this node", "outside of the cluster", "masqueraded", "TCP 10.96.0.80:80", "node port, rr"):
+        expect(page.get_by_text(text, exact=True).or_(page.get_by_text(text)).first).to_be_visible()
+    ins, outs = page.locator(".endpoint:not(.off)"), page.locator(".endpoint.off")
+    assert (ins.count(), outs.count()) == (4, 2)
+    expect(ins.first).to_contain_text("zone zone-a")
+    expect(ins.first).to_contain_text("weight 1")
+    expect(outs.nth(0)).to_contain_text("out: it is not ready")
+    expect(outs.nth(1)).to_contain_text("out: it is terminating, and there are ready ones")
+    assert page.locator("path.wire").count() == 8
+    page.locator("summary").first.click()
+    expect(page.locator(".rule code").first).to_contain_text("-t nat -A KUBE-SERVICES")
+
+
+def test_traffic_of_endpoints_is_shown_after_two_readings(looking: Look) -> None:
+    page = looking(PARTS["service"])
+    expect(page.locator(".endpoint").first).to_contain_text(re.compile(r"\d conn/s"), timeout=4 * counters.SAMPLE_S * 1000)
+
+
+def test_a_service_with_source_ranges_and_a_second_scope_is_told(looking: Look) -> None:
+    page = looking("#/service/shop/checkout")
+    expect(page.get_by_text("only from 198.51.100.0/24").first).to_be_visible()
+    expect(page.get_by_text("second scope of")).to_be_visible()
+
+
+def test_a_service_that_is_not_there_is_told(browser_page: Page) -> None:
+    expect(browser_page.get_by_role("alert")).to_have_text("there is no Service shop/nothing")
+
+
+@pytest.fixture
+def browser_page(browser: object, node: Running) -> Page:
+    """A page about a Service that does not exist: the browser logs its 404."""
+    page: Page = browser.new_page()  # type: ignore[attr-defined]
+    page.goto(f"{node.url}#/service/shop/nothing")
+    return page
+
+
+# Live.
+
+
+def test_a_change_of_an_endpoint_is_seen_within_two_seconds(looking: Look, node: Running) -> None:
+    """The page asks every second; counted, not timed: a change in force is shown by the second answer at the latest."""
+    assert "const POLL_MS = 1000;" in (Path(pages.__file__).parent / "static/page.js").read_text()
+    page = looking(PARTS["service"])
+    table = looking(f"#/services?query={page_scene.WEB}")
+    expect(page.locator(".endpoint", has_text="10.244.0.12:8080")).to_contain_text("✓ in")
+    expect(table.locator("tbody tr")).to_contain_text("4 ready")
+    try:
+        answers = _answers_until(page, "service", node, page_scene.web_slice(without="10.244.0.12"))
+        gone = page.locator(".endpoint", has_text="10.244.0.12:8080")
+        expect(gone).to_contain_text("! draining")
+        expect(gone).to_contain_text("its connections go on")
+        assert answers() <= 2
+        answers = _answers_until(table, "services", node, page_scene.web_slice(endpoint("10.244.0.13"), without="10.244.0.12"))
+        expect(table.locator("tbody tr")).to_contain_text("4 ready 1 draining")
+        assert answers() <= 2
+        expect(page.locator(".endpoint", has_text="10.244.0.13:8080")).to_contain_text("✓ in")
+        events = looking(PARTS["events"])
+        expect(events.locator("tbody tr").first).to_contain_text("1 Service changed")
+        expect(events.locator("tbody tr").first).to_contain_text(page_scene.WEB)
+    finally:
+        node.do(lambda one: one.kernel.connection_counts.clear())
+        node.put(page_scene.web_slice())
+
+
+def _answers_until(page: Page, what: str, node: Running, change: ApiObject) -> Callable[[], int]:
+    """Bring a change in force; returns a function that counts the answers since then to requests made since then."""
+    answers: list[str] = []
+    node.put(change)
+    in_force_s = time.time()
+
+    def note(response: Response) -> None:
+        if f"/{what}.json" in response.url and response.request.timing["startTime"] / 1000 >= in_force_s:
+            answers.append(response.url)
+
+    page.on("response", note)
+    return lambda: len(answers)
+
+
+def test_a_lost_connection_is_told_until_it_is_back(browser: object) -> None:
+    page: Page = browser.new_page()  # type: ignore[attr-defined]
+    with running(20) as first:
+        page.goto(f"{first.url}#/services")
+        expect(page.get_by_role("status")).to_have_text("20 Services")
+        expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.get_by_role("alert")).to_contain_text("The node has not answered since")
+    with running(30, first.port):
+        expect(page.get_by_role("alert")).to_be_hidden()
+        expect(page.get_by_role("status")).to_have_text("30 Services")
+    page.close()
+
+
+# Hostile names.
+
+
+def test_hostile_names_stay_text(looking: Look) -> None:
+    page = looking("#/services?query=onerror")
+    link = page.locator("tbody tr th a")
+    expect(link).to_have_text(f"shop/{page_scene.HOSTILE}")
+    link.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"shop/{page_scene.HOSTILE}")
+    expect(page.locator(".endpoint")).to_contain_text(f"{page_scene.HOSTILE} · zone {page_scene.HOSTILE}")
+    assert page.locator("main img").count() == 0
+    assert page.evaluate("document.title") == f"shop/{page_scene.HOSTILE} \N{EN DASH} ipvsproxy"
+
+
+# Keys.
+
+
+def test_all_is_done_with_the_keyboard(looking: Look) -> None:
+    page = looking(PARTS["node"])
+    _is_complete(page, "node")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Search")).to_be_focused()
+    page.keyboard.type("shop/")
+    expect(page.get_by_role("status")).to_contain_text("match")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    links = page.locator("tbody tr th a")
+    expect(links.nth(0)).to_be_focused()
+    page.keyboard.press("j")
+    expect(links.nth(1)).to_be_focused()
+    page.keyboard.press("k")
+    name = links.nth(0).text_content()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text(name or "")
+    page.keyboard.press("s")
+    expect(page.get_by_role("status")).to_have_text("10,000 Services")
+    page.keyboard.press("]")
+    expect(page.get_by_text("Page 2 of 200")).to_be_visible()
+    page.keyboard.press("[")
+    expect(page.get_by_text("Page 1 of 200")).to_be_visible()
+    page.keyboard.press("e")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Events")
+    page.keyboard.press("n")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Node")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+
+def test_focus_stays_on_a_row_while_it_is_updated(looking: Look) -> None:
+    page = looking("#/services?sort=connections")
+    _is_complete(page, "services")
+    link = page.locator(f"th a:text-is('{page_scene.WEB}')")
+    link.focus()
+    figures = page.locator("tbody tr", has=link).locator("td").nth(4)
+    before = figures.text_content() or ""
+    expect(figures).not_to_have_text(before, timeout=20_000)
+    expect(link).to_be_focused()
+
+
+def test_the_theme_is_chosen_and_kept(looking: Look) -> None:
+    page = looking(PARTS["events"])
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("t")
+    page.keyboard.press("t")
+    expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert light != dark
+    page.reload()
+    expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+
+
+# For everybody, and everywhere.
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("part", PARTS)
+def test_the_rules_of_accessibility_hold(looking: Look, part: str, theme: str) -> None:
+    page = looking(PARTS[part], theme=theme)
+    _is_complete(page, part)
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_nothing_is_wider_than_a_phone(looking: Look, part: str) -> None:
+    page = looking(PARTS[part], width=360, height=780)
+    _is_complete(page, part)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("part", ["node", "service"])
+def test_in_print_there_are_no_controls_and_all_is_on_white(looking: Look, part: str) -> None:
+    page = looking(PARTS[part], theme="dark")
+    _is_complete(page, part)
+    page.emulate_media(media="print")
+    expect(page.get_by_role("navigation")).to_be_hidden()
+    expect(page.get_by_role("button", name="Keys")).to_be_hidden()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+# The pictures of the documentation.
+
+
+@pytest.mark.parametrize(
+    ("picture", "part", "more"),
+    [
+        ("ui-node", "node", {}),
+        ("ui-services", "services", {}),
+        ("ui-service", "service", {"theme": "dark"}),
+        ("ui-events", "events", {}),
+        ("ui-phone", "service", {"width": 390, "height": 844}),
+    ],
+)
+def test_each_page_makes_a_picture(looking: Look, tmp_path: Path, picture: str, part: str, more: dict[str, object]) -> None:
+    page = looking(PARTS[part], **more)
+    _is_complete(page, part)
+    if os.environ.get("IPVSPROXY_PICTURES"):
+        page.wait_for_timeout(20_000)  # a longer line in each plot
+        IMAGES.mkdir(exist_ok=True)
+        page.screenshot(path=IMAGES / f"{picture}.png")
+    assert len(page.screenshot(path=tmp_path / "picture.png")) > 10_000
+    assert (IMAGES / f"{picture}.png").exists()
