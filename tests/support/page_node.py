@@ -53,7 +53,7 @@ class Traffic:
 
     def _counted(self, rate: float) -> Counters:
         age_s = self._now() - self.began_s
-        connections = int(rate * (age_s + self.swing * math.sin(0.7 * age_s + rate)))
+        connections = int(rate * (age_s + 4 * self.swing * math.sin(0.2 * age_s + rate)))
         return Counters(connections, connections * 10, connections * 8, connections * 1000, connections * 9000)
 
     def totals(self) -> Counters:

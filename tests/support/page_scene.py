@@ -107,7 +107,7 @@ def begin(node: PageNode, count: int = 10_000) -> None:
 
 def add_traffic(node: PageNode) -> None:
     """Let clients use every seventh Service; the web shop most."""
-    node.traffic.swing = 1.0
+    node.traffic.swing = 0.7
     for number, key in enumerate(node.kernel.virtual_servers):
         if number % 7 == 0:
             node.traffic.per_second[key] = 1 + number % 50
@@ -116,7 +116,7 @@ def add_traffic(node: PageNode) -> None:
         for key in node.kernel.virtual_servers
         if key.port in (80, 30080) and str(key.address).startswith(("10.96.0.80", "192"))
     ]
-    for key, rate in zip(web_keys, itertools.chain([180.0], itertools.repeat(60.0))):  # noqa: B905 - the second has no end
+    for key, rate in zip(web_keys, itertools.chain([420.0], itertools.repeat(150.0))):  # noqa: B905 - the second has no end
         node.traffic.per_second[key] = rate
         for number, one in enumerate(node.kernel.virtual_servers[key].real_servers):
             node.kernel.connection_counts[key, one] = Connections(20 + number, 40 + number)

@@ -10,11 +10,11 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 from playwright import sync_api
-from playwright.sync_api import Browser, Page, Playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request
 
 from ipvsproxy.kernel.thread import ThreadWorker
 from ipvsproxy.model.service import ApiObject
@@ -139,9 +139,18 @@ class Console:
 
     def __init__(self, page: Page, url: str) -> None:
         self.complaints: list[str] = []
-        page.on("console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text))
+        self._url = url
+        page.on("console", self._hear)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(url) or self.complaints.append(f"asked for {request.url}"))
+        page.on("request", self._see)
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _see(self, request: Request) -> None:
+        if not request.url.startswith(self._url):
+            self.complaints.append(f"asked for {request.url}")
 
 
 @pytest.fixture
@@ -151,14 +160,20 @@ def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
         consoles: list[Console] = []
 
         def look(
-            part: str, *, theme: str = "light", width: int = 1280, height: int = 900, at: Running = node, **more: Any
+            part: str,
+            *,
+            theme: Literal["light", "dark"] = "light",
+            width: int = 1280,
+            height: int = 900,
+            at: Running = node,
+            **more: Any,
         ) -> Page:
             context = browser.new_context(
                 viewport={"width": width, "height": height},
                 color_scheme=theme,
                 locale="en-GB",
                 timezone_id="UTC",
-                **more,  # type: ignore[arg-type]
+                **more,
             )
             contexts.callback(context.close)
             page = context.new_page()

@@ -165,7 +165,7 @@ def test_a_change_of_an_endpoint_is_seen_within_two_seconds(looking: Look, node:
         expect(page.locator(".endpoint", has_text="10.244.0.13:8080")).to_contain_text("✓ in")
         events = looking(PARTS["events"])
         expect(events.locator("tbody tr").first).to_contain_text("1 Service changed")
-        expect(events.locator("tbody tr").first).to_contain_text(page_scene.WEB)
+        expect(events.locator("tbody tr").first.get_by_role("link")).to_have_text(page_scene.WEB)
     finally:
         node.do(lambda one: one.kernel.connection_counts.clear())
         node.put(page_scene.web_slice())

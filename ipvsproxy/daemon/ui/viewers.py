@@ -3,7 +3,7 @@
 import re
 
 MOST_VIEWERS = 16
-VIEWER_S = 10.0
+VIEWER_S = 4.0
 """How long a viewer counts as one after its last request."""
 IDLE_S = 60.0
 """How long after the last request of all viewers the page's figures are kept up to date."""

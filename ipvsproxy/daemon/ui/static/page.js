@@ -13,12 +13,24 @@ const pages = { node, services, service, events };
 const main = document.getElementById("main");
 const lost = document.getElementById("lost");
 const help = document.getElementById("help");
-const viewer = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+const viewer = name();
 
 let shown = null; // the module of the page, with what it keeps
 let turn = 0; // requests of an earlier page are answered to nobody
 let answered = Date.now();
 let timer = null;
+
+// What this tab calls itself, also after it was loaded again.
+function name() {
+  let own = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  try {
+    own = sessionStorage.getItem("viewer") || own;
+    sessionStorage.setItem("viewer", own);
+  } catch {
+    // without storage: another one each time
+  }
+  return own;
+}
 
 // A document of the API. Its path is relative, since a proxy may have put something before it.
 async function ask(what, query = {}) {

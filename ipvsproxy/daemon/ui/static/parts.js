@@ -18,7 +18,7 @@ function fill(element, attributes, children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, String(value));
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -97,10 +97,7 @@ export function plot({ title, unit, times, lines, now, bars = false, format = fi
   const top = nice(most) || 1;
   const x = (at) => left + ((at - (now - span)) / span) * (width - left - 4);
   const y = (value) => high - (value / top) * (high - 8);
-  const latest = lines.map((line) => {
-    const value = line.values.length ? line.values[line.values.length - 1] : null;
-    return lines.length > 1 ? `${line.name} ${format(value)}` : format(value);
-  });
+  const latest = lines.map((line) => `${line.name} ${format(line.values.length ? line.values[line.values.length - 1] : null)}`.trim());
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: now ${latest.join(", ")} ${unit}; at most ${format(most)} in 15 minutes` });
   for (const part of [0, 0.5, 1]) {
     picture.append(
@@ -127,8 +124,8 @@ export function plot({ title, unit, times, lines, now, bars = false, format = fi
     });
     picture.append(svg("path", { class: `line ${line.mark} ${bars ? "bars" : ""}`, d: path }));
   }
-  const key = lines.length > 1 ? lines.map((line) => el("span", { class: `key ${line.mark}` }, line.name)) : [];
-  return el("figure", {}, el("figcaption", {}, el("b", {}, title), " ", el("span", { class: "now" }, latest.join(" · "), ` ${unit}`), key), picture);
+  const figures = lines.map((line, index) => el("span", { class: lines.length > 1 ? `key ${line.mark}` : null }, latest[index], " "));
+  return el("figure", {}, el("figcaption", {}, el("b", {}, title), " ", el("span", { class: "now" }, figures, unit)), picture);
 }
 
 // The next round number above.

@@ -165,7 +165,7 @@ function fill(element, row) {
   const cells = [
     ["Service", "name", link(element, row.name)],
     ["Type", "", row.type],
-    ["Addresses", "address", row.addresses.slice(0, 2).join(" ") + more(2, row.addressCount)],
+    ["Addresses", "address", row.addresses.slice(0, 2).join("\n") + more(2, row.addressCount)],
     ["Ports", "", row.ports.slice(0, 2).map(portText).join(", ") + more(2, row.portCount)],
     ["Endpoints", "number", endpoints(ready, draining, unused)],
     ["Connections/s", "number", [figure(row.connectionsPerSecond), row.activeConnections ? el("small", {}, ` ${figure(row.activeConnections)} open`) : null, spark(row.history.connectionsPerSecond, "connections per second lately")]],
