@@ -1,20 +1,26 @@
 """Runs the demo on a kernel with ip_vs: builds a node, runs ipvsproxy on manifests/demo, sends packets, prints a summary.
 
 Every line of the summary comes from the kernel or from a backend in this run. Exit status 0 if all is as expected, else 1.
+
+With ``--stay DIRECTORY`` the node stays, with traffic, until there is a file ``stop`` in that directory; see ``demo_mailbox``.
 """
 
+import argparse
+import contextlib
 import pathlib
 import platform
 import shutil
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Collection
 from typing import NamedTuple
 
 import yaml
 
+from scripts import demo_mailbox
 from tests.support import lab, program
 
 MANIFESTS = pathlib.Path("manifests/demo")
@@ -25,6 +31,16 @@ REQUESTS = 6
 LEAVING = "10.244.1.12"
 PROGRAMMED_WITHIN_S = 20.0
 STEADY_S = 1.0
+LONGEST_STAY_S = 3600.0
+BETWEEN_CHANGES_S = 15.0
+CLIENTS = (
+    ("p2", "TCP", "10.96.0.80", 80, 0.05),
+    ("host", "TCP", "10.96.0.80", 80, 0.5),
+    ("client", "TCP", "172.18.0.2", 30080, 0.2),
+    ("p1", "UDP", "10.96.0.53", 53, 0.1),
+    ("p2", "TCP", "fd00:10:96::80", 80, 0.3),
+)
+"""Who sends requests while the node stays: from, protocol, to, port, and the seconds between two."""
 
 PAGE = """
     outside                     the node                                     its pods
@@ -181,8 +197,8 @@ def _abridge(seen: lab.Result) -> str:
     return f"{pods}, asked by {'the node' if NODE_ADDRESSES.issuperset(seen.sources) else ', '.join(seen.sources)}"
 
 
-def main() -> int:
-    """Run the demo; returns the exit status."""
+def main(mailbox: pathlib.Path | None = None) -> int:
+    """Run the demo; returns the exit status. With a directory for requests of its page, it stays before its end."""
     begin = time.monotonic()
     screen = Screen()
     kernel = "user-mode Linux" if _is_user_mode() else "the host's kernel"
@@ -194,7 +210,7 @@ def main() -> int:
         screen.step("A node, its pods and its neighbours", "Each of these machines is a network namespace.")
         with lab.Lab() as node:
             screen.print(PAGE.strip("\n"), indent="")
-            lines = _demonstrate(screen, node, manifests, directory / "log")
+            lines = _demonstrate(screen, node, manifests, directory / "log", mailbox)
     screen.summary(lines)
     bad = sum(not line.good for line in lines)
     verdict = "all as expected" if not bad else f"{bad} NOT as expected"
@@ -206,7 +222,9 @@ def _is_user_mode() -> bool:
     return "User Mode Linux" in pathlib.Path("/proc/cpuinfo").read_text()
 
 
-def _demonstrate(screen: Screen, node: lab.Lab, manifests: pathlib.Path, log: pathlib.Path) -> list[Line]:
+def _demonstrate(
+    screen: Screen, node: lab.Lab, manifests: pathlib.Path, log: pathlib.Path, mailbox: pathlib.Path | None
+) -> list[Line]:
     screen.step(
         "ipvsproxy programs the kernel",
         f"Its source is the {len(list(manifests.iterdir()))} files of manifests/demo instead of an API server.",
@@ -228,6 +246,11 @@ def _demonstrate(screen: Screen, node: lab.Lab, manifests: pathlib.Path, log: pa
             "Pod p2 sends some fifty requests a second. The endpoint leaves manifests/demo/web.yaml; no request may fail.",
         )
         lines += _scale_down(screen, node, running, manifests / "web.yaml")
+        screen.step("The page of the node", "ipvsproxy shows the node at /ui/ of its metrics server, live.")
+        if mailbox:
+            _stay(screen, node, manifests / "web.yaml", mailbox)
+        else:
+            screen.print(f"On this node it is http://127.0.0.1:{demo_mailbox.PORT}/ui/. To open it: scripts/demo --stay")
     screen.step("ipvsproxy is stopped", "ipvsproxy only programs the kernel; packets never pass through it. So they flow on.")
     lines.append(_put(screen, node, QUESTIONS[2], "after the stop: "))
     return lines
@@ -274,14 +297,44 @@ def _scale_down(screen: Screen, node: lab.Lab, running: program.Program, path: p
     ]
 
 
+def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Path) -> None:
+    """Let clients use the node, and change it now and then, until somebody wants to go on."""
+    ends_s = time.monotonic() + LONGEST_STAY_S
+    stop = mailbox / "stop"
+    answering = threading.Thread(target=demo_mailbox.answer_all, args=(mailbox, stop.exists), daemon=True)
+    answering.start()
+    with contextlib.ExitStack() as loads:
+        for from_, protocol, to, port, interval_s in CLIENTS:
+            loads.enter_context(node.load(from_, protocol, to, port, interval_s=interval_s))
+        address = (mailbox / "address").read_text()
+        screen.print(f"\nOpen {address} in a browser on this machine. Clients use the node meanwhile, and every")
+        screen.print(f"{BETWEEN_CHANGES_S:.0f} s an endpoint of web leaves or returns. Press any key to go on.")
+        (mailbox / "ready").touch()
+        without = path.read_text()
+        with_it = (MANIFESTS / path.name).read_text()
+        changes_s = time.monotonic() + BETWEEN_CHANGES_S
+        while not stop.exists() and time.monotonic() < ends_s:
+            time.sleep(0.2)
+            if time.monotonic() >= changes_s:
+                changes_s += BETWEEN_CHANGES_S
+                _replace(path, with_it if path.read_text() == without else without)
+        _replace(path, without)
+    stop.touch()
+    answering.join()
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    draft = path.with_name(".web.yaml")
+    draft.write_text(text)
+    draft.rename(path)
+
+
 def _remove_endpoint(path: pathlib.Path) -> None:
     manifests = list(yaml.safe_load_all(path.read_text()))
     for manifest in manifests:
         if manifest["kind"] == "EndpointSlice":
             manifest["endpoints"] = [entry for entry in manifest["endpoints"] if LEAVING not in entry["addresses"]]
-    draft = path.with_name(".web.yaml")
-    draft.write_text(yaml.safe_dump_all(manifests))
-    draft.rename(path)
+    _replace(path, yaml.safe_dump_all(manifests))
 
 
 def _is_chosen(node: lab.Lab) -> bool:
@@ -292,8 +345,10 @@ def _is_chosen(node: lab.Lab) -> bool:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stay", type=pathlib.Path, metavar="DIRECTORY")
     try:
-        status = main()
+        status = main(parser.parse_args().stay)
     except (lab.LabError, program.ProgramError) as error:
         print(f"\nThe demo ended early: {error}", file=sys.stderr)
         status = 1

@@ -3,14 +3,21 @@
 Not tested: the installation of packages, which needs a fresh machine.
 """
 
+import contextlib
+import json
+import re
 import shutil
 import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+from scripts import demo_mailbox
 from tests.support import lab
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +51,54 @@ def test_every_endpoint_of_the_demo_is_a_listening_pod_of_the_lab() -> None:
     ]
     assert {address for part in slices for endpoint in part["endpoints"] for address in endpoint["addresses"]} <= POD_ADDRESSES
     assert {(port["protocol"], port["port"]) for part in slices for port in part["ports"]} <= set(lab.POD_PORTS)
+
+
+@contextlib.contextmanager
+def _mailbox(directory: Path) -> Iterator[str]:
+    """The part of ``--stay`` on the host, while the block runs; gives the address to open."""
+    command = [sys.executable, "-m", "scripts.demo_mailbox", str(directory), "0"]  # its usual port is the node's here
+    with subprocess.Popen(command, cwd=ROOT) as relay:
+        try:
+            while not (directory / "address").exists():
+                assert relay.poll() is None
+                time.sleep(0.05)
+            yield (directory / "address").read_text()
+        finally:
+            relay.terminate()
+
+
+@pytest.mark.kernel
+def test_with_stay_the_node_can_be_looked_at_until_it_is_stopped(tmp_path: Path) -> None:
+    with _mailbox(tmp_path) as address:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/ui/", address)
+        command = [sys.executable, "-m", "scripts.demo_node", "--stay", str(tmp_path)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+            while not (tmp_path / "ready").exists():
+                assert running.poll() is None
+                time.sleep(0.1)
+            page = urllib.request.urlopen(address, timeout=20)  # noqa: S310 - of the pattern above
+            assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+            assert b"<title>ipvsproxy</title>" in page.read()
+            for _ in range(4):
+                told = json.load(urllib.request.urlopen(f"{address}api/services.json?sort=connections", timeout=20))  # noqa: S310 - as above
+                time.sleep(2.5)
+            (tmp_path / "stop").touch()
+            output, _ = running.communicate(timeout=60)
+    rows = {row["name"]: row for row in told["services"]}
+    busiest = rows[told["names"][0]]
+    assert busiest["connectionsPerSecond"] > 0
+    assert busiest["activeConnections"] is not None
+    assert f"Open {address} in a browser" in output
+    assert "checks, all as expected" in output
+
+
+def test_what_the_demo_answers_is_an_error_while_nothing_listens(tmp_path: Path) -> None:
+    (tmp_path / "1.request").write_text(json.dumps(["/ui/", {"Host": "localhost"}]))
+    answer = tmp_path / "1.answer"
+    demo_mailbox.answer_all(tmp_path, answer.exists)
+    head, _, body = answer.read_bytes().partition(b"\n")
+    assert json.loads(head)[0] in (200, 502)
+    assert body
 
 
 def _run_on_this_kernel(directory: Path) -> subprocess.CompletedProcess[str]:

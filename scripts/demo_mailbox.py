@@ -1,0 +1,98 @@
+"""Hands requests for the page into the demo's node, and the answers out, through files.
+
+The node may be on a kernel of its own, user-mode Linux, which shares nothing with the host but a directory. For
+``scripts/demo --stay``, this program runs on the host with that directory as its argument: it listens on 127.0.0.1, writes the page's address to the file
+``address``, and each request to a file of its own. ``scripts.demo_node`` runs ``answer_all``. A file is written under another name
+first, so nobody reads half of one.
+"""
+
+import contextlib
+import http.client
+import http.server
+import itertools
+import json
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+PORT = 10249
+LONGEST_S = 10.0
+BETWEEN_S = 0.03
+MOST_BYTES = 16384
+"""The longest path of a request."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    numbers = itertools.count()
+    directory = pathlib.Path()
+
+    def do_GET(self) -> None:
+        """Hand in the request, and wait for its answer."""
+        name = f"{next(self.numbers):09}"
+        headers = {"Host": self.headers.get("Host", "")}
+        _write(self.directory / f"{name}.request", json.dumps([self.path[:MOST_BYTES], headers]).encode())
+        answer = self.directory / f"{name}.answer"
+        ends_s = time.monotonic() + LONGEST_S
+        while not answer.exists():
+            if time.monotonic() > ends_s:
+                self.send_error(504, "the demo's node does not answer")
+                return
+            time.sleep(BETWEEN_S)
+        head, _, body = answer.read_bytes().partition(b"\n")
+        answer.unlink()
+        status, kept = json.loads(head)
+        self.send_response_only(status)
+        for key, value in {**kept, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: the demo talks."""
+
+
+def serve(directory: pathlib.Path, port: int = PORT) -> None:
+    """Answer on this port of 127.0.0.1 for ever, or on any if it is taken."""
+    _Handler.directory = directory
+    try:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)
+    except OSError:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    _write(directory / "address", f"http://127.0.0.1:{server.server_address[1]}/ui/".encode())
+    server.serve_forever()
+
+
+def answer_all(directory: pathlib.Path, is_over: Callable[[], bool]) -> None:
+    """Ask the metrics server of this node what is in the files, and write the answers, until it is over."""
+    while not is_over():
+        for path in sorted(directory.glob("*.request")):
+            threading.Thread(target=_answer, args=(path, path.read_bytes()), daemon=True).start()
+            path.unlink()
+        time.sleep(BETWEEN_S)
+
+
+def _answer(path: pathlib.Path, request: bytes) -> None:
+    where, headers = json.loads(request)
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", PORT, timeout=LONGEST_S)) as connection:
+        try:
+            connection.request("GET", where, headers=headers)
+            response = connection.getresponse()
+            body, status = response.read(), response.status
+            kept = {key: value for key, value in response.getheaders() if key.lower() not in ("content-length", "connection")}
+        except OSError as error:
+            body, status, kept = json.dumps({"error": str(error)}).encode(), 502, {"Content-Type": "application/json"}
+    _write(path.with_suffix(".answer"), json.dumps([status, kept]).encode() + b"\n" + body)
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(content)
+    draft.rename(path)
+
+
+if __name__ == "__main__":
+    serve(pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:]))
