@@ -1,9 +1,9 @@
 """Hands requests for the page into the demo's node, and the answers out, through files.
 
 The node may be on a kernel of its own, user-mode Linux, which shares nothing with the host but a directory. For
-``scripts/demo --stay``, this program runs on the host with that directory as its argument: it listens on 127.0.0.1, writes the page's address to the file
-``address``, and each request to a file of its own. ``scripts.demo_node`` runs ``answer_all``. A file is written under another name
-first, so nobody reads half of one.
+``scripts/demo --stay``, this program runs on the host with that directory as its argument: it listens on 127.0.0.1, writes the
+page's address to the file ``address``, and each request to a file of its own. ``scripts.demo_node`` runs ``answer_all``. A file
+is written under another name first, so nobody reads half of one.
 """
 
 import contextlib

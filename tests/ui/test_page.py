@@ -74,11 +74,12 @@ def test_services_are_sorted_by_their_heads(looking: Look) -> None:
     page = looking("#/services?size=25")
     first = page.locator("tbody tr th a").first
     page.get_by_role("button", name="Connections/s").click()
-    expect(first).to_have_text(page_scene.WEB, timeout=20_000)
+    expect(first).to_have_text(page_scene.WEB, timeout=30_000)
     expect(page.locator("th[aria-sort=descending]")).to_have_text("Connections/s")
     page.get_by_role("button", name="Wrong").click()
     expect(page.locator("tbody tr").first).to_contain_text("!")
     page.get_by_role("button", name="Service", exact=True).click()
+    expect(page.locator("th[aria-sort=ascending]")).to_have_text("Service")
     page.get_by_role("button", name="Service", exact=True).click()
     expect(page.locator("th[aria-sort=descending]")).to_have_text("Service")
     expect(first).to_contain_text("team-39/")
