@@ -82,11 +82,14 @@ def test_with_stay_the_node_can_be_looked_at_until_it_is_stopped(tmp_path: Path)
             for _ in range(4):
                 told = json.load(urllib.request.urlopen(f"{address}api/services.json?sort=connections", timeout=20))  # noqa: S310 - as above
                 time.sleep(2.5)
+            node = json.load(urllib.request.urlopen(f"{address}api/node.json", timeout=20))  # noqa: S310 - as above
             (tmp_path / "stop").touch()
             output, _ = running.communicate(timeout=60)
     rows = {row["name"]: row for row in told["services"]}
     busiest = rows[told["names"][0]]
     assert busiest["connectionsPerSecond"] > 0
+    assert node["connectionsPerSecond"] > 0
+    assert node["inForce"] or node["reasons"]
     assert busiest["activeConnections"] is not None
     assert f"Open {address} in a browser" in output
     assert "checks, all as expected" in output

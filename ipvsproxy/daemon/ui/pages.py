@@ -321,7 +321,8 @@ class Pages:
         if name not in self._sources.store.services or name not in survey.states:  # gone while the kernel was read
             raise RefusedError(404, f"there is no Service {text}")
         document: dict[str, Any] = {}
-        row = table.describe(name)
+        counted = [one for servers in opened.counts.values() for one in servers.values()]
+        row = {**table.describe(name), "activeConnections": sum(one.active for one in counted)}
         keys = set(board.keys_of(survey, name))
         await in_slices(explainer.describing(name, keys, document), self._clock, self._clock())
         return {

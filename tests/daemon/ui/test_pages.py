@@ -312,7 +312,7 @@ async def test_one_service_is_told_as_by_explain_with_rates_and_zones() -> None:
     assert (first["active"], first["inactive"], first["state"]) == (3, 4, "serving")
     assert first["connectionsPerSecond"] == pytest.approx(25, rel=0.9)
     assert {one["from"] for one in cluster["masquerade"]} == {"pod of this node", "this host", "outside of the cluster"}
-    assert told["row"]["name"] == "default/web"
+    assert (told["row"]["name"], told["row"]["activeConnections"]) == ("default/web", 3)
 
 
 @in_virtual_time

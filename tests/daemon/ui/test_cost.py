@@ -1,0 +1,85 @@
+"""What the page costs, in steps of Python: nothing while nobody looks, and by the change while somebody does."""
+
+import pytest
+
+from ipvsproxy.daemon.ui import board
+from ipvsproxy.daemon.ui.board import Board, Question, Troubles
+from ipvsproxy.daemon.ui.rates import ServiceRates
+from tests.support import builders
+from tests.support.builders import endpoint
+from tests.support.page_node import PageNode
+from tests.support.steps import counted
+from tests.support.virtual_time import in_virtual_time
+
+FEW, MANY = 300, 3000
+
+
+def _node(count: int) -> PageNode:
+    node = PageNode()
+    services = [builders.service(f"s{number}", cluster=[f"10.98.{number // 250}.{number % 250}"]) for number in range(count)]
+    node.begin_with(builders.node(), *services)
+    return node
+
+
+async def _asked(count: int, **query: str) -> int:
+    """The steps of one more answer about so many Services, after one of them has changed."""
+    node = _node(count)
+    async with node.reading():
+        await node.quiet(1)
+        told = await node.ask("services", **query)
+        node.put(builders.endpoint_slice(endpoint("10.244.0.1"), service="s7"))
+        await node.quiet(0.1)
+        with counted() as steps:
+            again = await node.ask("services", since=told["cursor"], **query)
+        assert [row["name"] for row in again["services"]] in ([], ["default/s7"])
+        return steps.here
+
+
+@pytest.mark.parametrize("query", [{}, {"page": "3", "size": "20"}], ids=["first page", "third page"])
+@in_virtual_time
+async def test_an_answer_after_a_change_costs_the_same_with_ten_times_the_services(query: dict[str, str]) -> None:
+    assert await _asked(MANY, **query) < 1.2 * await _asked(FEW, **query)
+
+
+@in_virtual_time
+async def test_while_nobody_looks_a_sync_costs_the_page_the_same_with_any_number_of_services() -> None:
+    costs = []
+    for count in (FEW, MANY):
+        node = _node(count)
+        async with node.reading():
+            await node.quiet(1)
+            summary = node.watcher.summaries[-1]
+            with counted() as steps:
+                node.pages.synced(summary)
+            costs.append(steps.here)
+    assert costs[1] < 1.2 * costs[0]
+    assert costs[1] < 500
+
+
+@in_virtual_time
+async def test_long_work_pauses() -> None:
+    node = _node(MANY)
+    async with node.reading():
+        await node.quiet(1)
+        survey = node.engine.survey
+        table = Board(node.store, survey, ServiceRates(), Troubles(survey))
+        assert len(list(table.refreshing())) >= MANY // board.ROWS_AT_ONCE
+        assert len(list(table.finding(Question(sort="endpoints", descending=True), []))) >= MANY // board.SORTED_AT_ONCE
+        found: list[object] = []
+        assert len(list(table.finding(Question(query="s12"), found))) >= MANY // board.ROWS_AT_ONCE  # type: ignore[arg-type]
+        assert len(found) == 111
+        list(table.finding(Question(query="s12"), []))
+        with counted() as steps:  # it is known now
+            list(table.finding(Question(query="s12"), []))
+        assert steps.here < 60
+
+
+def test_only_so_many_searches_are_kept() -> None:
+    node = _node(3)
+    survey = node.engine.survey
+    table = Board(node.store, survey, ServiceRates(), Troubles(survey))
+    list(table.refreshing())
+    for number in range(3 * board.SEARCHES):
+        list(table.finding(Question(query=f"s{number}"), []))
+    assert len(table._matching) <= board.SEARCHES
+    assert len(table._sorted) <= board.SEARCHES
