@@ -109,20 +109,21 @@ def running(count: int, port: int = 0) -> Iterator[Running]:
         node.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def node() -> Iterator[Running]:
     """The node of all tests that leave it as they found it."""
     with running(SERVICES) as one:
         yield one
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
+    """Until the end of the module: while it lives, its loop counts as running, and no other test of this thread may run one."""
     with sync_api.sync_playwright() as one:
         yield one
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Iterator[Browser]:
     path = shutil.which("chromium")
     if path is None:

@@ -8,7 +8,7 @@ import msgspec
 
 from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.packed import pieces
-from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.state import ServiceState
 
@@ -47,7 +47,9 @@ def count_endpoints(
             known.update(pieces(item.addresses, item.family.bits // 8))
     used: set[bytes] = set()
     for weights in _weights(state):
-        used.update(bytes(key[:-PORT_SIZE]) for key in weights)
+        # Weight 0 is a choice: no new connections.
+        chosen = weights if isinstance(weights, EvenWeights) else (one for one, weight in weights.items() if weight)
+        used.update(bytes(one[:-PORT_SIZE]) for one in chosen)
     draining = {bytes(one[:-PORT_SIZE]) for key in keys for one in draining_of(key)}
     return _shared(len(used), len(draining - used), len(known - used - draining))
 
@@ -58,11 +60,11 @@ def _shared(ready: int, draining: int, unused: int) -> Endpoints:
     return Endpoints(ready, draining, unused)
 
 
-def _weights(state: ServiceState | None) -> Collection[EvenWeights]:
+def _weights(state: ServiceState | None) -> Collection[Weights]:
     """The different weights of a Service's virtual servers: many share one object."""
     if state is None:
         return ()
-    every = (*(one.weights for one in state.served), *(one.weights for one in state.rare.scopes))
+    every: tuple[Weights, ...] = (*(one.weights for one in state.served), *(one.weights for one in state.rare.scopes))
     return {id(weights): weights for weights in every}.values()
 
 

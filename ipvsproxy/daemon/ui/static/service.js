@@ -51,6 +51,8 @@ function* facts(answer) {
   if (service.internalTrafficPolicy === "Local") words.push("internal traffic Local");
   if (service.externalTrafficPolicy === "Local") words.push("external traffic Local");
   if (service.sessionAffinitySeconds) words.push(`session affinity ${service.sessionAffinitySeconds} s`);
+  if (service.slowStartSeconds) words.push(`slow start ${service.slowStartSeconds} s`);
+  if (service.drainDeadlineSeconds) words.push(`drain deadline ${service.drainDeadlineSeconds} s`);
   if (service.sourceRanges.length) words.push(`only from ${service.sourceRanges.join(", ")}`);
   yield el("p", {}, words.join(" · "));
   yield el(
@@ -160,7 +162,7 @@ function serverRow(server, answer, key, opened, port) {
       "div",
       { class: `server ${kernel && server.held ? "" : "bad"}`, "data-traffic": server.traffic },
       el("b", {}, server.virtualServer),
-      el("small", {}, `${server.role}, ${server.scheduler}`),
+      el("small", {}, `${server.role}, ${server.scheduler}${server.schedulerFlags.length ? ` (${server.schedulerFlags.join(", ")})` : ""}`),
       kernel ? null : chip("bad", "✗ not in the kernel"),
       server.held ? null : chip("bad", `✗ served for ${server.owner}`),
       server.waiting.length && server.held ? el("small", {}, `also wanted by ${server.waiting.join(", ")}`) : null,
@@ -209,7 +211,7 @@ function endpointsOf(port) {
   const found = new Map();
   for (const kernel of kernels) {
     for (const real of kernel.realServers) {
-      const sum = found.get(real.realServer) || { weight: real.weight, active: null, inactive: null, rate: null, bytes: null, states: new Set() };
+      const sum = found.get(real.realServer) || { weight: real.weight, own: real.ownWeight, most: real.maxConnections, active: null, inactive: null, rate: null, bytes: null, states: new Set() };
       sum.active = add(sum.active, real.active);
       sum.inactive = add(sum.inactive, real.inactive);
       sum.rate = add(sum.rate, real.connectionsPerSecond);
@@ -251,7 +253,8 @@ function endpointBox({ name, endpoint, kernel }, port, answer) {
   const kinds = traffics(port);
   const used = endpoint ? uses(endpoint, port) : [];
   const draining = kernel && [...kernel.states].includes("draining") && !used.length;
-  const state = draining ? chip("warn", "! draining") : used.length ? chip("good", "✓ in") : chip("off", "✗ out");
+  const waits = kernel && used.length && [...kernel.states].every((one) => one === "no new connections");
+  const state = draining ? chip("warn", "! draining") : waits ? chip("warn", "! no new connections") : used.length ? chip("good", "✓ in") : chip("off", "✗ out");
   const reasons = endpoint ? why(endpoint, kinds) : ["it is no endpoint of the Service any more; its connections go on"];
   const conditions = endpoint ? [endpoint.ready ? "ready" : "not ready", endpoint.terminating ? "terminating" : "", endpoint.terminating && endpoint.serving ? "serving" : ""] : [];
   const where = endpoint ? [endpoint.node === answer.node ? "this node" : endpoint.node, endpoint.zone ? `zone ${endpoint.zone}` : ""] : [];
@@ -260,7 +263,7 @@ function endpointBox({ name, endpoint, kernel }, port, answer) {
     { class: `endpoint ${draining ? "warn" : used.length ? "" : "off"}`, "data-uses": used.join(" ") || (draining ? kinds.join(" ") : "") },
     el("span", { class: "row" }, el("b", {}, name), state),
     el("small", {}, [...conditions, ...where].filter(Boolean).join(" · ")),
-    kernel ? el("small", {}, `weight ${kernel.weight ?? "–"} · ${figure(kernel.active)} active, ${figure(kernel.inactive)} inactive · ${figure(kernel.rate)} conn/s · ${figure(kernel.bytes)} B/s`) : null,
+    kernel ? el("small", {}, `weight ${kernel.weight ?? "–"}${kernel.own !== null && kernel.own !== kernel.weight ? ` of ${kernel.own}` : ""} · ${kernel.most ? `at most ${kernel.most} connections · ` : ""}${figure(kernel.active)} active, ${figure(kernel.inactive)} inactive · ${figure(kernel.rate)} conn/s · ${figure(kernel.bytes)} B/s`) : null,
     reasons.map((reason) => el("small", { class: "why" }, reason)),
   );
 }
