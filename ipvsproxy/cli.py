@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
-from ipvsproxy.config import commands, flags, load, output, usage, write
+from ipvsproxy.config import commands, flags, load, output, top_options, usage, write
 from ipvsproxy.config.given import ConfigError, Given, Problem, Source, quoted
 from ipvsproxy.config.settings import Command, Config
 
@@ -95,10 +95,31 @@ def inspect(command: commands.Command, arguments: Sequence[str]) -> int:
     if command.subject and len(words) != 1:
         problems.append(Problem(Source(command.name), _wrong_number(command, words)))
     try:
-        config = _load(others if "mode" in given or "config" in given else ["--proxy-mode=ipvs", *others], problems)
+        config = _load_beside_run(others, given, problems)
         return _inspect(command, config, "".join(words), as_json=own.as_json)
     except ConfigError as error:
         return _refuse(map(str, error.problems))
+
+
+def top(arguments: Sequence[str]) -> int:
+    """``ipvsproxy top``: show a running ipvsproxy in the terminal."""
+    own, others = output.take(arguments)
+    options, others, problems = top_options.take(others)
+    given, _ = flags.parse(others)
+    if text := _help_or_version(given, commands.COMMANDS["top"].help):
+        sys.stdout.write(text)
+        return OK
+    try:
+        config = _load_beside_run(others, given, (*own.problems, *problems))
+    except ConfigError as error:
+        return _refuse(map(str, error.problems))
+    module = importlib.import_module("ipvsproxy.commands.top")
+    return int(module.run(config, options, as_json=own.as_json))
+
+
+def _load_beside_run(arguments: Sequence[str], given: Mapping[str, Given], problems: Sequence[Problem]) -> Config:
+    """As ``_load``; without a file or a mode, the mode is ipvs."""
+    return _load(arguments if "mode" in given or "config" in given else ["--proxy-mode=ipvs", *arguments], problems)
 
 
 def _wrong_number(command: commands.Command, words: Sequence[str]) -> str:
@@ -127,6 +148,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "cleanup": cleanup,
     "completion": complete,
     **{command.name: functools.partial(inspect, command) for command in commands.COMMANDS.values()},
+    "top": top,
 }
 
 

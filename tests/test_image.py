@@ -89,6 +89,7 @@ def test_the_image_prepares_a_node_serves_with_one_capability_and_is_healthy(tmp
         ("ip6tables-legacy-restore", "--version"),
         ("modprobe", "--version"),
         ("ipvsproxy", "--help"),
+        ("python3", "-c", "import textual.app, rich.text"),
     ],
 )
 def test_the_image_has_every_program_that_is_started_in_it(command: Sequence[str]) -> None:

@@ -224,9 +224,9 @@ def show(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         return
     for line in lines:
-        sys.stdout.write(f"{_printable(line)}\n")
+        sys.stdout.write(f"{printable(line)}\n")
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """The line without control characters: names come from users, and a terminal obeys control characters."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)

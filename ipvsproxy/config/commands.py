@@ -3,20 +3,29 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ipvsproxy.config import top_options
+
 
 class Command(NamedTuple):
-    """A command. ``subject`` names the one word that it takes among its flags, empty if it takes none."""
+    """A command. ``subject`` names the one word that it takes among its flags, empty if it takes none.
+
+    ``options`` are those of this command alone, by name.
+    """
 
     name: str
     summary: str
     text: str
     subject: str = ""
+    options: Mapping[str, top_options.Help] = {}
 
     @property
     def help(self) -> str:
         """The whole text of ``--help``."""
         subject = f" <{self.subject}>" if self.subject else ""
-        return f"ipvsproxy {self.name}{subject} [--output=text|json] [flags]\n\n{self.text}{_COMMON}"
+        options = "".join(
+            f"\n  --{f'{name} {one.placeholder}'.strip()}\n        {one.text}" for name, one in self.options.items()
+        )
+        return f"ipvsproxy {self.name}{subject} [--output=text|json] [flags]\n\n{self.text}{options}{_COMMON}"
 
 
 _COMMON = """
@@ -71,6 +80,18 @@ Without the API server the table is printed without names.
 Exit status: 0 printed with names, 2 names or table could not be read.
 """,
 )
+_TOP = Command(
+    "top",
+    "show a running ipvsproxy live in the terminal",
+    """\
+Shows what the ipvsproxy of this node does: whether everything is in force, and its Services by rate. Keys sort,
+filter, and open a Service with its endpoints; h shows all keys, q quits. Asks only the daemon's metrics server
+(--metrics-bind-address), so no privilege is needed.
+
+Exit status: 0 shown, 2 no ipvsproxy answers.
+""",
+    options=top_options.HELP,
+)
 _DOCTOR = Command(
     "doctor",
     "check what ipvsproxy needs of this node, and name remedies",
@@ -82,5 +103,5 @@ Exit status: 0 no line is fail, 1 some line is fail, 2 wrong flags.
 """,
 )
 
-COMMANDS: Mapping[str, Command] = {command.name: command for command in (_PLAN, _VERIFY, _EXPLAIN, _LIST, _DOCTOR)}
+COMMANDS: Mapping[str, Command] = {command.name: command for command in (_PLAN, _VERIFY, _EXPLAIN, _LIST, _TOP, _DOCTOR)}
 """The commands by name."""

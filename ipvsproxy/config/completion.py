@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import shtab
 
-from ipvsproxy.config import catalogue, output
+from ipvsproxy.config import catalogue, output, top_options
 from ipvsproxy.config.option import Kind
 
 SHELLS = ("bash", "zsh", "fish")
@@ -54,6 +54,8 @@ def render(shell: str, commands: Sequence[str]) -> str:
             _add_dry_run(words)
         if command != "run":
             words.add_argument("-o", "--output", choices=output.FORMATS, help="Text for people, or JSON.")
+        if command == "top":
+            _add_options_of_top(words)
     script: str = shtab.complete(parser, shell)
     return script + (_BASH_EQUALS if shell == "bash" else "")
 
@@ -68,6 +70,14 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
         )
         if option.placeholder in _PATHS:
             action.complete = _PATHS[option.placeholder]  # type: ignore[attr-defined] # shtab reads this attribute
+
+
+def _add_options_of_top(parser: argparse.ArgumentParser) -> None:
+    for name, (_, text) in top_options.HELP.items():
+        if name == "once":
+            parser.add_argument("--once", action="store_true", help=text)
+        else:
+            parser.add_argument(f"--{name}", choices=tuple(top_options.Sort) if name == "sort" else None, help=text)
 
 
 def _add_dry_run(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,14 @@ What they tell in each case has its own tests; here it is that they agree with t
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.program import Ended, Program, run_in_turn
+from tests.support.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests/demo"
@@ -138,6 +140,25 @@ def test_list_prints_the_rows_of_ipvsadm_with_names_beside_them(tmp_path: Path) 
     assert "absent is not a directory" in unnamed.error
     assert "names are missing above" in unnamed.error
     assert _state() == before
+
+
+@pytest.mark.usefixtures("_node")
+def test_top_shows_the_daemon_of_the_node_on_a_terminal(tmp_path: Path) -> None:
+    with Program(MANIFESTS, tmp_path / "log", *FLAGS) as program:
+        program.wait_until_synced()
+        command = (sys.executable, "-m", "ipvsproxy", "top", "--interval=500ms", "--sort=name")
+        with Terminal(command, 80, 24) as terminal:
+            terminal.until("demo-node: ", "demo/web", "10.96.0.80 +1", "conn/s")
+            terminal.type("/web\r")
+            terminal.until_gone("demo/dns")
+            terminal.type("\r")
+            terminal.until("10.244.1.12:8080", "[fd00:10:244:1::11]:8080")
+            terminal.type("\x1b")
+            terminal.until("by name: 1")
+            program.kill()
+            terminal.until("NO ANSWER", "Connection refused")
+            terminal.type("q")
+            assert terminal.end() == 0
 
 
 @pytest.mark.usefixtures("_node")

@@ -1,0 +1,399 @@
+"""The screen of ``ipvsproxy top``, by Textual.
+
+Rule: all text of others is shown as a ``Text`` or ``Content`` of its own, so that no part of it counts as markup.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import ClassVar, Literal, TypeVar
+
+from rich.text import Text
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.css.query import NoMatches
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from ipvsproxy.commands import top_data
+from ipvsproxy.commands.inspection import printable
+from ipvsproxy.commands.top_client import NoAnswerError
+from ipvsproxy.commands.top_data import Column, Details, Picture, Question
+from ipvsproxy.config.top_options import Sort
+
+HELP = """\
+c b p    sort by connections, bytes,
+         packets per second
+n w      sort by name, by what is wrong
+r        reverse the order
+> <      next page, page before
+/        filter: name, address, port,
+         pod address; Escape clears it
+Enter    open a Service: its endpoints,
+         and why each is in or out
+Escape   back
+space    hold the picture, or go on
+q        quit
+
+Ends 3+1d-2
+   3 endpoints get connections,
+   1 drains, 2 are not used
+Conn/s Pkt/s B/s
+   new connections, and packets and
+   bytes in both directions
+"""
+
+Fetch = Callable[[Question], Awaitable[Picture]]
+"""Reads a picture; raises NoAnswerError."""
+FetchDetails = Callable[[str], Awaitable[Details | None]]
+"""Reads one Service by its name, None if there is none; raises NoAnswerError."""
+
+
+LONGEST_FILTER = 200
+"""The daemon takes no longer one."""
+
+T = TypeVar("T")
+
+
+class Follower:
+    """Reads a picture again and again while a screen shows it, and says when the daemon does not answer."""
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self.lost_since_s: float | None = None
+        self.held = False
+        self.covered = False
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Read now."""
+        self._wake.set()
+
+    def hold(self) -> str:
+        """Hold the picture, or go on; returns what to say of it."""
+        self.held = not self.held
+        self.wake()
+        return self.message("")
+
+    async def follow(self, read: Callable[[], Awaitable[T | None]], show: Callable[[T | None, str], None]) -> None:
+        """For ever: ``read``, and ``show`` the result, or None with the reason why there is none."""
+        while True:
+            self._wake.clear()
+            if not (self.held or self.covered):
+                result, problem = None, ""
+                try:
+                    result = await read()
+                    self.lost_since_s = None
+                except NoAnswerError as error:
+                    problem = str(error)
+                    self.lost_since_s = self.lost_since_s or time.monotonic()
+                if not self._wake.is_set():  # else something else was asked for meanwhile
+                    with contextlib.suppress(NoMatches):  # the screen is being closed
+                        show(result, problem)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.interval_s):
+                    await self._wake.wait()
+
+    def message(self, problem: str) -> str:
+        """What to say of the connection; empty while all is well."""
+        if problem:
+            lost_s = time.monotonic() - (self.lost_since_s or time.monotonic())
+            return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"
+        return "held: space goes on" if self.held else ""
+
+
+class Rows(DataTable[Text]):
+    """A table of which a whole new content is shown again and again."""
+
+    def __init__(self) -> None:
+        super().__init__(id="rows", cursor_type="row")
+        self._shape: list[tuple[str, int]] = []
+
+    def fill(self, all_columns: Sequence[Column], rows: Sequence[tuple[str, object]], width: int) -> None:
+        """Show these rows, by key. The cursor stays with its row, or else where it is."""
+        columns = top_data.columns(all_columns, width)
+        table = top_data.cells(columns, [row for _, row in rows], width)
+        titles = [one.title for one in columns]
+        widths = [max(map(len, texts)) for texts in zip(titles, *table, strict=True)]
+        at, offset, key = self.cursor_row, self.scroll_offset, self.chosen
+        # The width of a column is set, because the table would keep that of the longest text it ever had.
+        shape = list(zip(titles, widths, strict=True))
+        self.clear(columns=shape != self._shape)
+        ways: list[Literal["left", "right"]] = ["right" if one.is_number else "left" for one in columns]
+        if shape != self._shape:
+            self._shape = shape
+            for (title, most), way in zip(shape, ways, strict=True):
+                self.add_column(Text(title, justify=way), key=title, width=most)
+        for (name, _), texts in zip(rows, table, strict=True):
+            self.add_row(*(Text(text, justify=way, no_wrap=True) for text, way in zip(texts, ways, strict=True)), key=name)
+        if rows:
+            names = [name for name, _ in rows]
+            self.move_cursor(row=names.index(key) if key in names else min(at, len(rows) - 1), scroll=False)
+            self.scroll_to(offset.x, offset.y, animate=False)
+
+    @property
+    def chosen(self) -> str | None:
+        """The key of the row under the cursor."""
+        return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value if self.row_count else None
+
+    def begin_again(self) -> None:
+        """Have the next rows shown from their beginning."""
+        self.clear()
+
+
+def _say(screen: Screen[None], text: str) -> None:
+    """Show one line that asks for attention, or none."""
+    message = screen.query_one("#message", Static)
+    message.update(Content(printable(text)))
+    message.display = bool(text)
+
+
+def _about(screen: Screen[None], lines: Iterable[str]) -> None:
+    """Show the lines above the table."""
+    screen.query_one("#about", Static).update(Content("\n".join(map(printable, lines))))
+
+
+class HelpScreen(Screen[None]):
+    """The keys, and what the columns mean."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,h,question_mark,f1,enter", "close", "back")]
+
+    def compose(self) -> ComposeResult:
+        """The text, which scrolls on a small terminal."""
+        with VerticalScroll(id="help"):
+            yield Static(Content(HELP))
+        yield Footer()
+
+    def action_close(self) -> None:
+        """Leave the help."""
+        self.dismiss()
+
+
+class ServiceScreen(Screen[None]):
+    """One Service with its endpoints, live."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,backspace,left", "close", "back"),
+        Binding("space", "hold", "hold"),
+    ]
+
+    def __init__(self, name: str, fetch: FetchDetails, interval_s: float) -> None:
+        super().__init__()
+        self._service = name
+        self._fetch = fetch
+        self._follower = Follower(interval_s)
+        self._details: Details | None = None
+
+    def compose(self) -> ComposeResult:
+        """The Service, what is to be said of it, and its endpoints."""
+        yield Static(Content(printable(self._service)), id="about")
+        yield Static("", id="message")
+        yield Rows()
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to follow the Service."""
+        self.run_worker(self._follower.follow(self._read, self._show))
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Choose columns for the new width."""
+        self._draw()
+
+    def action_close(self) -> None:
+        """Return to all Services."""
+        self.dismiss()
+
+    def action_hold(self) -> None:
+        """Hold the picture, or go on."""
+        _say(self, self._follower.hold())
+
+    async def _read(self) -> Details | None:
+        return await self._fetch(self._service)
+
+    def _show(self, details: Details | None, problem: str) -> None:
+        if details is None and not problem:
+            _say(self, f"there is no Service {self._service} any more")
+            return
+        self._details = details or self._details
+        _say(self, self._follower.message(problem))
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._details is None:
+            return
+        _about(self, top_data.service_lines(self._details))
+        rows = [(f"{one.port} {one.address} {number}", one) for number, one in enumerate(self._details.endpoints)]
+        self.query_one(Rows).fill(top_data.ENDPOINT_COLUMNS, rows, self.size.width)
+
+
+class MainScreen(Screen[None]):
+    """The node and its Services, live."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "app.quit", "quit"),
+        Binding("h,question_mark,f1", "help", "help"),
+        # With priority, because what is typed behind it in one go must find the filter focused already.
+        Binding("slash", "filter", "filter", priority=True),
+        Binding("escape", "unfilter", show=False),
+        Binding("c", "sort('connections')", "conn"),
+        Binding("b", "sort('bytes')", "bytes"),
+        Binding("p", "sort('packets')", "pkts"),
+        Binding("n", "sort('name')", "name"),
+        Binding("w", "sort('problems')", "wrong"),
+        Binding("r", "reverse", "reverse"),
+        Binding("greater_than_sign", "page(1)", show=False),
+        Binding("less_than_sign", "page(-1)", show=False),
+        Binding("space", "hold", "hold"),
+    ]
+
+    def __init__(self, question: Question, interval_s: float, fetch: Fetch, fetch_details: FetchDetails) -> None:
+        super().__init__()
+        self._question = question
+        self._interval_s = interval_s
+        self._fetch = fetch
+        self._fetch_details = fetch_details
+        self._follower = Follower(interval_s)
+        self._picture: Picture | None = None
+        self._is_new_order = False
+
+    def compose(self) -> ComposeResult:
+        """The node, the filter, and its Services."""
+        yield Static(Content("asking …"), id="about")
+        yield Static("", id="message")
+        yield Input(self._question.filter, placeholder="name, address, port, pod address", max_length=LONGEST_FILTER, id="filter")
+        yield Rows()
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to follow the node."""
+        self.query_one("#filter").display = bool(self._question.filter)
+        self.query_one(Rows).focus()
+        self.run_worker(self._follower.follow(self._read, self._show))
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Choose columns for the new width."""
+        self._draw()
+
+    def on_screen_suspend(self) -> None:
+        """Read nothing while another screen covers this one."""
+        self._follower.covered = True
+
+    def on_screen_resume(self) -> None:
+        """Go on."""
+        self._follower.covered = False
+        self._follower.wake()
+
+    async def _read(self) -> Picture:
+        return await self._fetch(self._question)
+
+    def _show(self, picture: Picture | None, problem: str) -> None:
+        if picture:
+            self._picture = picture
+            if self._is_new_order:
+                self._is_new_order = False
+                self.query_one(Rows).begin_again()
+        _say(self, self._follower.message(problem))
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._picture is None:
+            return
+        width = self.size.width
+        _about(self, (*top_data.node_lines(self._picture.node, width), self._order(self._picture)))
+        rows = [(one.name, one) for one in self._picture.services]
+        self.query_one(Rows).fill(top_data.SERVICE_COLUMNS, rows, width)
+
+    def _order(self, picture: Picture) -> str:
+        """Which Services are shown, in which order."""
+        order = f"by {self._question.sort}" + (", reversed" if self._question.is_reversed else "")
+        page = f", page {picture.page} of {picture.pages}" if picture.pages > 1 else ""
+        return f"Services {order}: {picture.matching}{page}"
+
+    def action_sort(self, by: str) -> None:
+        """Sort by something else, the busiest first; by the same once more: reverse the order."""
+        if self._question.sort is Sort(by):
+            self.action_reverse()
+        else:
+            self._ask(self._question._replace(sort=Sort(by), is_reversed=False, page=1))
+
+    def action_reverse(self) -> None:
+        """Reverse the order."""
+        self._ask(self._question._replace(is_reversed=not self._question.is_reversed, page=1))
+
+    def action_page(self, step: int) -> None:
+        """Show the next page, or the one before."""
+        pages = self._picture.pages if self._picture else 1
+        self._ask(self._question._replace(page=min(max(1, self._question.page + step), pages)))
+
+    def _ask(self, question: Question) -> None:
+        """Read the first rows of another order."""
+        self._question = question
+        self._is_new_order = True
+        self._follower.wake()
+
+    def action_hold(self) -> None:
+        """Hold the picture, or go on."""
+        _say(self, self._follower.hold())
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - of the base class
+        """While a filter is typed, a slash is a part of it."""
+        return action != "filter" or not isinstance(self.focused, Input)
+
+    def action_filter(self) -> None:
+        """Let the operator type a filter."""
+        box = self.query_one("#filter", Input)
+        box.display = True
+        self.set_focus(box)
+
+    def action_unfilter(self) -> None:
+        """Show all Services."""
+        self.query_one("#filter", Input).value = ""
+        self._apply_filter("")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Filter by what was typed."""
+        self._apply_filter(event.value.strip())
+
+    def _apply_filter(self, text: str) -> None:
+        self.query_one("#filter").display = bool(text)
+        self.set_focus(self.query_one(Rows))
+        self._ask(self._question._replace(filter=text, page=1))
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Open the chosen Service."""
+        if event.row_key.value:
+            self.app.push_screen(ServiceScreen(event.row_key.value, self._fetch_details, self._interval_s))
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        self.app.push_screen(HelpScreen())
+
+
+class TopApp(App[None]):
+    """The whole screen of ``ipvsproxy top``."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #about { height: auto; max-height: 50%; }
+    #message { height: auto; max-height: 3; text-style: bold; color: ansi_red; display: none; }
+    #filter { height: 1; border: none; padding: 0; }
+    Rows { height: 1fr; }
+    #help { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
+    ]
+
+    def __init__(self, question: Question, interval_s: float, fetch: Fetch, fetch_details: FetchDetails) -> None:
+        super().__init__()
+        self.theme = "ansi-dark"  # the terminal's own colours, whatever they are
+        self._main = MainScreen(question, interval_s, fetch, fetch_details)
+
+    def get_default_screen(self) -> Screen[None]:
+        """All Services."""
+        return self._main

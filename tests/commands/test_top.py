@@ -1,0 +1,186 @@
+"""``top`` without a screen: once as text, as JSON, and one sentence for each reason why it shows nothing."""
+
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from ipvsproxy import cli
+from ipvsproxy.commands import top
+from ipvsproxy.commands.inspection import CANNOT_TELL
+from ipvsproxy.commands.top_client import Client, NoAnswerError, NotThereError
+from ipvsproxy.commands.top_data import Question
+from ipvsproxy.config.top_options import Sort, TopOptions
+from tests.config import loading
+from tests.support import builders
+from tests.support.builders import endpoint
+from tests.support.page_node import PageNode
+
+NOWHERE = "--metrics-bind-address=127.0.0.1:9"
+WEB = (
+    builders.node(),
+    builders.service("web", builders.service_port(80, name="http")),
+    builders.service("dns", cluster=["10.96.0.53"]),
+    builders.endpoint_slice(endpoint("10.244.0.1"), ports=[builders.endpoint_port(8080, name="http")]),
+)
+CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+
+
+def _node() -> PageNode:
+    node = PageNode()
+    node.begin_with(*WEB)
+    node.traffic.per_second[CLUSTER] = 100
+    return node
+
+
+async def _main(*arguments: str) -> int:
+    return await asyncio.to_thread(cli.main, ["top", *arguments])
+
+
+async def test_once_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    async with _node().showing() as port:
+        capsys.readouterr()
+        assert await _main("--once", f"--server=http://127.0.0.1:{port}") == 0
+    first, second, _, titles, web, dns = capsys.readouterr().out.splitlines()[-6:]
+    assert first == "node-a: in force"
+    assert second.startswith("pending 0  failed 0  drifted 0  draining 0  ")
+    assert titles.split() == ["!", "Service", "Type", "Address", "Ports", "Ends", "Active", "Conn/s", "Pkt/s", "B/s", "Wrong"]
+    assert web.split()[:5] == ["default/web", "ClusterIP", "10.96.0.10", "80/TCP", "1"]
+    assert float(web.split()[6]) > 0, "its rate, for which a second reading was awaited"
+    assert dns.split()[:2] == ["!", "default/dns"]
+    assert dns.endswith("it has no endpoints")
+
+
+async def test_a_filter_and_an_order_count_for_a_single_picture_too(capsys: pytest.CaptureFixture[str]) -> None:
+    async with _node().showing() as port:
+        capsys.readouterr()
+        assert await _main("--once", "--filter=10.244.0.", "--sort=name", f"--server=http://127.0.0.1:{port}") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-1:]] == ["default/web"]
+
+
+async def test_json_has_the_documents_of_the_daemon(capsys: pytest.CaptureFixture[str]) -> None:
+    async with _node().showing() as port:
+        capsys.readouterr()
+        assert await _main("-o", "json", f"--server=http://127.0.0.1:{port}") == 0
+    output = capsys.readouterr().out
+    document = json.loads(output[output.index("{\n") :])
+    assert (document["version"], document["command"], document["node"]["node"]) == (1, "top", "node-a")
+    assert document["services"]["names"] == ["default/web", "default/dns"]
+
+
+def test_without_a_daemon_there_is_one_sentence_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["top", "--once", NOWHERE]) == CANNOT_TELL
+    output, error = capsys.readouterr()
+    assert (output, error) == ("", "ipvsproxy: no ipvsproxy answers on http://127.0.0.1:9: Connection refused\n")
+
+
+def test_a_metrics_server_that_is_turned_off_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert top.run(loading.from_flags("--metrics-port=0"), TopOptions(), as_json=False) == CANNOT_TELL
+    assert "turns the metrics server off: name one by --server" in capsys.readouterr().err
+
+
+async def test_a_picture_of_a_pipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    async with _node().showing() as port:
+        assert await _main(f"--server=http://127.0.0.1:{port}") == CANNOT_TELL
+    assert "is no terminal: use --once, or --output=json" in capsys.readouterr().err
+
+
+@pytest.fixture
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "is_terminal", lambda: True)
+
+
+@pytest.mark.usefixtures("_terminal")
+async def test_without_textual_one_sentence_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "ipvsproxy.commands.top_screen", raising=False)
+    monkeypatch.setitem(sys.modules, "textual", None)
+    async with _node().showing() as port:
+        assert await _main(f"--server=http://127.0.0.1:{port}") == CANNOT_TELL
+        assert await _main("--once", f"--server=http://127.0.0.1:{port}") == 0
+    assert "ipvsproxy: the screen needs Textual, which the image has: pip install 'ipvsproxy[top]'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_terminal")
+async def test_a_part_of_ipvsproxy_that_is_missing_is_no_matter_of_textual(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    async with _node().showing() as port:
+        url = f"http://127.0.0.1:{port}"
+        with pytest.raises(ModuleNotFoundError):
+            await asyncio.to_thread(top.run, loading.from_flags(), TopOptions(server=url), as_json=False)
+
+
+async def test_rows_that_have_not_changed_are_not_asked_for_again() -> None:
+    node = _node()
+    asked: list[Mapping[str, object]] = []
+
+    class Counting(Client):
+        async def get(self, what: str, /, **query: str | float) -> Mapping[str, Any]:
+            document = await super().get(what, **query)
+            asked.append({"what": what, "rows": len(document.get("services", ())) if what == "services" else None, **query})
+            return document
+
+    async with node.showing() as port:
+        daemon = top.Daemon(Counting(f"http://127.0.0.1:{port}"))
+        names = [one.name for one in (await daemon.picture(Question())).services]
+        assert [one.name for one in (await daemon.picture(Question())).services] == names
+        await daemon.picture(Question(sort=Sort.NAME))
+    questions = [one for one in asked if one["what"] == "services"]
+    assert [one["since"] == "" for one in questions] == [True, False, True]
+    assert questions[0]["rows"] == questions[2]["rows"] == 2
+    assert [(one["sort"], one["order"]) for one in questions] == [
+        ("connections", "desc"),
+        ("connections", "desc"),
+        ("name", "asc"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("question", "order"),
+    [
+        (Question(sort=Sort.NAME), "asc"),
+        (Question(sort=Sort.NAME, is_reversed=True), "desc"),
+        (Question(sort=Sort.BYTES), "desc"),
+        (Question(sort=Sort.BYTES, is_reversed=True), "asc"),
+    ],
+)
+async def test_the_busiest_come_first_and_names_in_their_order(question: Question, order: str) -> None:
+    async def get(what: str, **query: str | float) -> Mapping[str, Any]:
+        orders.append(query.get("order"))
+        return {}
+
+    orders: list[object] = []
+    await top.Daemon(_client(get)).documents(question)
+    assert orders == [None, order]
+
+
+def _client(get: Callable[..., object]) -> Client:
+    client = Client("http://127.0.0.1:9")
+    client.get = get  # type: ignore[method-assign, assignment]  # a daemon of this test
+    return client
+
+
+async def test_a_service_that_is_not_there_is_none() -> None:
+    async def get(what: str, **query: str | float) -> Mapping[str, Any]:
+        raise NotThereError(what)
+
+    assert await top.Daemon(_client(get)).details("default/none") is None
+
+
+async def test_documents_of_another_version_are_said() -> None:
+    async def get(what: str, **query: str | float) -> Mapping[str, Any]:
+        return {"names": [], "services": []}
+
+    daemon = top.Daemon(_client(get))
+    with pytest.raises(NoAnswerError, match=r"http://127\.0\.0\.1:9 answers as another version of ipvsproxy would: KeyError"):
+        await daemon.picture(Question())
+    with pytest.raises(NoAnswerError, match="another version"):
+        await daemon.details("default/web")

@@ -1,0 +1,239 @@
+"""The screen of ``top``, driven by keys at three sizes; names with markup and control characters stay text.
+
+What it shows on a real terminal, ``test_top_terminal.py`` tests.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input, Static
+
+from ipvsproxy.commands.top_client import NoAnswerError
+from ipvsproxy.commands.top_data import Details, Picture, Question
+from ipvsproxy.commands.top_screen import HelpScreen, MainScreen, ServiceScreen, TopApp
+from ipvsproxy.config.top_options import Sort
+from tests.support import top_pictures
+from tests.support.top_pictures import HOSTILE, endpoint, service
+
+SIZES = ((80, 24), (120, 40), (40, 15))
+PATIENCE_S = 20.0
+
+
+class Daemon:
+    """Answers at once, unless it is down; remembers what it was asked."""
+
+    def __init__(self, *services: str) -> None:
+        self.services = [service(name, connections_s=number) for number, name in enumerate(services)]
+        self.asked: list[Question] = []
+        self.is_down = False
+        self.details: Details | None = Details(
+            self.services[0], (endpoint("10.244.0.1:8080"), endpoint("10.244.0.2:8080", reason="it is not ready")), ("a note",)
+        )
+
+    async def fetch(self, question: Question) -> Picture:
+        self.asked.append(question)
+        self._answer()
+        found = tuple(one for one in self.services if question.filter in one.name)
+        return Picture(top_pictures.NODE, found, len(found), question.page, 3)
+
+    async def fetch_details(self, name: str) -> Details | None:
+        self._answer()
+        return self.details
+
+    def _answer(self) -> None:
+        if self.is_down:
+            raise NoAnswerError("no ipvsproxy answers on http://127.0.0.1:10249: Connection refused")
+
+
+def _app(daemon: Daemon, interval_s: float = 3600) -> TopApp:
+    return TopApp(Question(), interval_s, daemon.fetch, daemon.fetch_details)
+
+
+async def _until(pilot: Pilot[None], *texts: str) -> None:
+    """Wait until all of these are on the screen."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not all(text in _shown(pilot) for text in texts):
+            await pilot.pause(0.01)
+
+
+def _shown(pilot: Pilot[None]) -> str:
+    """The texts of the upper screen, as they would be without its edges."""
+    screen = pilot.app.screen
+    texts = [str(one.render()) for one in screen.query(Static) if one.display]
+    for table in screen.query(DataTable):
+        texts += [str(column.label) for column in table.ordered_columns]
+        texts += [str(cell) for row in range(table.row_count) for cell in table.get_row_at(row)]
+    return "\n".join(texts)
+
+
+def _names(pilot: Pilot[None]) -> Sequence[str]:
+    table = pilot.app.screen.query_one(DataTable)
+    return [str(key.value) for key in table.rows]
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_keys_sort_filter_open_and_quit(size: tuple[int, int]) -> None:
+    daemon = Daemon("demo/web", "demo/dns")
+    app = _app(daemon)
+    async with app.run_test(size=size) as pilot:
+        await _until(pilot, "demo/web", "demo-node: in force", "Conn/s")
+        await pilot.press("n")
+        await _until(pilot, "by name")
+        await pilot.press("n")
+        await _until(pilot, "by name, reversed")
+        await pilot.press("slash", *"web", "enter")
+        await _until(pilot, "reversed: 1,")
+        assert _names(pilot) == ["demo/web"]
+        await pilot.press("enter")
+        await _until(pilot, "10.244.0.2:8080", "out: it is not ready", "a note")
+        assert isinstance(app.screen, ServiceScreen)
+        await pilot.press("escape")
+        await _until(pilot, "demo/web")
+        await pilot.press("escape")
+        await _until(pilot, "demo/dns")
+        await pilot.press("h")
+        await _until(pilot, "sort by connections")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("q")
+        await _until(pilot, "demo/dns")
+        await pilot.press("q")
+        async with asyncio.timeout(PATIENCE_S):
+            while app.is_running:
+                await pilot.pause(0.01)
+    assert app.return_code == 0
+    assert list(dict.fromkeys(daemon.asked)) == [
+        Question(),
+        Question(sort=Sort.NAME),
+        Question(sort=Sort.NAME, is_reversed=True),
+        Question(sort=Sort.NAME, is_reversed=True, filter="web"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "asked"),
+    [
+        ("b", Question(sort=Sort.BYTES)),
+        ("p", Question(sort=Sort.PACKETS)),
+        ("w", Question(sort=Sort.PROBLEMS)),
+        ("c", Question(sort=Sort.CONNECTIONS, is_reversed=True)),
+        ("r", Question(sort=Sort.CONNECTIONS, is_reversed=True)),
+    ],
+)
+async def test_each_key_asks_for_its_order(key: str, asked: Question) -> None:
+    daemon = Daemon("demo/web")
+    async with _app(daemon).run_test() as pilot:
+        await _until(pilot, "demo/web")
+        await pilot.press(key)
+        await _until(pilot, f"by {asked.sort}" + (", reversed" if asked.is_reversed else ""))
+    assert daemon.asked[-1] == asked
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_hostile_names_stay_text(size: tuple[int, int]) -> None:
+    daemon = Daemon(HOSTILE)
+    daemon.details = Details(
+        service(HOSTILE, problems=(HOSTILE,)), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),), (HOSTILE,)
+    )
+    async with _app(daemon).run_test(size=size) as pilot:
+        await _until(pilot, top_pictures.SHOWN[:15])
+        await pilot.press("enter")
+        await _until(pilot, f"out: {top_pictures.SHOWN}", f"wrong: {top_pictures.SHOWN}")
+        assert all(one.isprintable() or one == "\n" for one in _shown(pilot))
+
+
+async def test_a_lost_connection_is_said_and_taken_up_again() -> None:
+    daemon = Daemon("demo/web")
+    async with _app(daemon, interval_s=0.02).run_test() as pilot:
+        await _until(pilot, "demo/web")
+        daemon.is_down = True
+        await _until(pilot, "NO ANSWER", "Connection refused", "demo/web")
+        daemon.is_down = False
+        daemon.services = [service("demo/other")]
+        await _until(pilot, "demo/other")
+        assert "NO ANSWER" not in _shown(pilot)
+
+
+async def test_an_open_service_says_when_the_connection_is_lost_and_when_it_is_gone() -> None:
+    daemon = Daemon("demo/web")
+    async with _app(daemon, interval_s=0.02).run_test() as pilot:
+        await _until(pilot, "demo/web")
+        await pilot.press("enter")
+        await _until(pilot, "10.244.0.1:8080")
+        daemon.is_down = True
+        await _until(pilot, "NO ANSWER")
+        daemon.is_down = False
+        daemon.details = None
+        await _until(pilot, "there is no Service demo/web any more", "10.244.0.1:8080")
+
+
+async def test_a_held_picture_stays_until_the_same_key() -> None:
+    daemon = Daemon("demo/web")
+    async with _app(daemon, interval_s=0.02).run_test() as pilot:
+        await _until(pilot, "demo/web")
+        await pilot.press("space")
+        await _until(pilot, "held: space goes on")
+        asked = len(daemon.asked)
+        await pilot.pause(0.2)
+        assert len(daemon.asked) <= asked + 1, "one question may have been under way"
+        await pilot.press("space")
+        async with asyncio.timeout(PATIENCE_S):
+            while len(daemon.asked) <= asked + 1:
+                await pilot.pause(0.01)
+        assert "held" not in _shown(pilot)
+
+
+async def test_the_cursor_stays_with_its_service_when_the_order_of_rows_changes() -> None:
+    daemon = Daemon("demo/a", "demo/b", "demo/c")
+    async with _app(daemon, interval_s=0.02).run_test() as pilot:
+        await _until(pilot, "demo/c")
+        await pilot.press("down")
+        daemon.services.reverse()
+        daemon.services.insert(0, service("demo/new"))
+        await _until(pilot, "demo/new")
+        table = pilot.app.screen.query_one(DataTable)
+        assert _names(pilot)[table.cursor_row] == "demo/b"
+
+
+async def test_columns_follow_the_width() -> None:
+    async with _app(Daemon("demo/web")).run_test(size=(40, 15)) as pilot:
+        await _until(pilot, "Conn/s")
+        assert "Address" not in _shown(pilot)
+        await pilot.resize_terminal(120, 40)
+        await _until(pilot, "Address", "Type", "Pkt/s")
+
+
+async def test_a_slash_in_a_filter_is_part_of_it() -> None:
+    daemon = Daemon("demo/web")
+    async with _app(daemon).run_test() as pilot:
+        await _until(pilot, "demo/web")
+        await pilot.press("slash", *"demo", "slash", *"w")
+        async with asyncio.timeout(PATIENCE_S):
+            while pilot.app.screen.query_one(Input).value != "demo/w":
+                await pilot.pause(0.01)
+        assert isinstance(pilot.app.screen, MainScreen)
+
+
+async def test_pages_of_services_are_turned_within_their_bounds() -> None:
+    daemon = Daemon("demo/web")
+    async with _app(daemon).run_test() as pilot:
+        await _until(pilot, "page 1 of 3")
+        await pilot.press("less_than_sign")
+        await pilot.press("greater_than_sign")
+        await _until(pilot, "page 2 of 3")
+        await pilot.press("greater_than_sign")
+        await _until(pilot, "page 3 of 3")
+        await pilot.press("n")
+        await _until(pilot, "by name: 1, page 1 of 3")
+
+
+async def test_a_column_is_as_wide_as_its_texts_are_now() -> None:
+    daemon = Daemon("demo/" + "x" * 60)
+    async with _app(daemon, interval_s=0.02).run_test(size=(40, 15)) as pilot:
+        await _until(pilot, "demo/xxx")
+        table = pilot.app.screen.query_one(DataTable)
+        assert table.virtual_size.width <= 40, "all columns can be seen"
+        daemon.services = [service("demo/web")]
+        await _until(pilot, "demo/web")
+        assert table.ordered_columns[1].width == len("demo/web")

@@ -1,0 +1,118 @@
+"""``ipvsproxy top`` as a person sees it: the program on a pseudo-terminal of three sizes, beside a node and its page.
+
+The node has an in-memory kernel. Each key has its own test in ``test_top_screen.py``.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from ipvsproxy.model.kernel import Connections
+from tests.support import builders
+from tests.support.builders import OTHER_NODE, endpoint
+from tests.support.page_node import PageNode
+from tests.support.terminal import Terminal
+
+HOSTILE = "\x1b[31m[red]\n\x07[b]\u202e"
+SHOWN = "default/\\x1b[31m[red]\\n"
+"""As much of it as a narrow terminal shows."""
+WEB = builders.service("web", builders.service_port(80, name="http"))
+DNS = builders.service("dns", cluster=["10.96.0.53"])
+EVIL = builders.service(HOSTILE, cluster=["10.96.0.66"])
+SLICE = builders.endpoint_slice(
+    endpoint("10.244.0.1"),
+    endpoint("10.244.1.1", OTHER_NODE),
+    endpoint("10.244.0.9", ready=False),
+    ports=[builders.endpoint_port(8080, name="http")],
+)
+CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+SIZES = ((80, 24), (120, 40), (40, 15))
+
+
+@pytest.fixture
+def node() -> PageNode:
+    one = PageNode()
+    one.begin_with(builders.node(), WEB, DNS, EVIL, SLICE)
+    one.traffic.per_second[CLUSTER] = 100
+    one.kernel.connection_counts[CLUSTER, builders.backend("10.244.0.1")] = Connections(7, 3)
+    return one
+
+
+def _top(columns: int, lines: int, *arguments: str) -> Terminal:
+    command = (sys.executable, "-m", "ipvsproxy", "top", "--interval=500ms", *arguments)
+    return Terminal(command, columns, lines, {"PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+@pytest.mark.parametrize(("columns", "lines"), SIZES)
+async def test_a_person_sorts_filters_opens_and_quits(node: PageNode, columns: int, lines: int) -> None:
+    def act(port: int) -> Sequence[str]:
+        with _top(columns, lines, f"--server=http://127.0.0.1:{port}") as terminal:
+            terminal.until("node-a: in force", "default/web", "default/dns", SHOWN, "Conn/s", "q quit")
+            terminal.until("by connections: 3")
+            first = terminal.lines
+            terminal.type("n")
+            terminal.until("by name: 3")
+            terminal.type("nn")
+            terminal.until_gone("reversed")
+            terminal.type("/10.244.1.\r")
+            terminal.until("by name: 1")
+            terminal.until_gone("default/dns")
+            terminal.type("\r")
+            terminal.until("10.244.0.1:8080", "10.244.0.9:8080", "10.244.1.1:8080", "out", "esc back")
+            if columns >= 80:
+                terminal.until("out: it is not ready")
+            opened = terminal.lines
+            terminal.type("\x1b")
+            terminal.until("by name: 1")
+            terminal.type("h")
+            terminal.until("sort by connections, bytes")
+            terminal.type("q")
+            terminal.until("by name: 1")
+            terminal.type("q")
+            assert terminal.end() == 0
+        return [*first, *opened]
+
+    async with node.showing() as port:
+        seen = await asyncio.to_thread(act, port)
+    assert all(len(line) <= columns for line in seen)
+    (row,) = (line for line in seen if "10.244.0.1:8080" in line)
+    assert " 7 " in f"{row} ", "its active connections"
+
+
+async def test_a_daemon_that_goes_and_comes_back_is_said_and_followed(node: PageNode) -> None:
+    with contextlib.ExitStack() as stack:
+        async with node.showing() as port:
+            terminal = stack.enter_context(_top(80, 24, f"--server=http://127.0.0.1:{port}"))
+            await asyncio.to_thread(terminal.until, "default/web")
+        await asyncio.to_thread(terminal.until, "NO ANSWER", "Connection refused", "default/web")
+        async with node.showing(port):
+            await asyncio.to_thread(terminal.until_gone, "NO ANSWER")
+            await asyncio.to_thread(terminal.type, "q")
+            assert await asyncio.to_thread(terminal.end) == 0
+
+
+async def test_control_c_ends_it_and_leaves_the_terminal_as_it_was(node: PageNode) -> None:
+    def act(port: int) -> None:
+        with _top(80, 24, f"--server=http://127.0.0.1:{port}") as terminal:
+            before = terminal.settings
+            terminal.until("default/web")
+            assert terminal.settings != before, "keys come one by one"
+            terminal.type("\x03")
+            assert terminal.end() == 0
+            assert terminal.settings == before
+
+    async with node.showing() as port:
+        await asyncio.to_thread(act, port)
+
+
+async def test_a_terminal_without_a_daemon_shows_one_sentence() -> None:
+    def act() -> None:
+        with _top(80, 24, "--server=http://127.0.0.1:9") as terminal:
+            assert terminal.end() == 2
+            assert terminal.text.strip() == "ipvsproxy: no ipvsproxy answers on http://127.0.0.1:9: Connection refused"
+
+    await asyncio.to_thread(act)

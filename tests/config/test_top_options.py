@@ -1,0 +1,50 @@
+"""The options of ``top``: taken out of a command line, with one error for each wrong one."""
+
+import pytest
+
+from ipvsproxy.config import top_options
+from ipvsproxy.config.top_options import Sort, TopOptions
+
+
+def test_without_options_the_defaults_count_and_other_arguments_stay() -> None:
+    assert top_options.take(["--kubeconfig", "x", "word", "-v=2"]) == (TopOptions(), ["--kubeconfig", "x", "word", "-v=2"], ())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        (["--once"], TopOptions(once=True)),
+        (["--once=false"], TopOptions()),
+        (["--interval", "500ms"], TopOptions(interval_s=0.5)),
+        (["--interval=1h"], TopOptions(interval_s=3600)),
+        (["--sort=name"], TopOptions(sort=Sort.NAME)),
+        (["--filter", "demo/web"], TopOptions(filter="demo/web")),
+        (["--filter="], TopOptions()),
+        (["--server=http://127.0.0.1:10249/"], TopOptions(server="http://127.0.0.1:10249")),
+        (["--server", "http://[::1]:10249"], TopOptions(server="http://[::1]:10249")),
+    ],
+)
+def test_each_option_is_read(arguments: list[str], options: TopOptions) -> None:
+    assert top_options.take(arguments) == (options, [], ())
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("--once=x", "--once: 'x' must be true or false"),
+        ("--interval=0.4s", "--interval: '0.4s' must be 0.5s to 1h"),
+        ("--interval=2h", "--interval: '2h' must be 0.5s to 1h"),
+        ("--interval=", "--interval: '' must be a duration such as 30s, 1m30s or 1h"),
+        ("--sort=size", "--sort: 'size' must be one of name, connections, packets, bytes, problems"),
+        ("--server=https://node", "--server: 'https://node' must be a URL such as http://127.0.0.1:10249"),
+        ("--server=node:10249", "--server: 'node:10249' must be a URL such as http://127.0.0.1:10249"),
+        ("--server=http://node:x", "--server: 'http://node:x' must be a URL such as http://127.0.0.1:10249"),
+        ("--server=http://node/metrics", "--server: 'http://node/metrics' must be a URL such as http://127.0.0.1:10249"),
+        ("--server=http://[::1", "--server: 'http://[::1' must be a URL such as http://127.0.0.1:10249"),
+    ],
+)
+def test_a_wrong_value_is_named(argument: str, problem: str) -> None:
+    taken = top_options.take([argument, "--v=2"])
+    assert [str(one) for one in taken.problems] == [problem]
+    assert taken.others == ["--v=2"]
+    assert taken.options == TopOptions()

@@ -1,0 +1,109 @@
+"""A program on a pseudo-terminal, and what is to be seen on it."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import pyte
+
+PATIENCE_S = 30.0
+_LOOK_S = 0.2
+_KEYBOARD_PROTOCOL = b"\x1b[<u"
+"""Ends the keyboard protocol of some terminals. pyte does not know it, and would show the letter."""
+
+
+class Terminal:
+    """Runs a command on a terminal of this many columns and lines, while the block runs.
+
+    The program is killed at the end of the block if it is still running.
+    """
+
+    def __init__(self, command: Sequence[str], columns: int, lines: int, environment: Mapping[str, str] | None = None) -> None:
+        self._screen = pyte.Screen(columns, lines)
+        self._stream = pyte.ByteStream(self._screen)
+        self._ours, theirs = pty.openpty()
+        # These two would go before the size of the terminal.
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.process = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env={**inherited, "TERM": "xterm-256color", **(environment or {})},
+        )
+        self._theirs = theirs  # open as in a shell, which reads on when the program has ended
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(PATIENCE_S)
+        os.close(self._theirs)
+        os.close(self._ours)
+
+    @property
+    def lines(self) -> list[str]:
+        """What is to be seen, without the spaces at the end of each line."""
+        return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def text(self) -> str:
+        """The same in one piece."""
+        return "\n".join(self.lines)
+
+    @property
+    def settings(self) -> Sequence[object]:
+        """The settings of the terminal, such as whether keys are shown."""
+        return termios.tcgetattr(self._theirs)
+
+    def type(self, keys: str) -> None:
+        """Type these characters."""
+        os.write(self._ours, keys.encode())
+
+    def until(self, *texts: str) -> None:
+        """Wait until all of these can be seen.
+
+        Raises:
+            AssertionError: they cannot after a long time, or the program has ended.
+        """
+        self._until(lambda: all(text in self.text for text in texts), f"{texts} cannot be seen")
+
+    def until_gone(self, text: str) -> None:
+        """Wait until this cannot be seen any more. Raises AssertionError as ``until``."""
+        self._until(lambda: text not in self.text, f"{text!r} can still be seen")
+
+    def end(self) -> int:
+        """Wait until the program has ended; returns its exit status."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it still runs:\n{self.text}"
+            self._receive()
+        self._receive()
+        return self.process.returncode
+
+    def _until(self, condition: Callable[[], bool], failure: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{failure}:\n{self.text}"
+            assert self._receive() or self.process.poll() is None, f"{failure}, the program has ended:\n{self.text}"
+
+    def _receive(self) -> bool:
+        """Show what comes within a moment; False if nothing comes."""
+        if not select.select([self._ours], [], [], _LOOK_S)[0]:
+            return False
+        data = os.read(self._ours, 1 << 16)
+        self._stream.feed(data.replace(_KEYBOARD_PROTOCOL, b""))
+        return bool(data)
