@@ -175,8 +175,9 @@ class IpvsDriver:
         """Add, set and remove virtual and real servers, and set timeouts. Each object may have at most one operation.
 
         Operations take effect in their order, with one exception: an add of a present object, and a set of an absent one, is
-        repeated with the other verb after all others. Outcomes have the order of the operations. An operation on several real
-        servers also has one outcome for each real server that was not simply added.
+        repeated with the other verb after all others. A present virtual server by firewall mark is left alone (EEXIST). Outcomes
+        have the order of the operations. An operation on several real servers also has one outcome for each real server that was
+        not simply added.
         """
         for _, item in operations:
             # With any outcome, the next reading returns it, and reads it by netlink before it counts as gone.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel import netlink
-from ipvsproxy.model.kernel import RealServers, VirtualServer
+from ipvsproxy.model.kernel import FirewallMark, RealServers, VirtualServer
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 
@@ -94,11 +94,18 @@ def outcomes(operations: Sequence[Operation], reported: Mapping[Place, Outcome])
 
 
 def opposite(operation: Operation, number: int) -> Verb | None:
-    """The verb that puts an operation in force if this error means that the object is unexpectedly present or absent."""
+    """The verb that puts an operation in force if this error means that the object is unexpectedly present or absent.
+
+    A virtual server by firewall mark that is unexpectedly present is another program's: marks are given to us by nobody.
+    """
     if operation.verb is Verb.ADD and number == errno.EEXIST:
-        return Verb.SET
+        return None if _is_by_mark(operation.item) else Verb.SET
     missing = errno.ENOENT if isinstance(operation.item, RealServers) else errno.ESRCH
     return Verb.ADD if operation.verb is Verb.SET and number == missing else None
+
+
+def _is_by_mark(item: object) -> bool:
+    return isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark)
 
 
 def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
@@ -138,6 +145,8 @@ def explain(operation: Operation, failure: Failure) -> str:
     if failure.detail:
         return failure.detail
     item = operation.item
+    if operation.verb is Verb.ADD and failure.number == errno.EEXIST and _is_by_mark(item):
+        return "another program has made a virtual server by this mark"
     if isinstance(item, VirtualServer) and failure.number == errno.ENOENT:
         name = item.settings.scheduler
         return f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"

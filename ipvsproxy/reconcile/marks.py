@@ -144,6 +144,12 @@ class Marks:
             if self._waiting[place : place + 1] == [(owner, port)]:
                 del self._waiting[place]
 
+    def refuse(self, owner: Owner, mark: int) -> None:
+        """Take a mark back from its Service port: another program uses it."""
+        self._release(owner, self._ports[mark])
+        self._returning.pop(mark, None)
+        self._held[mark] = None
+
     def next_in_turn(self) -> ServiceName | None:
         """The Service of the oldest Service port that waits, if there may be a mark for it now."""
         if not self._waiting:

@@ -114,9 +114,10 @@ class Observer:
 
     def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
         entries = {name: table.observed.keys() for name, table in self._tables.entries.items()}
-        return ownership.owned_virtual_servers(
+        is_ours = ownership.owned_virtual_servers(
             entries, self._tables.addresses.observed, self._host, left_behind, self.node_port_ranges
         )
+        return lambda key: is_ours(key) and not self._tables.scopes.is_refused(key)
 
     def _recall_drains(
         self, observed_now: Iterable[tuple[VirtualServerKey, ObservedVirtualServer | None]], now: float

@@ -32,6 +32,8 @@ def desired_operations(tables: Tables, drains: Drains, *, together: bool = True)
         if key not in held_back:
             desired, observed = virtual_servers.desired[key], virtual_servers.observed.get(key)
             operations = diff.virtual_server_operations(key, desired, observed, drains.may_remove)
+            if observed is None and isinstance(key, FirewallMark):
+                operations = itertools.islice(operations, 1)  # the virtual server itself
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
     addresses = tuple(address for address in tables.addresses.pending if precondition.may_be_bound(tables, address))
     if addresses:

@@ -10,7 +10,8 @@ from masquerading comes when no undesired real server gets traffic, and real ser
 Rule 5: an address is local as soon as it is on our device. Without a virtual server there, a program of this host that listens on
 the Service's port would answer. The rules that close the host's ports leave out those of Services.
 Rule 6: a packet gets a mark only while the virtual server of the mark has its real servers. Before the virtual server is added,
-the entry that shows that it is ours is in force. Sets that only scopes use go when no rule names them.
+the entry that shows that it is ours is in force. It gets real servers once the kernel has added it: if another program has made
+one by this mark in the meantime, that one stays as it is. Sets that only scopes use go when no rule names them.
 """
 
 import itertools

@@ -357,6 +357,8 @@ class Reconciler:
             virtual_servers.confirm(key, None)
         if isinstance(item, Sysctl):
             self._tables.give_up_setting(item, outcome.error)
+        elif isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark) and outcome.errno == errno.EEXIST:
+            self._tables.scopes.refuse(item.key)
         else:
             note = self._retries.wait if outcome.errno == errno.EINPROGRESS else self._retries.fail
             for each in as_tried_again((operation,)):

@@ -53,6 +53,8 @@ class Scopes:
         """The Services with two scopes, each as it was put: without marks."""
         self._closing: dict[FirewallMark, None] = {}
         """Undesired virtual servers, while they drain."""
+        self._refused: set[FirewallMark] = set()
+        """Virtual servers of other programs, while our entry still shows that they are ours."""
 
     def concern(self, name: ServiceName, state: ServiceState | None) -> bool:
         """Whether a Service has second scopes, or had them before."""
@@ -116,6 +118,18 @@ class Scopes:
         for name in list(self._states):
             self.put_again(name)
 
+    def refuse(self, key: FirewallMark) -> None:
+        """Leave a mark to the program that has made a virtual server by it, and give its Service port another one."""
+        port = self.marks.port_of(key.mark)
+        if port is not None:
+            self._refused.add(key)
+            self.marks.refuse(self._states[port.service].owner, key.mark)
+            self.put_again(port.service)
+
+    def is_refused(self, key: VirtualServerKey) -> bool:
+        """Whether a virtual server is another program's, although our entry still shows that it is ours."""
+        return key in self._refused
+
     def _has_mark(self, mark: int) -> bool:
         """Whether the kernel has a mark: as a virtual server, whoever's, or as an entry that shows that one is ours."""
         return any(key in self._virtual_servers.observed or self._is_witnessed(key) for key in by_family(mark).values())
@@ -136,6 +150,7 @@ class Scopes:
         put.
         """
         table = self._virtual_servers
+        self._refused = {key for key in self._refused if self._is_witnessed(key)}
         for key in list(self._closing):
             observed = table.observed.get(key)
             if observed is None or not observed.real_servers:

@@ -223,9 +223,16 @@ def _scope_masquerade(family: Family, settings: Settings, view: NodeView) -> Ite
 
 
 def _surely_local(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
-    """The ranges of the cluster's pods whose pods are all on this node: the Node's own, and those of its bridges."""
+    """The ranges of the cluster's pods whose pods are all on this node: the Node's own, and those of its bridges.
+
+    Some network plug-ins, as Calico's own address management, ignore ``spec.podCIDRs``: then a pod of any node may have an
+    address in it. Where they use it, this node carries an address in it. A network that the Node's own address is in is that of
+    the nodes, whose pods may be anywhere.
+    """
     clusters = [item for item in settings.cluster_networks if item.family is family]
-    for item in dict.fromkeys((*view.pod_networks, *view.connected)):
+    own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]
+    bridged = [item for item in view.connected if not item.contains(view.primary_addresses[family])]
+    for item in dict.fromkeys((*own, *bridged)):
         if (
             item.family is family
             and item.prefix_length < family.bits

@@ -44,6 +44,7 @@ ACTS = (
     "send generic command 4 dump",
     "receive generic command 4 dump",
     "file /proc/thread-self/net/ip_vs",
+    "file /proc/thread-self/net/ip_vs_stats",
     "file /proc/sys/net/ipv4/vs/expire_nodest_conn",
     "file /proc/sys/net/ipv4/vs/expire_quiescent_template",
     "file /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established",

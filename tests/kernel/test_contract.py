@@ -17,7 +17,7 @@ import pytest
 
 from ipvsproxy.commands import plan
 from ipvsproxy.daemon.loop import kernel as loop_kernel
-from ipvsproxy.kernel import node
+from ipvsproxy.kernel import modules, node
 from ipvsproxy.model.kernel import (
     DEVICE,
     HAS_THRESHOLDS,
@@ -27,6 +27,7 @@ from ipvsproxy.model.kernel import (
     BoundAddresses,
     Connections,
     Device,
+    FirewallMark,
     Flow,
     FlowCleaning,
     IpSet,
@@ -641,5 +642,20 @@ def test_a_scheduler_changes_in_place(kernel: Kernel, scheduler: str) -> None:
 
 def test_a_scheduler_that_there_is_not_is_unusable(kernel: Kernel) -> None:
     assert "no scheduler 'fastest'" in kernel.why_unusable("fastest")
+
+
+def test_a_scheduler_without_a_module_is_missing(kernel: Kernel) -> None:
+    is_real = isinstance(kernel, node.NodeKernel)
+    if is_real and modules.module_state("ip_vs_fastest") is modules.ModuleState.UNKNOWN:
+        pytest.skip("the files of this kernel's modules are not visible")
     assert "no scheduler 'fastest'" in kernel.why_missing("fastest")
     assert kernel.why_missing("rr") == ""
+
+
+def test_a_virtual_server_by_a_mark_that_is_in_use_is_left_alone(kernel: Kernel) -> None:
+    theirs = VirtualServer(FirewallMark.of(Family.IPV4, 0x3FFF), VirtualServerSettings("wrr"))
+    apply(kernel, Verb.ADD, theirs)
+    (outcome,) = apply(kernel, Verb.ADD, VirtualServer(theirs.key, VirtualServerSettings("rr")))
+    assert (outcome.errno, outcome.surprise) == (errno.EEXIST, False)
+    assert "another program" in outcome.error
+    assert virtual_servers(kernel)[theirs.key].settings == theirs.settings

@@ -503,3 +503,56 @@ def test_source_ranges_are_in_force_on_a_kernel_that_refuses_rules_of_marks() ->
     node.observe(skeletons={Family.IPV4: skeleton.without("filter")})
     assert tables.lacks_rules(Family.IPV4)
     assert node.reconciler.lacking([Family.IPV4]) == {Family.IPV4}
+
+
+def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_left_to_it() -> None:
+    node = node_with()
+    node.sync()
+    node.kernel.schedulers |= {"wlc"}
+    key = FirewallMark.of(Family.IPV4, FIRST)
+    theirs = VirtualServer(key, VirtualServerSettings("wlc"))
+    node.kernel.apply([Operation(Verb.ADD, theirs)])
+    node.put(*shop())
+    node.sync()
+    for _ in range(2):
+        left = node.kernel.virtual_servers[key]
+        assert (left.settings, left.real_servers) == (theirs.settings, {})
+        assert mark_entry(key) not in node.kernel.sets[mark_entry(key).set].entries
+        assert (marks_of(node), scopes_of(node)[SECOND]) == ({BALANCER: SECOND}, {HERE, ELSEWHERE})
+        node.observe()
+        node.sync()
+    node.remove("shop")
+    node.sync()
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert key in node.kernel.virtual_servers
+    del node.kernel.virtual_servers[key]
+    node.observe()
+    node.put(*shop())
+    node.sync()
+    assert node.reconciler.pending == 0
+
+
+def test_an_entry_that_cannot_be_removed_makes_nobody_elses_virtual_server_ours() -> None:
+    node = node_with()
+    node.sync()
+    key = FirewallMark.of(Family.IPV4, FIRST)
+    theirs = VirtualServer(key, VirtualServerSettings("rr"))
+    node.kernel.apply([Operation(Verb.ADD, theirs)])
+    node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, SetEntries), times=3)
+    node.put(*shop())
+    for _ in range(8):
+        node.sync(after_s=60)
+        node.observe()
+        assert key in node.kernel.virtual_servers
+        assert not node.kernel.virtual_servers[key].real_servers
+    assert mark_entry(key) not in node.kernel.sets[mark_entry(key).set].entries
+
+
+def test_a_refused_mark_that_no_service_has_any_more_changes_nothing() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    node.reconciler._tables.scopes.refuse(FirewallMark.of(Family.IPV4, SECOND))
+    node.sync()
+    assert marks_of(node) == {BALANCER: FIRST}

@@ -23,6 +23,7 @@ from ipvsproxy.model.kernel import (
     BoundAddresses,
     Connections,
     Device,
+    FirewallMark,
     Flow,
     FlowCleaning,
     InterfaceAddress,
@@ -303,6 +304,8 @@ class FakeKernel:
             return there is None
         if item.settings.scheduler not in self.schedulers:
             raise fake_sets.Refusal(errno.ENOENT, f"the kernel has no scheduler {item.settings.scheduler!r}")
+        if there is not None and verb is Verb.ADD and isinstance(item.key, FirewallMark):
+            raise fake_sets.Refusal(errno.EEXIST, "another program has made a virtual server by this mark")
         if there is None:
             self.virtual_servers[item.key] = KernelVirtualServer(item.settings, {})
         else:

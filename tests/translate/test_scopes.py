@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from ipvsproxy.model.kernel import IpSet, SetEntry, SetKind
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import trace
@@ -101,6 +101,18 @@ def test_only_packets_with_a_mark_whose_answers_would_not_come_back_are_masquera
     assert last == f"-m conntrack --ctorigdst {builders.NODE_ADDRESS} -j MASQUERADE --random-fully"
     exact = _chains(dataclasses.replace(API, detect_local=LocalMode.NODE_CIDR))["KUBE-IPVSPROXY-MASQ"]
     assert exact[-1].endswith("-m addrtype --src-type LOCAL -j MASQUERADE --random-fully")
+
+
+def test_ranges_that_pods_of_other_nodes_may_have_do_not_save_from_masquerading() -> None:
+    settings = dataclasses.replace(API, cluster_networks=builders.networks("192.168.0.0/16"))
+    unused = _chains(settings, pod_networks=builders.networks("192.168.1.0/24"))
+    assert not any("192.168.1.0/24" in rule for rule in unused["KUBE-IPVSPROXY-MASQ"])
+    gateway = frozenset({parse_address("192.168.1.1")})
+    used = _chains(settings, pod_networks=builders.networks("192.168.1.0/24"), elsewhere=gateway)
+    assert "-s 192.168.1.0/24 -j RETURN" in used["KUBE-IPVSPROXY-MASQ"]
+    of_nodes = {**builders.node_view().primary_addresses, Family.IPV4: parse_address("192.168.7.5")}
+    shared = _chains(settings, connected=builders.networks("192.168.0.0/20"), primary_addresses=of_nodes)
+    assert not any("192.168.0.0/20" in rule for rule in shared["KUBE-IPVSPROXY-MASQ"])
 
 
 def test_there_are_no_chains_without_an_occupied_set_and_no_marks_without_scopes() -> None:
