@@ -260,6 +260,23 @@ def test_focus_stays_on_a_row_while_it_is_updated(looking: Look) -> None:
     expect(link).to_be_focused()
 
 
+def test_focus_stays_on_a_row_that_moves(looking: Look) -> None:
+    page = looking("#/services?sort=connections")
+    _is_complete(page, "services")
+    link = page.locator(f"th a:text-is('{page_scene.WEB}')")
+    row = page.locator("tbody tr", has=link)
+    place = "row => [...row.parentElement.children].indexOf(row)"
+    row.evaluate("row => row.parentElement.append(row)")
+    link.focus()
+    assert row.evaluate(place) == 49
+    page.wait_for_function(
+        "name => [...document.querySelectorAll('tbody a')].slice(0, 40).some(link => link.textContent === name)",
+        arg=page_scene.WEB,
+        timeout=20_000,
+    )
+    expect(link).to_be_focused()
+
+
 def test_the_theme_is_chosen_and_kept(looking: Look) -> None:
     page = looking(PARTS["events"])
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")

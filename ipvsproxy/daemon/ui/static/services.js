@@ -130,11 +130,13 @@ export function open(main, where, { ask, refresh }) {
     }
   }
 
-  // Move only what is not in its place, so that focus and selection stay.
+  // Move only what is not in its place, so that the selection stays. A row that moves loses the focus: it gets it back.
   function place(elements) {
+    const focused = document.activeElement;
     elements.forEach((element, index) => {
       if (body.children[index] !== element) body.insertBefore(element, body.children[index] || null);
     });
+    if (focused !== document.activeElement && body.contains(focused)) focused.focus({ preventScroll: true });
     while (body.children.length > elements.length) body.lastElementChild.remove();
     if (!elements.length) body.append(el("tr", {}, el("td", { class: "empty", colspan: HEADS.length }, "No Service matches.")));
   }
