@@ -219,13 +219,18 @@ class IpvsDriver:
         if not any(verb is Verb.SET and type(item) is VirtualServer for verb, item in operations):
             return self._run(operations, positions)
         failed: dict[ipvs_operations.Place, ipvs_operations.Failure] = {}
+        pauses = 0
         for start, end in ipvs_handover.segments(operations):
-            self._prepare_schedulers(operations[start:end])
+            if pauses < ipvs_handover.MOST_PAUSES:
+                pauses += self._prepare_schedulers(operations[start:end])
             failed |= self._run(operations[start:end], positions[start:end])
         return failed
 
-    def _prepare_schedulers(self, operations: Sequence[Operation]) -> None:
-        """Let virtual servers serve clients while their scheduler is changed; see ``ipvs_handover``."""
+    def _prepare_schedulers(self, operations: Sequence[Operation]) -> bool:
+        """Let virtual servers serve clients while their scheduler is changed; see ``ipvs_handover``.
+
+        Returns whether any needs that.
+        """
         prepared: list[Operation] = []
         for operation in filter(ipvs_handover.may_change_scheduler, operations):
             item = operation.item
@@ -236,6 +241,7 @@ class IpvsDriver:
         if prepared:
             self._run(prepared)
             self._sleep(ipvs_handover.PAUSE_S)
+        return bool(prepared)
 
     def _run(
         self, operations: Sequence[Operation], positions: Sequence[int] | None = None

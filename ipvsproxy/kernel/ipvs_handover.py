@@ -22,6 +22,8 @@ So long, and during the edits after it, all new clients of a half go to one real
 """
 AT_ONCE = 20
 """The most virtual servers that wait for each other's edits."""
+MOST_PAUSES = 5
+"""The most pauses in one call: after them, schedulers change without preparation. Anybody who may write Services causes them."""
 _HALF = 1
 """The prefix length of half of all addresses; the kernel takes no shorter one for IPv6."""
 _TIMEOUT_S = 2

@@ -69,7 +69,7 @@ def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove:
 def _any_threshold_differs(desired: VirtualServer, observed: ObservedVirtualServer) -> bool:
     """Whether a desired real server that is there has other thresholds. Those that the reading does not show count as equal."""
     thresholds, found = desired.thresholds, observed.thresholds
-    if not observed.flags_known or (thresholds == NO_THRESHOLDS and not found):
+    if (thresholds is NO_THRESHOLDS and not found) or not observed.flags_known:
         return False
     weights = plain(observed.real_servers)
     return any(_thresholds(found, key) != thresholds for key in desired.weights.plain() if key in weights)
@@ -123,7 +123,11 @@ def virtual_server_operations(
         return
     if observed is None:
         yield Operation(Verb.ADD, desired)
-        yield from _all_real_servers(desired)
+        if isinstance(desired.weights, EvenWeights) and desired.thresholds is NO_THRESHOLDS:  # nearly always
+            if desired.weights:
+                yield Operation(Verb.ADD, RealServers(key, desired.weights))
+        else:
+            yield from _by_weight(desired)
         return
     if settings_differ(desired.settings, observed):
         yield Operation(Verb.SET, desired)
@@ -146,13 +150,8 @@ def virtual_server_operations(
                 yield Operation(parting, RealServers.of(key, real_server, 0))
 
 
-def _all_real_servers(desired: VirtualServer) -> Iterator[Operation]:
+def _by_weight(desired: VirtualServer) -> Iterator[Operation]:
     """The additions of all real servers, one for each run of equal weights, which keeps their order."""
-    weights, thresholds = desired.weights, desired.thresholds
-    if isinstance(weights, EvenWeights) and thresholds == NO_THRESHOLDS:
-        if weights:
-            yield Operation(Verb.ADD, RealServers(desired.key, weights))
-        return
-    for weight, run in itertools.groupby(weights.plain().items(), key=lambda item: item[1]):
+    for weight, run in itertools.groupby(desired.weights.plain().items(), key=lambda item: item[1]):
         keys = tuple(RealServerKey(key) for key, _ in run)
-        yield Operation(Verb.ADD, RealServers(desired.key, keys, weight, thresholds, stays=weight == 0))
+        yield Operation(Verb.ADD, RealServers(desired.key, keys, weight, desired.thresholds, stays=weight == 0))

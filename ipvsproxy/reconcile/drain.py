@@ -114,6 +114,11 @@ class Drains:
             else:
                 self._read_at(drain, now)
 
+    @property
+    def has_deadlines(self) -> bool:
+        """Whether any virtual server has a deadline of its own."""
+        return bool(self._deadlines)
+
     def set_deadline(self, key: VirtualServerKey, deadline_s: float | None) -> None:
         """Set the deadline of all drains of a virtual server, present ones included; None for the common one."""
         if self._deadlines.get(key) == deadline_s:

@@ -104,10 +104,12 @@ class Reconciler:
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
+        if not self._drains.has_deadlines and (state is None or not state.rare.drain_deadline_s):  # nearly always
+            self._tables.put(name, state)
+            return
         before = self._tables.states.get(name)
         self._tables.put(name, state)
-        if (before and before.rare.drain_deadline_s) or (state and state.rare.drain_deadline_s):
-            self._set_deadlines(name, before)
+        self._set_deadlines(name, before)
 
     def _set_deadlines(self, name: ServiceName, before: ServiceState | None) -> None:
         """Set the deadlines of a Service's drains: the node's, unless the Service has one of its own."""

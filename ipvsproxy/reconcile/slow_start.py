@@ -71,6 +71,10 @@ class SlowStarts:
         self._began_s: dict[ServiceName, dict[VirtualServerKey, Mapping[RealServerKey, float]]] = {}
         self._due_s: dict[ServiceName, float] = {}
 
+    def __bool__(self) -> bool:
+        """Whether any Service has slow start."""
+        return bool(self._states)
+
     def note(self, name: ServiceName, state: ServiceState | None, *, is_known: bool) -> None:
         """Take note of the desired state of a Service. ``is_known``: this process had one before."""
         if state is not None and state.rare.slow_start_s:

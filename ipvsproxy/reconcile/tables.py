@@ -227,7 +227,8 @@ class Tables:
         losers: Sequence[ServiceName] = ()
         if self.scopes.concern(name, state):
             state, losers = self.scopes.resolve(name, state)
-        self.slow_starts.note(name, state, is_known=name in self._states)
+        if self.slow_starts or (state is not None and state.rare.slow_start_s):
+            self.slow_starts.note(name, state, is_known=name in self._states)
         self._put(name, state)
         for loser in losers:
             self.scopes.put_again(loser)

@@ -7,6 +7,8 @@ Slices share equal ports and equal conditions as one object.
 
 import functools
 
+import msgspec
+
 from ipvsproxy.model.net import Address, Family, pack_address, pack_addresses
 from ipvsproxy.model.service import Conditions, EndpointPort, EndpointSlice, EndpointSliceName, ServiceName, Skipped
 from ipvsproxy.translate import annotations, api_schema, fields
@@ -47,7 +49,9 @@ def parse_endpoint_slice(
     given = metadata.annotations or _NO_ANNOTATIONS
     weight = annotations.parse_slice_weight(given.weight, skipped) if given.weight is not None else None
     endpoints = _bounded(raw.endpoints or [], skipped)
-    addresses, conditions = _endpoints(endpoints, family, weight, skipped) if family else (b"", ())
+    addresses, conditions = _endpoints(endpoints, family, skipped) if family else (b"", ())
+    if weight is not None:
+        conditions = tuple(_with_weight(one, weight) for one in conditions)
     return EndpointSlice(
         name=name,
         service=ServiceName(name.namespace, service) if service else None,
@@ -100,12 +104,12 @@ def _bounded(endpoints: list[api_schema.Endpoint], skipped: list[Skipped]) -> li
 
 
 def _endpoints(
-    endpoints: list[api_schema.Endpoint], family: Family, weight: int | None, skipped: list[Skipped]
+    endpoints: list[api_schema.Endpoint], family: Family, skipped: list[Skipped]
 ) -> tuple[bytes, tuple[Conditions, ...]]:
     # Faster for a first list of a hundred thousand endpoints, because all endpoints of nearly all slices are valid.
     packed = pack_addresses(family, [raw.addresses[0] if raw.addresses else "" for raw in endpoints])
     if packed is not None:
-        conditions = [_shared_conditions(raw.conditions, raw.node_name, raw.hints, raw.zone, weight) for raw in endpoints]
+        conditions = [_shared_conditions(raw.conditions, raw.node_name, raw.hints, raw.zone) for raw in endpoints]
         return packed, _alone(conditions[0]) if len(conditions) == 1 else tuple(conditions)
     addresses: list[bytes] = []
     conditions = []
@@ -124,7 +128,7 @@ def _endpoints(
             skipped.append(Skipped(f"endpoints[{number}].addresses[0]", reason))
             continue
         addresses.append(address)
-        conditions.append(_shared_conditions(raw.conditions, raw.node_name, raw.hints, raw.zone, weight))
+        conditions.append(_shared_conditions(raw.conditions, raw.node_name, raw.hints, raw.zone))
     return b"".join(addresses), tuple(conditions)
 
 
@@ -134,7 +138,6 @@ def _shared_conditions(
     node_name: str | None,
     hints: api_schema.EndpointHints | None,
     zone: str | None,
-    weight: int | None,
 ) -> Conditions:
     """One object for all equal endpoints of a node. Nil counts as true, true, false (discovery/v1)."""
     given, hints = given or _NO_CONDITIONS, hints or _NO_HINTS
@@ -146,8 +149,13 @@ def _shared_conditions(
         _names(hints.for_zones),
         _names(hints.for_nodes),
         zone or "",
-        weight,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_weight(conditions: Conditions, weight: int) -> Conditions:
+    """One object for all equal endpoints of weighty slices."""
+    return msgspec.structs.replace(conditions, weight=weight)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ from ipvsproxy.model.kernel import (
     network_entry,
 )
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.real_servers import RealServerKey, Weights
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
 from ipvsproxy.translate import refusal, topology, treatment
@@ -33,6 +33,7 @@ _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
     Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
 }
+_NO_ROUTES: dict[int, Weights] = {}
 _NAMES: Mapping[tuple[Family, SetKind], str] = {(family, kind): IpSet(kind, family).name for family in Family for kind in SetKind}
 
 
@@ -63,9 +64,8 @@ def translate(
         else:
             reason = f"{address}: this node does not serve {address.family.label}, so nothing of that family is served"
             skipped = (*skipped, Skipped("spec.clusterIPs", reason, invalid=False))
-    unweighed = {reason: None for item in served for reason in item.skipped}
-    if unweighed:
-        skipped = (*skipped, *unweighed)
+    if any(item.skipped for item in served):
+        skipped = (*skipped, *{reason: None for item in served for reason in item.skipped or ()})
     if len(served) == 1:
         return served[0].whole(skipped)
     return ServiceState(
@@ -106,8 +106,8 @@ class _FamilyState:
         self.thresholds = how.thresholds
         self.virtual_server_settings = how.settings(family, options.affinity_timeout_s)
         self.weighs = False
-        self.skipped: dict[Skipped, None] = {}
-        self.by_route: dict[int, Weights] = {}
+        self.skipped: dict[Skipped, None] | None = None
+        self.by_route: dict[int, Weights] = _NO_ROUTES
 
         self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
         self.entries: dict[SetEntry, None] = {}
@@ -141,8 +141,7 @@ class _FamilyState:
             or self.without_local_internal
             or self.without_local_external
             or self.scopes
-            or self.how.slow_start_s
-            or self.how.drain_deadline_s
+            or (not self.how.is_usual and (self.how.slow_start_s or self.how.drain_deadline_s))
         )
 
     def add(self, slices: list[EndpointSlice]) -> None:
@@ -169,12 +168,16 @@ class _FamilyState:
         for address, endpoint_port in endpoints.split(local_stems):
             self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
         choice = routes_of_port(self.service, port, self.family, endpoints, self.view)
-        by_key = self.how.weigh(endpoints, self.skipped) if self.weighs else None
-        self.by_route.clear()
+        internal: Weights = choice.internal.weights
+        external: Weights = choice.external.weights
+        by_key: Mapping[bytes, int] | None = None
+        if self.weighs or not self.how.is_usual:
+            by_key = self._weigh(endpoints)
+            internal = self._weighed(choice.internal.weights, by_key)
+            external = self._weighed(choice.external.weights, by_key)
         self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
         self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
-        external = self._weighed(choice.external, by_key)
-        self._serve(self.cluster_address, port, self._weighed(choice.internal, by_key))
+        self._serve(self.cluster_address, port, internal)
         self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
         self._bind(self.cluster_address)
         local = self.options.external_traffic_local
@@ -193,16 +196,23 @@ class _FamilyState:
         if port.node_port:
             self._add_node_port(port, external)
         if self.has_scopes:
-            self._add_scope(port, choice, self._weighed(choice.cluster, by_key))
+            self._add_scope(port, choice, self._weighed(choice.cluster.weights, by_key))
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
-    def _weighed(self, route: topology.Route, by_key: Mapping[bytes, int] | None) -> Weights:
+    def _weigh(self, endpoints: Endpoints) -> Mapping[bytes, int] | None:
+        """The weights of the endpoints of a port; None if each has weight 1."""
+        self.by_route = {}
+        if not self.weighs:
+            return None
+        self.skipped = {} if self.skipped is None else self.skipped
+        return self.how.weigh(endpoints, self.skipped)
+
+    def _weighed(self, weights: EvenWeights, by_key: Mapping[bytes, int] | None) -> Weights:
         """The real servers of a route with their weights; None stands for weight 1 of each.
 
         Routes of one port with the same real servers share the result.
         """
-        weights = route.weights
         if by_key is None and not self.how.is_ordered:
             return weights
         if id(weights) not in self.by_route:
@@ -212,11 +222,10 @@ class _FamilyState:
 
     def _serve(self, address: Address, port: ServicePort, weights: Weights) -> VirtualServerKey:
         key = VirtualServerKey(port.protocol, address, port.port)
-        self.virtual_servers.setdefault(key, self._virtual_server(key, weights))
+        self.virtual_servers.setdefault(
+            key, VirtualServer(key, self.virtual_server_settings, weights, self.owner, None, self.thresholds)
+        )
         return key
-
-    def _virtual_server(self, key: VirtualServerKey, weights: Weights) -> VirtualServer:
-        return VirtualServer(key, self.virtual_server_settings, weights, self.owner, None, self.thresholds)
 
     def _add_node_port(self, port: ServicePort, weights: Weights) -> None:
         addresses = self.view.node_port_addresses[self.family]
@@ -224,7 +233,9 @@ class _FamilyState:
         kinds = (every, local) if self.options.external_traffic_local else (every,)
         for address in addresses:
             key = VirtualServerKey(port.protocol, address, port.node_port)
-            self.virtual_servers.setdefault(key, self._virtual_server(key, weights))
+            self.virtual_servers.setdefault(
+                key, VirtualServer(key, self.virtual_server_settings, weights, self.owner, None, self.thresholds)
+            )
         for kind in kinds if addresses else ():
             if port.protocol is Protocol.SCTP:
                 for address in addresses:

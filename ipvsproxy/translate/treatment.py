@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ipvsproxy.model.annotations import (
+    ALL_ANNOTATIONS,
     GRADUAL_SCHEDULERS,
     HASH_SCHEDULERS,
     NO_ANNOTATIONS,
@@ -44,7 +45,7 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     ``flags`` are the scheduler's. ``prefix_lengths`` are those of session affinity, of IPv4 and IPv6, 0 for single addresses.
     ``slow_start_s`` is 0 without slow start, ``drain_deadline_s`` without a deadline of the Service. ``knows_slices``: weights of
-    EndpointSlices count.
+    EndpointSlices count. ``is_usual``: no annotation of the Service asks for anything, and the scheduler needs no order.
     """
 
     scheduler: str
@@ -55,9 +56,12 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     drain_deadline_s: int = 0
     prefix_lengths: tuple[int, int] = (0, 0)
     knows_slices: bool = True
+    is_usual: bool = False
 
     def settings(self, family: Family, affinity_timeout_s: int) -> VirtualServerSettings:
         """The settings of the Service's virtual servers of a family."""
+        if self.is_usual:
+            return _settings(self.scheduler, self.flags, affinity_timeout_s, 0)
         prefix_length = self.prefix_lengths[family is Family.IPV6] if affinity_timeout_s else 0
         return _settings(self.scheduler, self._flags, affinity_timeout_s, prefix_length)
 
@@ -84,7 +88,7 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def weighs(self, slices: list[EndpointSlice]) -> bool:
         """Whether endpoints of these slices may have other weights than 1."""
-        if self.weights is not None or self.slow_start_s:
+        if not self.is_usual and (self.weights is not None or self.slow_start_s):
             return True
         if not self.knows_slices:
             return False
@@ -117,7 +121,8 @@ def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tup
     """The treatment of a Service, the Service as it is to be served, and what of its annotations is not used."""
     options = service.options
     if options.annotations is NO_ANNOTATIONS:
-        return usual(settings.scheduler, Annotation.WEIGHT in settings.annotations), service, ()
+        chosen_all = settings.annotations is ALL_ANNOTATIONS  # faster to ask
+        return usual(settings.scheduler, chosen_all or Annotation.WEIGHT in settings.annotations), service, ()
     skipped: list[Skipped] = []
     chosen = _allowed(options.annotations, settings, skipped)
     if chosen.skips_load_balancer_ips:
@@ -139,7 +144,8 @@ def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tup
 @functools.lru_cache(maxsize=64)
 def usual(scheduler: str, knows_slices: bool) -> Treatment:  # noqa: FBT001 - a key of the cache
     """The treatment without annotations, as by kube-proxy: the flag ``mh-port`` with the scheduler mh, else none."""
-    return Treatment(scheduler=scheduler, flags=_usual_flags(scheduler), knows_slices=knows_slices)
+    is_usual = scheduler not in ORDERED_SCHEDULERS
+    return Treatment(scheduler=scheduler, flags=_usual_flags(scheduler), knows_slices=knows_slices, is_usual=is_usual)
 
 
 def _usual_flags(scheduler: str) -> int:

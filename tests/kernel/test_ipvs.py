@@ -495,3 +495,17 @@ def test_a_scheduler_is_replaced_in_two_edits_with_a_pause_between(network_names
         gone = server("10.96.0.3", scheduler="wlc")
         (outcome,) = driver.apply(operations(Verb.SET, gone))
         assert (outcome.error, outcome.surprise) == ("", True)
+
+
+@pytest.mark.kernel
+def test_many_new_schedulers_cause_a_bounded_number_of_pauses(network_namespace: None) -> None:
+    del network_namespace
+    pauses: list[float] = []
+    count = (ipvs_handover.MOST_PAUSES + 2) * ipvs_handover.AT_ONCE
+    servers = [server("10.96.0.1", port) for port in range(1, count + 1)]
+    with contextlib.closing(ipvs.IpvsDriver(sleep=pauses.append)) as driver:
+        assert clean(driver.apply(operations(Verb.ADD, *servers)))
+        wanted = [VirtualServer(each.key, each.settings._replace(scheduler="wlc")) for each in servers]
+        assert clean(driver.apply(operations(Verb.SET, *wanted)))
+        assert len(pauses) == ipvs_handover.MOST_PAUSES
+        assert {value.settings for value in driver.observe().values()} == {wanted[0].settings}
