@@ -9,6 +9,7 @@ the same with and without it, so a packet that does not get its mark fares as wi
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ipvsproxy.model.annotations import NO_ANNOTATIONS
 from ipvsproxy.model.kernel import (
     Flow,
     HealthListener,
@@ -49,7 +50,11 @@ def translate(
         owner = owner.remembered
     if service.not_served:
         return ServiceState(owner=owner, rare=Rarities(skipped=(service.not_served, *service.skipped)))
-    how, service, unused = treatment.treat(service, settings)
+    unused: tuple[Skipped, ...] = ()
+    if service.options.annotations is NO_ANNOTATIONS:
+        how = treatment.usual(service.options, settings)
+    else:
+        how, service, unused = treatment.treat(service, settings)
     service, refused = refusal.admit(service, view, settings)
     skipped = (*service.skipped, *unused, *refused) if unused or refused else service.skipped
     ordered = list(slices)
@@ -61,11 +66,11 @@ def translate(
             item = _FamilyState(service, owner, address, view, settings, how=how)
             item.add([one for one in ordered if one.family is item.family])
             served.append(item)
+            if item.skipped:
+                skipped = (*skipped, *(reason for reason in item.skipped if reason not in skipped))
         else:
             reason = f"{address}: this node does not serve {address.family.label}, so nothing of that family is served"
             skipped = (*skipped, Skipped("spec.clusterIPs", reason, invalid=False))
-    if any(item.skipped for item in served):
-        skipped = (*skipped, *{reason: None for item in served for reason in item.skipped or ()})
     if len(served) == 1:
         return served[0].whole(skipped)
     return ServiceState(
@@ -79,6 +84,36 @@ def translate(
 
 class _FamilyState:
     """The desired state of a Service in one family, while it is being built."""
+
+    __slots__ = (
+        "addresses",
+        "by_route",
+        "cluster_address",
+        "entries",
+        "external_addresses",
+        "family",
+        "flows",
+        "has_scopes",
+        "how",
+        "is_restricted",
+        "load_balancer_addresses",
+        "local_endpoints",
+        "options",
+        "owner",
+        "refused",
+        "scopes",
+        "service",
+        "settings",
+        "skipped",
+        "source_ranges",
+        "thresholds",
+        "view",
+        "virtual_server_settings",
+        "virtual_servers",
+        "weighs",
+        "without_local_external",
+        "without_local_internal",
+    )
 
     def __init__(
         self,
@@ -104,7 +139,7 @@ class _FamilyState:
         self.is_restricted = bool(self.source_ranges) or options.admits_nobody
         self.how = how
         self.thresholds = how.thresholds
-        self.virtual_server_settings = how.settings(family, options.affinity_timeout_s)
+        self.virtual_server_settings = how.common or how.settings(family, options.affinity_timeout_s)
         self.weighs = False
         self.skipped: dict[Skipped, None] | None = None
         self.by_route: dict[int, Weights] = _NO_ROUTES

@@ -46,6 +46,7 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``flags`` are the scheduler's. ``prefix_lengths`` are those of session affinity, of IPv4 and IPv6, 0 for single addresses.
     ``slow_start_s`` is 0 without slow start, ``drain_deadline_s`` without a deadline of the Service. ``knows_slices``: weights of
     EndpointSlices count. ``is_usual``: no annotation of the Service asks for anything, and the scheduler needs no order.
+    ``common`` are the settings for both families where they are the same in any case.
     """
 
     scheduler: str
@@ -57,11 +58,10 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefix_lengths: tuple[int, int] = (0, 0)
     knows_slices: bool = True
     is_usual: bool = False
+    common: VirtualServerSettings | None = None
 
     def settings(self, family: Family, affinity_timeout_s: int) -> VirtualServerSettings:
         """The settings of the Service's virtual servers of a family."""
-        if self.is_usual:
-            return _settings(self.scheduler, self.flags, affinity_timeout_s, 0)
         prefix_length = self.prefix_lengths[family is Family.IPV6] if affinity_timeout_s else 0
         return _settings(self.scheduler, self._flags, affinity_timeout_s, prefix_length)
 
@@ -118,11 +118,8 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tuple[Skipped, ...]]:
-    """The treatment of a Service, the Service as it is to be served, and what of its annotations is not used."""
+    """The treatment of a Service with annotations, the Service as it is to be served, and what of its annotations is not used."""
     options = service.options
-    if options.annotations is NO_ANNOTATIONS:
-        chosen_all = settings.annotations is ALL_ANNOTATIONS  # faster to ask
-        return usual(settings.scheduler, chosen_all or Annotation.WEIGHT in settings.annotations), service, ()
     skipped: list[Skipped] = []
     chosen = _allowed(options.annotations, settings, skipped)
     if chosen.skips_load_balancer_ips:
@@ -141,11 +138,23 @@ def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tup
     return treatment, service, tuple(skipped)
 
 
-@functools.lru_cache(maxsize=64)
-def usual(scheduler: str, knows_slices: bool) -> Treatment:  # noqa: FBT001 - a key of the cache
-    """The treatment without annotations, as by kube-proxy: the flag ``mh-port`` with the scheduler mh, else none."""
-    is_usual = scheduler not in ORDERED_SCHEDULERS
-    return Treatment(scheduler=scheduler, flags=_usual_flags(scheduler), knows_slices=knows_slices, is_usual=is_usual)
+def usual(options: ServiceOptions, settings: Settings) -> Treatment:
+    """The treatment of a Service without annotations: the same object for all Services with one session affinity."""
+    knows_slices = settings.annotations is ALL_ANNOTATIONS or Annotation.WEIGHT in settings.annotations
+    return _usual(settings.scheduler, options.affinity_timeout_s, knows_slices)
+
+
+@functools.lru_cache(maxsize=1024)
+def _usual(scheduler: str, affinity_timeout_s: int, knows_slices: bool) -> Treatment:  # noqa: FBT001 - a key of the cache
+    """As by kube-proxy: the flag ``mh-port`` with the scheduler mh, else none."""
+    flags = _usual_flags(scheduler)
+    return Treatment(
+        scheduler=scheduler,
+        flags=flags,
+        knows_slices=knows_slices,
+        is_usual=scheduler not in ORDERED_SCHEDULERS,
+        common=_settings(scheduler, flags, affinity_timeout_s, 0),
+    )
 
 
 def _usual_flags(scheduler: str) -> int:
