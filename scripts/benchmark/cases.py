@@ -22,6 +22,8 @@ OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50)
 SMALL = ((100, 10), (1_000, 10))
 BALANCED = (10_000, 3, 0, 1)
 """Load balancers with externalTrafficPolicy Local."""
+ANNOTATED = (10_000, 10, 0, 2)
+"""Services that choose a scheduler, weights and slow start by annotations."""
 CHANGES = 500
 FLOWS = 1_000_000
 WITHOUT_KERNEL = ("own", "flows")
@@ -72,6 +74,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
             rows=_restart,
         ),
         _scopes(repeats),
+        _annotations(repeats),
         Case(name="own", measurements=[("own", {"what": "cold", "arguments": {"pages": MAIN}})] * repeats, rows=_own),
         Case(name="own change", measurements=[_own_steady("change")], rows=_own_change),
         Case(
@@ -258,6 +261,27 @@ def _scopes_rows(found: Sequence[Found]) -> Iterator[Row]:
         yield Row("scopes", f"change p99 ms, {name}", one_change["p99_ms"])
         yield Row("scopes", f"netlink messages of a change, {name}", one_change["messages"])
         yield Row("scopes", f"processes started by changes, {name}", one_change["processes"], 0)
+
+
+def _annotations(repeats: int) -> Case:
+    """Starts of Services without annotations, which count or do not, and of Services that have some, in turn."""
+    ignored, counted = ["--service-annotations=none"], ["--service-annotations=all"]
+    sides = ((MAIN, ignored), (MAIN, counted), (ANNOTATED, counted))
+    starts = [("cold", {"pages": pages, "times": False, "flags": flags}) for pages, flags in sides]
+    return Case(name="annotations", measurements=starts * repeats, rows=_annotations_rows, quick=False)
+
+
+def _annotations_rows(found: Sequence[Found]) -> Iterator[Row]:
+    names = ("ignored, and none there", "counted, and none there", "three on each Service")
+    sides = {name: found[place :: len(names)] for place, name in enumerate(names)}
+    for name, side in sides.items():
+        yield Row("annotations", f"start s, median, {name}", _typical(side)["wall_s"])
+        yield Row("annotations", f"processor s, median, {name}", statistics.median(one["cpu_s"] for one in side))
+        yield Row("annotations", f"resident MB, {name}", max(one["resident_mb"] for one in side))
+    ignored, counted, chosen = (statistics.median(one["cpu_s"] for one in side) for side in sides.values())
+    yield Row("annotations", "processor, counted and none there, relative to ignored", counted / ignored)
+    yield Row("annotations", "processor, three on each Service, relative to ignored", chosen / ignored)
+    yield Row("annotations", "failed or pending", sum(one["failed"] + one["pending"] for one in found), 0)
 
 
 def _own_steady(part: str, churn_s: float = 0) -> Measurement:

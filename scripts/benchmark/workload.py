@@ -1,10 +1,10 @@
 """Makes a cluster of a given size, as pages of lists and lines of watches.
 
-    python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS [NODES [LOCAL]]
+    python -m scripts.benchmark.workload DIRECTORY SERVICES ENDPOINTS [NODES [FORM]]
 
 writes the pages into a directory, so that they take no memory of the process that reads them. Objects have all fields of real
 ones, managed fields included: a slice of ten endpoints has about 4 kB. Pods are spread evenly over the nodes; by default, there
-are as many nodes as the pods need, ten at least. With LOCAL 1, Services have a load balancer, and externalTrafficPolicy Local.
+are as many nodes as the pods need, ten at least. FORM is a place in ``FORMS``.
 """
 
 import itertools
@@ -48,6 +48,17 @@ def balanced(number: int) -> dict[str, Any]:
     item = service(number)
     item["spec"] |= {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "allocateLoadBalancerNodePorts": False}
     item["status"] = {"loadBalancer": {"ingress": [{"ip": balancer_address(number), "ipMode": "VIP"}]}}
+    return item
+
+
+def annotated(number: int) -> dict[str, Any]:
+    """A Service that chooses a scheduler, weights and slow start."""
+    item = service(number)
+    item["metadata"]["annotations"] = {
+        "ipvsproxy.io/scheduler": "wlc",
+        "ipvsproxy.io/weights": "zone/zone-a=10, zone/zone-b=1, other=5",
+        "ipvsproxy.io/slow-start": "30s",
+    }
     return item
 
 
@@ -154,19 +165,23 @@ class Replacements:
         self._pods.clear()
 
 
+FORMS = (service, balanced, annotated)
+"""The forms of Services: plain ones, load balancers with externalTrafficPolicy Local, and those with annotations."""
+
+
 def line(what: str, item: dict[str, Any]) -> bytes:
     """One line of a watch."""
     return json.dumps({"type": what, "object": item}, separators=(",", ":")).encode() + b"\n"
 
 
-def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0, local: int = 0) -> None:
+def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0, form: int = 0) -> None:
     """Write ``services-0``, ``services-1``…, ``endpointslices-0``…, ``nodes-0``.
 
-    ``nodes`` is 0 for as many as the pods need. If ``local`` is not 0, the Services are ``balanced``.
+    ``nodes`` is 0 for as many as the pods need. ``form`` is a place in ``FORMS``.
     """
     nodes = nodes or nodes_for(services * endpoints)
     lists: tuple[tuple[str, Iterator[dict[str, Any]]], ...] = (
-        ("services", map(balanced if local else service, range(services))),
+        ("services", map(FORMS[form], range(services))),
         ("endpointslices", (one for number in range(services) for one in slices(number, endpoints, nodes))),
         ("nodes", iter((node(),))),
     )

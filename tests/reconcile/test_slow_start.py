@@ -199,3 +199,17 @@ def test_no_real_server_and_no_virtual_server_is_removed_on_the_way() -> None:
     for _ in range(20):
         node.sync(after_s=5)
     assert not [one for one in seen if one.verb is Verb.REMOVE and isinstance(one.item, RealServers | VirtualServer)]
+
+
+def test_a_service_without_slow_start_beside_one_with_it_is_served_as_ever() -> None:
+    node = running(1)
+    other = builders.service("plain", cluster=["10.96.0.99"])
+    node.put(other, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="plain"))
+    node.sync()
+    assert weights(node) == {1: OWN}
+    (plain,) = node.kernel.virtual_servers[builders.frontend("10.96.0.99", 80)].real_servers.values()
+    assert plain == 1
+    node.put(other, builders.endpoint_slice(*(builders.endpoint(f"10.244.0.{last}") for last in (8, 9)), service="plain"))
+    node.sync()
+    assert set(node.kernel.virtual_servers[builders.frontend("10.96.0.99", 80)].real_servers.values()) == {1}
+    assert node.reconciler.pending == 0

@@ -143,3 +143,11 @@ def test_the_played_kernel_lists_the_given_number_of_flows_and_some_are_deleted(
     found = flows.clean(1_000)
     assert 1_000 <= found["flows"] < 1_000 + flows.PART_SIZE / 100
     assert 0 < found["removed"] < found["flows"] / 50
+
+
+def test_annotations_are_compared_with_the_same_start_where_they_are_ignored() -> None:
+    found = [_start(wall_s) for wall_s in (2.0, 2.1, 2.5) * 3]
+    rows = _rows("annotations", found)
+    assert rows["processor, counted and none there, relative to ignored"].value == pytest.approx(1.05)
+    assert rows["processor, three on each Service, relative to ignored"].value == pytest.approx(1.25)
+    assert rows["failed or pending"].ok

@@ -236,3 +236,25 @@ def test_an_endpoint_is_read_alike_whatever_stands_beside_it(family: str, endpoi
     assert parsed.addresses == b"".join(one.addresses for one in alone)
     assert parsed.conditions == tuple(conditions for one in alone for conditions in one.conditions)
     assert [skipped.reason for skipped in parsed.skipped] == [skipped.reason for one in alone for skipped in one.skipped]
+
+
+def _weighty_slice(weight: str) -> EndpointSlice:
+    document = {
+        "addressType": "IPv4",
+        "metadata": {"labels": {"kubernetes.io/service-name": "web"}, "annotations": {"ipvsproxy.io/weight": weight}},
+        "endpoints": [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))],
+    }
+    raw = msgspec.convert(document, api_schema.EndpointSlice)
+    return parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"))
+
+
+def test_the_weight_of_a_slice_is_that_of_all_of_its_endpoints() -> None:
+    parsed = _weighty_slice("7")
+    assert [(one.conditions.weight, one.conditions.node_name) for one in parsed.endpoints] == [(7, "a"), (7, "b")]
+    assert _reasons(parsed) == []
+
+
+def test_a_wrong_weight_of_a_slice_leaves_its_endpoints_as_they_are() -> None:
+    parsed = _weighty_slice("70000")
+    assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
+    assert _reasons(parsed) == ["metadata.annotations[ipvsproxy.io/weight]: '70000' is no number of 0..65535"]
