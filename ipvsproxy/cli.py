@@ -70,7 +70,7 @@ _CLEANUP_HELP = """\
 ipvsproxy cleanup [--dry-run] [--output=text|json] [flags]
 
 Removes everything of ipvsproxy, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual
-servers, iptables rules of both variants, ipsets, kube-ipvs0; of both IP families. Objects of other programs stay.
+servers, iptables rules of both variants, ipsets, local routes, kube-ipvs0; of both IP families. Objects of other programs stay.
 No API server is needed.
 
   --dry-run

@@ -201,9 +201,7 @@ def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
         return
     host = {one.address for one in observed.interface_addresses or ()}
     ranges = wiring.known_node_port_ranges(config)
-    is_ours = ownership.owned_virtual_servers(
-        observed.sets or {}, observed.addresses or (), host, observed.virtual_servers, ranges
-    )
+    is_ours = ownership.owned_virtual_servers(observed.sets or {}, observed.local, host, observed.virtual_servers, ranges)
     foreign = [key for key in observed.virtual_servers if not is_ours(key)]
     ports = {ownership.node_port_of(entry) for entries in (observed.sets or {}).values() for entry in entries}
     by_address = [key for key in foreign if not isinstance(key, FirewallMark)]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ipvsproxy.config.settings import Config
+from ipvsproxy.config.settings import Config, Ipvs
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.kernel import host, iptables, iptables_variant
@@ -106,12 +106,12 @@ class Result(NamedTuple):
 
 def run(config: Config, *, dry_run: bool, as_json: bool) -> int:
     """Clean this network namespace, and print the result; returns the exit status."""
-    result = _clean_here(config.ipvs.excluded_networks, wiring.known_node_port_ranges(config), dry_run=dry_run)
+    result = _clean_here(config.ipvs, wiring.known_node_port_ranges(config), dry_run=dry_run)
     sys.stdout.write(render_json(result, dry_run=dry_run) if as_json else render_text(result, dry_run=dry_run))
     return CLEAN if result.is_fine else NOT_CLEAN
 
 
-def _clean_here(excluded: Collection[Network], node_port_ranges: Collection[Network], *, dry_run: bool) -> Result:
+def _clean_here(ipvs: Ipvs, node_port_ranges: Collection[Network], *, dry_run: bool) -> Result:
     missing = host.missing_privileges()
     if missing:
         return Result(problems=tuple(map(str, missing)))
@@ -119,20 +119,22 @@ def _clean_here(excluded: Collection[Network], node_port_ranges: Collection[Netw
         with contextlib.ExitStack() as closing:
             if not dry_run:
                 closing.enter_context(contextlib.closing(Instance()))
-            return clean(closing.enter_context(_this_node()), excluded, node_port_ranges, dry_run=dry_run)
+            node = closing.enter_context(_this_node(ipvs.route_protocol))
+            return clean(node, ipvs.excluded_networks, node_port_ranges, dry_run=dry_run)
     except KernelError as error:
         return Result(problems=(error.detail,))
 
 
 @contextlib.contextmanager
-def _this_node() -> Iterator[Node]:
+def _this_node(route_protocol: int) -> Iterator[Node]:
     skipped: list[str] = []
     if not _IP_VS.exists():
         skipped.append("virtual servers: this kernel has no IPVS loaded")
     variants = iptables_variant.installed()
     commands = iptables_variant.choose(skeleton.CHAINS).commands if shutil.which("iptables") else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
-    with contextlib.closing(NodeKernel(skeleton.CHAINS, skeleton.JUMPS, commands=commands, ipvs=ipvs)) as kernel:
+    made = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, commands=commands, ipvs=ipvs, route_protocol=route_protocol)
+    with contextlib.closing(made) as kernel:
         programs = {}
         for family in Family:
             try:
@@ -172,7 +174,9 @@ def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collectio
     if may_remove_witnesses:
         outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply(todo.witnesses)]
     elif todo.witnesses:
-        problems.append("sets and device stay, because only they show which virtual servers are ours; run cleanup again")
+        problems.append(
+            "sets, device and local routes stay, because only they show which virtual servers are ours; run cleanup again"
+        )
     if not problems and not any(outcome.error for outcome in outcomes):
         again = cleanup.plan(_observe(node), _OURS, excluded, node_port_ranges).operations
         problems += [f"{operation.item} is back: is a kube-proxy or ipvsproxy still running here?" for operation in again[:1]]

@@ -88,7 +88,7 @@ class Comparison:
         except KernelError as error:
             raise UnknownStateError(error) from error
         now = self._clock()
-        self._carried = frozenset(observed.addresses or ()).union(one.address for one in observed.interface_addresses or ())
+        self._carried = observed.local.union(one.address for one in observed.interface_addresses or ())
         self.view = self._translator.update_view(observed.interface_addresses or (), now)
         for name in sorted(self._translator.unknown_schedulers):
             reason = await self.kernel.call(functools.partial(_why_missing, name))

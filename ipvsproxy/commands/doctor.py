@@ -36,6 +36,7 @@ async def examine(config: Config) -> Sequence[Finding]:
         ports=ports,
         chains=skeleton.CHAINS,
         jumps=skeleton.JUMPS,
+        route_protocol=config.ipvs.route_protocol,
     )
     return [*checks.judge(found, settings.sysctls, config), await _source(config)]
 

@@ -134,7 +134,7 @@ async def _serve(config: Config, signals: Signals) -> int:
     metrics = Metrics()
     source = await sources.make(config, metrics)
     try:
-        async with inspection.readable_kernel() as kernel:
+        async with inspection.readable_kernel(config) as kernel:
             node = await inspection.inspect(config, kernel)
             await _serve_on(node, source, metrics, signals)
     except KernelError as error:

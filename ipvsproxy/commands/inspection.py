@@ -101,7 +101,7 @@ def run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
 
 async def _run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
     source = await sources.make(config, NoListener())
-    async with readable_kernel() as kernel:
+    async with readable_kernel(config) as kernel:
         node = await inspect(config, kernel)
         async with following(source, node.store):
             return await answer(node)
@@ -184,7 +184,7 @@ async def following(
 
 
 @contextlib.asynccontextmanager
-async def readable_kernel() -> AsyncIterator[KernelThread[NodeKernel]]:
+async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKernel]]:
     """The kernel's thread.
 
     Raises:
@@ -195,7 +195,10 @@ async def readable_kernel() -> AsyncIterator[KernelThread[NodeKernel]]:
         raise CannotStartError(*missing)
     try:
         choice = await asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS)
-        kernel = await KernelThread.start(lambda: NodeKernel(skeleton.CHAINS, skeleton.JUMPS, commands=choice.commands))
+        route_protocol = config.ipvs.route_protocol
+        kernel = await KernelThread.start(
+            lambda: NodeKernel(skeleton.CHAINS, skeleton.JUMPS, commands=choice.commands, route_protocol=route_protocol)
+        )
     except KernelError as error:
         raise CannotStartError(error) from error
     try:

@@ -247,7 +247,7 @@ async def _read(config: Config) -> tuple[Document, tuple[str, ...]]:
         CannotStartError: a privilege or the kernel's IPVS is missing.
         KernelError: the table could not be read.
     """
-    async with inspection.readable_kernel() as kernel:
+    async with inspection.readable_kernel(config) as kernel:
         try:
             return await _read_with_names(config, kernel)
         except (CannotStartError, UnknownStateError) as error:

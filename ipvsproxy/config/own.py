@@ -1,7 +1,11 @@
 """Options that kube-proxy does not have. In a file they stand under ``ipvsproxy:``."""
 
 from ipvsproxy.config.option import Kind, Option, Status
-from ipvsproxy.translate.view import TrafficScopes
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL
+from ipvsproxy.translate.view import Binding, TrafficScopes
+
+LOWEST_ROUTE_PROTOCOL = 5
+"""Lower numbers are those of the kernel and of administrators (include/uapi/linux/rtnetlink.h)."""
 
 OPTIONS = (
     Option(
@@ -59,6 +63,26 @@ OPTIONS = (
         "Which annotations of Services count: all, none, or names without ipvsproxy.io/, such as scheduler,weights.",
         "all|none|NAME,...",
         status=Status.OWN,
+    ),
+    Option(
+        "ipvs-vip-binding",
+        "ipvsproxy.vipBinding",
+        Kind.TEXT,
+        "addresses",
+        "How Service addresses become local: by addresses on kube-ipvs0, or by local routes on lo, which is faster (routes).",
+        status=Status.OWN,
+        choices=tuple(Binding),
+    ),
+    Option(
+        "ipvs-route-protocol",
+        "ipvsproxy.routeProtocol",
+        Kind.INTEGER,
+        str(ROUTE_PROTOCOL),
+        "The protocol number of local routes to Service addresses; no other program may use it.",
+        "NUMBER",
+        status=Status.OWN,
+        minimum=LOWEST_ROUTE_PROTOCOL,
+        maximum=255,
     ),
     Option(
         "mass-deletion-guard",

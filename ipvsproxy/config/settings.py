@@ -10,8 +10,9 @@ from typing import NamedTuple, Self
 
 from ipvsproxy.config.given import Notice, Value
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Address, Network, host_port
-from ipvsproxy.translate.view import LocalMode, TrafficScopes
+from ipvsproxy.translate.view import Binding, LocalMode, TrafficScopes
 
 
 class Command(enum.Enum):
@@ -48,6 +49,7 @@ class Ipvs:
     connections of a removed real server may last; 0 sets no bound. ``allowed_service_addresses`` are served even if they
     belong to the API server, the node or a range of pods. ``scope_bits`` are the bits of packet
     marks that ``traffic_scopes`` uses. ``annotations`` of Services and EndpointSlices are those that count.
+    ``route_protocol`` is the protocol number of local routes of ours, with any ``binding``.
     """
 
     scheduler: str = "rr"
@@ -63,6 +65,8 @@ class Ipvs:
     traffic_scopes: TrafficScopes = TrafficScopes.API
     scope_bits: int = 0x3FFF
     annotations: frozenset[Annotation] = ALL_ANNOTATIONS
+    binding: Binding = Binding.ADDRESSES
+    route_protocol: int = ROUTE_PROTOCOL
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

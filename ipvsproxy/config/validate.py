@@ -14,7 +14,7 @@ from ipvsproxy.config.settings import Command, Config, ListenAddress, LogFormat
 from ipvsproxy.config.values import Values
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
-from ipvsproxy.translate.view import LocalMode, TrafficScopes
+from ipvsproxy.translate.view import Binding, LocalMode, TrafficScopes
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
@@ -226,6 +226,8 @@ def _ipvs(values: Values) -> settings.Ipvs:
         traffic_scopes=TrafficScopes(values.text("ipvsproxy.trafficScopes") or TrafficScopes.API),
         scope_bits=_scope_bits(values),
         annotations=_annotations(values),
+        binding=Binding(values.text("ipvsproxy.vipBinding") or Binding.ADDRESSES),
+        route_protocol=values.number("ipvsproxy.routeProtocol"),
     )
 
 

@@ -61,7 +61,8 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
     source = await sources.make(config, metrics)
     with requirements.only_instance():
         late_rules = asyncio.Event()
-        async with requirements.running_kernel(metrics.applied, late_rules.set) as kernel:
+        route_protocol = config.ipvs.route_protocol
+        async with requirements.running_kernel(metrics.applied, late_rules.set, route_protocol=route_protocol) as kernel:
             requirements.demand(host.missing_settings())
             programs = await requirements.demand_usable_node(kernel)
             rules = await kernel.call(lambda node: node.leftover_rules)
@@ -139,7 +140,7 @@ class _Node:
         )
         work = (
             # Interfaces are followed before they are read, so that no change is missed.
-            interfaces.follow(engine, await kernel.call(lambda node: node.ports)),
+            interfaces.follow(engine, await kernel.call(lambda node: node.ports), self._config.ipvs.route_protocol),
             kernel.call(lambda node: node.read_rules(tuple(self._programs))),  # these processes run while the lists arrive
             self._source.run(lambda events: self._deliver(events, engine)),
             engine.run(),

@@ -73,6 +73,7 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
         scopes=config.ipvs.traffic_scopes,
         scope_bits=config.ipvs.scope_bits,
         annotations=config.ipvs.annotations,
+        binding=config.ipvs.binding,
     )
 
 

@@ -60,8 +60,9 @@ def gather(
     ports: Collection[int],
     chains: Collection[ChainKey],
     jumps: Collection[Jump],
+    route_protocol: int,
 ) -> Facts:
-    """Gather all facts. ``sysctls`` are paths below ``/proc/sys``; ``chains`` and ``jumps`` are ours.
+    """Gather all facts. ``sysctls`` are paths below ``/proc/sys``; ``chains``, ``jumps`` and ``route_protocol`` are ours.
 
     Raises:
         KernelError: the kernel version cannot be read.
@@ -75,7 +76,7 @@ def gather(
     try:
         choice = iptables_variant.choose(chains)
         if not unreadable:
-            kernel = NodeKernel(chains, jumps, commands=choice.commands)
+            kernel = NodeKernel(chains, jumps, commands=choice.commands, route_protocol=route_protocol)
             try:
                 refusals = {family: kernel.rules.usable(family) for family in Family}
                 unserved = {family: refusal.reason for family, refusal in refusals.items() if refusal}

@@ -60,6 +60,7 @@ def render(rule: ObservedRule, family: Family) -> str:
         rule.from_elsewhere and "-m addrtype ! --src-type LOCAL",
         rule.to_this_host and "-m addrtype --dst-type LOCAL",
         rule.virtual_server and _virtual_server(rule.virtual_server),
+        rule.to_virtual_server and "--vdir ORIGINAL",
         f"-j {_target(rule.target, family)}",
     )
     return " ".join(part for part in parts if part)
@@ -175,6 +176,7 @@ _MATCHES: Mapping[str, Callable[..., tuple[str, object]]] = {
     "--vproto": lambda text: ("protocol", Protocol(int(text))),
     "--vaddr": lambda text: ("address", parse_address(text)),
     "--vport": lambda text: ("port", int(text)),
+    "--vdir": lambda text: ("to_virtual_server", text == "ORIGINAL"),
 }
 """The field of a rule that an option of iptables sets. A value that does not fit shows when the rule is rendered again."""
 

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from ipvsproxy.kernel import iptables, modules, netlink, scheduler
+from ipvsproxy.kernel import iptables, modules, netlink, routes, scheduler
 from ipvsproxy.kernel.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.conntrack import ConntrackDriver
 from ipvsproxy.kernel.errors import KernelError
@@ -22,10 +22,12 @@ from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.ipvs_traffic import TrafficReader
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.routes import RouteDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.kernel.rules_driver import RulesDriver
 from ipvsproxy.model.kernel import (
     IP_SETS,
+    ROUTE_PROTOCOL,
     Connections,
     InterfaceAddress,
     SetEntry,
@@ -92,16 +94,18 @@ class NodeKernel:
         ipvs: IpvsDriver | None = None,
         rules: RulesBackend | None = None,
         rules_patience_s: float | None = None,
+        route_protocol: int = ROUTE_PROTOCOL,
         on_late_rules: Callable[[], None] = lambda: None,
     ) -> None:
         """Open all sockets. Only ``chains`` and ``jumps`` count as ours. ``commands`` are the iptables programs to use.
 
         ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS; ``rules`` replaces the driver of iptables.
         ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means without bound.
-        ``on_late_rules`` is called, in another thread, when a program that took longer ends.
+        ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
+        program that took longer ends.
 
         ``on_applied`` gets the outcomes of each run of operations of one driver, and its duration in seconds; it is called in the
-        thread that applies them. ``ports`` are the port ids of the sockets that change addresses, as in notifications.
+        thread that applies them. ``ports`` are the port ids of the sockets that change addresses and routes, as in notifications.
 
         Raises:
             KernelError: the kernel lacks a feature, or this process may not use it.
@@ -114,7 +118,8 @@ class NodeKernel:
         self.leftover_rules = LeftoverRules(commands)
         self.ipvs = ipvs or IpvsDriver()
         self._ipset = IpsetDriver()
-        self._addresses = AddressDriver(self._open_noted)
+        self._addresses = AddressDriver(functools.partial(self._open_noted, netlink.open_socket))
+        self._routes = RouteDriver(functools.partial(self._open_noted, routes.open_socket), route_protocol)
         self._sysctls = SysctlDriver()
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
@@ -125,6 +130,7 @@ class NodeKernel:
             DriverName.IPVS: self.ipvs,
             DriverName.IPSET: self._ipset,
             DriverName.ADDRESSES: self._addresses,
+            DriverName.ROUTES: self._routes,
             DriverName.SYSCTL: self._sysctls,
             DriverName.IPTABLES: self.rules,
             DriverName.CONNTRACK: self._conntrack,
@@ -136,15 +142,15 @@ class NodeKernel:
         """The reader of IPVS's counters, with a socket of its own."""
         return self.ipvs.traffic
 
-    def _open_noted(self, protocol: int) -> socket.socket:
+    def _open_noted(self, connect: Callable[[int], socket.socket], protocol: int) -> socket.socket:
         """Open a socket and add its port id to ``ports``: its changes are our own."""
-        opened = netlink.open_socket(protocol)
+        opened = connect(protocol)
         self.ports.add(opened.getsockname()[0])
         return opened
 
     def close(self) -> None:
         """Close all sockets."""
-        for driver in (self.ipvs, self._ipset, self._addresses, self._conntrack, self._rule_changes, self.rules):
+        for driver in (self.ipvs, self._ipset, self._addresses, self._routes, self._conntrack, self._rule_changes, self.rules):
             driver.close()
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
@@ -156,6 +162,7 @@ class NodeKernel:
         virtual_servers = _attempt(self.ipvs.observe, errors)
         return dataclasses.replace(
             _of_addresses(addresses),
+            routes=_attempt(self._routes.observe, errors),
             sysctls=_attempt(lambda: self._sysctls.observe(sysctls), errors),
             virtual_servers=virtual_servers,
             foreign_virtual_servers=self.ipvs.foreign,
@@ -172,18 +179,22 @@ class NodeKernel:
     ) -> Iterator[Observation]:
         """As ``observe``, part by part; other calls may come between the parts.
 
-        Most parts take a few milliseconds. Longer ones are the addresses, a large set, the settings of all virtual servers, and
-        rules that have changed.
+        Most parts take a few milliseconds. Longer ones are the addresses, local routes, a large set, the settings of all virtual
+        servers, and rules that have changed.
 
         Unless ``thorough``, a poll only returns what may have changed since the last one. It does not read scheduler flags. It
-        leaves out addresses, sets and virtual servers for which the kernel gives the same answer as before, and rules that nobody
-        has changed.
+        leaves out addresses, routes, sets and virtual servers for which the kernel gives the same answer as before, and rules
+        that nobody has changed.
         """
         errors: list[str] = []
         if thorough:
             self._ipset.forget()
         addresses = _attempt(self._addresses.observe if thorough else self._addresses.observe_changed, errors)
         yield dataclasses.replace(_of_addresses(addresses), errors=tuple(errors))
+        errors = []
+        observed_routes = _attempt(self._routes.observe if thorough else self._routes.observe_changed, errors)
+        if observed_routes is not None or errors:
+            yield Observation(routes=observed_routes, errors=tuple(errors))
         errors = []
         settings = _attempt(lambda: self._sysctls.observe(sysctls), errors)
         yield Observation(sysctls=settings, errors=tuple(errors))

@@ -12,7 +12,7 @@ from ipvsproxy.model.real_servers import NO_REAL_SERVERS, NO_THRESHOLDS, RealSer
 from ipvsproxy.model.service import ServiceName
 
 DEVICE = "kube-ipvs0"
-"""The name of the dummy device, which has every service address."""
+"""The name of the dummy device, which has every service address unless they are local by routes."""
 
 
 REMEMBERED_S = 2.0**40
@@ -518,6 +518,44 @@ class BoundAddresses(NamedTuple):
         return ", ".join(map(str, self.addresses))
 
 
+ROUTE_PROTOCOL = 251
+"""The protocol number of our routes unless the operator chooses another: unused in the list of iproute2 (``rt_protos``)."""
+
+
+@Kind("route", DriverName.ROUTES, one="local route", add=Stage.ADDRESSES, remove=Stage.ADDRESS_REMOVALS)
+class LocalRoutes(NamedTuple):
+    """One or more local routes, each to one service address: with it, the address is local without being on an interface.
+
+    A route is ours by its table (``local``), its protocol number, its device (``lo``) and its metric, which is not that of
+    the kernel's own route of an address.
+    """
+
+    addresses: tuple[Address, ...]
+
+    @classmethod
+    def of(cls, *addresses: Address) -> "LocalRoutes":
+        """The routes to these addresses."""
+        return cls(addresses)
+
+    @property
+    def keys(self) -> tuple[Address, ...]:
+        """The key of each route: its address."""
+        return self.addresses
+
+    @property
+    def key(self) -> Address:
+        """The key in the table of its kind.
+
+        Raises:
+            ValueError: these are several objects.
+        """
+        (key,) = self.keys
+        return key
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.addresses))
+
+
 @Kind("sysctl", DriverName.SYSCTL, set=Stage.SETTINGS)
 class Sysctl(NamedTuple):
     """A kernel setting: its path, relative to ``/proc/sys`` or absolute, and its value as text.
@@ -647,6 +685,16 @@ class InterfaceAddress(NamedTuple):
 
 
 KernelObject = (
-    VirtualServer | RealServers | SetEntries | IpSet | SetCopy | BoundAddresses | Device | Sysctl | Timeouts | FlowCleaning
+    VirtualServer
+    | RealServers
+    | SetEntries
+    | IpSet
+    | SetCopy
+    | BoundAddresses
+    | LocalRoutes
+    | Device
+    | Sysctl
+    | Timeouts
+    | FlowCleaning
 )
 """Every class with a ``Kind``, except the rules (``Skeleton``)."""

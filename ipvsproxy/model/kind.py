@@ -9,7 +9,7 @@ Additions come before removals, and a restriction comes before the object that i
   ranges, then the rules, then the set that sends packets to them, then the virtual server.
 * A virtual server and its real servers come before its address. Otherwise clients would be refused in between.
 * On removal, the virtual server goes first, then its entries and its address. These are its witnesses: they show a later process
-  that the virtual server is ours.
+  that the virtual server is ours. Local routes have the stages of addresses: each may take the place of the other.
 * A packet gets a mark only while the virtual server of that mark has its real servers. Without a mark, it comes to the virtual
   server of its address.
 """
@@ -25,6 +25,7 @@ class DriverName(enum.StrEnum):
     IPVS = "ipvs"
     IPSET = "ipset"
     ADDRESSES = "addresses"
+    ROUTES = "routes"
     SYSCTL = "sysctl"
     IPTABLES = "iptables"
     CONNTRACK = "conntrack"

@@ -7,7 +7,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model import kind
-from ipvsproxy.model.kernel import BoundAddresses, KernelObject, RealServers, SetEntries, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import (
+    BoundAddresses,
+    KernelObject,
+    LocalRoutes,
+    RealServers,
+    SetEntries,
+    VirtualServer,
+    VirtualServerKey,
+)
 from ipvsproxy.model.kind import Kind
 from ipvsproxy.model.rules import Skeleton
 
@@ -63,8 +71,8 @@ def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
                 yield from (Operation(verb, item._replace(keys=(key,))) for key in item.keys)
             case SetEntries() if len(item.entries) > 1:
                 yield from (Operation(verb, SetEntries.of(entry)) for entry in item.entries)
-            case BoundAddresses() if len(item.addresses) > 1:
-                yield from (Operation(verb, BoundAddresses.of(address)) for address in item.addresses)
+            case BoundAddresses() | LocalRoutes() if len(item.addresses) > 1:
+                yield from (Operation(verb, type(item).of(address)) for address in item.addresses)
             case _:
                 yield operation
 
@@ -78,7 +86,7 @@ def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
 def objects(item: Item) -> int:
     """The number of kernel objects of an item."""
     match item:
-        case RealServers() | SetEntries() | BoundAddresses():
+        case RealServers() | SetEntries() | BoundAddresses() | LocalRoutes():
             return len(item.keys)
         case _:
             return 1

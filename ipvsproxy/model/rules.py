@@ -96,7 +96,8 @@ class Rule:
 
     ``not_source``, ``not_interface`` and ``not_mark`` match packets that the value does not match. ``mark`` and ``not_mark`` are
     bits, all of which must be set. Of the bits of ``any_mark``, one at least must be set; of ``no_mark``, none. A packet with any
-    of the ``connection_states`` matches. ``original_destination`` is that of the connection's first packet on its arrival.
+    of the ``connection_states`` matches. ``to_virtual_server``: of the packets of ``virtual_server``, only those of clients
+    match. ``original_destination`` is that of the connection's first packet on its arrival.
     """
 
     target: Target
@@ -118,6 +119,7 @@ class Rule:
     from_elsewhere: bool = False
     to_this_host: bool = False
     virtual_server: VirtualServerKey | None = None
+    to_virtual_server: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -76,13 +76,15 @@ NO_RARITIES = Rarities()
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The desired state of one Service on this node, in both families.
 
-    ``served`` are its virtual servers, with different keys. ``addresses`` are those on the dummy device.
+    ``served`` are its virtual servers, with different keys. ``addresses`` are those on the dummy device, ``routes`` those that
+    are local by a route of ours.
     """
 
     owner: Owner
     served: tuple[VirtualServer, ...] = ()
     entries: tuple[SetEntry, ...] = ()
     addresses: tuple[Address, ...] = ()
+    routes: tuple[Address, ...] = ()
     rare: Rarities = NO_RARITIES
 
     def with_objects(self, served: tuple[VirtualServer, ...], entries: tuple[SetEntry, ...]) -> "ServiceState":
@@ -104,9 +106,10 @@ class Observation:
 
     ``sets`` and ``virtual_servers`` are complete. ``some_sets`` and ``some_virtual_servers`` do not mention others; None stands
     for an object that does not exist. ``set_copy``: whether a ``SetCopy`` exists. ``skeletons`` lacks families that are not in
-    use, ``sysctls`` lacks paths that this kernel does not have. ``addresses`` are on the dummy device, ``interface_addresses`` on
-    all other interfaces. ``foreign_virtual_servers`` is the number of virtual servers of protocols that no Service has.
-    ``errors`` has one line for each field that could not be read. ``is_of_rules``: this part only has rules.
+    use, ``sysctls`` lacks paths that this kernel does not have. ``addresses`` are on the dummy device, ``routes`` are those that
+    a local route of ours leads to, ``interface_addresses`` are on all other interfaces. ``foreign_virtual_servers`` is the number
+    of virtual servers of protocols that no Service has. ``errors`` has one line for each field that could not be read.
+    ``is_of_rules``: this part only has rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
@@ -117,11 +120,17 @@ class Observation:
     set_copy: bool | None = None
     device: bool | None = None
     addresses: AbstractSet[Address] | None = None
+    routes: AbstractSet[Address] | None = None
     interface_addresses: tuple[InterfaceAddress, ...] | None = None
     skeletons: Mapping[Family, ObservedSkeleton] = dataclasses.field(default_factory=dict)
     sysctls: Mapping[str, str] | None = None
     errors: tuple[str, ...] = ()
     is_of_rules: bool = False
+
+    @property
+    def local(self) -> frozenset[Address]:
+        """The service addresses that are local by an address on our device or a route of ours, as far as these were read."""
+        return frozenset().union(self.addresses or (), self.routes or ())
 
     @property
     def of_node(self) -> Iterator[tuple[type, Mapping[Any, Any]]]:

@@ -1,13 +1,14 @@
 """The removal of all our kernel objects, and no others, for ``--cleanup``.
 
-Rule 1: virtual servers go first, so that no packet meets a part of the rules; then rules, the sets that they name, the device.
+Rule 1: virtual servers go first, so that no packet meets a part of the rules; then rules, the sets that they name, the device,
+and local routes.
 Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Otherwise no later run would recognise it as ours.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import DEVICE, IP_SETS, SET_COPY, Device, FirewallMark, VirtualServer
+from ipvsproxy.model.kernel import DEVICE, IP_SETS, SET_COPY, Device, FirewallMark, LocalRoutes, VirtualServer
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
@@ -48,7 +49,13 @@ def plan(
 
 def may_remove_witnesses(observed: Observation) -> bool:
     """Whether all parts were read that show which virtual servers are ours."""
-    return None not in (observed.virtual_servers, observed.sets, observed.addresses, observed.interface_addresses)
+    return None not in (
+        observed.virtual_servers,
+        observed.sets,
+        observed.addresses,
+        observed.routes,
+        observed.interface_addresses,
+    )
 
 
 def rules(observed: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
@@ -65,9 +72,7 @@ def _virtual_servers(
 ) -> Iterator[Operation]:
     host = {item.address for item in observed.interface_addresses or ()}
     virtual_servers = observed.virtual_servers or {}
-    is_ours = ownership.owned_virtual_servers(
-        observed.sets or {}, observed.addresses or (), host, virtual_servers, node_port_ranges
-    )
+    is_ours = ownership.owned_virtual_servers(observed.sets or {}, observed.local, host, virtual_servers, node_port_ranges)
     for key, server in virtual_servers.items():
         is_excluded = not isinstance(key, FirewallMark) and any(network.contains(key.address) for network in excluded)
         if is_ours(key) and not is_excluded:
@@ -81,3 +86,5 @@ def _witnesses(observed: Observation) -> Iterator[Operation]:
         yield Operation(Verb.REMOVE, SET_COPY)
     if observed.device:
         yield Operation(Verb.REMOVE, Device(DEVICE))
+    if observed.routes:
+        yield Operation(Verb.REMOVE, LocalRoutes(tuple(sorted(observed.routes))))

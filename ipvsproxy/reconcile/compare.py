@@ -77,7 +77,8 @@ def compare(tables: Tables, may_remove: diff.MayRemove, describe_rule: DescribeR
     virtual_servers = tables.virtual_servers
     for key in (*virtual_servers.pending, *virtual_servers.surplus):
         yield from _virtual_server(tables, key, may_remove)
-    yield from _presence("address", tables.addresses)
+    for described, binding in tables.bindings.items():
+        yield from _presence(plan.KINDS[described].name, binding)
 
 
 def _of_values(tables: Tables, described: type) -> Iterator[Difference]:

@@ -24,14 +24,14 @@ from ipvsproxy.reconcile.drift import Drifts, Place
 from ipvsproxy.reconcile.table import KEYS_AT_ONCE
 from ipvsproxy.reconcile.tables import Tables
 
-_WITNESSES = frozenset({"set_entry", "address"})
+_WITNESSES = frozenset({"set_entry", "address", "route"})
 
 
 class Observer:
     """Takes in observations of the whole kernel, or of parts of it.
 
-    ``has_observed_all``: every kind of witness was read at least once. ``newcomers`` are undesired set entries and addresses that
-    have appeared during a reading in parts, until its end.
+    ``has_observed_all``: every kind of witness was read at least once. ``newcomers`` are undesired set entries, addresses and
+    local routes that have appeared during a reading in parts, until its end.
     """
 
     def __init__(self, tables: Tables, drains: Drains, drifts: Drifts) -> None:
@@ -40,7 +40,7 @@ class Observer:
         self._tables = tables
         self._drains = drains
         self._drifts = drifts
-        self._unread = {"sets", "addresses", "interface addresses"}
+        self._unread = {"sets", "addresses", "routes", "interface addresses"}
         """The kinds of witnesses that have not been read yet."""
         self._host: frozenset[Address] = frozenset()
         self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
@@ -69,6 +69,9 @@ class Observer:
         if observed.addresses is not None:
             yield from tables.addresses.observing_all(observed.addresses, True, _ours)
             self._unread.discard("addresses")
+        if observed.routes is not None:
+            yield from tables.routes.observing_all(observed.routes, True, _ours)
+            self._unread.discard("routes")
         if observed.interface_addresses is not None:
             self._host = frozenset(item.address for item in observed.interface_addresses)
             self._unread.discard("interface addresses")
@@ -114,9 +117,7 @@ class Observer:
 
     def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
         entries = {name: table.observed.keys() for name, table in self._tables.entries.items()}
-        is_ours = ownership.owned_virtual_servers(
-            entries, self._tables.addresses.observed, self._host, left_behind, self.node_port_ranges
-        )
+        is_ours = ownership.owned_virtual_servers(entries, self._tables.local, self._host, left_behind, self.node_port_ranges)
         return lambda key: is_ours(key) and not self._tables.scopes.is_refused(key)
 
     def _recall_drains(

@@ -1,7 +1,8 @@
 """Which observed virtual servers are ours although they are not desired.
 
 The kernel's table is shared: keepalived, kube-vip or docker have virtual servers there, too. A fresh process has no memory, but
-the kernel has: an address on our device or an entry in one of our sets comes before its virtual server and goes after it (see
+the kernel has: an address on our device, a local route of ours or an entry in one of our sets comes before its virtual server and
+goes after it (see
 ``order``). So one of them witnesses every virtual server of a former process.
 
 A node port in one of our sets names no address: it is a witness only on those addresses of this host where node ports are
@@ -15,7 +16,7 @@ A virtual server by firewall mark is ours if our set of marks has its mark.
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -77,13 +78,14 @@ class NodePort(NamedTuple):
 
 def owned_virtual_servers(
     sets: Mapping[str, Collection[SetEntry]],
-    bound: Collection[Address],
+    local: Container[Address],
     host_addresses: Collection[Address],
     left_behind: Mapping[VirtualServerKey, ObservedVirtualServer] = MappingProxyType({}),
     node_port_ranges: Collection[Network] = EVERYWHERE,
 ) -> Callable[[VirtualServerKey], bool]:
     """A test whether a virtual server is ours, from the other observed objects.
 
+    ``local`` are the addresses on our device, and those of our local routes.
     ``host_addresses`` are the addresses of this host on other interfaces than our device: a node port in our set makes the
     virtual server of that port ours on each of them that lies in ``node_port_ranges``; never on loopback addresses, nor, in a
     range of all addresses, on IPv6 link-local ones. ``left_behind`` are all virtual servers, where one on another address may be
@@ -111,7 +113,7 @@ def owned_virtual_servers(
         return frozenset(_shape(key, observed) for key, observed in left_behind.items() if is_witnessed(key))
 
     def is_witnessed(key: VirtualServerKey) -> bool:
-        if key.address in bound:
+        if key.address in local:
             return True
         names = _WITNESS_NAMES[key.address.family]
         if any(SetEntry(name, key.address, key.protocol, key.port) in sets.get(name, ()) for name in names):

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 
-from ipvsproxy.model.kernel import NODE_OWNER, BoundAddresses, FirewallMark, FlowCleaning, IpSet, RealServers, SetEntries
+from ipvsproxy.model.kernel import NODE_OWNER, FirewallMark, FlowCleaning, IpSet, RealServers, SetEntries
 from ipvsproxy.model.plan import KINDS, Operation, Verb, one_by_one
 from ipvsproxy.reconcile import diff, ownership, precondition
 from ipvsproxy.reconcile.drain import Drains
@@ -13,7 +13,7 @@ from ipvsproxy.reconcile.tables import Tables
 def desired_operations(tables: Tables, drains: Drains, *, together: bool = True) -> Iterator[Operation]:
     """The operations for desired keys that may be done now.
 
-    ``together``: several entries of one set are one operation, and so are several addresses.
+    ``together``: several entries of one set are one operation, and so are several addresses or local routes.
     """
     yield from _foundation(tables)
     for name, table in tables.unequal_entries():
@@ -35,9 +35,12 @@ def desired_operations(tables: Tables, drains: Drains, *, together: bool = True)
             if observed is None and isinstance(key, FirewallMark):
                 operations = itertools.islice(operations, 1)  # the virtual server itself
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
-    addresses = tuple(address for address in tables.addresses.pending if precondition.may_be_bound(tables, address))
-    if addresses:
-        yield from _split(Operation(Verb.ADD, BoundAddresses(addresses)), together=together)
+    for described, binding in tables.bindings.items():
+        addresses = tuple(
+            address for address in binding.pending if precondition.may_become_local(tables, binding.owners_of(address), address)
+        )
+        if addresses:
+            yield from _split(Operation(Verb.ADD, described(addresses)), together=together)
     for flow in tables.flows.pending:
         keep = tables.flows.desired[flow]
         if precondition.leads_only_to(tables, flow, keep):
@@ -71,7 +74,7 @@ def surplus_operations(
 ) -> Iterator[Operation]:
     """The removals. ``has_observed_all``: every kind of witness of virtual servers has been read once.
 
-    ``keeping`` are entries and addresses that stay for now. ``together``: as for ``desired_operations``.
+    ``keeping`` are entries, addresses and local routes that stay for now. ``together``: as for ``desired_operations``.
     """
     going, still_given = tables.virtual_servers.surplus, precondition.still_given(tables)
     for key in going:
@@ -94,8 +97,11 @@ def surplus_operations(
         )
         if entries:
             yield from _split(Operation(Verb.REMOVE, SetEntries(name, entries)), together=together)
-    addresses = tuple(
-        address for address in tables.addresses.surplus if address not in keeping and address not in witnesses.addresses
-    )
-    if addresses:
-        yield from _split(Operation(Verb.REMOVE, BoundAddresses(addresses)), together=together)
+    for described, binding in tables.bindings.items():
+        addresses = tuple(
+            address
+            for address in binding.surplus
+            if address not in keeping and address not in witnesses.addresses and precondition.stays_local(tables, address)
+        )
+        if addresses:
+            yield from _split(Operation(Verb.REMOVE, described(addresses)), together=together)

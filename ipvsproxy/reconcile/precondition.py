@@ -7,11 +7,13 @@ Rule 3: tracked flows are cleaned after the kernel has stopped using the real se
 between would stay.
 Rule 4: traffic to another node is masqueraded, or its answers would not return through this node. The entry that exempts traffic
 from masquerading comes when no undesired real server gets traffic, and real servers come when the entry has gone.
-Rule 5: an address is local as soon as it is on our device. Without a virtual server there, a program of this host that listens on
-the Service's port would answer. The rules that close the host's ports leave out those of Services.
+Rule 5: an address is local as soon as it is on our device or a local route leads to it. Without a virtual server there, a program
+of this host that listens on the Service's port would answer. The rules that close the host's ports leave out those of Services.
 Rule 6: a packet gets a mark only while the virtual server of the mark has its real servers. Before the virtual server is added,
 the entry that shows that it is ours is in force. It gets real servers once the kernel has added it: if another program has made
 one by this mark in the meantime, that one stays as it is. Sets that only scopes use go when no rule names them.
+Rule 7: an address that is to be local by a route stays on our device until the route is in force, and the other way round. In
+between it would not be local, and nearly every connection would break.
 """
 
 import itertools
@@ -23,6 +25,7 @@ from ipvsproxy.model.kernel import (
     Flow,
     IpSet,
     MarkedEntry,
+    Owner,
     SetEntry,
     SetKind,
     VirtualServer,
@@ -43,15 +46,20 @@ def held_back(tables: Tables) -> Collection[VirtualServerKey]:
     return {key for key in table.pending if key not in table.observed and not _may_be_reached(tables, key)}
 
 
-def may_be_bound(tables: Tables, address: Address) -> bool:
-    """Whether an address has a virtual server (rule 5)."""
+def may_become_local(tables: Tables, owners: Iterable[Owner], address: Address) -> bool:
+    """Whether an address has a virtual server of one of these owners (rule 5)."""
     observed = tables.virtual_servers.observed
-    for owner in tables.addresses.owners_of(address):
+    for owner in owners:
         for item in tables.states[owner.service].served:
             key = item.key
             if key.address == address and key in observed:
                 return True
     return False
+
+
+def stays_local(tables: Tables, address: Address) -> bool:
+    """Whether an address is local in the desired way, or is not to be local (rule 7)."""
+    return not any(address in table.pending for table in tables.bindings.values())
 
 
 def may_be_added(tables: Tables, name: str, entries: Iterable[SetEntry]) -> Iterable[SetEntry]:

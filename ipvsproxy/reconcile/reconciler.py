@@ -11,7 +11,7 @@ meanwhile.
 import dataclasses
 import errno
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.model.kernel import (
     INDISPENSABLE_SETTINGS,
@@ -137,6 +137,10 @@ class Reconciler:
         """The virtual servers that this node itself may not use: rules follow. ``settled``: once everything is as desired."""
         return self._tables.refused(settled=settled)
 
+    def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
+        """Those of some virtual servers whose address is local by a route, or soon. ``settled``: as for ``refused``."""
+        return self._tables.routed(keys, settled=settled)
+
     def has_rules(self, family: Family) -> bool:
         """Whether chains of a family were observed."""
         observed = self._tables.skeletons.observed.get(family)
@@ -171,7 +175,7 @@ class Reconciler:
 
     @property
     def has_newcomers(self) -> bool:
-        """Whether the current reading has observed entries or addresses that may be witnesses of virtual servers not yet read."""
+        """Whether the current reading has observed objects that may be witnesses of virtual servers not yet read."""
         return bool(self._observer.newcomers)
 
     def take_drift_news(self) -> News:

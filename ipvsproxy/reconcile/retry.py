@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import BoundAddresses, RealServers, SetEntries, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, RealServers, SetEntries, VirtualServer, VirtualServerKey
 from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.real_servers import EvenWeights
 
@@ -99,7 +99,7 @@ def identity(operation: Operation) -> tuple[str, object]:
             return kind_of(item), item.virtual_server
         case RealServers():
             return kind_of(item), (item.virtual_server, item.keys)
-        case SetEntries() | BoundAddresses():
+        case SetEntries() | BoundAddresses() | LocalRoutes():
             return kind_of(item), item.keys
         case _:
             return kind_of(item), item.key

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from ipvsproxy.model.kernel import (
     BoundAddresses,
     FlowCleaning,
+    LocalRoutes,
     ObservedVirtualServer,
     RealServers,
     SetEntries,
@@ -43,7 +44,7 @@ class Settlement:
                 self._real_servers(verb, item)
             case VirtualServer():
                 self._virtual_server(verb, item)
-            case SetEntries() | BoundAddresses():
+            case SetEntries() | BoundAddresses() | LocalRoutes():
                 table = tables.table(item)
                 if verb is Verb.REMOVE:
                     for key in item.keys:

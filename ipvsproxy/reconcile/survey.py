@@ -5,10 +5,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.model.kernel import (
+    BoundAddresses,
     Connections,
     FirewallMark,
     HealthCheck,
     HealthCheckPort,
+    LocalRoutes,
     ObservedVirtualServer,
     Owner,
     SetEntry,
@@ -60,6 +62,7 @@ class Statistics:
     observed: Sequence[ObservedVirtualServer]
     foreign: frozenset[VirtualServerKey]
     addresses: Sequence[Address]
+    routes: Sequence[Address]
     set_entries: Mapping[str, int]
     pending: Mapping[str, int]
     drifted: Mapping[str, int]
@@ -164,10 +167,11 @@ class Survey:
         """
         return self._tables.skeletons.desired[family]
 
-    def witness(self, key: VirtualServerKey) -> Address | SetEntry | None:
-        """The observed address or set entry that shows that a virtual server is ours; None without one."""
-        if key.address in self._tables.addresses.observed:
-            return key.address
+    def witness(self, key: VirtualServerKey) -> BoundAddresses | LocalRoutes | SetEntry | None:
+        """The observed address, local route or set entry that shows that a virtual server is ours; None without one."""
+        for described, table in self._tables.bindings.items():
+            if key.address in table.observed:
+                return described.of(key.address)
         if isinstance(key, FirewallMark):
             entry = mark_entry(key)
             return entry if entry in self._tables.entries[entry.set].observed else None
@@ -210,6 +214,7 @@ class Survey:
             observed=list(tables.virtual_servers.observed.values()),
             foreign=frozenset(tables.virtual_servers.foreign),
             addresses=list(tables.addresses.observed),
+            routes=list(tables.routes.observed),
             set_entries={ip_set.name: len(tables.entries[ip_set.name].observed) for ip_set in tables.sets.desired},
             pending={kind: sum(len(one.pending) + len(one.surplus) for one in tables) for kind, tables in by_kind.items()},
             drifted={kind: sum(one.drifted for one in tables) for kind, tables in by_kind.items()},

@@ -8,7 +8,7 @@ Rule 3: a rule is desired while its set has an entry, or a virtual server needs 
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.model.kernel import (
@@ -24,6 +24,7 @@ from ipvsproxy.model.kernel import (
     HealthCheck,
     HealthCheckPort,
     IpSet,
+    LocalRoutes,
     ObservedVirtualServer,
     Owner,
     RealServers,
@@ -69,6 +70,16 @@ class Keep:
     real_servers: frozenset[RealServerKey]
 
 
+class _Local(Container[Address]):
+    """The addresses of several mappings, without a copy."""
+
+    def __init__(self, mappings: Sequence[Mapping[Address, object]]) -> None:
+        self._mappings = mappings
+
+    def __contains__(self, address: object) -> bool:
+        return any(address in mapping for mapping in self._mappings)
+
+
 class Tables:
     """Desired and observed state of the node, by kind of kernel object."""
 
@@ -103,6 +114,14 @@ class Tables:
             for family in Family
         }
         self.addresses: Table[Address, Owner, bool] = PresenceTable(lambda address: not is_served(address.family), self._unequal)
+        self.routes: Table[Address, Owner, bool] = PresenceTable(lambda address: not is_served(address.family), self._unequal)
+        self.bindings: Mapping[type[BoundAddresses | LocalRoutes], Table[Address, Owner, bool]] = {
+            BoundAddresses: self.addresses,
+            LocalRoutes: self.routes,
+        }
+        """The tables of both ways by which a service address becomes local. An address is desired in one of them."""
+        self.local: Container[Address] = _Local(tuple(table.observed for table in self.bindings.values()))
+        """The observed service addresses of both ways."""
         self.sets: Table[IpSet, Owner, bool] = PresenceTable(lambda ip_set: ip_set.kind not in SCOPE_KINDS, self._unequal)
         self.copies: Table[SetCopy, Owner, bool] = PresenceTable(_never, self._unequal)
         """Copies of sets are never desired."""
@@ -138,7 +157,7 @@ class Tables:
         self.by_class: Sequence[tuple[type, Table[Any, Any, Any]]] = (
             (VirtualServer, self.virtual_servers),
             *((SetEntries, table) for table in self.entries.values()),
-            (BoundAddresses, self.addresses),
+            *self.bindings.items(),
             *self.foundation,
             (FlowCleaning, self.flows),
         )
@@ -265,6 +284,8 @@ class Tables:
         affected = self.virtual_servers.replace(owner, before.virtual_servers, after.virtual_servers)
         if before.addresses != after.addresses:
             self.addresses.replace(owner, presence(before.addresses, owner), presence(after.addresses, owner))
+        if before.routes != after.routes:
+            self.routes.replace(owner, presence(before.routes, owner), presence(after.routes, owner))
         if before.rare.flows != after.rare.flows:
             self._desire_flows(owner, before.rare.flows, after.rare.flows)
         if before.rare.local_endpoints != after.rare.local_endpoints:
@@ -281,6 +302,8 @@ class Tables:
                 affected.add(loser)
         for address in state.addresses:
             self.addresses.desire(address, owner, owner)
+        for address in state.routes:
+            self.routes.desire(address, owner, owner)
         if state.rare.local_endpoints:
             self.health_checks.replace(owner, {}, _checks(owner, state))
         self._desire_entries(owner, _NOTHING, state)
@@ -355,6 +378,14 @@ class Tables:
             return frozenset(desired)
         going = {key for keys in self._in_rules.values() for key in keys if self.is_going(key)}
         return frozenset(desired | going)
+
+    def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
+        """Those of some virtual servers whose address is local by a route, or soon.
+
+        ``settled``: as for ``refused``.
+        """
+        desired, observed = self.routes.desired, {} if settled else self.routes.observed
+        return frozenset(key for key in keys if key.address in desired or key.address in observed)
 
     def lacks_rules(self, family: Family) -> bool:
         """Whether rules of a family are not in force, apart from those that give packets a mark: a kernel may refuse these."""

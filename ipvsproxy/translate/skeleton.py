@@ -29,7 +29,7 @@ from ipvsproxy.model.rules import (
     Target,
     Verdict,
 )
-from ipvsproxy.translate.view import LocalMode, NodeView, Settings
+from ipvsproxy.translate.view import Binding, LocalMode, NodeView, Settings
 
 SERVICES = "KUBE-SERVICES"
 POSTROUTING = "KUBE-POSTROUTING"
@@ -120,11 +120,14 @@ def build_skeleton(
     view: NodeView,
     occupied: AbstractSet[SetKind],
     refused: Iterable[VirtualServerKey],
+    *,
+    routed: AbstractSet[VirtualServerKey] = frozenset(),
 ) -> Skeleton:
     """All rules of a family.
 
     ``occupied``: the kinds of sets with an entry; most rules exist only while their set is not empty.
-    ``refused``: the virtual servers that this node itself may not use.
+    ``refused``: the virtual servers that this node itself may not use. ``routed``: those of them whose address is local by a
+    route, or soon.
     """
     mark = settings.mark
     masquerade = Masquerade(fully_random=settings.random_fully.get(family, True))
@@ -161,14 +164,23 @@ def build_skeleton(
     rules["filter", SOURCE_RANGES_FIREWALL] += _source_range_rules(family, occupied)
     rules["filter", IPVS_FILTER] += _closed_port_rules(family)
     rules["filter", IPVS_OUT_FILTER] += (
-        Rule(source=Network(key.address, family.bits), virtual_server=key, target=Verdict.DROP)
-        for key in sorted(refused)
-        if key.address.family is family
+        _refusal(key, family, by_route=key in routed) for key in sorted(refused) if key.address.family is family
     )
     chains = {ChainKey(*key): tuple(value) for key, value in rules.items()}
     if not occupied & {SetKind.SCOPE, SetKind.NO_LOCAL}:
         return Skeleton(family=family, chains=chains, jumps=KUBE_PROXY_JUMPS)
     return Skeleton(family=family, chains={**chains, **_scope_chains(family, settings, view, occupied)}, jumps=JUMPS)
+
+
+def _refusal(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
+    """The rule that drops this host's own packets to a virtual server.
+
+    As in kube-proxy, their source is the service address while that is on our device. With a route, the kernel chooses another
+    source for IPv6.
+    """
+    if by_route:
+        return Rule(from_this_host=True, virtual_server=key, to_virtual_server=True, target=Verdict.DROP)
+    return Rule(source=Network(key.address, family.bits), virtual_server=key, target=Verdict.DROP)
 
 
 def _scope_chains(
@@ -241,9 +253,18 @@ def _surely_local(family: Family, settings: Settings, view: NodeView) -> Iterabl
             yield item
 
 
-def _on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:
+def _on_set(
+    kind: SetKind,
+    family: Family,
+    sides: tuple[Side, ...],
+    target: Target,
+    protocol: Protocol | None = None,
+    *,
+    from_this_host: bool = False,
+) -> Rule:
     """A rule that matches one of our sets, with the comment that names the set's purpose."""
-    return Rule(protocol=protocol, comment=_COMMENTS[kind], set=_match(kind, family, sides), target=target)
+    match, comment = _match(kind, family, sides), _COMMENTS[kind]
+    return Rule(protocol=protocol, comment=comment, set=match, from_this_host=from_this_host, target=target)
 
 
 def _match(kind: SetKind, family: Family, sides: tuple[Side, ...]) -> SetMatch:
@@ -256,6 +277,10 @@ def _service_rules(family: Family, settings: Settings, view: NodeView, occupied:
         yield _on_set(SetKind.LOAD_BALANCER, family, _TO_PORT, JumpTo(LOAD_BALANCER))
     if SetKind.CLUSTER_IP in occupied:
         yield _cluster_masquerade(family, settings, view)
+        if family is Family.IPV6 and settings.binding is Binding.ROUTES and not settings.masquerade_all:
+            # The source is the service address otherwise. With a route, the kernel chooses any address of this host, perhaps one
+            # in a range of pods, or one that nobody else has a route to.
+            yield _on_set(SetKind.CLUSTER_IP, family, _TO_PORT, JumpTo(MARK_MASQUERADE), from_this_host=True)
     for kind, masquerade in ((SetKind.EXTERNAL_IP, True), (SetKind.EXTERNAL_IP_LOCAL, False)):
         if kind in occupied:
             comment, match = _COMMENTS[kind], _match(kind, family, _TO_PORT)

@@ -27,7 +27,7 @@ from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, S
 from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
 from ipvsproxy.translate import refusal, topology, treatment
 from ipvsproxy.translate.endpoints import Endpoints, find_endpoints
-from ipvsproxy.translate.view import NodeView, Settings, TrafficScopes
+from ipvsproxy.translate.view import Binding, NodeView, Settings, TrafficScopes
 
 _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.TCP: (SetKind.NODE_PORT_TCP, SetKind.NODE_PORT_LOCAL_TCP),
@@ -73,11 +73,14 @@ def translate(
             skipped = (*skipped, Skipped("spec.clusterIPs", reason, invalid=False))
     if len(served) == 1:
         return served[0].whole(skipped)
+    addresses = tuple(address for item in served for address in item.addresses)
+    by_routes = settings.binding is Binding.ROUTES
     return ServiceState(
         owner=owner,
         served=tuple(one for item in served for one in item.virtual_servers.values()),
         entries=tuple(entry for item in served for entry in item.entries),
-        addresses=tuple(address for item in served for address in item.addresses),
+        addresses=() if by_routes else addresses,
+        routes=addresses if by_routes else (),
         rare=_rarities(served, skipped),
     )
 
@@ -158,11 +161,15 @@ class _FamilyState:
     def whole(self, skipped: tuple[Skipped, ...]) -> ServiceState:
         """The finished state, for a Service of this family alone."""
         addresses, cluster_addresses = tuple(self.addresses), self.service.cluster_addresses
+        if addresses == cluster_addresses:
+            addresses = cluster_addresses  # most Services share one tuple
+        by_routes = self.settings.binding is Binding.ROUTES
         return ServiceState(
             owner=self.owner,
             served=tuple(self.virtual_servers.values()),
             entries=tuple(self.entries),
-            addresses=cluster_addresses if addresses == cluster_addresses else addresses,  # most Services share one tuple
+            addresses=() if by_routes else addresses,
+            routes=addresses if by_routes else (),
             rare=_rarities([self], skipped),
         )
 

@@ -34,6 +34,16 @@ class TrafficScopes(enum.StrEnum):
     KUBE_PROXY = "kube-proxy"
 
 
+class Binding(enum.StrEnum):
+    """The way by which service addresses become local, so that this node takes their packets in.
+
+    ``ADDRESSES``: they are on our dummy device, as with kube-proxy. ``ROUTES``: a local route on ``lo`` leads to each.
+    """
+
+    ADDRESSES = "addresses"
+    ROUTES = "routes"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The operator's choices that change desired state.
@@ -65,6 +75,7 @@ class Settings:
     hash_scheduler: str = "mh"
     annotations: frozenset[Annotation] = ALL_ANNOTATIONS
     missing_schedulers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    binding: Binding = Binding.ADDRESSES
 
     @property
     def mark(self) -> int:

@@ -121,7 +121,9 @@ def test_what_tells_a_virtual_server_of_ours_stays_while_it_cannot_be_removed(ke
     assert [outcome.operation.item for outcome in result.failed] == [VirtualServer(CLUSTER_IP, VirtualServerSettings("rr"))]
     assert (kernel.device, len(kernel.sets)) == (True, 34)
     assert not any(kernel.chains.values()), "rules need no witnesses"
-    assert result.problems == ("sets and device stay, because only they show which virtual servers are ours; run cleanup again",)
+    assert result.problems == (
+        "sets, device and local routes stay, because only they show which virtual servers are ours; run cleanup again",
+    )
     assert clean(kernel).is_fine
     assert set(kernel.virtual_servers) == {FOREIGN}
 

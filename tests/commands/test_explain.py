@@ -164,6 +164,9 @@ async def test_virtual_servers_that_no_service_wants_are_stale_or_of_others() ->
         stale[0]
         == "TCP 10.96.0.10:80: no Service desires it any more; its witness is its address on kube-ipvs0, so run removes it"
     )
+    kernel.addresses, kernel.routes = set(), set(kernel.addresses)
+    (routed, *_) = await _text(kernel, "10.96.0.10:80", builders.node())
+    assert "its witness is its local route, so run removes it" in routed
     port = await _text(kernel, "192.168.0.10:30080", builders.node())
     assert "its witness is KUBE-NODE-PORT-TCP, so run removes it" in port[0]
     assert "lost its address" not in port[0]

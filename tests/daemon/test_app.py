@@ -77,7 +77,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
 
     @contextlib.asynccontextmanager
-    async def running_kernel(*_: object) -> AsyncIterator[KernelThread[Kernel]]:
+    async def running_kernel(*_: object, **_named: object) -> AsyncIterator[KernelThread[Kernel]]:
         thread = await KernelThread.start(lambda: kernel)
         yield thread
         thread.stop()

@@ -51,6 +51,7 @@ def test_options_reach_translation() -> None:
         "--nodeport-addresses=10.0.0.0/8",
         "--bind-address=10.1.2.3",
         "--feature-gates=AllowServiceExternalIPs=false",
+        "--ipvs-vip-binding=routes",
     )
     assert settings == view.Settings(
         scheduler="mh",
@@ -62,6 +63,7 @@ def test_options_reach_translation() -> None:
         node_port_networks=builders.networks("10.0.0.0/8"),
         bind_address=parse_address("10.1.2.3"),
         external_addresses=False,
+        binding=view.Binding.ROUTES,
     )
 
 

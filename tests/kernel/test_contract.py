@@ -7,6 +7,7 @@ it for the fake).
 import contextlib
 import dataclasses
 import errno
+import subprocess
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol as Interface
@@ -31,6 +32,7 @@ from ipvsproxy.model.kernel import (
     Flow,
     FlowCleaning,
     IpSet,
+    LocalRoutes,
     ObservedVirtualServer,
     RealServers,
     SetEntries,
@@ -52,7 +54,7 @@ from tests.support import fake_kernel, fake_sets
 K = TypeVar("K")
 V = TypeVar("V")
 
-WHOLE = ("set_copy", "device", "addresses", "interface_addresses", "sysctls")
+WHOLE = ("set_copy", "device", "addresses", "routes", "interface_addresses", "sysctls")
 """The parts of an observation that a poll shows as a whole."""
 CONNTRACK = "net/ipv4/vs/conntrack"
 FILTER = ChainKey("filter", "KUBE-IPVS-OUT-FILTER")
@@ -73,6 +75,7 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
         yield fake
         return
     request.getfixturevalue("fresh_namespace")
+    subprocess.run(("ip", "link", "set", "lo", "up"), check=True)
     with contextlib.closing(node.NodeKernel((FILTER, MARK), JUMPS)) as real:
         yield real
 
@@ -171,6 +174,7 @@ def fill(kernel: Kernel) -> VirtualServer:
     desired, entry = server(), entries(Family.IPV4)[1]
     add(kernel, desired, real_server(desired, port=1), real_server(desired, port=2))
     add(kernel, IpSet(SetKind.CLUSTER_IP, Family.IPV4), entry, Device(DEVICE), BoundAddresses.of(desired.key.address))
+    add(kernel, LocalRoutes.of(POD[Family.IPV4]))
     assert [outcome.error for outcome in apply(kernel, Verb.SET, skeleton(Family.IPV4))] == [""]
     return desired
 
@@ -189,10 +193,12 @@ def test_a_poll_shows_what_another_program_has_changed_since_the_last_one(kernel
     apply(other, Verb.REMOVE, gone)
     apply(other, Verb.SET, real_server(changed, weight=0))
     apply(other, Verb.REMOVE, BoundAddresses.of(gone.key.address))
+    apply(other, Verb.REMOVE, LocalRoutes.of(POD[Family.IPV4]))
     apply(other, Verb.REMOVE, entries(Family.IPV4)[1])
     apply(other, Verb.REMOVE, skeleton(Family.IPV4))
     observed, now = polled(kernel, before, thorough=False), observe(kernel)
     assert (observed.addresses, observed.sets, observed.skeletons) == (now.addresses, now.sets, now.skeletons)
+    assert observed.routes == now.routes == frozenset()
     assert (observed.addresses, observed.skeletons[Family.IPV4].chains) == (frozenset(), {})
     assert {key: one.real_servers for key, one in (observed.virtual_servers or {}).items()} == {
         changed.key: {real_server(changed).key: 0}
@@ -215,6 +221,7 @@ def test_outcomes_are_about_each_object_once_and_in_the_order_of_the_operations(
     items = (
         Device(DEVICE),
         BoundAddresses.of(POD[Family.IPV4]),
+        LocalRoutes.of(*POD.values()),
         ip_set,
         SetEntries.of(entry),
         desired,
@@ -230,6 +237,7 @@ def test_an_untouched_kernel_has_no_objects(kernel: Kernel) -> None:
     observed = observe(kernel)
     assert observed.errors == ()
     assert (observed.virtual_servers, observed.sets, observed.device, observed.addresses) == ({}, {}, False, frozenset())
+    assert observed.routes == frozenset()
     assert [(image.chains, image.jumps) for image in observed.skeletons.values()] == [({}, frozenset())] * 2
 
 
@@ -283,6 +291,8 @@ def test_a_weight_that_is_set_is_no_surprise(kernel: Kernel) -> None:
         real_server(server()),
         IpSet(SetKind.CLUSTER_IP, Family.IPV4),
         Device(DEVICE),
+        LocalRoutes.of(SERVICE[Family.IPV4]),
+        LocalRoutes.of(SERVICE[Family.IPV6]),
     ],
     ids=lambda item: type(item).__name__,
 )
@@ -439,6 +449,7 @@ def skeleton(family: Family) -> Skeleton:
                     )
                     for protocol in Protocol
                 ),
+                Rule(from_this_host=True, virtual_server=refused, to_virtual_server=True, target=Verdict.DROP),
             ),
         },
         jumps=JUMPS,
@@ -573,6 +584,35 @@ def test_several_addresses_are_bound_together_and_have_outcomes_of_their_own_if_
     outcomes = apply(kernel, Verb.ADD, BoundAddresses(tuple(addresses[1:])))
     assert outcomes == [Outcome(Operation(Verb.ADD, item), surprise=item is bound[1]) for item in bound[1:]]
     assert observe(kernel).addresses == frozenset(addresses)
+
+
+def test_several_routes_are_added_together_and_have_outcomes_of_their_own_if_one_was_present(kernel: Kernel) -> None:
+    routes = [LocalRoutes.of(address) for address in (*SERVICE.values(), *POD.values())]
+    addresses = [item.key for item in routes]
+    assert [outcome.surprise for outcome in apply(kernel, Verb.ADD, LocalRoutes(tuple(addresses[:2])))] == [False]
+    outcomes = apply(kernel, Verb.ADD, LocalRoutes(tuple(addresses[1:])))
+    assert outcomes == [Outcome(Operation(Verb.ADD, item), surprise=item is routes[1]) for item in routes[1:]]
+    assert observe(kernel).routes == frozenset(addresses)
+    outcomes = apply(kernel, Verb.REMOVE, LocalRoutes(tuple(addresses)))
+    assert outcomes == [Outcome(Operation(Verb.REMOVE, LocalRoutes(tuple(addresses))))]
+    assert observe(kernel).routes == frozenset()
+
+
+@FAMILIES
+def test_an_address_may_be_on_the_device_and_have_a_route_and_each_goes_alone(kernel: Kernel, family: Family) -> None:
+    both = BoundAddresses.of(SERVICE[family]), LocalRoutes.of(SERVICE[family])
+    add(kernel, Device(DEVICE), *both)
+    apply(kernel, Verb.REMOVE, both[0])
+    assert (observe(kernel).addresses, observe(kernel).routes) == (frozenset(), {SERVICE[family]})
+    add(kernel, both[0])
+    apply(kernel, Verb.REMOVE, both[1])
+    assert (observe(kernel).addresses, observe(kernel).routes) == ({SERVICE[family]}, frozenset())
+
+
+def test_routes_outlive_the_device(kernel: Kernel) -> None:
+    add(kernel, Device(DEVICE), BoundAddresses(tuple(SERVICE.values())), LocalRoutes(tuple(SERVICE.values())))
+    apply(kernel, Verb.REMOVE, Device(DEVICE))
+    assert observe(kernel).routes == frozenset(SERVICE.values())
 
 
 def test_several_addresses_without_their_device_are_refused_one_by_one(kernel: Kernel) -> None:

@@ -26,6 +26,7 @@ from ipvsproxy.model.kernel import (
     FlowCleaning,
     InterfaceAddress,
     IpSet,
+    LocalRoutes,
     ObservedVirtualServer,
     RealServers,
     SetEntries,
@@ -59,6 +60,7 @@ ITEMS: Mapping[str, Sequence[Item]] = {
     "ipvs": (VirtualServer(KEY, SETTINGS), RealServers.of(KEY, BACKEND), Timeouts(1, 2, 3)),
     "ipset": (ENTRIES, IpSet(SetKind.CLUSTER_IP, Family.IPV4), SET_COPY),
     "addresses": (BoundAddresses.of(KEY.address), Device(DEVICE)),
+    "routes": (LocalRoutes.of(KEY.address),),
     "sysctls": (Sysctl("net/ipv4/ip_forward", "1"),),
     "iptables": (
         skeleton.build_skeleton(Family.IPV4, view.Settings(), builders.node_view(), occupied=frozenset(), refused=frozenset()),
@@ -158,10 +160,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
         "Ipvs": lambda: {KEY: SEEN},
         "Ipset": lambda names: {name: Held(frozenset({ENTRY})) for name in names},
         "Address": lambda: (True, frozenset({KEY.address}), (ON_ETH0,)),
+        "Route": lambda: frozenset({OTHER_KEY.address}),
         "Sysctl": lambda paths: dict.fromkeys(paths, "1"),
         "Conntrack": lambda: None,
     }
-    names = {"Address": "addresses", "Sysctl": "sysctls"}
+    names = {"Address": "addresses", "Route": "routes", "Sysctl": "sysctls"}
     for driver, answer in answers.items():
         double = Double(names.get(driver, driver.lower()), kernel, answer)
         name = "RulesDriver" if driver == "Iptables" else f"{driver}Driver"
@@ -377,6 +380,7 @@ def test_all_that_is_there_is_observed(kernel: Kernel) -> None:
         set_copy=True,
         device=True,
         addresses=frozenset({KEY.address}),
+        routes=frozenset({OTHER_KEY.address}),
         interface_addresses=(ON_ETH0,),
         skeletons=IMAGES,
         sysctls={"net/ipv4/ip_forward": "1"},
@@ -440,7 +444,7 @@ def test_connections_that_cannot_be_read_are_none(kernel: Kernel) -> None:
 
 def test_closing_closes_all_sockets(kernel: Kernel) -> None:
     new_node().close()
-    assert sorted(kernel.closed) == ["addresses", "conntrack", "ipset", "iptables", "ipvs", "rule_changes"]
+    assert sorted(kernel.closed) == ["addresses", "conntrack", "ipset", "iptables", "ipvs", "routes", "rule_changes"]
 
 
 def test_the_port_of_the_socket_that_changes_addresses_is_known(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

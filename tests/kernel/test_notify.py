@@ -1,5 +1,6 @@
 """Events of a real kernel, in a network namespace of its own; losing them; and rare messages, made by hand."""
 
+import contextlib
 import select
 import shutil
 import socket
@@ -9,10 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.kernel import notify
+from ipvsproxy.kernel import notify, routes
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import InterfaceAddress
+from ipvsproxy.model.kernel import InterfaceAddress, LocalRoutes
 from ipvsproxy.model.net import parse_address
+from ipvsproxy.model.plan import Operation, Verb
 
 pytestmark = pytest.mark.usefixtures("fresh_namespace")
 IP = shutil.which("ip") or "ip is not installed"
@@ -49,6 +51,9 @@ def test_addresses_that_come_and_go_are_events_with_their_interface(listener: no
     changes: list[notify.AddressAppeared | notify.AddressVanished] = []
     while len(changes) < 3 and select.select([listener], [], [], 10)[0]:
         for change in listener.read():
+            if change == notify.RoutesChanged():  # lo may have lost its last address
+                assert changes[-1] == notify.AddressVanished(carried("lo", "192.0.2.1", 24))
+                continue
             assert isinstance(change, notify.AddressAppeared | notify.AddressVanished)
             changes.append(change)
     # The kernel tells of a new IPv6 address from a work queue, so its place among the others is open.
@@ -118,6 +123,61 @@ def test_our_own_changes_do_not_even_wake_the_listener(device: str) -> None:
         assert listener.read() == (notify.AddressAppeared(carried(device, "192.0.2.2", 32)),)
         ip("link", "del", device)
         assert listener.read()[-1] == notify.DeviceVanished(device)
+
+
+def test_our_routes_that_others_change_are_an_event_and_other_routes_none(listener: notify.ChangeListener) -> None:
+    ip("link", "set", "lo", "up")
+    ip("link", "set", "kube-test0", "up")
+    listener.read()
+    for action in ("add", "del"):
+        for protocol in ("2", "3", "252"):
+            ip("route", action, "local", "192.0.2.7", "dev", "lo", "table", "local", "protocol", protocol, "metric", protocol)
+        assert select.select([listener], [], [], 0)[0] == [], "not even awake"
+        for address in ("192.0.2.8", "2001:db8::8"):
+            ip("route", action, "local", address, "dev", "lo", "table", "local", "protocol", "251", "metric", "1024")
+            assert listener.read() == (notify.RoutesChanged(),)
+
+
+def test_a_listener_for_another_protocol_number_has_its_routes_alone(device: str) -> None:
+    ip("link", "set", "lo", "up")
+    with notify.ChangeListener(device=device, route_protocol=77) as listener:
+        listener.read()
+        ip("route", "add", "local", "192.0.2.7", "dev", "lo", "table", "local", "protocol", "251")
+        ip("route", "add", "local", "192.0.2.8", "dev", "lo", "table", "local", "protocol", "77")
+        assert listener.read() == (notify.RoutesChanged(),)
+
+
+def test_our_own_routes_do_not_even_wake_the_listener(device: str) -> None:
+    ip("link", "set", "lo", "up")
+    ports: set[int] = set()
+
+    def connect(protocol: int) -> socket.socket:
+        opened = routes.open_socket(protocol)
+        ports.add(opened.getsockname()[0])
+        return opened
+
+    driver = routes.RouteDriver(connect)
+    with contextlib.closing(driver), notify.ChangeListener(device=device, own_ports=ports) as listener:
+        driver.observe()
+        listener.read()
+        (outcome,) = driver.apply([Operation(Verb.ADD, LocalRoutes.of(parse_address("192.0.2.7")))])
+        assert outcome.error == ""
+        assert select.select([listener], [], [], 0)[0] == []
+
+
+def test_what_may_silently_remove_our_routes_is_an_event(listener: notify.ChangeListener) -> None:
+    ip("link", "set", "lo", "up")
+    assert notify.RoutesChanged() not in listener.read()
+    ip("address", "del", "127.0.0.1/8", "dev", "lo")
+    assert listener.read() == (notify.AddressVanished(carried("lo", "127.0.0.1", 8)), notify.RoutesChanged())
+    ip("link", "set", "lo", "down")
+    assert notify.RoutesChanged() in listener.read()
+
+
+def test_routes_that_came_before_the_kernel_left_them_out_are_left_out_here(listener: notify.ChangeListener) -> None:
+    for protocol, expected in ((2, []), (251, [notify.RoutesChanged()])):
+        body = struct.pack("=BBBBBBBBI", socket.AF_INET, 32, 0, 0, 255, protocol, 254, 2, 0)
+        assert list(listener._decode(struct.pack("=IHHII", 16 + len(body), 24, 0, 0, 0) + body)) == expected
 
 
 def new_address_request(device: str, text: str) -> bytes:

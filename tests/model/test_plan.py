@@ -13,6 +13,7 @@ from ipvsproxy.model.kernel import (
     Flow,
     FlowCleaning,
     IpSet,
+    LocalRoutes,
     RealServers,
     SetEntries,
     SetEntry,
@@ -47,6 +48,7 @@ TEXTS: list[tuple[Item, str]] = [
     (SetEntries("KUBE-IPVS-IPS", (SetEntry("KUBE-IPVS-IPS", IP),)), "set_entry KUBE-IPVS-IPS 10.0.0.1"),
     (BoundAddresses.of(IP), "address 10.0.0.1"),
     (BoundAddresses((IP, OTHER)), "address 10.0.0.1, 10.0.0.2"),
+    (LocalRoutes((IP, OTHER)), "route 10.0.0.1, 10.0.0.2"),
     (Device("kube-ipvs0"), "device kube-ipvs0"),
     (Sysctl("net/ipv4/ip_forward", "1"), "sysctl net/ipv4/ip_forward = 1"),
     (Timeouts(0, 0, 300), "timeouts timeouts 0 0 300"),
@@ -72,6 +74,7 @@ def test_every_kind_of_item_has_a_name_of_its_own() -> None:
         (RealServers(FRONTEND, BACKENDS), [RealServers.of(FRONTEND, builders.backend(address)) for address in PODS]),
         (SetEntries("KUBE-IPVS-IPS", ENTRIES), list(map(SetEntries.of, ENTRIES))),
         (BoundAddresses((IP, OTHER)), [BoundAddresses.of(IP), BoundAddresses.of(OTHER)]),
+        (LocalRoutes((IP, OTHER)), [LocalRoutes.of(IP), LocalRoutes.of(OTHER)]),
     ],
 )
 def test_an_operation_on_several_objects_becomes_one_for_each_in_its_place(several: Item, alone: Sequence[Item]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.view import Binding
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, Endpoint, Manifest, service, slices
 
@@ -25,9 +26,10 @@ WAITED_S = 10.0
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("changes")
-    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-udp-timeout={UDP_TIMEOUT_S}s") as running:
+    flags = (f"--ipvs-udp-timeout={UDP_TIMEOUT_S}s", f"--ipvs-vip-binding={binding}")
+    with lab.Lab() as laboratory, Cluster(laboratory, directory, *flags) as running:
         yield running
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.view import Binding
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
@@ -21,8 +22,9 @@ DEADLINE_S = 6
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("drain")) as running:
+def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("drain")
+    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         yield running
 
 

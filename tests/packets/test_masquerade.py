@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.view import Binding
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
@@ -52,8 +53,9 @@ MODES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("masquerade")) as running:
+def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("masquerade")
+    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         running.have([NODE], SERVICES)
         yield running
 

@@ -7,6 +7,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.lingering import GRACE_S
+from ipvsproxy.translate.view import Binding
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
@@ -23,8 +24,9 @@ SERVICES = service("web", 1, "p1", external=True, node_port=NODE_PORT, protocols
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("addresses")) as running:
+def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("addresses")
+    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         running.have(SERVICES)
         yield running
 
@@ -43,10 +45,6 @@ def _node_port_addresses(running: Cluster, protocol: str = "TCP") -> set[str]:
 
 def _bare(text: str) -> str:
     return text.partition("/")[0]
-
-
-def _on_device(running: Cluster) -> str:
-    return running.lab.run("node", "ip", "address", "show", "dev", "kube-ipvs0")
 
 
 OWN = {"172.18.0.2", "10.244.0.1", "fc00:f853:ccd::2", "fd00:10:244::1"}
@@ -110,13 +108,13 @@ def test_a_connection_through_a_node_port_outlives_an_address_that_blinks(runnin
 def test_a_service_address_on_another_device_of_the_node_is_not_bound_again(running: Cluster) -> None:
     for family in Family:
         external = cluster.address("external 1", family)
-        assert f"{external}/{family.bits}" in _on_device(running)
+        assert external in running.local_addresses()
         running.lab.ip("node", f"address add {external}/{family.bits} dev eth0")
-        _follow(lambda there=external: f"{there}/" not in _on_device(running), "made room")  # type: ignore[misc]  # a default
+        _follow(lambda there=external: there not in running.local_addresses(), "made room")  # type: ignore[misc]  # a default
         assert running.lab.probe("client", "TCP", external, 80).outcome == "ok"
         _follow(lambda there=external: there in _node_port_addresses(running), "is an address of the node now")  # type: ignore[misc]  # as above
         running.lab.ip("node", f"address delete {external}/{family.bits} dev eth0")
-        _follow(lambda there=external: f"{there}/" in _on_device(running), "came back")  # type: ignore[misc]  # as above
+        _follow(lambda there=external: there in running.local_addresses(), "came back")  # type: ignore[misc]  # as above
         assert running.lab.probe("client", "TCP", external, 80).outcome == "ok"
         _follow(lambda: _node_port_addresses(running) == OWN, "no address of the node any more", after_s=GRACE_S)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.view import Binding
 from tests.packets import questions
 from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
 from tests.support import cluster, lab
@@ -85,10 +86,10 @@ QUESTIONS = questions.questions(ROWS)
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
+def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[cluster.Cluster]:
     with (
         lab.Lab() as laboratory,
-        cluster.Cluster(laboratory, tmp_path_factory.mktemp("scopes"), *API) as running,
+        cluster.Cluster(laboratory, tmp_path_factory.mktemp("scopes"), *API, f"--ipvs-vip-binding={binding}") as running,
     ):
         running.have(SERVICES)
         yield running

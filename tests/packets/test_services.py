@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.view import Binding
 from tests.packets import questions
 from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
 from tests.support import cluster, lab
@@ -114,8 +115,9 @@ QUESTIONS = questions.questions(ROWS)
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
-    with lab.Lab() as laboratory, cluster.Cluster(laboratory, tmp_path_factory.mktemp("services")) as running:
+def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[cluster.Cluster]:
+    directory = tmp_path_factory.mktemp("services")
+    with lab.Lab() as laboratory, cluster.Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         running.have(SERVICES, SHARED, PROXIED)
         yield running
 
@@ -144,4 +146,14 @@ def test_a_client_with_affinity_stays_with_one_endpoint(
 def test_an_address_in_mode_proxy_is_not_served(running: cluster.Cluster) -> None:
     addresses = {family: cluster.address("balancer 23", family) for family in Family}
     assert not {address for _, address, _ in running.virtual_servers()} & set(addresses.values())
-    assert not any(address in running.lab.run("node", "ip", "address", "show") for address in addresses.values())
+    assert not any(address in running.local_addresses() for address in addresses.values())
+
+
+def test_service_addresses_are_local_in_the_chosen_way_alone(running: cluster.Cluster, binding: Binding) -> None:
+    served = {
+        cluster.address(f"{kind} {number}", family) for kind, number in (("cluster", 1), ("external", 2)) for family in Family
+    }
+    on_device, routed = (running.local_addresses(one) for one in (Binding.ADDRESSES, Binding.ROUTES))
+    chosen, other = (on_device, routed) if binding is Binding.ADDRESSES else (routed, on_device)
+    assert served <= chosen
+    assert other == set()

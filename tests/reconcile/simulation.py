@@ -36,6 +36,7 @@ class SimulatedNode:
         scopes: view.TrafficScopes = view.TrafficScopes.KUBE_PROXY,
         scope_bits: int = 0x3FFF,
         families: Iterable[Family] = (Family.IPV4,),
+        binding: view.Binding = view.Binding.ADDRESSES,
         after_each: Callable[[Operation], None] = lambda _: None,
     ) -> None:
         self.kernel = kernel or new_kernel()
@@ -45,7 +46,10 @@ class SimulatedNode:
         self.reports: list[Report] = []
         self.states: dict[ServiceName, ServiceState] = {}
         self._families = frozenset(families)
-        self._settings = view.Settings(families=self._families, scheduler=scheduler, scopes=scopes, scope_bits=scope_bits)
+        self._settings = view.Settings(
+            families=self._families, scheduler=scheduler, scopes=scopes, scope_bits=scope_bits, binding=binding
+        )
+        self._translated: dict[ServiceName, tuple[Service, tuple[EndpointSlice, ...], bool]] = {}
         self.kernel.schedulers |= {scheduler}
         self._view = builders.node_view()
         self._policy = Policy(drain_deadline_s=drain_deadline_s, excluded=builders.networks(*excluded), scope_bits=scope_bits)
@@ -65,7 +69,19 @@ class SimulatedNode:
 
     def put(self, service: Service, *slices: EndpointSlice, remembered: bool = False) -> None:
         """A Service has changed."""
+        self._translated[service.name] = (service, slices, remembered)
         self.put_state(translate_state.translate(service, slices, self._view, self._settings, remembered=remembered))
+
+    @property
+    def binding(self) -> view.Binding:
+        """The way by which addresses become local."""
+        return self._settings.binding
+
+    def switch(self, binding: view.Binding) -> None:
+        """A reload has changed the way by which addresses become local: every Service is translated again."""
+        self._settings = dataclasses.replace(self._settings, binding=binding)
+        for service, slices, remembered in list(self._translated.values()):
+            self.put(service, *slices, remembered=remembered)
 
     def put_state(self, desired: ServiceState) -> None:
         """The desired state of a Service has changed."""
@@ -76,6 +92,7 @@ class SimulatedNode:
         """A Service is gone."""
         key = ServiceName(builders.NAMESPACE, name)
         self.states.pop(key, None)
+        self._translated.pop(key, None)
         self.reconciler.put(key, None)
 
     def observe(self, **changes: object) -> None:
@@ -86,8 +103,9 @@ class SimulatedNode:
         """The operations that are possible now."""
         reconciler = self.reconciler
         for family in self._families:
-            inputs = reconciler.occupied(family), reconciler.refused()
-            reconciler.put_skeleton(skeleton.build_skeleton(family, self._settings, self._view, *inputs))
+            refused = reconciler.refused()
+            inputs, routed = (reconciler.occupied(family), refused), reconciler.routed(refused)
+            reconciler.put_skeleton(skeleton.build_skeleton(family, self._settings, self._view, *inputs, routed=routed))
         return reconciler.plan(self.now)
 
     def sync(self, *, after_s: float = 0) -> list[Operation]:

@@ -2,7 +2,17 @@
 
 import dataclasses
 
-from ipvsproxy.model.kernel import DEVICE, SET_COPY, Device, IpSet, ObservedVirtualServer, SetEntry, SetKind, VirtualServer
+from ipvsproxy.model.kernel import (
+    DEVICE,
+    SET_COPY,
+    Device,
+    IpSet,
+    LocalRoutes,
+    ObservedVirtualServer,
+    SetEntry,
+    SetKind,
+    VirtualServer,
+)
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
@@ -16,7 +26,7 @@ FOREIGN = builders.frontend("192.0.2.1", 80)
 JUMPS = (Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),)
 OURS = {family: Skeleton(family=family, chains={}, jumps=JUMPS) for family in Family}
 CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
-EMPTY = Observation(virtual_servers={}, sets={}, device=False, addresses=frozenset(), interface_addresses=())
+EMPTY = Observation(virtual_servers={}, sets={}, device=False, addresses=frozenset(), routes=frozenset(), interface_addresses=())
 
 
 def kernel_with(
@@ -73,10 +83,17 @@ def test_a_family_without_rules_of_ours_is_left_alone() -> None:
 
 def test_witnesses_go_only_if_every_virtual_server_of_ours_is_known() -> None:
     assert cleanup.may_remove_witnesses(EMPTY)
-    assert not cleanup.may_remove_witnesses(Observation(virtual_servers={}, sets={}, addresses=frozenset()))
-    assert not cleanup.may_remove_witnesses(Observation(sets={}, addresses=frozenset(), interface_addresses=()))
+    for lacking in ("virtual_servers", "sets", "addresses", "routes", "interface_addresses"):
+        assert not cleanup.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # names of fields
 
 
 def test_the_copy_of_a_set_is_removed() -> None:
     todo = cleanup.plan(dataclasses.replace(EMPTY, set_copy=True), OURS, ())
     assert todo.operations == (remove(SET_COPY),)
+
+
+def test_local_routes_are_removed_and_their_virtual_servers_are_ours_even_without_entries() -> None:
+    observed = dataclasses.replace(kernel_with(device=False), sets={}, addresses=frozenset(), routes=frozenset({KEY.address}))
+    todo = cleanup.plan(observed, OURS, ())
+    assert [operation.item.key for operation in todo.virtual_servers] == [KEY]
+    assert todo.witnesses == (remove(LocalRoutes.of(KEY.address)),)

@@ -19,6 +19,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
+from ipvsproxy.translate.view import Binding
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
 from tests.support import builders
@@ -128,11 +129,15 @@ def test_an_excluded_virtual_server_is_served_while_it_is_desired_and_left_alone
 
 
 @pytest.mark.checklist(71)
+@pytest.mark.parametrize("binding", Binding)
 @pytest.mark.parametrize("lost", ["entries", "addresses", "nothing"])
-def test_either_witness_shows_a_fresh_process_that_a_virtual_server_is_ours(lost: str) -> None:
+def test_either_witness_shows_a_fresh_process_that_a_virtual_server_is_ours(lost: str, binding: Binding) -> None:
     node = running("10.244.0.1")
+    node.switch(binding)
+    node.sync()
     if lost == "addresses":
         node.kernel.addresses.clear()
+        node.kernel.routes.clear()
     if lost == "entries":
         for ip_set in node.kernel.sets.values():
             ip_set.entries.clear()
@@ -249,6 +254,18 @@ def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is
     bound = frozenset({KEY.address, stray.address})
     node.reconciler.observe(Observation(addresses=bound, device=True), node.now)
     assert node.reconciler._observer.newcomers
+    assert not node.plan().operations
+    for _ in node.reconciler._observer.concluding(node.now):
+        pass
+    assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
+
+
+def test_a_route_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a_witness() -> None:
+    node = running("10.244.0.1")
+    stray = builders.frontend("10.96.9.9", 80)
+    poll(node, {stray: examples.observed({ONE: 1})})
+    node.reconciler.observe(Observation(routes=frozenset({stray.address})), node.now)
+    assert node.reconciler.has_newcomers
     assert not node.plan().operations
     for _ in node.reconciler._observer.concluding(node.now):
         pass

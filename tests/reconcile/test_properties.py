@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ipvsproxy.model.kernel import (
     BoundAddresses,
     Connections,
+    LocalRoutes,
     RealServers,
     SetEntries,
     SetEntry,
@@ -27,6 +28,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.reconcile.tables import Tables
+from ipvsproxy.translate.view import Binding
 from tests.reconcile import examples, simulation
 from tests.support import builders, fake_kernel
 
@@ -41,8 +43,17 @@ FOREIGN = builders.frontend("203.0.113.9", 25)
 EXCLUDED = builders.frontend("198.51.100.7", 80)
 KEYS = tuple(builders.frontend(address, port.port, port.protocol) for address in (*CLUSTER_IPS, LOAD_BALANCER) for port in PORTS)
 REAL_SERVERS = tuple(builders.backend(address) for address in ENDPOINTS)
-KINDS = (VirtualServer, RealServers, SetEntries, BoundAddresses, Skeleton)
-PARTS = ("virtual_servers", "sets", "addresses", "interface_addresses", "device")
+KINDS = (VirtualServer, RealServers, SetEntries, BoundAddresses, LocalRoutes, Skeleton)
+PARTS = ("virtual_servers", "sets", "addresses", "routes", "interface_addresses", "device")
+CHANGES_OF_OTHERS = (
+    "flush a set",
+    "unbind",
+    "flush the routes",
+    "add a route",
+    "flush the rules",
+    "remove the device",
+    "forbid forwarding",
+)
 DEADLINE_S = 100.0
 
 
@@ -80,6 +91,7 @@ def contents(kernel: fake_kernel.FakeKernel) -> Mapping[str, object]:
         },
         "entries": {name: contents.entries for name, contents in kernel.sets.items()},
         "addresses": kernel.addresses - {EXCLUDED.address},
+        "routes": kernel.routes,
         "device": kernel.device,
         "chains": kernel.chains,
         "jumps": kernel.jumps,
@@ -134,6 +146,10 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     def remove(self, name: str) -> None:
         self.services.pop(name, None)
         self.node.remove(name)
+
+    @stateful.rule(binding=st.sampled_from(Binding))
+    def switch_the_binding(self, binding: Binding) -> None:
+        self.node.switch(binding)
 
     @stateful.rule()
     def sync(self) -> None:
@@ -210,13 +226,17 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         self.is_disturbed = True
         self.are_witnesses_lost = True
         kernel = self.node.kernel
-        match data.draw(st.sampled_from(("flush a set", "unbind", "flush the rules", "remove the device", "forbid forwarding"))):
+        match data.draw(st.sampled_from(CHANGES_OF_OTHERS)):
             case "flush a set":
                 for contents in kernel.sets.values():
                     if data.draw(st.booleans()):
                         contents.entries.clear()
             case "unbind":
                 kernel.addresses.clear()
+            case "flush the routes":
+                kernel.routes.clear()
+            case "add a route":
+                kernel.routes.add(EXCLUDED.address)
             case "flush the rules":
                 for family in kernel.chains:
                     kernel.chains[family].clear()
@@ -242,6 +262,10 @@ class AnyHistory(stateful.RuleBasedStateMachine):
                     self._forget(*pair)
                 elif self._holds(key, real_server) and kernel.virtual_servers[key].real_servers[real_server]:
                     self.weightless_since_s.pop(pair, None)
+            case BoundAddresses(keys=(address,)) | LocalRoutes(keys=(address,)):
+                is_desired = any(address in (*state.addresses, *state.routes) for state in self.node.states.values())
+                if operation.verb is Verb.REMOVE and is_desired and not self.is_disturbed:
+                    assert address in kernel.addresses | kernel.routes, operation
             case VirtualServer(key=key):
                 assert key not in (FOREIGN, EXCLUDED)
                 if operation.verb is Verb.REMOVE and key not in kernel.virtual_servers:
@@ -286,7 +310,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     # What the rules ask.
 
     def _from_nothing(self) -> fake_kernel.FakeKernel:
-        other = simulation.SimulatedNode()
+        other = simulation.SimulatedNode(binding=self.node.binding)
         for service, slices in self.services.values():
             other.put(service, slices)
         other.sync()

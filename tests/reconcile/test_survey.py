@@ -4,7 +4,16 @@ import dataclasses
 
 import pytest
 
-from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Connections, HealthCheckPort, IpSet, SetKind, Timeouts, VirtualServer
+from ipvsproxy.model.kernel import (
+    INDISPENSABLE_SETTINGS,
+    BoundAddresses,
+    Connections,
+    HealthCheckPort,
+    IpSet,
+    SetKind,
+    Timeouts,
+    VirtualServer,
+)
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import KINDS
 from ipvsproxy.model.service import ServiceName, ServiceType
@@ -39,7 +48,7 @@ def test_a_virtual_server_in_force_has_two_equal_sides_an_owner_and_a_witness(no
     assert survey.has(owner, KEY)
     assert not survey.has(examples.OLD, KEY)
     assert survey.owner_of(VirtualServer(KEY, examples.ROUND_ROBIN)) == owner
-    assert survey.witness(KEY) == KEY.address
+    assert survey.witness(KEY) == BoundAddresses.of(KEY.address)
     assert list(survey.conflicts()) == []
 
 

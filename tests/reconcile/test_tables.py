@@ -341,9 +341,13 @@ NOBODYS = builders.frontend("10.96.0.250", 80)
 def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pending_or_surplus() -> None:
     tables = new_claims()
     kernel_tables = examples.tables_of(tables)
-    assert len(kernel_tables) == len(IP_SETS) + 9
+    assert len(kernel_tables) == len(IP_SETS) + 10
     for number, table in enumerate(kernel_tables, 1):
-        nobodys = {tables.addresses: NOBODYS.address, tables.sets: IpSet(SetKind.SCOPE, Family.IPV4)}
+        nobodys = {
+            tables.addresses: NOBODYS.address,
+            tables.routes: NOBODYS.address,
+            tables.sets: IpSet(SetKind.SCOPE, Family.IPV4),
+        }
         table.confirm(nobodys.get(table, NOBODYS), object())
         table.replace(OLD, {}, {"pending": OLD})
         assert list(tables.unequal) == kernel_tables[:number]

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.view import Binding
 from tests.support import golden_state, lab, program
 
 THIS_NODE, OTHER_NODE = "node-a", "node-b"
@@ -210,6 +212,17 @@ class Cluster:
     def real_servers(self, protocol: str, address: str, port: int) -> dict[str, int]:
         """The weights of a virtual server's real servers by address; empty without any."""
         return _table().get((protocol, address, port), {})
+
+    def local_addresses(self, *ways: Binding) -> set[str]:
+        """The service addresses that are local in these ways, by default in any."""
+        found: set[str] = set()
+        if Binding.ADDRESSES in (ways or Binding):
+            listing = json.loads(self.lab.run("node", "ip", "-json", "address", "show") or "[]")
+            found |= {one["local"] for link in listing if link.get("ifname") == DEVICE for one in link["addr_info"]}
+        for option in ("-4", "-6") if Binding.ROUTES in (ways or Binding) else ():
+            listing = self.lab.run("node", "ip", option, "route", "show", "table", "local", "protocol", str(ROUTE_PROTOCOL))
+            found |= {line.split()[1] for line in listing.splitlines()}
+        return found
 
     def virtual_servers(self) -> Iterable[tuple[str, str, int]]:
         """Protocol, address and port of all virtual servers."""

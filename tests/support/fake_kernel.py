@@ -28,6 +28,7 @@ from ipvsproxy.model.kernel import (
     FlowCleaning,
     InterfaceAddress,
     IpSet,
+    LocalRoutes,
     ObservedVirtualServer,
     RealServers,
     SetCopy,
@@ -101,6 +102,7 @@ class FakeKernel:
         self.set_copy = False
         self.device = False
         self.addresses: set[Address] = set()
+        self.routes: set[Address] = set()
         self.host_addresses: list[InterfaceAddress] = []
         self.chains: dict[Family, dict[ChainKey, tuple[ObservedRule, ...]]] = {family: {} for family in Family}
         self.jumps: dict[Family, set[Jump]] = {family: set() for family in Family}
@@ -146,6 +148,7 @@ class FakeKernel:
             "set_copy": self.set_copy,
             "device": self.device,
             "addresses": frozenset(self.addresses),
+            "routes": frozenset(self.routes),
             "interface_addresses": tuple(self.host_addresses),
             "skeletons": {
                 family: ObservedSkeleton(family=family, chains=dict(self.chains[family]), jumps=frozenset(self.jumps[family]))
@@ -243,7 +246,7 @@ class FakeKernel:
     def _apply_all(self, operation: Operation) -> list[Outcome]:
         item, outcomes = operation.item, [self._apply(one) for one in one_by_one([operation])]
         plain = [not (outcome.error or outcome.surprise) for outcome in outcomes]
-        if isinstance(item, RealServers | SetEntries | BoundAddresses) and all(plain):
+        if isinstance(item, RealServers | SetEntries | BoundAddresses | LocalRoutes) and all(plain):
             return [Outcome(operation)]
         if not isinstance(item, RealServers):
             return outcomes
@@ -279,10 +282,8 @@ class FakeKernel:
                 surprise = self._change_set(verb, item)
             case SetEntries():
                 surprise = fake_sets.change_entry(self.sets, verb, item.key, self.set_capacity)
-            case Device():
-                surprise = self._change_device(verb, item)
-            case BoundAddresses():
-                surprise = self._change_address(verb, item.key)
+            case Device() | BoundAddresses() | LocalRoutes():
+                surprise = self._change_local(verb, item)
             case Skeleton():
                 self._change_skeleton(verb, item)
             case Sysctl(path=path, value=value):
@@ -347,6 +348,15 @@ class FakeKernel:
             self.addresses.clear()
         return there is self.device if verb is not Verb.SET else not there
 
+    def _change_local(self, verb: Verb, item: Device | BoundAddresses | LocalRoutes) -> bool:
+        match item:
+            case Device():
+                return self._change_device(verb, item)
+            case BoundAddresses():
+                return self._change_address(verb, item.key)
+            case LocalRoutes():
+                return self._change_route(verb, item.key)
+
     def _change_address(self, verb: Verb, address: Address) -> bool:
         there = address in self.addresses
         if verb is Verb.REMOVE:
@@ -355,6 +365,14 @@ class FakeKernel:
         if not self.device:
             raise fake_sets.Refusal(errno.ENODEV)
         self.addresses.add(address)
+        return there is (verb is Verb.ADD)
+
+    def _change_route(self, verb: Verb, address: Address) -> bool:
+        there = address in self.routes
+        if verb is Verb.REMOVE:
+            self.routes.discard(address)
+            return not there
+        self.routes.add(address)
         return there is (verb is Verb.ADD)
 
     def _change_skeleton(self, verb: Verb, item: Skeleton) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
 from tests.support import scope_rows
 
@@ -210,7 +211,7 @@ def _write_sysctls(values: Mapping[str, str]) -> None:
 
 
 def clear_state() -> None:
-    """Remove everything that a proxy programs in this namespace: virtual servers, legacy and nft rules, sets, kube-ipvs0."""
+    """Remove all that a proxy programs in this namespace: virtual servers, legacy and nft rules, sets, kube-ipvs0, routes."""
     _run("ipvsadm", "--clear")
     for label in ("v4", "v6"):
         program = _iptables(label, "restore")
@@ -219,6 +220,8 @@ def clear_state() -> None:
                 _run(program, "--table", table, stdin=f"*{table}\nCOMMIT\n")
     _run("ipset", "destroy")
     _start("ip", "link", "delete", "kube-ipvs0")
+    for option in ("-4", "-6"):
+        _start("ip", option, "route", "flush", "table", "local", "protocol", str(ROUTE_PROTOCOL))
 
 
 def _set_lines(sets: Mapping[str, Any]) -> Iterable[str]:

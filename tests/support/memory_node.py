@@ -214,6 +214,7 @@ class Contents:
     sets: Mapping[str, object]
     device: bool
     addresses: frozenset[object]
+    routes: frozenset[object]
     chains: Mapping[object, object]
     jumps: Mapping[object, object]
     sysctls: Mapping[str, str]
@@ -227,6 +228,7 @@ def contents(kernel: FakeKernel) -> Contents:
         sets={name: (present.type, present.family, frozenset(present.entries)) for name, present in kernel.sets.items()},
         device=kernel.device,
         addresses=frozenset(kernel.addresses),
+        routes=frozenset(kernel.routes),
         chains={family: dict(chains) for family, chains in kernel.chains.items()},
         jumps={family: frozenset(jumps) for family, jumps in kernel.jumps.items()},
         sysctls=dict(kernel.sysctls),
@@ -247,7 +249,9 @@ def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Con
         reconciler.put(name, state.translate(service, store.slices_of(name), node_view, settings))
     while True:
         for family in settings.families:
-            rules = skeleton.build_skeleton(family, settings, node_view, reconciler.occupied(family), reconciler.refused())
+            refused = reconciler.refused()
+            occupied, routed = reconciler.occupied(family), reconciler.routed(refused)
+            rules = skeleton.build_skeleton(family, settings, node_view, occupied, refused, routed=routed)
             reconciler.put_skeleton(rules)
         operations = reconciler.plan(0).operations
         if not operations:

@@ -7,7 +7,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import TakeMark
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.translate.skeleton import build_skeleton
-from ipvsproxy.translate.view import LocalMode, NodeView, Settings
+from ipvsproxy.translate.view import Binding, LocalMode, NodeView, Settings
 from tests.support import builders
 from tests.translate import reading
 
@@ -215,6 +215,34 @@ def test_a_load_balancer_address_that_this_node_may_not_use_has_a_rule_in_its_fa
     assert list(reading.texts(reading.skeleton_of(state, family=Family.IPV6), "filter", "KUBE-IPVS-OUT-FILTER")) == [
         "-s 2001:db8::10/128 -m ipvs --vproto 6 --vaddr 2001:db8::10 --vport 80 -j DROP"
     ]
+
+
+def test_with_a_route_this_host_is_kept_away_whatever_source_the_kernel_chooses() -> None:
+    routed, bound = builders.frontend("2001:db8::10", 80), builders.frontend("2001:db8::11", 80)
+    skeleton = build_skeleton(Family.IPV6, Settings(), builders.node_view(), set(), [bound, routed], routed=frozenset({routed}))
+    assert set(reading.texts(skeleton, "filter", "KUBE-IPVS-OUT-FILTER")) == {
+        "-m addrtype --src-type LOCAL -m ipvs --vproto 6 --vaddr 2001:db8::10 --vport 80 --vdir ORIGINAL -j DROP",
+        "-s 2001:db8::11/128 -m ipvs --vproto 6 --vaddr 2001:db8::11 --vport 80 -j DROP",
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "expected"),
+    [
+        (Family.IPV6, Settings(binding=Binding.ROUTES), True),
+        (Family.IPV4, Settings(binding=Binding.ROUTES), False),
+        (Family.IPV6, Settings(), False),
+        (Family.IPV6, Settings(binding=Binding.ROUTES, masquerade_all=True), False),
+    ],
+)
+def test_with_routes_this_host_is_masqueraded_where_the_kernel_chooses_its_source(
+    family: Family, settings: Settings, *, expected: bool
+) -> None:
+    service = builders.service(cluster=["10.96.0.10", "fd00:10:96::10"])
+    skeleton = reading.skeleton_of(reading.state_of(service), family=family, settings=settings)
+    name = IpSet(SetKind.CLUSTER_IP, family).name
+    rule = f"{CLUSTER_COMMENT} -m set --match-set {name} dst,dst -m addrtype --src-type LOCAL -j KUBE-MARK-MASQ"
+    assert (rule in reading.texts(skeleton, "nat", "KUBE-SERVICES")) is expected
 
 
 def test_rules_for_refused_addresses_are_in_order_whatever_order_services_come_in() -> None:

@@ -6,7 +6,7 @@ from ipvsproxy.model.kernel import HealthListener, SetKind
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.translate.view import NodeView, Settings
+from ipvsproxy.translate.view import Binding, NodeView, Settings
 from tests.support import builders
 from tests.support.builders import (
     CLUSTER_IP,
@@ -49,6 +49,24 @@ def test_a_node_port_is_a_virtual_server_of_its_family_beside_the_cluster_ip() -
 def test_node_addresses_are_never_bound() -> None:
     state = state_of(_node_port(), view=builders.node_view(DUAL_NODE))
     assert state.addresses == builders.addresses(CLUSTER_IP)
+
+
+@pytest.mark.parametrize("cluster", [[CLUSTER_IP], [CLUSTER_IP_V6], [CLUSTER_IP, CLUSTER_IP_V6]])
+def test_an_address_is_on_the_device_or_has_a_route_as_the_operator_chooses(cluster: list[str]) -> None:
+    external = ["50.60.70.81", "2012::51"]
+    made = service("web", service_port(80), cluster=cluster, external=external)
+    by_address, by_route = (state_of(made, *BOTH_SLICES, settings=Settings(binding=binding)) for binding in Binding)
+    served = {address.family for address in builders.addresses(*cluster)}
+    expected = {address for address in builders.addresses(*cluster, *external) if address.family in served}
+    assert (set(by_address.addresses), by_address.routes) == (expected, ())
+    assert (by_route.addresses, set(by_route.routes)) == ((), expected)
+    assert (by_address.served, by_address.entries) == (by_route.served, by_route.entries)
+
+
+def test_an_address_of_the_node_gets_no_route() -> None:
+    made = service("web", service_port(80), cluster=[CLUSTER_IP], external=["100.101.102.103"])
+    state = state_of(made, view=builders.node_view(DUAL_NODE), settings=Settings(binding=Binding.ROUTES))
+    assert state.routes == builders.addresses(CLUSTER_IP)
 
 
 @pytest.mark.checklist(14)

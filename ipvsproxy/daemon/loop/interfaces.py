@@ -1,4 +1,4 @@
-"""Notifies the loop of addresses and interfaces that other programs change."""
+"""Notifies the loop of addresses, interfaces and local routes that other programs change."""
 
 import asyncio
 from collections.abc import Collection, Iterable
@@ -10,10 +10,11 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import DEVICE
 
 
-async def follow(engine: Engine, own_ports: Collection[int]) -> None:
-    """Have the engine read the kernel when another program changes addresses or interfaces.
+async def follow(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
+    """Have the engine read the kernel when another program changes addresses, interfaces or local routes of ours.
 
-    ``own_ports`` are the port ids of the sockets by which this process changes addresses; it may grow meanwhile.
+    ``own_ports`` are the port ids of the sockets by which this process changes addresses and routes; it may grow meanwhile.
+    ``route_protocol`` is the protocol number of our routes.
 
     Raises:
         KernelError: the kernel sends no notifications, or has stopped sending them.
@@ -21,7 +22,7 @@ async def follow(engine: Engine, own_ports: Collection[int]) -> None:
     loop = asyncio.get_running_loop()
     broken: asyncio.Future[None] = loop.create_future()
 
-    with notify.ChangeListener(own_ports=own_ports) as listener:
+    with notify.ChangeListener(own_ports=own_ports, route_protocol=route_protocol) as listener:
 
         def read() -> None:
             try:
@@ -47,7 +48,7 @@ def _pass_on(engine: Engine, changes: Iterable[notify.Change]) -> None:
                     engine.kernel_changed()
                 else:
                     engine.interfaces_changed()
-            case notify.DeviceVanished() | notify.Overrun():
+            case notify.DeviceVanished() | notify.RoutesChanged() | notify.Overrun():
                 engine.kernel_changed()
             case never:
                 assert_never(never)

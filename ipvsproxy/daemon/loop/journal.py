@@ -10,7 +10,7 @@ import structlog
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base import rate_limit
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.model.kernel import BoundAddresses, Sysctl
+from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, Sysctl
 from ipvsproxy.model.plan import Outcome, Verb, one_by_one
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
@@ -77,7 +77,9 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
     elif logs.shows(logs.CHANGES_VERBOSITY):
         for outcome in outcomes:
             verb, item = outcome.operation
-            if not outcome.error and (isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddresses))):
+            if not outcome.error and (
+                isinstance(item, Skeleton) or (verb is Verb.REMOVE and isinstance(item, BoundAddresses | LocalRoutes))
+            ):
                 for operation in one_by_one([outcome.operation]):
                     log.info("operation", operation=str(operation))
 

@@ -28,6 +28,10 @@ WORK_PER_STEP = 100
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+_SkeletonInputs = tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey], frozenset[VirtualServerKey]]
+"""The view of the node, the kinds of sets with entries, and the virtual servers that are ``refused`` and ``routed``."""
+
+
 class Translator:
     """Passes desired state to a reconciler. No Service has any before the first ``update_view``.
 
@@ -60,7 +64,7 @@ class Translator:
         """The families of the last log line about local pods that cannot be distinguished from others."""
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
         self._lingering = Lingering()
-        self._skeleton_inputs: dict[Family, tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey]]] = {}
+        self._skeleton_inputs: dict[Family, _SkeletonInputs] = {}
 
     @property
     def unknown_schedulers(self) -> AbstractSet[str]:
@@ -193,22 +197,30 @@ class Translator:
         ``expected``: sets that will have entries soon. It counts in a family with entries and without rules in force.
         """
         refused = self._reconciler.refused()
+        routed = self._reconciler.routed(refused)
         for family in self.settings.families:
             occupied = self._reconciler.occupied(family)
             if occupied and not self._reconciler.has_rules(family):
                 occupied |= expected
-            self._put_skeleton(family, occupied, refused)
+            self._put_skeleton(family, occupied, refused, routed)
 
     def put_settled_skeletons(self) -> None:
         """Pass on the rules that are needed once all other objects are as desired."""
         refused = self._reconciler.refused(settled=True)
+        routed = self._reconciler.routed(refused, settled=True)
         for family in self.settings.families:
-            self._put_skeleton(family, self._reconciler.occupied(family, settled=True), refused)
+            self._put_skeleton(family, self._reconciler.occupied(family, settled=True), refused, routed)
 
-    def _put_skeleton(self, family: Family, occupied: frozenset[SetKind], refused: frozenset[VirtualServerKey]) -> None:
+    def _put_skeleton(
+        self,
+        family: Family,
+        occupied: frozenset[SetKind],
+        refused: frozenset[VirtualServerKey],
+        routed: frozenset[VirtualServerKey],
+    ) -> None:
         if self._view is None:
             return
-        inputs = (self._view, occupied, refused)
+        inputs = (self._view, occupied, refused, routed)
         if self._skeleton_inputs.get(family) != inputs:
             self._skeleton_inputs[family] = inputs
-            self._reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, *inputs))
+            self._reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, *inputs[:3], routed=routed))

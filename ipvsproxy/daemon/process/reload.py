@@ -43,7 +43,13 @@ NEED_RESTART = frozenset(
 """Fields of the file that take effect only at the start: the name of the node, the source of Services, addresses of servers.
 Fields of ``ipvsproxy:`` do so as well, except for ``APPLIED``."""
 APPLIED = frozenset(
-    {"ipvsproxy.drainDeadline", "ipvsproxy.scopeMarkBits", "ipvsproxy.serviceAnnotations", "ipvsproxy.trafficScopes"}
+    {
+        "ipvsproxy.drainDeadline",
+        "ipvsproxy.scopeMarkBits",
+        "ipvsproxy.serviceAnnotations",
+        "ipvsproxy.trafficScopes",
+        "ipvsproxy.vipBinding",
+    }
 )
 """Fields of ``ipvsproxy:`` that take effect at once."""
 

@@ -57,10 +57,12 @@ def demand(missing: Collection[Missing]) -> None:
 async def running_kernel(
     on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
     on_late_rules: Callable[[], None] = lambda: None,
+    *,
+    route_protocol: int,
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
     """Start the kernel thread after checking its requirements.
 
-    ``on_applied`` and ``on_late_rules`` are as for ``NodeKernel``; the latter is called in the loop.
+    The parameters are as for ``NodeKernel``; ``on_late_rules`` is called in the loop.
 
     Raises:
         CannotStartError: a requirement is missing.
@@ -80,6 +82,7 @@ async def running_kernel(
         on_applied,
         commands=choice.commands,
         rules_patience_s=RULES_PATIENCE_S,
+        route_protocol=route_protocol,
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
     )
     slow = Bucket(1, SLOW_LOG_S, time.monotonic())

@@ -8,9 +8,12 @@ from typing import Any
 
 from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.model.kernel import (
+    DEVICE,
     IP_SETS,
     PERSISTENT,
+    BoundAddresses,
     Connections,
+    LocalRoutes,
     SetEntry,
     SetKind,
     VirtualServer,
@@ -230,10 +233,12 @@ class Explainer:
         match self._survey.witness(key):
             case SetEntry() as entry:
                 return entry.set
+            case BoundAddresses():
+                return f"its address on {DEVICE}"
+            case LocalRoutes():
+                return "its local route"
             case None:
                 return "a set"
-            case _:
-                return "its address on kube-ipvs0"
 
 
 def _hairpins(entries: Iterable[SetEntry]) -> Hairpins:

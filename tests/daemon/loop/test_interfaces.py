@@ -12,7 +12,7 @@ import pytest
 from ipvsproxy.daemon.loop import interfaces
 from ipvsproxy.kernel import notify
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL, InterfaceAddress
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel
 
@@ -73,7 +73,7 @@ THEIRS = builders.interface_address("eth0", "192.168.0.11")
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
     listener = Listener()
-    monkeypatch.setattr(notify, "ChangeListener", lambda *, own_ports: listener)
+    monkeypatch.setattr(notify, "ChangeListener", lambda **_: listener)
     return listener
 
 
@@ -85,6 +85,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
         (notify.AddressAppeared(OURS), "kernel"),
         (notify.AddressVanished(OURS), "kernel"),
         (notify.DeviceVanished(DEVICE), "kernel"),
+        (notify.RoutesChanged(), "kernel"),
         (notify.Overrun(), "kernel"),
     ],
 )
@@ -92,7 +93,7 @@ async def test_a_change_by_another_program_has_the_loop_read_the_kernel(
     listener: Listener, change: notify.Change, expected: str
 ) -> None:
     engine = Calls()
-    following = asyncio.create_task(interfaces.follow(engine, NODE))  # type: ignore[arg-type]  # doubles
+    following = asyncio.create_task(interfaces.follow(engine, NODE, ROUTE_PROTOCOL))  # type: ignore[arg-type]  # doubles
     listener.changes = [change]
     listener.wake()
     await engine.arrived.wait()
@@ -107,5 +108,5 @@ async def test_a_listener_that_breaks_ends_the_process(listener: Listener) -> No
     listener.is_broken = True
     listener.wake()
     with pytest.raises(KernelError, match="listen for changes"):
-        await interfaces.follow(Calls(), NODE)  # type: ignore[arg-type]  # doubles
+        await interfaces.follow(Calls(), NODE, ROUTE_PROTOCOL)  # type: ignore[arg-type]  # doubles
     assert listener.is_closed

@@ -28,7 +28,7 @@ from tests.support.draining import show_draining
 from tests.support.summaries import Clock
 
 BOTH = (Family.IPV4, Family.IPV6)
-KINDS = ("device", "set", "set_entry", "rules", "virtual_server", "address", "sysctl")
+KINDS = ("device", "set", "set_entry", "rules", "virtual_server", "address", "route", "sysctl")
 OWNER = Owner(0, ServiceName(builders.NAMESPACE, "web"))
 WEB_KEY = builders.frontend("10.96.0.10", 80)
 POD, OTHER_POD = builders.backend("10.244.0.5"), builders.backend("10.244.0.6")
@@ -90,6 +90,7 @@ def test_virtual_and_real_servers_are_counted_by_family_without_foreign_ones() -
             },
             sets={},
             addresses=frozenset(key.address for key in ours),
+            routes=frozenset({ours[1].address}),
             interface_addresses=(),
         ),
         now=0,
@@ -98,6 +99,7 @@ def test_virtual_and_real_servers_are_counted_by_family_without_foreign_ones() -
     assert values["ipvsproxy_virtual_servers"] == {("IPv4",): 1, ("IPv6",): 1}
     assert values["ipvsproxy_real_servers"] == {("IPv4",): 2, ("IPv6",): 1}
     assert values["ipvsproxy_addresses"] == {("IPv4",): 1, ("IPv6",): 1}
+    assert values["ipvsproxy_routes"] == {("IPv4",): 0, ("IPv6",): 1}
 
 
 def test_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:

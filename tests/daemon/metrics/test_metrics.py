@@ -294,7 +294,7 @@ async def test_every_driver_has_durations(item: Device | RealServers) -> None:
     metrics.applied([Outcome(Operation(Verb.ADD, item))], 0.01)
     rows = await _rows(metrics)
     drivers = {key: value for key, value in rows.items() if key.startswith("ipvsproxy_apply_duration_seconds_count")}
-    assert len(drivers) == 6
+    assert len(drivers) == 7
     assert sum(drivers.values()) == 1
 
 

@@ -313,5 +313,7 @@ async def test_without_a_file_a_signal_is_logged(logs: Logs) -> None:
 
 def test_every_field_of_ipvsproxy_except_applied_ones_needs_a_restart() -> None:
     assert reload.needs_restart("ipvsproxy.manifests")
+    assert reload.needs_restart("ipvsproxy.routeProtocol")
     assert not reload.needs_restart("ipvsproxy.drainDeadline")
+    assert not reload.needs_restart("ipvsproxy.vipBinding")
     assert not reload.needs_restart("ipvs.scheduler")
