@@ -172,11 +172,15 @@ class Cluster:
 
     def start(self, *flags: str) -> None:
         """Start the program with these additional flags, and wait until it has programmed everything."""
-        self.program = program.Program(self._manifests, self._log, *self._flags, *flags)
         before = self.synced
+        self.begin(*flags)
+        self.program.wait_until(lambda: self.synced > before, "synced", program.SYNCED_WITHIN_S)
+
+    def begin(self, *flags: str) -> None:
+        """Start the program with these additional flags, and wait for nothing."""
+        self.program = program.Program(self._manifests, self._log, *self._flags, *flags)
         self.show()
         self.program.__enter__()
-        self.program.wait_until(lambda: self.synced > before, "synced", program.SYNCED_WITHIN_S)
 
     def run(self, *commands: str) -> list[program.Ended]:
         """Run commands that end by themselves, with the flags of the program and the API's objects."""

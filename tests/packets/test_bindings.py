@@ -1,0 +1,182 @@
+"""Local routes as operators meet them: switched by a reload under load, killed in the middle, drifted, verified, cleaned up."""
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.translate.view import Binding
+from tests.support import cluster, lab
+from tests.support.cluster import Cluster, service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
+
+OTHER = {Binding.ADDRESSES: Binding.ROUTES, Binding.ROUTES: Binding.ADDRESSES}
+MANY = 120
+"""Services beside the one that is asked, so that a switch takes some time."""
+WEB = service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001)
+SERVICES = [WEB, *(service(f"other-{number}", number, "p1", protocols=["TCP"]) for number in range(2, MANY))]
+CLIENTS = [
+    (from_, protocol, to, family)
+    for from_, to in (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"), ("p1", "external 1"))
+    for protocol in ("TCP", "UDP")
+    for family in Family
+]
+HEALED_WITHIN_S = 5.0
+FOREIGN = ("local", "10.96.200.200", "dev", "lo", "table", "local", "protocol", "252", "metric", "1024")
+
+
+@pytest.fixture(name="laboratory", scope="module")
+def _laboratory() -> Iterator[lab.Lab]:
+    with lab.Lab() as laboratory:
+        yield laboratory
+
+
+def configure(path: Path, binding: Binding) -> None:
+    document = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "ipvs",
+        "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
+        "ipvs": {"minSyncPeriod": "0s"},
+        "ipvsproxy": {"vipBinding": binding},
+    }
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(document))
+    draft.rename(path)
+
+
+def bound(running: Cluster) -> dict[Binding, set[str]]:
+    """The local addresses of the API's Services, in each way."""
+    return {binding: running.local_addresses(binding) for binding in Binding}
+
+
+def served() -> set[str]:
+    every = {cluster.address(f"cluster {number}", family) for number in range(1, MANY) for family in Family}
+    return every | {cluster.address(f"{kind} 1", family) for kind in ("balancer", "external") for family in Family}
+
+
+def wait_until(reached: Callable[[], bool], what: str, within_s: float = cluster.CHANGED_WITHIN_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not reached():
+        assert time.monotonic() < deadline, f"not {what} within {within_s} s"
+        time.sleep(0.1)
+
+
+def is_in(running: Cluster, binding: Binding) -> bool:
+    """Whether all addresses are local in this way, and none in the other."""
+    return bound(running) == {binding: served(), OTHER[binding]: set()}
+
+
+def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_request(laboratory: lab.Lab, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    configure(path, Binding.ADDRESSES)
+    with Cluster(laboratory, tmp_path, f"--config={path}") as running, contextlib.ExitStack() as loads:
+        running.have(*SERVICES)
+        assert is_in(running, Binding.ADDRESSES)
+        process = running.program.process_id
+        held = [
+            running.lab.open(from_, "TCP", cluster.address(to, family), 80)
+            for from_, to in (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
+            for family in Family
+        ]
+        load = [
+            loads.enter_context(
+                laboratory.load(from_, protocol, cluster.address(to, family), cluster.PORTS[protocol][0], interval_s=0.2)
+            )
+            for from_, protocol, to, family in CLIENTS
+        ]
+        for binding in (Binding.ROUTES, Binding.ADDRESSES, Binding.ROUTES):
+            configure(path, binding)
+            wait_until(functools.partial(is_in, running, binding), f"switched to {binding}", 30)
+            assert [one.ask() for one in held] == [one.backend for one in held]
+        loads.close()
+        failed = {client: one.failures for client, (one,) in zip(CLIENTS, load, strict=True) if one.failed}
+        assert failed == {}
+        assert all(one.outcomes["ok"] >= 3 for (one,) in load), [one.outcomes for (one,) in load]
+        assert running.program.process_id == process
+        for one in held:
+            one.abort()
+
+
+@pytest.mark.parametrize("binding", Binding, ids=str)
+def test_a_process_killed_in_the_middle_of_a_switch_leaves_all_served_and_the_next_one_finishes(
+    laboratory: lab.Lab, tmp_path: Path, binding: Binding
+) -> None:
+    with Cluster(laboratory, tmp_path, f"--ipvs-vip-binding={OTHER[binding]}") as running:
+        running.have(*SERVICES)
+        for pause_s in (0.0, 0.3):
+            running.program.kill()
+            running.begin(f"--ipvs-vip-binding={binding}")
+            wait_until(lambda: bool(running.local_addresses(binding)), "begun", 30)
+            time.sleep(pause_s)
+            running.program.kill()
+            ways = bound(running)
+            assert ways[Binding.ADDRESSES] | ways[Binding.ROUTES] == served()
+            for family in Family:
+                assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", family), 80).outcome == "ok"
+            running.start(f"--ipvs-vip-binding={OTHER[binding]}")
+            wait_until(functools.partial(is_in, running, OTHER[binding]), "back", 30)
+        running.program.kill()
+        running.start(f"--ipvs-vip-binding={binding}")
+        wait_until(functools.partial(is_in, running, binding), f"in the way {binding}", 30)
+
+
+DAMAGE = {
+    "a route deleted": ["route del local 10.96.0.1 dev lo table local proto 251 metric 1024"],
+    "all routes deleted": ["-4 route flush table local proto 251", "-6 route flush table local proto 251"],
+    "127.0.0.1 deleted, silently": ["address del 127.0.0.1/8 dev lo", "address add 127.0.0.1/8 dev lo"],
+    "lo down and up, silently": ["link set lo down", "link set lo up"],
+    "a stray route": ["route add local 10.96.7.7 dev lo table local proto 251 metric 1024"],
+    "the device deleted": ["link del kube-ipvs0"],
+}
+
+
+def test_lost_and_stray_routes_are_found_and_healed(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with Cluster(laboratory, tmp_path, "--ipvs-vip-binding=routes") as running:
+        running.have(WEB)
+        laboratory.run("node", "ip", "route", "replace", *FOREIGN)
+        before = running.local_addresses(Binding.ROUTES)
+        for about, commands in DAMAGE.items():
+            for command in commands:
+                laboratory.run("node", "ip", *command.split())
+            wait_until(lambda: running.local_addresses(Binding.ROUTES) == before, f"healed: {about}", HEALED_WITHIN_S)
+            for family in Family:
+                assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", family), 80).outcome == "ok", about
+            if "silently" not in about:
+                assert "10.96.200.200" in laboratory.run("node", "ip", "route", "show", "table", "local", "protocol", "252")
+                continue
+            laboratory.run("node", "ip", "route", "replace", *FOREIGN)
+        laboratory.run("node", "ip", "route", "del", *FOREIGN)
+
+
+def _kinds(running: Cluster, command: str, field: str) -> set[tuple[str, str]]:
+    (ended,) = running.run(f"{command} --output=json")
+    found = json.loads(ended.output)[field]
+    return {(one.get("verb", ""), one["kind"]) for one in found if one["kind"] not in ("sysctl", "flow")}
+
+
+def test_verify_plan_and_cleanup_know_routes(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with Cluster(laboratory, tmp_path, "--ipvs-vip-binding=routes") as running:
+        running.have(WEB)
+        running.program.__exit__(None, None, None)
+        laboratory.run("node", "ip", "route", "replace", *FOREIGN)
+        assert _kinds(running, "verify", "differences") == set()
+        laboratory.run("node", "ip", *DAMAGE["a route deleted"][0].split())
+        laboratory.run("node", "ip", *DAMAGE["a stray route"][0].split())
+        assert _kinds(running, "verify", "differences") == {("", "route")}
+        assert _kinds(running, "plan", "operations") == {("add", "route"), ("remove", "route")}
+        command = (sys.executable, "-m", "ipvsproxy", "--cleanup")
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        assert " route" in done.stdout
+        assert running.local_addresses() == set()
+        assert list(running.virtual_servers()) == []
+        assert "10.96.200.200" in laboratory.run("node", "ip", "route", "show", "table", "local", "protocol", "252")
+        laboratory.run("node", "ip", "route", "del", *FOREIGN)
