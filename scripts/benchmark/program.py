@@ -21,6 +21,8 @@ from scripts.benchmark import workload
 from scripts.benchmark.api import MemoryApi, Source
 
 METRICS_PORT = 10249
+CLUSTER_CIDR = "10.128.0.0/10,fd00:128::/32"
+"""The ranges of all pods of the workload."""
 
 
 class Sync(NamedTuple):
@@ -119,7 +121,7 @@ def configuration(*flags: str) -> Config:
     arguments = [
         "--proxy-mode=ipvs",
         f"--hostname-override={workload.NODE}",
-        "--cluster-cidr=10.128.0.0/10",
+        f"--cluster-cidr={CLUSTER_CIDR}",
         "--ipvs-min-sync-period=0s",
         "--ipvs-sync-period=24h",  # audits are measured by themselves
         "--conntrack-max-per-core=0",  # writable only in the host's first network namespace

@@ -43,6 +43,33 @@ def pod_address(number: int) -> str:
     return f"10.{128 + (number + 10 >> 16)}.{number + 10 >> 8 & 255}.{number + 10 & 255}"
 
 
+def ipv6_cluster_address(number: int) -> str:
+    """The cluster IP of the Service with this number, in IPv6."""
+    return f"fd00:96::{number + 10 >> 16:x}:{number + 10 & 0xFFFF:x}"
+
+
+def ipv6_pod_address(number: int) -> str:
+    """The address of the pod with this number, in IPv6: inside of ``program.CLUSTER_CIDR``."""
+    return f"fd00:128::{number + 10 >> 16:x}:{number + 10 & 0xFFFF:x}"
+
+
+def ipv6_service(number: int) -> dict[str, Any]:
+    """As ``service``, of the other family."""
+    item, address = service(number), ipv6_cluster_address(number)
+    item["spec"] |= {"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv6"]}
+    return item
+
+
+def ipv6_slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
+    """As ``slices``, of the other family."""
+    first = number * endpoints
+    for part, item in enumerate(slices(number, endpoints, nodes)):
+        item["addressType"] = "IPv6"
+        for place, endpoint in enumerate(item["endpoints"]):
+            endpoint["addresses"] = [ipv6_pod_address(first + part * SLICE_ENDPOINTS + place)]
+        yield item
+
+
 def balanced(number: int) -> dict[str, Any]:
     """A Service with one port, a load balancer and externalTrafficPolicy Local."""
     item = service(number)
@@ -165,8 +192,10 @@ class Replacements:
         self._pods.clear()
 
 
-FORMS = (service, balanced, annotated)
-"""The forms of Services: plain ones, load balancers with externalTrafficPolicy Local, and those with annotations."""
+FORMS = (service, balanced, annotated, ipv6_service)
+"""The forms of Services: plain ones, load balancers with externalTrafficPolicy Local, those with annotations, and those of IPv6,
+whose pods have addresses of that family as well.
+"""
 
 
 def line(what: str, item: dict[str, Any]) -> bytes:
@@ -180,9 +209,10 @@ def write(directory: pathlib.Path, services: int, endpoints: int, nodes: int = 0
     ``nodes`` is 0 for as many as the pods need. ``form`` is a place in ``FORMS``.
     """
     nodes = nodes or nodes_for(services * endpoints)
+    make_slices = ipv6_slices if FORMS[form] is ipv6_service else slices
     lists: tuple[tuple[str, Iterator[dict[str, Any]]], ...] = (
         ("services", map(FORMS[form], range(services))),
-        ("endpointslices", (one for number in range(services) for one in slices(number, endpoints, nodes))),
+        ("endpointslices", (one for number in range(services) for one in make_slices(number, endpoints, nodes))),
         ("nodes", iter((node(),))),
     )
     for kind, items in lists:

@@ -59,6 +59,23 @@ def test_starts_are_measured_in_several_pairs_except_the_one_that_takes_minutes(
     }
 
 
+def test_routes_have_targets_and_addresses_beside_them_none() -> None:
+    one_round = [_start(60.0), _replay(40.0), _start(6.0), _replay(4.0)]
+    rows = _rows("binding 100000x1 IPv4", [_start(99.0), _start(99.0, pending=1), *one_round])
+    assert (rows["wall s, median, routes"].value, rows["wall s, median, routes"].target) == (6.0, 8.0)
+    assert (rows["ratio to replay, routes"].value, rows["ratio to replay, routes"].target) == (1.5, 2.5)
+    assert (rows["wall s, median, addresses"].value, rows["wall s, median, addresses"].target) == (60.0, None)
+    assert rows["a start with routes, relative to one with addresses"].value == 0.1
+    assert (rows["failed or pending, addresses"].ok, rows["failed or pending, routes"].ok) == (True, False)
+
+
+def test_both_ways_are_measured_in_turn_in_one_boot_with_the_recordings_of_their_own() -> None:
+    (case,) = [case for case in _all() if case.name == "binding 10000x10 IPv6"]
+    replays = [given["recording"] for what, given in case.measurements if what == "replay"]
+    assert replays == ["recording-10000-10-0-0-1-addresses", "recording-10000-10-0-0-1-routes"] * 3
+    assert {given["recording"] for what, given in case.measurements if what == "cold" and "recording" in given} == set(replays)
+
+
 def test_memory_after_changes_has_a_target_if_the_case_sets_one() -> None:
     spread = {"p50_ms": 1.0, "p99_ms": 2.0}
     counts = {"page_faults": 0, "messages": 3, "calls": 6, "system_calls": 9, "processes": 0}

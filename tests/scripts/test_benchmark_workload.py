@@ -1,12 +1,13 @@
 """The benchmark's workload is alike at every size, so that figures of two sizes can be compared."""
 
 import collections
+import ipaddress
 import json
 import pathlib
 
 import pytest
 
-from scripts.benchmark import workload
+from scripts.benchmark import program, workload
 
 
 @pytest.mark.parametrize(("services", "endpoints"), [(100, 10), (10_000, 10), (5_000, 50), (1_000, 200), (100_000, 1)])
@@ -43,6 +44,21 @@ def test_pods_are_on_as_many_nodes_as_they_need_by_default(
     assert len(names) == nodes
     assert names[workload.NODE] == ours
     assert names.total() == arguments[0] * arguments[1]
+
+
+def test_a_cluster_of_ipv6_has_the_same_shape_and_addresses_of_that_family_alone(tmp_path: pathlib.Path) -> None:
+    workload.write(tmp_path, 3, 150, 0, 0, 1)
+    items = {
+        kind: [item for page in tmp_path.glob(f"{kind}-*") for item in json.loads(page.read_text())["items"]]
+        for kind in workload.KINDS
+    }
+    assert [one["spec"]["clusterIPs"] for one in items["services"]] == [[f"fd00:96::0:{number:x}"] for number in (10, 11, 12)]
+    assert len(items["endpointslices"]) == 6
+    addresses = {address for one in items["endpointslices"] for each in one["endpoints"] for address in each["addresses"]}
+    pods = ipaddress.ip_network(program.CLUSTER_CIDR.partition(",")[2])
+    assert len({ipaddress.ip_address(address) for address in addresses}) == 450
+    assert all(ipaddress.ip_address(address) in pods for address in addresses)
+    assert {one["addressType"] for one in items["endpointslices"]} == {"IPv6"}
 
 
 def _endpoints(of_slice: dict[str, list[dict[str, object]]]) -> set[tuple[str, bool]]:
