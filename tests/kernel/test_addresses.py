@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.kernel import addresses
+from ipvsproxy.kernel import addresses, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, parse_address
@@ -137,6 +137,56 @@ def test_thousands_of_addresses_are_bound_and_unbound(driver: addresses.AddressD
     assert all(outcome.surprise and not outcome.error for outcome in outcomes)
     assert clean(apply(driver, Verb.REMOVE, *some[:300], *some[1000:]))
     assert driver.observe().addresses == {item.key for item in some[300:1000]}
+
+
+@pytest.mark.kernel
+def test_all_addresses_go_with_the_device_which_is_made_anew(driver: addresses.AddressDriver) -> None:
+    many = [Address(b"\xfd" + number.to_bytes(15, "big")) for number in range(addresses.MANY_REMOVALS)]
+    absent = parse_address("fd00:96::1")
+    assert clean(apply(driver, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(many))))
+    (before,) = ip("link", "show", DEVICE)
+    outcomes = apply(driver, Verb.REMOVE, BoundAddresses((*many, absent)))
+    assert {outcome.operation.item.key for outcome in outcomes if outcome.surprise} == {absent}
+    assert not any(outcome.error for outcome in outcomes)
+    (after,) = ip("link", "show", DEVICE)
+    assert after["ifindex"] != before["ifindex"]
+    assert driver.observe().addresses == set()
+
+
+@pytest.mark.kernel
+def test_the_device_stays_while_it_has_an_address_that_is_to_stay(driver: addresses.AddressDriver) -> None:
+    many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS + 1)]
+    apply(driver, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(many)))
+    (before,) = ip("link", "show", DEVICE)
+    assert clean(apply(driver, Verb.REMOVE, BoundAddresses(tuple(many[1:]))))
+    (after,) = ip("link", "show", DEVICE)
+    assert (after["ifindex"], driver.observe().addresses) == (before["ifindex"], {many[0]})
+
+
+@pytest.mark.parametrize("refused", [17, 16], ids=["removal", "addition"])
+def test_a_device_that_cannot_be_made_anew_is_a_failure_of_its_addresses(refused: int) -> None:
+    many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS)]
+    is_there = True
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        nonlocal is_there
+        ((_, kind, flags, sequence, _),) = fake_netlink.split(data)
+        link = bytes(4) + (7).to_bytes(4, "little") + bytes(8) + fake_netlink.attribute(3, DEVICE.encode() + b"\0")
+        link += fake_netlink.attribute(18, fake_netlink.attribute(1, b"dummy\0"))
+        if kind in (16, 17) and kind == refused:
+            return [fake_netlink.error(sequence, errno.EBUSY)]
+        if kind == 17:
+            is_there = False
+            return [fake_netlink.error(sequence)]
+        if flags & netlink.DUMP == netlink.DUMP:
+            found = [fake_netlink.message(sequence, link)] if kind == 18 else []
+            return [*found, fake_netlink.done(sequence)]
+        return [fake_netlink.message(sequence, link) if is_there else fake_netlink.error(sequence, errno.ENODEV)]
+
+    driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    outcomes = apply(driver, Verb.REMOVE, BoundAddresses(tuple(many)))
+    assert len(outcomes) == len(many)
+    assert {(outcome.errno, "device kube-ipvs0" in outcome.error) for outcome in outcomes} == {(errno.EBUSY, True)}
 
 
 @pytest.mark.kernel
