@@ -11,10 +11,12 @@ from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.model.kernel import FirewallMark, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile import leftovers, ownership
-from ipvsproxy.translate.view import TrafficScopes
+from ipvsproxy.translate.view import Binding, TrafficScopes
 
+LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"
 ADVISED = (
     "net/ipv6/conf/all/forwarding",
+    LOOPBACK_IPV6,
     "net/ipv4/conf/all/rp_filter",
     "net/bridge/bridge-nf-call-iptables",
     "net/ipv4/vs/conn_reuse_mode",
@@ -53,6 +55,7 @@ def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[F
     yield from _advice(facts, config)
     yield from _iptables(facts)
     yield from _neighbours(facts, config)
+    yield from _binding(facts, config)
     yield from _marks(facts, config)
     yield from _ports(facts, config)
     yield from _timeouts(facts)
@@ -219,6 +222,25 @@ def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
         yield _warn("ipvs", f"{count} virtual servers of other programs (keepalived, docker swarm, ...){named}", remedy)
     else:
         yield _ok("ipvs", f"{len(observed.virtual_servers)} virtual servers, none of other programs")
+
+
+def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
+    """Whether local routes can be added and stay, and whether any are left from before."""
+    if config.ipvs.binding is not Binding.ROUTES:
+        if left := (facts.observation and facts.observation.routes) or ():
+            text = f"{len(left)} local routes of ours are there, and Service addresses are to be on kube-ipvs0"
+            remedy = "run removes them when the addresses are bound; kube-proxy would leave them"
+            yield _warn("binding", text, remedy)
+        return
+    if not facts.loopback.is_up:
+        yield _fail("binding", "lo is down, so IPv6 has no local routes", "set it up with ip link set lo up")
+    if facts.sysctls.get(LOOPBACK_IPV6, "0") != "0":
+        yield _warn("binding", f"{LOOPBACK_IPV6} is not 0, so IPv6 has no local routes", f"run sysctl -w {LOOPBACK_IPV6}=0")
+    if facts.loopback.networkd not in ("", "unmanaged"):
+        text = "systemd-networkd manages lo, and may remove local routes that it does not know"
+        yield _warn("binding", text, "leave lo unmanaged, or set ManageForeignRoutes=no in networkd.conf")
+    elif facts.loopback.is_up:
+        yield _ok("binding", "lo is up and left alone, so local routes stay")
 
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from ipvsproxy.kernel import host, iptables_process, iptables_variant
 from ipvsproxy.kernel.errors import KernelError
@@ -14,6 +15,7 @@ from ipvsproxy.kernel.host import Missing, SysctlDriver
 from ipvsproxy.kernel.mark_rules import MarkRule, mark_rules
 from ipvsproxy.kernel.modules import ModuleState, module_state
 from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.routes import LOOPBACK_INDEX
 from ipvsproxy.model.kernel import IP_SETS, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey, Jump
@@ -21,6 +23,18 @@ from ipvsproxy.model.state import Observation
 
 NFT_TIMEOUT_S = 30
 _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
+_UP = 0x1  # IFF_UP
+
+
+class Loopback(NamedTuple):
+    """The interface ``lo``: whether it is up, and how systemd-networkd manages it, empty if unknown or without networkd."""
+
+    is_up: bool = True
+    networkd: str = ""
+
+
+NO_TROUBLE = Loopback()
+"""``lo`` as it is on nearly every host."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +65,7 @@ class Facts:
     unreadable: str
     bridges: tuple[str, ...] = ()
     mark_rules: tuple[MarkRule, ...] = ()
+    loopback: Loopback = NO_TROUBLE
 
 
 def gather(
@@ -106,12 +121,24 @@ def gather(
         unreadable=unreadable,
         bridges=bridges(),
         mark_rules=tuple(dict.fromkeys(rule for text in listings for rule in mark_rules(text))),
+        loopback=loopback(),
     )
 
 
 def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
     """The Linux bridges of this network namespace, by name."""
     return tuple(sorted(path.parent.name for path in (root / "sys/class/net").glob("*/bridge")))
+
+
+def loopback(root: pathlib.Path = pathlib.Path("/")) -> Loopback:
+    """The state of ``lo``. networkd writes its own into files by the index of the interface."""
+    flags, networkd = "0x1", ""
+    with contextlib.suppress(OSError):
+        flags = (root / "sys/class/net/lo/flags").read_text().strip()
+    with contextlib.suppress(OSError):
+        lines = (root / f"run/systemd/netif/links/{LOOPBACK_INDEX}").read_text().splitlines()
+        networkd = next((line.partition("=")[2] for line in lines if line.startswith("ADMIN_STATE=")), "")
+    return Loopback(bool(int(flags, 16) & _UP), networkd)
 
 
 def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")) -> Mapping[int, str]:

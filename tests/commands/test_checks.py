@@ -10,7 +10,7 @@ from ipvsproxy.commands import checks, doctor
 from ipvsproxy.commands.checks import Finding, Level
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
-from ipvsproxy.kernel.facts import Facts
+from ipvsproxy.kernel.facts import Facts, Loopback
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.mark_rules import MarkRule
@@ -135,6 +135,31 @@ def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:
     assert "the kernel has no IPVS yet; run and --init-only load the module ip_vs" in {one.text for one in findings}
     lacking = dataclasses.replace(fresh, modules={"ip_vs": ModuleState.MISSING})
     assert "this kernel has no IPVS" in {one.text for one in checks.judge(lacking, WANTED, _config()) if one.level is Level.FAIL}
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "said"),
+    [
+        ({"loopback": Loopback(is_up=False)}, Level.FAIL, "lo is down"),
+        ({"loopback": Loopback(networkd="configured")}, Level.WARN, "systemd-networkd manages lo"),
+        ({"sysctls": {"net/ipv6/conf/lo/disable_ipv6": "1"}}, Level.WARN, "net/ipv6/conf/lo/disable_ipv6 is not 0"),
+    ],
+)
+def test_what_keeps_local_routes_away_is_told_where_they_are_wanted(facts: dict[str, Any], level: Level, said: str) -> None:
+    (finding,) = _judge("--ipvs-vip-binding=routes", **facts)
+    assert (finding.level, finding.topic) == (level, "binding")
+    assert said in finding.text
+    assert finding.remedy
+    assert _judge(**facts) == []
+
+
+def test_local_routes_that_stay_are_fine_and_those_left_from_before_are_told() -> None:
+    left = dataclasses.replace(SEEN, routes=frozenset(builders.addresses("10.96.0.1")))
+    for loopback in (Loopback(), Loopback(networkd="unmanaged")):
+        assert _judge("--ipvs-vip-binding=routes", observation=left, loopback=loopback) == []
+    (finding,) = _judge(observation=left)
+    assert finding.text == "1 local routes of ours are there, and Service addresses are to be on kube-ipvs0"
+    assert "kube-proxy would leave them" in finding.remedy
 
 
 def test_a_host_with_bridges_is_told_that_br_netfilter_is_not_loaded() -> None:

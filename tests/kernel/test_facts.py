@@ -33,6 +33,18 @@ def test_a_python_program_is_called_by_its_script(tmp_path: pathlib.Path) -> Non
         assert facts._name(tmp_path) == name
 
 
+def test_the_state_of_lo_is_that_of_the_kernel_and_of_networkd(tmp_path: pathlib.Path) -> None:
+    assert facts.loopback(tmp_path) == facts.Loopback(is_up=True, networkd="")
+    for folder in ("sys/class/net/lo", "run/systemd/netif/links"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "sys/class/net/lo/flags").write_text("0x8\n")
+    (tmp_path / "run/systemd/netif/links/1").write_text("# private\nADMIN_STATE=unmanaged\nOPER_STATE=carrier\n")
+    assert facts.loopback(tmp_path) == facts.Loopback(is_up=False, networkd="unmanaged")
+    (tmp_path / "sys/class/net/lo/flags").write_text("0x9\n")
+    (tmp_path / "run/systemd/netif/links/1").write_text("OPER_STATE=carrier\n")
+    assert facts.loopback(tmp_path) == facts.Loopback(is_up=True, networkd="")
+
+
 def test_bridges_are_the_interfaces_that_have_the_folder_of_one(tmp_path: pathlib.Path) -> None:
     for name in ("cni0/bridge", "eth0", "docker0/bridge"):
         (tmp_path / "sys/class/net" / name).mkdir(parents=True)
