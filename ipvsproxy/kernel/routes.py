@@ -67,8 +67,6 @@ class RouteDriver:
         self._template = functools.cache(self._make_template)
         self._digest = b""
         """The digest of the last reading; empty if the next one must return everything."""
-        self._has_none = False
-        """Whether the last reading found no route, and none was written since."""
 
     def close(self) -> None:
         """Close the socket."""
@@ -86,13 +84,9 @@ class RouteDriver:
     def observe_changed(self) -> AbstractSet[Address] | None:
         """As ``observe``, but None if nothing has changed since the last call, and nothing was written or observed meanwhile.
 
-        While a node has no route of ours, nothing is read: the kernel would walk all local routes, those of addresses included.
-
         Raises:
             KernelError: as for ``observe``.
         """
-        if self._has_none:
-            return None
         replies = self._dump()
         digest = _digest(replies)
         if digest == self._digest:
@@ -121,7 +115,6 @@ class RouteDriver:
                 place = _PLACE.read(data, start + _HEADER, end)
                 if place is not None and place[1:] == (LOOPBACK_INDEX, METRIC):
                     ours[Address(place[0])] = None
-        self._has_none = not ours
         return ours.keys()
 
     def _start(self, family: Family) -> bytes:
@@ -134,7 +127,6 @@ class RouteDriver:
         Outcomes have the order of the operations.
         """
         self._digest = b""
-        self._has_none = False
         single = list(one_by_one(operations))
         failed: dict[Operation, int] = {}
         step = min(BATCH_SIZE, self._channel.limit)

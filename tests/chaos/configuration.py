@@ -3,15 +3,22 @@
 import json
 from pathlib import Path
 
+from ipvsproxy.translate.view import Binding
+
+OTHER_BINDING = {Binding.ADDRESSES: Binding.ROUTES, Binding.ROUTES: Binding.ADDRESSES}
 SCHEDULERS = ("rr", "lc")
 """The usual scheduler, and that of the reload."""
 _KUBECONFIG = "--kubeconfig="
 
 
 class Configuration:
-    """``flags`` name the file and the cluster. ``scheduler`` is the one in the file."""
+    """``flags`` name the file and the cluster. ``scheduler`` and ``binding`` are those in the file.
 
-    def __init__(self, directory: Path, cluster_flag: str) -> None:
+    The reload to the other scheduler is one to the other binding, too.
+    """
+
+    def __init__(self, directory: Path, cluster_flag: str, binding: Binding = Binding.ADDRESSES) -> None:
+        self._usual_binding = binding
         self._path = directory / "config.json"
         # A kubeconfig counts only in the file; manifests and the node's name also count beside it.
         self._kubeconfig = cluster_flag.removeprefix(_KUBECONFIG) if cluster_flag.startswith(_KUBECONFIG) else ""
@@ -22,6 +29,7 @@ class Configuration:
     def write(self, scheduler: str) -> None:
         """Replace the file by one rename."""
         self.scheduler = scheduler
+        self.binding = self._usual_binding if scheduler == SCHEDULERS[0] else OTHER_BINDING[self._usual_binding]
         document = {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
             "kind": "KubeProxyConfiguration",
@@ -29,6 +37,7 @@ class Configuration:
             "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
             "conntrack": {"maxPerCore": 0},
             "ipvs": {"scheduler": scheduler},
+            "ipvsproxy": {"vipBinding": self.binding},
             "clientConnection": {"kubeconfig": self._kubeconfig},
         }
         draft = self._path.with_suffix(".draft")

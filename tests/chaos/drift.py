@@ -9,11 +9,15 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ipvsproxy.kernel.routes import METRIC
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from tests.chaos import foreign
+from tests.support import golden_state
 
 State = Mapping[str, Any]
 Drift = Callable[[State, random.Random], str]
 
+_OUR_ROUTES = ("dev", "lo", "table", "local", "protocol", str(ROUTE_PROTOCOL), "metric", str(METRIC))
 _OPTIONS = {"TCP": "-t", "UDP": "-u", "SCTP": "--sctp-service"}
 
 
@@ -191,7 +195,10 @@ def reload_firewall(_state: State, _dice: random.Random) -> str:
 
 
 def remove_address(state: State, dice: random.Random) -> str:
-    """Remove a Service address."""
+    """Remove a Service address from our device, or its local route."""
+    routes = sorted(golden_state.read_routes())
+    if routes:
+        return _run("ip", "route", "del", "local", dice.choice(routes).split()[1], *_OUR_ROUTES)
     address = dice.choice(sorted(row for row in state["addresses"] if row != "(device)"))
     return _run("ip", "address", "del", address, "dev", "kube-ipvs0")
 
@@ -199,6 +206,17 @@ def remove_address(state: State, dice: random.Random) -> str:
 def add_address(_state: State, dice: random.Random) -> str:
     """Add a surplus address to our device."""
     return _run("ip", "address", "add", f"10.96.9.{dice.randrange(1, 200)}/32", "dev", "kube-ipvs0")
+
+
+def add_route(_state: State, dice: random.Random) -> str:
+    """Add a surplus local route like ours."""
+    return _run("ip", "route", "replace", "local", f"10.96.9.{dice.randrange(1, 200)}", *_OUR_ROUTES)
+
+
+def lose_routes(_state: State, _dice: random.Random) -> str:
+    """Have the kernel remove all IPv4 routes on lo, ours included, without a word."""
+    _run("ip", "address", "del", "127.0.0.1/8", "dev", "lo")
+    return _run("ip", "address", "add", "127.0.0.1/8", "dev", "lo", "scope", "host")
 
 
 def remove_device(_state: State, _dice: random.Random) -> str:
@@ -237,6 +255,8 @@ DRIFTS: tuple[Drift, ...] = (
     reload_firewall,
     remove_address,
     add_address,
+    add_route,
+    lose_routes,
     remove_device,
     change_sysctl,
 )
@@ -258,7 +278,7 @@ SPOILED: Mapping[Drift, tuple[str, ...]] = {
     **dict.fromkeys((flush_set, flush_all_sets, remove_entry, add_entry), ("ipsets",)),
     destroy_sets: ("ipsets", "iptables"),
     **dict.fromkeys((flush_chain, remove_rule, add_rule, remove_jump, move_jump, reload_firewall), ("iptables",)),
-    **dict.fromkeys((remove_address, add_address, remove_device), ("addresses",)),
+    **dict.fromkeys((remove_address, add_address, add_route, lose_routes, remove_device), ("addresses",)),
     change_sysctl: ("sysctls",),
 }
 """The sections of the state that each drift affects."""

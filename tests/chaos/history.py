@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from ipvsproxy.translate.view import Binding
 from tests.chaos import bad_moments, cluster, drift, foreign, instrumented, kernel_state, moments, plan, usage, verifying
 from tests.chaos.clients import Clients
 from tests.chaos.configuration import Configuration
@@ -65,6 +66,7 @@ class History:
         self._without = without
         self._has_server = drawn.has_server
         self._dice = random.Random(seed)
+        self._binding = random.Random(f"{seed}:binding").choice(list(Binding))
         self.faults = Faults(directory)
         self.figures = figures
         self._is_quick = quick
@@ -91,7 +93,8 @@ class History:
             self._foreign = foreign.read()
             self.cluster = self._make_cluster()
             cleaning.callback(self.cluster.close)
-            self.configuration = Configuration(self._directory, self.cluster.flag)
+            self.configuration = Configuration(self._directory, self.cluster.flag, self._binding)
+            self.note(f"Service addresses are local by {self._binding}")
             self.cluster.apply(self._world.objects.values(), ())
             self._start()
             cleaning.callback(self._end)
@@ -205,7 +208,7 @@ class History:
             time.sleep(POLL_S)
 
     def desired(self) -> kernel_state.State:
-        return kernel_state.desired(self._world.objects.values(), self.configuration.scheduler)
+        return kernel_state.desired(self._world.objects.values(), self.configuration.scheduler, self.configuration.binding)
 
     def _live_with_drift(self) -> None:
         """Run all drifts up to the next step of another kind: requests may be lost."""

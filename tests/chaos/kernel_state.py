@@ -14,7 +14,7 @@ from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.translate import decode, state
-from ipvsproxy.translate.view import Settings, view_node
+from ipvsproxy.translate.view import Binding, Settings, view_node
 from tests.chaos import foreign
 from tests.chaos.world import NODE, Object
 from tests.support import builders, golden_state, golden_translation, scope_rows
@@ -31,9 +31,9 @@ SYSCTLS: Mapping[str, str] = {
 State = dict[str, Any]
 
 
-def desired(objects: Iterable[Object], scheduler: str = SETTINGS.scheduler) -> State:
+def desired(objects: Iterable[Object], scheduler: str = SETTINGS.scheduler, binding: Binding = Binding.ADDRESSES) -> State:
     """The desired state in the form of the recordings, with foreign objects."""
-    settings = dataclasses.replace(SETTINGS, scheduler=scheduler)
+    settings = dataclasses.replace(SETTINGS, scheduler=scheduler, binding=binding)
     events = [decode.decode_document(item, "chaos") for item in objects]
     parsed = [event.object for event in events if isinstance(event, Put)]
     slices: dict[ServiceName, list[EndpointSlice]] = {}
@@ -68,6 +68,8 @@ def observed(sections: Collection[str] = SECTIONS) -> State:
     state = scope_rows.without_marks(golden_state.read_state((*sections, "ipsets") if needs_sets else sections))
     if needs_sets:
         del state["ipsets"]
+    if "addresses" in sections:
+        state["addresses"] |= golden_state.read_routes()
     return _normal(state)
 
 

@@ -161,6 +161,15 @@ def _read_addresses() -> State:
     return addresses
 
 
+def read_routes() -> State:
+    """The local routes of ours, in the form of rows: ``route 10.96.0.1/32``."""
+    rows: State = {}
+    for option, bits in (("-4", 32), ("-6", 128)):
+        listing = _run("ip", option, "route", "show", "table", "local", "protocol", str(ROUTE_PROTOCOL))
+        rows |= {f"route {line.split()[1]}/{bits}": {} for line in listing.splitlines()}
+    return rows
+
+
 def _sysctl_path(name: str) -> Path:
     return Path("/proc/sys") / name.replace(".", "/")
 

@@ -66,7 +66,8 @@ def render(states: Sequence[ServiceState], settings: Settings, view: NodeView) -
         "ipsets": {name: _set_row(IP_SETS[name], members) for name, members in sets.items()},
         "iptables": dict(_rule_rows(states, sets, settings, view)),
         "addresses": {"(device)": DEVICE_ROW}
-        | {f"{address}/{address.family.bits}": {"scope": "global"} for state in states for address in state.addresses},
+        | {f"{address}/{address.family.bits}": {"scope": "global"} for state in states for address in state.addresses}
+        | {f"route {address}/{address.family.bits}": {} for state in states for address in state.routes},
     }
 
 
@@ -109,7 +110,8 @@ def _rule_rows(
     for family in settings.families:
         occupied = {kind for kind in SetKind if sets.get(IpSet(kind, family).name)}
         refused = [key for state in states for key in state.rare.refused]
-        yield from _skeleton_rows(build_skeleton(family, settings, view, occupied, refused))
+        routed = frozenset(key for state in states for key in state.rare.refused if key.address in state.routes)
+        yield from _skeleton_rows(build_skeleton(family, settings, view, occupied, refused, routed=routed))
 
 
 def _skeleton_rows(skeleton: Skeleton) -> Iterator[tuple[str, list[str]]]:
