@@ -72,7 +72,7 @@ def test_routes_have_targets_and_addresses_beside_them_none() -> None:
 def test_both_ways_are_measured_in_turn_in_one_boot_with_the_recordings_of_their_own() -> None:
     (case,) = [case for case in _all() if case.name == "binding 10000x10 IPv6"]
     replays = [given["recording"] for what, given in case.measurements if what == "replay"]
-    assert replays == ["recording-10000-10-0-0-1-addresses", "recording-10000-10-0-0-1-routes"] * 3
+    assert replays == ["recording-10000-10-0-3-addresses", "recording-10000-10-0-3-routes"] * 3
     assert {given["recording"] for what, given in case.measurements if what == "cold" and "recording" in given} == set(replays)
 
 

@@ -47,7 +47,7 @@ def test_pods_are_on_as_many_nodes_as_they_need_by_default(
 
 
 def test_a_cluster_of_ipv6_has_the_same_shape_and_addresses_of_that_family_alone(tmp_path: pathlib.Path) -> None:
-    workload.write(tmp_path, 3, 150, 0, 0, 1)
+    workload.write(tmp_path, 3, 150, 0, 3)
     items = {
         kind: [item for page in tmp_path.glob(f"{kind}-*") for item in json.loads(page.read_text())["items"]]
         for kind in workload.KINDS
