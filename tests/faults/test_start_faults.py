@@ -32,6 +32,8 @@ ACTS = (
     "process iptables-legacy-restore -w --noflush",
     "file /proc/sys/net/ipv6/conf/all/disable_ipv6",
     "process ip6tables-legacy-restore -w --noflush",
+    "send route type 26 dump",
+    "receive route type 26 dump",
     "send generic command 1",
     "receive generic command 1",
     "file /proc/sys/kernel/osrelease",
