@@ -250,3 +250,15 @@ def test_a_dry_run_of_the_cleanup_flag_changes_nothing(
 ) -> None:
     cli.main(["--cleanup", "--dry-run"])
     assert cleaned == [((), True, False)]
+
+
+def test_a_start_imports_no_more_than_it_needs() -> None:
+    """Rich and the rest of urllib3 are installed beside the tests; the server of HTTP waits for its first connection."""
+    program = (
+        "import sys; from ipvsproxy import cli; cli.load_module('ipvsproxy.daemon.app'); "
+        "cli.load_module('ipvsproxy.daemon.sources.watch'); print(*(name for name, module in sys.modules.items() if module))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert {"ipvsproxy.daemon.sources.watch", "aiohttp.client", "structlog"} <= loaded
+    assert {"rich", "urllib3.util", "aiohttp.web", "ipvsproxy.daemon.sources.directory"}.isdisjoint(loaded)

@@ -22,6 +22,15 @@ CHANGE_POLL_S = 0.02
 STORM_POLL_S = 0.25
 """In storms: latencies are exact to this plus the time of reading the table."""
 RESTART_POLL_S = 0.25
+LAUNCHES = 3
+MODULES = """
+import os
+from ipvsproxy import cli
+cli.load_module("ipvsproxy.daemon.app")
+cli.load_module("ipvsproxy.daemon.sources.watch")
+os._exit(0)
+"""
+"""A program that imports what a start needs, and ends at once."""
 _NEVER_BEFORE = 20_000
 """Distance of the numbers of new pods from those of the first pods."""
 
@@ -55,6 +64,40 @@ def run(command: str, services: int, endpoints: int, places: outside.Places | No
     """
     size = Size(services, endpoints, **others)  # type: ignore[arg-type]  # callers know which are whole numbers
     return asyncio.run(_run(command or f"{sys.executable} -m ipvsproxy", size, places or outside.Places()))
+
+
+def launch(services: int, endpoints: int, places: outside.Places | None = None) -> Figures:
+    """Measure ipvsproxy's way from ``execve`` until everything is in force, and its parts, in seconds since ``execve``.
+
+    Python with all modules is measured by itself, as the shortest of ``LAUNCHES``.
+
+    Raises:
+        RuntimeError: as ``run``.
+    """
+    return asyncio.run(_launch(Size(services, endpoints), places or outside.Places()))
+
+
+async def _launch(size: Size, places: outside.Places) -> Figures:
+    command = f"{sys.executable} -m ipvsproxy"
+    await outside.start_once(command)
+    imported_s = [await _seconds(sys.executable, "-c", MODULES) for _ in range(LAUNCHES)]
+    async with ApiServer() as server:
+        cluster = _Cluster(server, size)
+        async with outside.running(command, server.url, places) as proxy:
+            figures = await _Measured(proxy, cluster, size).start()
+            return figures | {
+                "imported_s": min(imported_s),
+                "prepared_s": proxy.logged_s("starting")[0],
+                "listed_s": max(proxy.logged_s("listed")),
+            }
+
+
+async def _seconds(*command: str) -> float:
+    began_s = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(*command)
+    if await process.wait():
+        raise RuntimeError(f"{command[-1]} ended with status {process.returncode}")
+    return time.perf_counter() - began_s
 
 
 async def _run(command: str, size: Size, places: outside.Places) -> Figures:

@@ -39,6 +39,16 @@ CHANGES = 500
 FLOWS = 1_000_000
 WITHOUT_KERNEL = ("own", "flows")
 """Measurements that touch no kernel."""
+_LAUNCH_FIGURES = (
+    ("imported_s", "s for Python and all modules"),
+    ("prepared_s", "s until the node is prepared"),
+    ("listed_s", "s until the lists have come"),
+    ("programmed_s", "s until everything is in force"),
+    ("processor_s", "processor s until then"),
+    ("started", "processes and threads started until then"),
+    ("resident_mb", "resident MB then"),
+)
+"""Times since ``execve``."""
 _PHASES = {
     "decode": ("decode", "store"),
     "translate": ("translate and desire", "view", "rules"),
@@ -98,6 +108,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
         ),
         Case(name="flows", measurements=[("flows", {"flows": FLOWS})], rows=_flows),
         *(_tools(*size, quick=size[0] == 1_000) for size in (*SMALL, MAIN)),  # noqa: PLR2004 - ten thousand take a minute
+        *(_launch(*size, quick=size != MAIN) for size in (SMALL[-1], MAIN)),
         *(_beside(*size, kube_proxy) for size in SMALL if kube_proxy),
     ]
     return [case for case in cases if case.quick or not quick]
@@ -385,6 +396,17 @@ def _tools(services: int, endpoints: int, *, quick: bool) -> Case:
         yield Row(name, "ipset restore s", found[0]["ipset_s"])
 
     return Case(name=name, measurements=[("tools", {"services": services, "endpoints": endpoints})], rows=rows, quick=quick)
+
+
+def _launch(services: int, endpoints: int, *, quick: bool) -> Case:
+    name = f"beside, start {services}x{endpoints}"
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        for key, figure in _LAUNCH_FIGURES:
+            yield Row(name, figure, statistics.median(one[key] for one in found))
+
+    size = {"services": services, "endpoints": endpoints}
+    return Case(name=name, measurements=[("launch", size)] * 3, rows=rows, quick=quick)
 
 
 def _beside(services: int, endpoints: int, kube_proxy: str) -> Case:

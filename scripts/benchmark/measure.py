@@ -143,6 +143,7 @@ MEASUREMENTS: Mapping[str, Callable[..., Figures]] = {
     "steady": steady.measure,
     "tools": tools,
     "beside": beside.run,
+    "launch": beside.launch,
     "flows": flows,
 }
 

@@ -4,7 +4,9 @@ Not visible from there: operations, netlink messages, and waiting times inside t
 """
 
 import asyncio
+import compileall
 import contextlib
+import datetime as dt
 import os
 import pathlib
 import re
@@ -16,9 +18,11 @@ from typing import NamedTuple, Self
 
 import aiohttp
 
+import ipvsproxy
 from scripts.benchmark import workload
 from tests.support.api_server import write_kubeconfig
 
+PACKAGE = pathlib.Path(ipvsproxy.__file__).parent
 LONGEST_S = 1200.0
 ANSWERED_WITHIN_S = 120.0
 STOPPED_WITHIN_S = 30.0
@@ -57,9 +61,15 @@ class Proxy:
 
     def __init__(self, process: asyncio.subprocess.Process, log: pathlib.Path, places: Places) -> None:
         self.began = Spent(time.perf_counter(), 0.0, _started())
+        self._began_wall_s = time.time()
         self._process = process
         self._log = log
         self._places = places
+
+    def logged_s(self, event: str) -> list[float]:
+        """When ipvsproxy logged this event, in seconds since its start."""
+        stamps = re.findall(rf"^timestamp=(\S+) level=\w+ event={event}\b", self._log.read_text(), re.MULTILINE)
+        return [dt.datetime.fromisoformat(stamp).timestamp() - self._began_wall_s for stamp in stamps]
 
     def spent(self) -> Spent:
         """Resources used until now.
@@ -156,7 +166,11 @@ def has_synced(metrics: str) -> bool:
 
 
 async def start_once(command: str) -> None:
-    """Load its files into the page cache, so that the first measurement does not pay for that."""
+    """Load its files into the page cache, so that the first measurement does not pay for that.
+
+    ipvsproxy's modules are compiled, as pip does at an installation: a checkout may lack this.
+    """
+    compileall.compile_dir(PACKAGE, quiet=1)
     first = await asyncio.create_subprocess_exec(*shlex.split(command), "--version", stdout=asyncio.subprocess.DEVNULL)
     await first.wait()
 

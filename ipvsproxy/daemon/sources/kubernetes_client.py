@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from ipvsproxy.kernel import packages
 
 LIBRARY = "kubernetes_asyncio"
+UNUSED = "urllib3"
+"""A package that the library imports for one function that nothing here calls: 30 modules, 10 ms (60 on the test kernel)."""
 PARTS = (f"{LIBRARY}.client.rest", f"{LIBRARY}.config.incluster_config", f"{LIBRARY}.config.kube_config")
 
 
@@ -25,12 +27,13 @@ def _in_parts() -> Iterator[None]:
         try:
             _import_parts()
         except Exception:  # noqa: BLE001  # of any kind, from another version: the usual import may still work
-            for name in [name for name in sys.modules if name.partition(".")[0] == LIBRARY]:
+            for name in [name for name in sys.modules if name.partition(".")[0] in {LIBRARY, UNUSED}]:
                 del sys.modules[name]
     yield
 
 
 def _import_parts() -> None:
+    packages.defer(UNUSED)
     packages.defer(LIBRARY)
     names = vars(packages.defer(f"{LIBRARY}.client"))
     names["Configuration"] = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration

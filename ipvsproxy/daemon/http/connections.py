@@ -1,0 +1,93 @@
+"""The connections of an HTTP server: aiohttp's, within the bounds of ``server``, whose rules hold here, too."""
+
+import asyncio
+import functools
+import logging
+
+import structlog
+from aiohttp import StreamReader, abc, http, web
+
+from ipvsproxy.daemon.http import answers, server
+from ipvsproxy.daemon.http.answers import Answer
+
+FAILED = Answer(500, b"internal error\n", answers.TEXT)
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+_silent = logging.getLogger(f"{__name__}.requests")
+_silent.disabled = True  # aiohttp would log a traceback for every client that does not speak HTTP.
+
+
+class Connections(web.Server):
+    """Makes the protocol of each new connection. Its connections are in the order of their beginning."""
+
+    def __init__(self, handler: server.Handler) -> None:
+        super().__init__(
+            functools.partial(_respond, handler),
+            request_factory=_make_request,
+            keepalive_timeout=server.IDLE_S,
+            lingering_time=0,
+            auto_decompress=False,
+            max_headers=server.HEADERS,
+            max_line_size=server.HEADER_BYTES,
+            max_field_size=server.HEADER_BYTES,
+            access_log=None,
+            logger=_silent,
+        )
+
+    def __call__(self) -> web.RequestHandler:
+        """As in aiohttp, within ``server.CONNECTIONS``."""
+        connections = self.connections
+        for oldest in connections[: max(0, len(connections) + 1 - server.CONNECTIONS)]:
+            oldest.force_close()
+        return super().__call__()
+
+
+class _Request(web.BaseRequest):
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        """Remove the header with the versions of Python and aiohttp. aiohttp calls this before it sends headers."""
+        response.headers.popall("Server", None)
+
+
+def _make_request(
+    message: http.RawRequestMessage,
+    payload: StreamReader,
+    protocol: web.RequestHandler,
+    writer: abc.AbstractStreamWriter,
+    task: "asyncio.Task[None]",
+) -> web.BaseRequest:
+    return _Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+def _begin(answer: Answer, method: str) -> web.StreamResponse:
+    """A response with its body, or one whose body follows in parts."""
+    if not answer.more or method == "HEAD":
+        return web.Response(status=answer.status, body=answer.whole, headers=answer.headers)
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    response.content_length = len(answer.body) + sum(map(len, answer.more))
+    return response
+
+
+async def _respond(handler: server.Handler, request: web.BaseRequest) -> web.StreamResponse:
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    asked = server.Request(request.path, request.query, headers, request.method)
+    try:
+        async with asyncio.timeout(server.ANSWER_S):
+            try:
+                if asked.method == "PUT":
+                    asked = asked._replace(body=await request.content.read(server.BODY_BYTES))
+                answer = await handler(asked)
+            except Exception:  # of any kind: probes must still get answers
+                log.exception("request_failed", path=asked.path)
+                answer = FAILED
+            response = _begin(answer, asked.method)
+            await response.prepare(request)
+            if not isinstance(response, web.Response):
+                for part in filter(None, (answer.body, *answer.more)):
+                    await response.write(part)
+                    await asyncio.sleep(0)
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport:
+            request.transport.abort()
+        raise
+    return response
