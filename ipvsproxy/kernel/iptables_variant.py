@@ -10,11 +10,13 @@ import errno
 import pathlib
 import shutil
 import time
+import types
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel import iptables, iptables_process
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
@@ -46,13 +48,14 @@ class Evidence(NamedTuple):
 class Choice(NamedTuple):
     """The programs to use, their variant, and the reason for this choice.
 
-    ``left_behind`` is the other variant if it holds rules of ours.
+    ``left_behind`` is the other variant if it holds rules of ours. ``programs`` are the programs whose version was read, by file.
     """
 
     commands: Mapping[Family, str]
     variant: Variant
     reason: str
     left_behind: Variant | None = None
+    programs: Mapping[str, Program] = types.MappingProxyType({})
 
 
 def commands(variant: Variant) -> Mapping[Family, str]:
@@ -78,12 +81,15 @@ def choose(chains: Collection[ChainKey]) -> Choice:
         KernelError: there is no iptables at all, or it prints no version.
     """
     variants = installed()
+    programs: dict[str, Program] = {}
     if len(variants) < len(Variant):
-        return Choice(iptables.COMMANDS, _default(), "it is the variant in PATH")
-    choice = decide({variant: _gather_evidence(variant, chains) for variant in variants}, _default())
+        return Choice(iptables.COMMANDS, _default(programs), "it is the variant in PATH", programs=programs)
+    evidence = {variant: _gather_evidence(variant, chains) for variant in variants}
+    choice = decide(evidence, _default(programs))._replace(programs=programs)
     other = other_than(choice.variant)
-    if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant) and _takes_rules(other):
-        return Choice(commands(other), other, f"this kernel takes no rules of {choice.variant}, the variant in PATH")
+    if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant, programs) and _takes_rules(other, programs):
+        reason = f"this kernel takes no rules of {choice.variant}, the variant in PATH"
+        return Choice(commands(other), other, reason, programs=programs)
     return choice
 
 
@@ -173,17 +179,18 @@ def _has_legacy_tables(family: Family, proc: pathlib.Path) -> bool:
         return False
 
 
-def _takes_rules(variant: Variant) -> bool:
+def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
     """Whether the kernel takes rules of this variant, as far as a test shows.
 
     A reading is no such test: the programs of nf_tables show empty tables even if the kernel has none.
     """
-    refusal = iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant)).try_writing(Family.IPV4)
+    driver = iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant), programs=programs)
+    refusal = driver.try_writing(Family.IPV4)
     return refusal is None or not refusal.is_certain
 
 
-def _default() -> Variant:
-    return Variant(iptables.parse_version(iptables_process.run(iptables.COMMANDS[Family.IPV4], "--version")).variant)
+def _default(programs: dict[str, Program]) -> Variant:
+    return Variant(iptables.IptablesDriver(chains=(), jumps=(), programs=programs).program(Family.IPV4).variant)
 
 
 def other_than(variant: Variant) -> Variant:

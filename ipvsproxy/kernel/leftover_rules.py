@@ -9,6 +9,7 @@ Rule 4: nothing is removed once the program in PATH is of another variant than a
 import contextlib
 import errno
 import pathlib
+import types
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -38,12 +39,19 @@ class Place(NamedTuple):
 class LeftoverRules:
     """Reads and removes leftover rules in the network namespace of the calling thread. Calls may come from different threads."""
 
-    def __init__(self, commands: Mapping[Family, str], proc: pathlib.Path = pathlib.Path("/proc")) -> None:
-        """``commands`` are the programs of the variant in use."""
+    def __init__(
+        self,
+        commands: Mapping[Family, str],
+        proc: pathlib.Path = pathlib.Path("/proc"),
+        programs: Mapping[str, Program] = types.MappingProxyType({}),
+    ) -> None:
+        """``commands`` are the programs of the variant in use. ``programs`` are the programs whose version is known, by file."""
         self._proc = proc
-        self._used = IptablesDriver(chains=(), jumps=(), commands=commands)
+        known = dict(programs)
+        self._used = IptablesDriver(chains=(), jumps=(), commands=commands, programs=known)
         self._others = {
-            variant: IptablesDriver(chains=(), jumps=(), commands=iptables_variant.commands(variant)) for variant in Variant
+            variant: IptablesDriver(chains=(), jumps=(), commands=iptables_variant.commands(variant), programs=known)
+            for variant in Variant
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[Place, ...]:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import socket
 import time
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol, TypeVar
@@ -91,6 +92,7 @@ class NodeKernel:
         on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
         *,
         commands: Mapping[Family, str] = iptables.COMMANDS,
+        programs: Mapping[str, Program] = types.MappingProxyType({}),
         ipvs: IpvsDriver | None = None,
         rules: RulesBackend | None = None,
         rules_patience_s: float | None = None,
@@ -99,10 +101,10 @@ class NodeKernel:
     ) -> None:
         """Open all sockets. Only ``chains`` and ``jumps`` count as ours. ``commands`` are the iptables programs to use.
 
-        ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS; ``rules`` replaces the driver of iptables.
-        ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means without bound.
-        ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
-        program that took longer ends.
+        ``programs`` are the iptables programs whose version is known, by file. ``ipvs`` replaces the IPVS driver, which requires
+        a kernel with IPVS; ``rules`` replaces the driver of iptables. ``rules_patience_s`` is the longest wait of any call for a
+        program of iptables; None means without bound. ``route_protocol`` is the protocol number of our local routes.
+        ``on_late_rules`` is called, in another thread, when a program that took longer ends.
 
         ``on_applied`` gets the outcomes of each run of operations of one driver, and its duration in seconds; it is called in the
         thread that applies them. ``ports`` are the port ids of the sockets that change addresses and routes, as in notifications.
@@ -113,9 +115,14 @@ class NodeKernel:
         self.ports: set[int] = set()
         self._on_applied = on_applied
         self.rules: RulesBackend = rules or RulesDriver(
-            chains=chains, jumps=jumps, commands=commands, patience_s=rules_patience_s, on_late_end=on_late_rules
+            chains=chains,
+            jumps=jumps,
+            commands=commands,
+            patience_s=rules_patience_s,
+            on_late_end=on_late_rules,
+            programs=programs,
         )
-        self.leftover_rules = LeftoverRules(commands)
+        self.leftover_rules = LeftoverRules(commands, programs=programs)
         self.ipvs = ipvs or IpvsDriver()
         self._ipset = IpsetDriver()
         self._addresses = AddressDriver(functools.partial(self._open_noted, netlink.open_socket))

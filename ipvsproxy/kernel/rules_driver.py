@@ -9,6 +9,7 @@ Rule 3: one program of a family at a time. Families do not wait for each other.
 import concurrent.futures
 import contextlib
 import errno
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,12 +48,16 @@ class RulesDriver:
         commands: Mapping[Family, str] = iptables.COMMANDS,
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
+        programs: Mapping[str, Program] = types.MappingProxyType({}),
     ) -> None:
-        """``on_late_end`` is called, in another thread, when a program that took too long ends."""
+        """``on_late_end`` is called, in another thread, when a program that took too long ends.
+
+        ``programs`` are the programs whose version is known, by file.
+        """
         self._on_late_end = on_late_end
         self._patience_s = patience_s
-        programs: dict[str, Program] = {}  # both families' programs are mostly one file, whose version is read once
-        self._families = {family: _FamilyRules(family, chains, jumps, commands, programs) for family in Family}
+        known = dict(programs)  # both families' programs are mostly one file, whose version is read once
+        self._families = {family: _FamilyRules(family, chains, jumps, commands, known) for family in Family}
         self._under_way: dict[Family, _UnderWay] = {}
         self._slow: set[Family] = set()
 

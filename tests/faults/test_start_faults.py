@@ -28,7 +28,6 @@ ACTS = (
     "receive route type 22 dump",
     "send route type 18 dump",
     "receive route type 18 dump",
-    "process iptables-legacy --version",
     "process iptables-legacy-restore -w --noflush",
     "file /proc/sys/net/ipv6/conf/all/disable_ipv6",
     "process ip6tables-legacy-restore -w --noflush",

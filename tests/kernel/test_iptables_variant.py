@@ -79,7 +79,9 @@ def test_a_host_with_plain_programs_only_uses_them(tmp_path: pathlib.Path, monke
     program.write_text("#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}")
-    assert iptables_variant.choose(CHAINS) == (iptables.COMMANDS, NFT, "it is the variant in PATH", None)
+    choice = iptables_variant.choose(CHAINS)
+    assert (choice.commands, choice.variant, choice.reason) == (iptables.COMMANDS, NFT, "it is the variant in PATH")
+    assert choice.programs == {str(program): iptables.Program((1, 8, 9), "nf_tables")}
 
 
 def test_a_host_without_iptables_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

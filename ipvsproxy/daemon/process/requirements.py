@@ -81,6 +81,7 @@ async def running_kernel(
         skeleton.JUMPS,
         on_applied,
         commands=choice.commands,
+        programs=choice.programs,
         rules_patience_s=RULES_PATIENCE_S,
         route_protocol=route_protocol,
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
