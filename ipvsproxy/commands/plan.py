@@ -52,10 +52,10 @@ class PlanningKernel:
         return observed
 
     def poll(
-        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
+        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
         """Read nothing: a plan ends with the first sync, which reads the kernel by ``observe``."""
-        del sets, families, sysctls, thorough
+        del sets, families, sysctls, thorough, whole
         return iter(())
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:

@@ -29,6 +29,15 @@ OPTIONS = (
         minimum=0,
     ),
     Option(
+        "ipvs-drift-check-interval",
+        "ipvsproxy.driftCheckInterval",
+        Kind.DURATION,
+        "5s",
+        "How often all real servers are compared with the desired ones; other drift is looked for every 3s or more often.",
+        status=Status.OWN,
+        minimum=1,
+    ),
+    Option(
         "ipvs-allow-service-addresses",
         "ipvsproxy.allowServiceAddresses",
         Kind.LIST,

@@ -61,6 +61,7 @@ class Ipvs:
     tcp_fin_timeout_s: float = 0
     udp_timeout_s: float = 0
     drain_deadline_s: float = 0
+    drift_check_interval_s: float = 5
     allowed_service_addresses: tuple[Network, ...] = ()
     traffic_scopes: TrafficScopes = TrafficScopes.API
     scope_bits: int = 0x3FFF

@@ -220,6 +220,7 @@ def _ipvs(values: Values) -> settings.Ipvs:
         tcp_fin_timeout_s=values.seconds("ipvs.tcpFinTimeout"),
         udp_timeout_s=values.seconds("ipvs.udpTimeout"),
         drain_deadline_s=values.seconds("ipvsproxy.drainDeadline"),
+        drift_check_interval_s=values.seconds("ipvsproxy.driftCheckInterval"),
         allowed_service_addresses=_networks(
             values, "ipvsproxy.allowServiceAddresses", values.items("ipvsproxy.allowServiceAddresses")
         ),

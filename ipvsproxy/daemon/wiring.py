@@ -118,6 +118,7 @@ def engine_settings(config: Config, kernel_version: tuple[int, int], processors:
         node_name=config.node_name,
         min_interval_s=ipvs.min_sync_period_s,
         audit_interval_s=ipvs.sync_period_s,
+        drift_check_interval_s=ipvs.drift_check_interval_s,
         sysctls=(
             *sysctls.ipvs_sysctls(kernel_version, strict_arp=ipvs.strict_arp),
             *sysctls.conntrack_sysctls(choices, processors),

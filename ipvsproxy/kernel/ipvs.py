@@ -11,7 +11,16 @@ from typing import TypeVar
 
 from pyroute2.netlink import NETLINK_GENERIC
 
-from ipvsproxy.kernel import ipvs_handover, ipvs_message, ipvs_operations, ipvs_table, ipvs_traffic, message, netlink
+from ipvsproxy.kernel import (
+    ipvs_entries,
+    ipvs_handover,
+    ipvs_message,
+    ipvs_operations,
+    ipvs_table,
+    ipvs_traffic,
+    message,
+    netlink,
+)
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipvs_connections import ConnectionReader
 from ipvsproxy.model.kernel import (
@@ -77,13 +86,18 @@ class IpvsDriver:
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
         counts: ConnectionReader | None = None,
+        entries: ipvs_entries.EntryReader | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``counts`` reads connections where there is a faster way than netlink."""
+        """``counts`` reads connections, and ``entries`` the table, where there is a faster way than netlink and ``table``."""
         self._sleep = sleep
         self._counts = counts or ConnectionReader()
         self.traffic = ipvs_traffic.TrafficReader(connect)
-        self._table = ipvs_table.TableReader(table, self._settings, self._virtual_server)
+        self._make_table = functools.partial(ipvs_table.TableReader, table, self._settings, self._virtual_server)
+        self._table = self._make_table()
+        self._entries = entries or ipvs_entries.EntryReader(self._virtual_server)
+        self._reads_entries = False
+        """Whether the last reading of everything met no IPv6, and none was written since."""
         self._channel = netlink.Channel(NETLINK_GENERIC, connect)
         self._family_number = 0
         self._encoder = ipvs_message.Encoder(0)
@@ -93,16 +107,18 @@ class IpvsDriver:
         """Close the sockets."""
         self._channel.close()
         self._counts.close()
+        self._entries.close()
 
     @property
     def foreign(self) -> int:
         """The number of virtual servers that the last reading left out: those of another protocol, which are never ours."""
-        return self._table.foreign
+        return self._entries.foreign if self._reads_entries else self._table.foreign
 
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """All virtual servers by key: settings from a netlink dump, real servers from ``/proc/net/ip_vs``.
+        """All virtual servers by key.
 
-        Virtual servers that the file skips (see ``ipvs_table``) are read one by one by netlink.
+        If there are none of IPv6, they are read by ``getsockopt`` (see ``ipvs_entries``). Otherwise settings come from a netlink
+        dump, real servers from ``/proc/net/ip_vs``; virtual servers that the file skips (see ``ipvs_table``) are read one by one.
 
         Raises:
             KernelError: a part could not be read.
@@ -111,6 +127,7 @@ class IpvsDriver:
             return {key: observed for part in self.observe_in_parts() for key, observed in part.items() if observed is not None}
         except KernelError:
             self._table.forget()  # the caller gets none of it
+            self._entries.forget()
             raise
 
     def observe_in_parts(self) -> Iterator[ipvs_table.Reading]:
@@ -121,18 +138,40 @@ class IpvsDriver:
         Raises:
             KernelError: a part could not be read. The parts before it are valid.
         """
-        return self._table.read_with(self._settings())
+        settings = self._settings()
+        if all(key.address.family is Family.IPV4 for key in settings) and self._entries.is_there():
+            if not self._reads_entries:
+                self._table = self._make_table()  # what it knows would take memory, and become old
+                self._reads_entries = True
+            self._entries.forget()
+            return self._entries.read(whole=True)
+        self._reads_entries = False
+        return self._table.read_with(settings)
 
-    def observe_changed(self) -> Iterator[ipvs_table.Reading]:
+    def observe_changed(self, *, whole: bool) -> Iterator[ipvs_table.Reading]:
         """As ``observe_in_parts``, but only virtual servers that have changed or were written since they were last returned.
 
-        This is cheap, but does not show scheduler flags. Virtual servers that the file skips (see ``ipvs_table``) are read
-        one by one if they are known or were added here; one that another program has added waits for ``observe``.
+        Without IPv6, this includes everything if it is ``whole``; otherwise no weights and no exchanged real servers, and what
+        was written here waits for a whole reading (see ``ipvs_entries``). One of IPv6 that another program has added waits for
+        ``observe``.
+
+        With IPv6, only a whole reading reads anything, and does not show scheduler flags. Virtual servers that the file skips
+        (see ``ipvs_table``) are read one by one if they are known or were added here; one that another program has added waits
+        for ``observe``.
 
         Raises:
             KernelError: a part could not be read. The parts before it are valid.
         """
-        return self._table.read()
+        if self._reads_entries:
+            return self._entries.read(whole=whole)
+        return self._table.read() if whole else iter(())
+
+    def _note(self, key: VirtualServerKey, *, is_there: bool) -> None:
+        """Note a write for the next reading."""
+        if self._reads_entries and key.address.family is Family.IPV6:
+            self._reads_entries = False  # until an audit finds that there are none again
+            self._entries.forget()
+        (self._entries if self._reads_entries else self._table).note(key, is_there=is_there)
 
     def refusal_with(self, scheduler: str) -> int:
         """The kernel's error for an invalid virtual server with this scheduler, which the kernel looks up first.
@@ -153,7 +192,7 @@ class IpvsDriver:
         Raises:
             KernelError: the connections could not be read.
         """
-        if len(keys) * LISTED_PER_QUESTION > self._table.size:
+        if len(keys) * LISTED_PER_QUESTION > max(self._table.size, self._entries.size):
             listed = self._table.connections()
             return {key: listed[key] if key in listed else self._connections(key) for key in keys}
         return {key: self._connections(key) for key in keys}
@@ -182,9 +221,9 @@ class IpvsDriver:
         for _, item in operations:
             # With any outcome, the next reading returns it, and reads it by netlink before it counts as gone.
             if isinstance(item, VirtualServer):
-                self._table.note(item.key, is_there=True)
+                self._note(item.key, is_there=True)
             elif isinstance(item, RealServers):
-                self._table.note(item.virtual_server, is_there=True)
+                self._note(item.virtual_server, is_there=True)
         failed = self._run_prepared(*ipvs_operations.as_sent(operations))
         reported: dict[ipvs_operations.Place, Outcome] = {}
         again: dict[ipvs_operations.Place, Operation] = {}
@@ -209,7 +248,7 @@ class IpvsDriver:
             if isinstance(item, VirtualServer) and verb is Verb.REMOVE:
                 outcome = reported.get(ipvs_operations.Place(position))
                 if outcome is None or not outcome.error:
-                    self._table.note(item.key, is_there=False)
+                    self._note(item.key, is_there=False)
         return ipvs_operations.outcomes(operations, reported)
 
     def _run_prepared(
@@ -376,7 +415,10 @@ class AbsentIpvs(IpvsDriver):
         """No virtual servers."""
         return iter(())
 
-    observe_changed = observe_in_parts
+    def observe_changed(self, *, whole: bool) -> Iterator[ipvs_table.Reading]:
+        """No virtual servers."""
+        del whole
+        return iter(())
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Refuse every operation."""

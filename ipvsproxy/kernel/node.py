@@ -182,16 +182,17 @@ class NodeKernel:
         )
 
     def poll(
-        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
+        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
         """As ``observe``, part by part; other calls may come between the parts.
 
         Most parts take a few milliseconds. Longer ones are the addresses, local routes, a large set, the settings of all virtual
         servers, and rules that have changed.
 
-        Unless ``thorough``, a poll only returns what may have changed since the last one. It does not read scheduler flags. It
-        leaves out addresses, routes, sets and virtual servers for which the kernel gives the same answer as before, and rules
-        that nobody has changed.
+        Unless ``thorough``, a poll only returns what may have changed since the last one. It leaves out addresses, routes, sets
+        and virtual servers for which the kernel gives the same answer as before, and rules that nobody has changed. Of virtual
+        servers it reads everything if it is ``whole``; otherwise what tells cheaply of most changes (see
+        ``IpvsDriver.observe_changed``).
         """
         errors: list[str] = []
         if thorough:
@@ -222,7 +223,7 @@ class NodeKernel:
                 image = self._read_rules(family, mark, errors)
                 yield Observation(skeletons={family: image} if image else {}, errors=tuple(errors), is_of_rules=True)
         try:
-            for reading in self.ipvs.observe_in_parts() if thorough else self.ipvs.observe_changed():
+            for reading in self.ipvs.observe_in_parts() if thorough else self.ipvs.observe_changed(whole=whole):
                 yield Observation(some_virtual_servers=reading)
         except KernelError as error:
             yield Observation(errors=(str(error),))

@@ -30,4 +30,4 @@ def clean(outcomes: Sequence[Outcome]) -> bool:
 
 def changes(driver: ipvs.IpvsDriver) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
     """The virtual servers of a whole listing."""
-    return {key: observed for reading in driver.observe_changed() for key, observed in reading.items()}
+    return {key: observed for reading in driver.observe_changed(whole=True) for key, observed in reading.items()}

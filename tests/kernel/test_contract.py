@@ -152,7 +152,7 @@ def sets(kernel: Kernel) -> Mapping[str, AbstractSet[SetEntry]]:
 def polled(kernel: loop_kernel.Kernel, before: Observation, *, thorough: bool) -> Observation:
     """All that a poll shows, as one observation; ``before`` stands where it shows nothing."""
     observed = before
-    for part in kernel.poll(tuple(IP_SETS), tuple(Family), (CONNTRACK,), thorough=thorough):
+    for part in kernel.poll(tuple(IP_SETS), tuple(Family), (CONNTRACK,), thorough=thorough, whole=True):
         assert part.errors == ()
         whole = {name: value for name in WHOLE if (value := getattr(part, name)) is not None}
         observed = dataclasses.replace(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from ipvsproxy.kernel import ipvs, ipvs_handover, ipvs_listing, ipvs_message, ipvs_operations, netlink
+from ipvsproxy.kernel import ipvs, ipvs_handover, ipvs_listing, ipvs_message, ipvs_operations, ipvs_table, netlink
 from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
@@ -367,13 +367,13 @@ def test_all_connections_are_read_only_where_more_than_half_of_all_virtual_serve
     driver.apply(operations(Verb.ADD, *servers))
     keys = [one.key for one in servers]
     readings: list[int] = []
-    read = driver._table.connections
+    read = ipvs_table.TableReader.connections
 
-    def counted() -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
+    def counted(table: ipvs_table.TableReader) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
         readings.append(1)
-        return read()
+        return read(table)
 
-    monkeypatch.setattr(driver._table, "connections", counted)
+    monkeypatch.setattr(ipvs_table.TableReader, "connections", counted)
     driver.connections(keys[:5])
     driver.observe()
     driver.connections(keys[:5])

@@ -110,7 +110,7 @@ class Double:
         self._kernel.asked[self._name] = arguments
         return self._answer(*arguments)
 
-    def observe_changed(self, *arguments: Any) -> Any:
+    def observe_changed(self, *arguments: Any, **named: Any) -> Any:
         if self._name == "ipvs":
             return self._parts(FLAGLESS)
         return self.observe(*arguments)
@@ -184,7 +184,7 @@ def observe(target: node.NodeKernel) -> Observation:
 
 def poll(target: node.NodeKernel, *, thorough: bool = False) -> Observation:
     """All parts of a poll as one."""
-    parts = list(target.poll(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"], thorough=thorough))
+    parts = list(target.poll(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"], thorough=thorough, whole=True))
     whole: dict[str, Any] = {"errors": ()}
     for part in parts:
         for field in dataclasses.fields(part):
@@ -321,7 +321,7 @@ def test_a_thorough_poll_returns_everything_whatever_was_returned_before(kernel:
 def test_a_poll_has_parts_between_which_other_calls_may_write(kernel: Kernel) -> None:
     target = new_node()
     names = [ip_set.name for ip_set in IP_SETS.values()]
-    parts = list(target.poll(names, list(Family), [], thorough=False))
+    parts = list(target.poll(names, list(Family), [], thorough=False, whole=True))
     asked = [set(part.some_sets) for part in parts if part.some_sets]
     assert set().union(*asked) == set(names)
     assert max(map(len, asked)) == node.SETS_AT_ONCE
@@ -331,13 +331,13 @@ def test_a_poll_has_parts_between_which_other_calls_may_write(kernel: Kernel) ->
 
 def test_unreadable_sets_are_one_error_of_a_poll(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
-    parts = list(new_node().poll([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False))
+    parts = list(new_node().poll([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False, whole=True))
     assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]
     assert parts[-1].some_virtual_servers == {OTHER_KEY: None}, "the others are looked at"
 
 
 def test_virtual_servers_are_returned_as_far_as_they_could_be_read(kernel: Kernel) -> None:
-    parts = new_node().poll([], [], [], thorough=False)
+    parts = new_node().poll([], [], [], thorough=False, whole=True)
     for part in parts:
         if part.some_virtual_servers:
             kernel.broken = {"ipvs"}

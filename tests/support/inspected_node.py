@@ -34,6 +34,7 @@ def inspected(
             node_name=builders.THIS_NODE,
             min_interval_s=0,
             audit_interval_s=memory_node.AUDIT_INTERVAL_S,
+            drift_check_interval_s=memory_node.DRIFT_CHECK_INTERVAL_S,
             sysctls=memory_node.SYSCTLS,
             timeouts=timeouts,
         ),

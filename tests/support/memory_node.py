@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from typing import Any
 
 from ipvsproxy.daemon.loop.engine import Engine, EngineSettings
+from ipvsproxy.daemon.loop.reader import POLL_INTERVAL_S
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.thread import KernelThread, Worker
 from ipvsproxy.model.kernel import Sysctl, Timeouts
@@ -38,6 +39,8 @@ NODE_ADDRESS_V6 = "fd00:168::10"
 SYSCTLS = (Sysctl("net/ipv4/vs/conntrack", "1"), Sysctl("net/ipv4/ip_forward", "1"))
 TIMEOUTS = Timeouts(600, 0, 0)
 AUDIT_INTERVAL_S = 30.0
+DRIFT_CHECK_INTERVAL_S = POLL_INTERVAL_S
+"""Every poll reads everything."""
 QUIET_S = 0.001
 """In virtual time: after it, all that can be done now is done."""
 
@@ -104,6 +107,7 @@ class MemoryNode:
         settings: view.Settings | None = None,
         min_interval_s: float = 0,
         audit_interval_s: float = AUDIT_INTERVAL_S,
+        drift_check_interval_s: float = DRIFT_CHECK_INTERVAL_S,
         drain_deadline_s: float = 0,
         guard_percent: int = 0,
         worker: Worker | None = None,
@@ -120,6 +124,7 @@ class MemoryNode:
                 node_name=builders.THIS_NODE,
                 min_interval_s=min_interval_s,
                 audit_interval_s=audit_interval_s,
+                drift_check_interval_s=drift_check_interval_s,
                 sysctls=SYSCTLS,
                 timeouts=TIMEOUTS,
             ),

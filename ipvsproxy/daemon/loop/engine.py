@@ -57,11 +57,16 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How the loop runs. ``audit_interval_s`` is the time between two audits that nothing else asks for."""
+    """How the loop runs.
+
+    ``audit_interval_s`` is the time between two audits that nothing else asks for, ``drift_check_interval_s`` the same for polls
+    of everything. Other polls come every few seconds.
+    """
 
     node_name: str
     min_interval_s: float
     audit_interval_s: float
+    drift_check_interval_s: float
     sysctls: tuple[Sysctl, ...]
     timeouts: Timeouts | None
 
@@ -371,7 +376,9 @@ class Engine:
         self._reader.request_audit()
 
     def _put_node(self) -> None:
-        self._reader.adopt(self._translator.settings.families, self._settings.audit_interval_s)
+        self._reader.adopt(
+            self._translator.settings.families, self._settings.audit_interval_s, self._settings.drift_check_interval_s
+        )
         self._translator.put_node()
 
 

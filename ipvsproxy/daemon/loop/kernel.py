@@ -23,9 +23,12 @@ class Kernel(Protocol):
         """
 
     def poll(
-        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool
+        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
-        """The same part by part, each read when it is asked for. Unless ``thorough``, only parts that may have changed."""
+        """The same part by part, each read when it is asked for. Unless ``thorough``, only parts that may have changed.
+
+        Unless ``whole``, changes of virtual servers that cannot be seen cheaply are left out.
+        """
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses on all interfaces but our device.

@@ -45,6 +45,7 @@ Fields of ``ipvsproxy:`` do so as well, except for ``APPLIED``."""
 APPLIED = frozenset(
     {
         "ipvsproxy.drainDeadline",
+        "ipvsproxy.driftCheckInterval",
         "ipvsproxy.scopeMarkBits",
         "ipvsproxy.serviceAnnotations",
         "ipvsproxy.trafficScopes",

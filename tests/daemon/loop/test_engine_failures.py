@@ -93,11 +93,11 @@ async def test_a_notification_during_a_failing_reading_causes_another_one(monkey
     look = node.kernel.poll
     looks_s: list[float] = []
 
-    def look_and_tell(*arguments: Any, thorough: bool) -> Iterator[Observation]:
+    def look_and_tell(*arguments: Any, thorough: bool, whole: bool) -> Iterator[Observation]:
         looks_s.append(loop().time())
         if len(looks_s) == 1:
             node.engine.kernel_changed()
-        yield from look(*arguments, thorough=thorough)
+        yield from look(*arguments, thorough=thorough, whole=whole)
 
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())

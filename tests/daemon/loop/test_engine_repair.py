@@ -83,8 +83,8 @@ async def test_a_witness_stays_during_the_reading_that_observes_it_also_with_a_c
     node = MemoryNode(audit_interval_s=10_000)
     poll = node.kernel.poll
 
-    def poll_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
-        for part in poll(*arguments, thorough=thorough):
+    def poll_slowly(*arguments: Any, thorough: bool, whole: bool) -> Iterator[Observation]:
+        for part in poll(*arguments, thorough=thorough, whole=whole):
             yield part
             loop().pass_time(0.5)
 

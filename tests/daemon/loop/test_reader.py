@@ -78,14 +78,15 @@ async def test_one_very_slow_poll_does_not_prevent_later_ones(
 def noting_readings(
     node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, poll_s: float = 0, audit_s: float = 0
 ) -> list[tuple[float, bool]]:
-    """Have polls and audits take so long; returns the time of each beginning, and whether it is an audit."""
+    """Have polls of everything and audits take so long; returns the time of each beginning, and whether it is an audit."""
     begun: list[tuple[float, bool]] = []
     poll = node.kernel.poll
 
-    def poll_slowly(*arguments: Any, thorough: bool) -> Iterator[Observation]:
-        begun.append((loop().time(), thorough))
-        loop().pass_time(audit_s if thorough else poll_s)
-        yield from poll(*arguments, thorough=thorough)
+    def poll_slowly(*arguments: Any, thorough: bool, whole: bool) -> Iterator[Observation]:
+        if whole:
+            begun.append((loop().time(), thorough))
+            loop().pass_time(audit_s if thorough else poll_s)
+        yield from poll(*arguments, thorough=thorough, whole=whole)
 
     monkeypatch.setattr(node.kernel, "poll", poll_slowly)
     return begun
@@ -203,3 +204,53 @@ async def test_a_change_during_a_reading_causes_another_reading(monkeypatch: pyt
         await node.quiet()
         assert next(interruptions, None) is None
         assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_everything_is_polled_at_the_drift_check_interval_and_cheap_signs_more_often() -> None:
+    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=60)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(1)
+        before = node.kernel.polls, node.kernel.whole_polls
+        await node.quiet(600)
+        polls, whole_polls = node.kernel.polls - before[0], node.kernel.whole_polls - before[1]
+    assert (polls, whole_polls) == (pytest.approx(200, abs=12), 10)
+
+
+@in_virtual_time
+async def test_a_short_drift_check_interval_holds_for_every_poll() -> None:
+    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(1)
+        before = node.kernel.polls
+        await node.quiet(60)
+        assert node.kernel.polls - before == pytest.approx(60, abs=2)
+        assert node.kernel.whole_polls >= node.kernel.polls - 1
+
+
+@in_virtual_time
+async def test_drift_that_cheap_signs_do_not_show_is_repaired_within_the_drift_check_interval() -> None:
+    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=20)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(1)
+        (key,) = [one for one in node.kernel.virtual_servers if node.kernel.virtual_servers[one].real_servers][:1]
+        observed = node.kernel.virtual_servers[key]
+        desired = dict(observed.real_servers)
+        observed.real_servers = dict.fromkeys(desired, 0)
+        await node.quiet(20.5)
+        assert node.kernel.virtual_servers[key].real_servers == desired
+
+
+@in_virtual_time
+async def test_drift_in_a_cheap_poll_makes_the_next_one_read_everything() -> None:
+    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=1000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(10)
+        before = node.kernel.whole_polls
+        remove_address(node.kernel)
+        await node.quiet(10)
+        assert node.kernel.whole_polls == before + 1

@@ -24,6 +24,7 @@ def settings(*sysctls: Sysctl, audit_interval_s: float = memory_node.AUDIT_INTER
         node_name=builders.THIS_NODE,
         min_interval_s=0,
         audit_interval_s=audit_interval_s,
+        drift_check_interval_s=memory_node.DRIFT_CHECK_INTERVAL_S,
         sysctls=sysctls or memory_node.SYSCTLS,
         timeouts=memory_node.TIMEOUTS,
     )
