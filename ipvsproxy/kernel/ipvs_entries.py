@@ -37,6 +37,7 @@ _ENTRY = struct.Struct("=48s56x")  # all but the counters
 _NAME = struct.Struct("=H2x4s2s2xI")  # protocol, address, port, firewall mark: how an entry and a question begin
 _ROW = struct.Struct("=16s16sII4xI")  # name, scheduler, flags, timeout in seconds, number of real servers
 _REAL_SERVER_ENTRY = struct.Struct("=16s80x")  # all but thresholds, connections and counters
+_SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIi")  # address and port, forwarding method in flags, weight
 _NO_NAME = bytes(_NAME.size)
 _METHODS = 0x7
@@ -50,7 +51,7 @@ _BITS = 30
 _SHORT = (1 << _BITS) - 1
 """Two hashes of so many bits fit in a number of two digits: of the entry of a virtual server, and of its real servers."""
 
-Ask = Callable[[socket.socket, int, int, bytes, str], bytes]
+Ask = Callable[[socket.socket, int, int, bytearray, str], int]
 
 
 class EntryReader:
@@ -62,10 +63,10 @@ class EntryReader:
     def __init__(
         self,
         read_one: Callable[[VirtualServerKey], ObservedVirtualServer | None],
-        ask: Ask = sockopt.ask,
+        ask: Ask = sockopt.ask_in,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``read_one`` reads one virtual server by netlink; None if it does not exist. ``ask`` is as ``sockopt.ask``."""
+        """``read_one`` reads one virtual server by netlink; None if it does not exist. ``ask`` is as ``sockopt.ask_in``."""
         self.foreign = 0
         self._read_one = read_one
         self._ask = ask
@@ -91,7 +92,7 @@ class EntryReader:
     def is_there(self) -> bool:
         """Whether the kernel has this interface. Other errors prove nothing, and are met again by a reading."""
         try:
-            self._question(_GET_INFO, bytes(_INFO.size))
+            self._answer(_GET_INFO, bytearray(_INFO.size))
         except KernelError as error:
             if error.errno in _NOT_THERE:
                 self.close()
@@ -162,11 +163,13 @@ class EntryReader:
 
     def _rows(self) -> list[bytes]:
         """The entries of all virtual servers of IPv4."""
-        (count,) = _INFO.unpack(self._question(_GET_INFO, bytes(_INFO.size)))
+        (count,) = _INFO.unpack(self._answer(_GET_INFO, bytearray(_INFO.size)))
         room = count + ROOM
         while True:
-            answer = self._question(_GET_SERVICES, _ROOM.pack(room) + bytes(room * _ENTRY.size))
-            rows = [row for (row,) in _ENTRY.iter_unpack(memoryview(answer)[_ROOM.size :])]
+            question = bytearray(_ROOM.size + room * _ENTRY.size)
+            _ROOM.pack_into(question, 0, room)
+            answer = self._answer(_GET_SERVICES, question)
+            rows = [row for (row,) in _ENTRY.iter_unpack(answer[_ROOM.size :])]
             if not any(rows[-1]):  # there was room left, so the answer is complete
                 return list(itertools.takewhile(any, rows))
             room *= 2
@@ -176,14 +179,16 @@ class EntryReader:
         *_, count = _ROW.unpack(row)
         if not count:
             return b""
-        question = row[: _NAME.size] + _ROOM.pack(count) + bytes(count * 96)
+        question = bytearray(_SERVERS_AT + count * _REAL_SERVER_ENTRY.size)
+        question[: _NAME.size] = row[: _NAME.size]
+        _ROOM.pack_into(question, _NAME.size, count)
         try:
-            answer = self._question(_GET_DESTINATIONS, question)
+            answer = self._answer(_GET_DESTINATIONS, question)
         except KernelError as error:
             if error.errno == errno.ESRCH:
                 return None
             raise
-        return b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(memoryview(answer)[_NAME.size + _ROOM.size :])])
+        return b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(answer[_SERVERS_AT:])])
 
     def _interpret(self, key: VirtualServerKey, row: bytes, entries: bytes) -> ObservedVirtualServer | None:
         _, scheduler, flags, timeout_s, _ = _ROW.unpack(row)
@@ -198,16 +203,16 @@ class EntryReader:
         weights = {RealServerKey(name): NOT_MASQUERADED if method & _METHODS else weight for name, method, weight in servers}
         return ObservedVirtualServer(settings, weights)
 
-    def _question(self, option: int, question: bytes) -> bytes:
+    def _answer(self, option: int, question: bytearray) -> memoryview:
+        """The answer, which is written over the question."""
         if self._socket is None:
             try:
                 self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             except OSError as error:
                 raise KernelError(action="read the IPVS table", errno=error.errno or errno.EIO) from error
-        answer = self._ask(self._socket, socket.IPPROTO_IP, option, question, "read the IPVS table")
-        if len(answer) != len(question):
+        if self._ask(self._socket, socket.IPPROTO_IP, option, question, "read the IPVS table") != len(question):
             raise KernelError(action="read the IPVS table", detail="the answer is incomplete")
-        return answer
+        return memoryview(question)
 
 
 def _name(key: VirtualServerKey) -> bytes:

@@ -15,9 +15,19 @@ def ask(asking: socket.socket, level: int, option: int, question: bytes, action:
     Raises:
         KernelError: the kernel refused the question.
     """
-    buffer = ctypes.create_string_buffer(question, len(question))
-    length = ctypes.c_uint32(len(question))
-    if _libc.getsockopt(asking.fileno(), level, option, buffer, ctypes.byref(length)) != 0:
+    buffer = bytearray(question)
+    return bytes(buffer[: ask_in(asking, level, option, buffer, action)])
+
+
+def ask_in(asking: socket.socket, level: int, option: int, buffer: bytearray, action: str) -> int:
+    """As ``ask``, with the answer in place of the question; returns the length of the answer. No byte is copied here.
+
+    Raises:
+        KernelError: the kernel refused the question.
+    """
+    length = ctypes.c_uint32(len(buffer))
+    begin = ctypes.byref(ctypes.c_char.from_buffer(buffer))
+    if _libc.getsockopt(asking.fileno(), level, option, begin, ctypes.byref(length)) != 0:
         number = ctypes.get_errno()
         raise KernelError(action=action, errno=number, detail=os.strerror(number))
-    return buffer.raw[: length.value]
+    return length.value

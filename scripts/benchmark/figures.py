@@ -95,6 +95,7 @@ def idle(found: Sequence[Found]) -> Iterator[Row]:
     """Rows of a time without changes."""
     yield Row("idle", "processor %", found[0]["idle"]["cpu_percent"], 0.2)
     yield Row("idle", "processor %, with the polls of a minute", found[0]["idle"]["polling_percent"])
+    yield Row("idle", "processor %, with polls of everything every 30 s", found[0]["idle"]["rarely_polling_percent"])
     yield from counted("idle", found[0]["idle"]["counts"], most_processes=0)
     yield from counted("idle", found[0]["idle"]["polling"]["counts"], after=", with the polls of a minute")
 

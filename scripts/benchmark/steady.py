@@ -23,6 +23,8 @@ CHURN_DELAY_S = 3.0
 LONGEST_SILENCE_S = 120.0
 AUDITS = 5
 """Also the number of polls."""
+RARE_POLL_S = 30.0
+"""The longer ``--ipvs-drift-check-interval`` of *idle*."""
 SCRAPES = 5
 SCRAPE_PAUSE_S = 0.2
 SCRAPE_LEAD_S = 0.01
@@ -165,7 +167,7 @@ class _Steady:
             await asyncio.sleep(0.005)
 
     async def idle(self) -> Figures:
-        """Nothing changes: a minute with its polls, and a time without audits and polls."""
+        """Nothing changes: a minute with its polls, one with rare polls of everything, and a time without audits and polls."""
         await asyncio.sleep(1)
         reader = self._running.engine._reader
         await self._nothing_read()
@@ -173,20 +175,24 @@ class _Steady:
         self._meter.reset()
         share, polling = await self._processor_share(60), self._meter.figures()
         await self._nothing_read()
-        reader._poll_due_s = reader._audit_due_s
+        reader._drift_check_interval_s, reader._whole_poll_due_s = RARE_POLL_S, time.monotonic() + RARE_POLL_S / 2
+        rare_share = await self._processor_share(2 * RARE_POLL_S)
+        await self._nothing_read()
+        reader._poll_due_s = reader._whole_poll_due_s = reader._audit_due_s
         self._running.engine.changed(time.monotonic())  # the loop then waits for these times
         await self._running.synced()
         self._meter.reset()
         return {
             "cpu_percent": await self._processor_share(10) * 100,
             "polling_percent": share * 100,
+            "rarely_polling_percent": rare_share * 100,
             "polling": polling,
             **self._meter.figures(),
         }
 
     async def _nothing_read(self) -> None:
         """Wait for the end of the audit or poll under way, which then sets the times of the next ones."""
-        while self._running.engine._reader.is_reading:  # noqa: ASYNC110 - a look is no event
+        while self._running.engine._reader._reading:  # noqa: ASYNC110 - a look is no event
             await asyncio.sleep(0.005)
 
     async def _processor_share(self, seconds: float) -> float:

@@ -94,6 +94,7 @@ CASES = [
         "--service-annotations=scheduler,ipvsproxy.io/weights",
         "ipvsproxy: {serviceAnnotations: 'weights, scheduler'}",
     ),
+    ("ipvs.drift_check_interval_s", 30, "--ipvs-drift-check-interval=30s", "ipvsproxy: {driftCheckInterval: 30s}"),
     ("node_name", "other", "--hostname-override= OTHER ", "hostnameOverride: ' Other '"),
 ]
 

@@ -60,7 +60,7 @@ class Table:
         settings, servers = self.content[key]
         return ObservedVirtualServer(settings, {name: weight for name, (_, weight) in servers.items()})
 
-    def _ask(self, _asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
+    def _ask(self, _asking: socket.socket, level: int, option: int, question: bytearray, action: str) -> int:
         assert level == socket.IPPROTO_IP
         self.asked.append(option)
         if option in self.failing:
@@ -71,10 +71,11 @@ class Table:
             case ipvs_entries._GET_SERVICES:
                 (room,) = struct.unpack_from("=I", question)
                 assert len(question) == 8 + 104 * room
-                answer = question[:8] + b"".join(map(self._entry, [*self.content][:room]))
+                answer = bytes(question[:8]) + b"".join(map(self._entry, [*self.content][:room]))
             case _:
                 answer = self._destinations(question)
-        return answer.ljust(len(question), b"\0")
+        question[:] = answer.ljust(len(question), b"\0")
+        return len(question)
 
     def _entry(self, key: VirtualServerKey) -> bytes:
         settings, servers = self.content[key]
@@ -88,7 +89,7 @@ class Table:
         self.clock_s += 1
         return name + scheduler + numbers + int(self.clock_s).to_bytes(56, "little")  # counters that always change
 
-    def _destinations(self, question: bytes) -> bytes:
+    def _destinations(self, question: bytearray) -> bytes:
         self.on_destinations()
         _, address, port, mark, room = struct.unpack_from("=H2x4s2s2xII4x", question)
         assert len(question) == 24 + 96 * room
@@ -96,7 +97,7 @@ class Table:
             at = (0, key.port) if isinstance(key, FirewallMark) else (int.from_bytes(port, "big"), 0)
             if (key.address, *at) == (address, int.from_bytes(port, "big"), mark) or (mark and key == MARK):
                 entries = [struct.pack("=6s2xIi", name, *numbers) for name, numbers in reversed(servers.items())]
-                return question[:24] + b"".join(entry.ljust(96, b"\7") for entry in entries[:room])
+                return bytes(question[:24]) + b"".join(entry.ljust(96, b"\7") for entry in entries[:room])
         raise KernelError(action="ask", errno=errno.ESRCH)
 
     def put(self, key: VirtualServerKey, *servers: RealServerKey, settings: VirtualServerSettings = RR) -> None:
@@ -265,7 +266,7 @@ def test_a_question_that_is_refused_is_an_error_and_the_next_reading_makes_up_fo
 
 
 def test_an_answer_of_another_length_is_an_error() -> None:
-    reader = ipvs_entries.EntryReader(lambda _: None, lambda *_: b"")
+    reader = ipvs_entries.EntryReader(lambda _: None, lambda *_: 0)
     with contextlib.closing(reader), pytest.raises(KernelError, match="incomplete"):
         list(reader.read(whole=True))
 
@@ -326,7 +327,7 @@ def test_drift_is_seen_by_the_cheap_reading_or_by_the_whole_one(driver: ipvs.Ipv
         assert driver.observe() == plain.observe(), "by netlink and /proc/net/ip_vs it is the same"
 
 
-def _refusing(_asking: socket.socket, _level: int, _option: int, _question: bytes, action: str) -> bytes:
+def _refusing(_asking: socket.socket, _level: int, _option: int, _question: bytearray, action: str) -> int:
     raise KernelError(action=action, errno=errno.ENOPROTOOPT)
 
 
