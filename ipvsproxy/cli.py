@@ -180,9 +180,14 @@ def load_module(name: str) -> ModuleType:
     Nothing that is imported is garbage, so a collection of cycles would be in vain: a tenth of the time. structlog would import
     rich, if it is installed, to colour tracebacks that this program never prints: 0.2 s, more than anything else.
     """
-    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # the language's way to say that it cannot be imported
-    with garbage.postponed():
-        return importlib.import_module(name)
+    # None is the language's way to say that a module cannot be imported. What is imported later may need rich: Textual does.
+    is_hidden = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
+    try:
+        with garbage.postponed():
+            return importlib.import_module(name)
+    finally:
+        if is_hidden:
+            del sys.modules["rich"]
 
 
 def _clean(config: Config, *, dry_run: bool, as_json: bool) -> int:

@@ -3,7 +3,7 @@
 This older interface of IPVS copies numbers, where ``/proc/net/ip_vs`` prints text and walks the table from its beginning for each
 page: 10,000 virtual servers of ten take 0.2 s instead of 0.5 to 1.5 on the test kernel, of which the system calls are nearly all,
 and the time grows with the size of the table, not with its square. It leaves out no virtual server of this network namespace, and
-shows scheduler flags. But it only knows IPv4: ``ipvs_table`` reads a table with virtual servers of IPv6. Layouts:
+shows scheduler flags and thresholds. But it only knows IPv4: ``ipvs_table`` reads a table with virtual servers of IPv6. Layouts:
 include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services``, ``ip_vs_get_dests``, and the entries of both).
 
 Nothing tells of a change of the table: IPVS sends no notifications and counts no generations. The entries of the virtual servers,
@@ -21,11 +21,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from ipvsproxy.kernel import ipvs_table, sockopt
+from ipvsproxy.kernel import ipvs_message, ipvs_table, sockopt
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.model.kernel import HASHED, FirewallMark, ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import (
+    HASHED,
+    PERSISTENT,
+    FirewallMark,
+    ObservedVirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
 
 ROOM = 16
 """The first question has room for so many virtual servers more than there are."""
@@ -35,10 +42,10 @@ _INFO = struct.Struct("=8xI")  # the number of virtual servers of IPv4
 _ROOM = struct.Struct("=I4x")
 _ENTRY = struct.Struct("=48s56x")  # all but the counters
 _NAME = struct.Struct("=H2x4s2s2xI")  # protocol, address, port, firewall mark: how an entry and a question begin
-_ROW = struct.Struct("=16s16sII4xI")  # name, scheduler, flags, timeout in seconds, number of real servers
-_REAL_SERVER_ENTRY = struct.Struct("=16s80x")  # all but thresholds, connections and counters
+_ROW = struct.Struct("=16s16sII4sI")  # name, scheduler, flags, timeout in seconds, netmask, number of real servers
+_REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # all but connections and counters
 _SERVERS_AT = _NAME.size + _ROOM.size
-_REAL_SERVER = struct.Struct("=6s2xIi")  # address and port, forwarding method in flags, weight
+_REAL_SERVER = struct.Struct("=6s2xIiII")  # address and port, forwarding method in flags, weight, upper and lower threshold
 _NO_NAME = bytes(_NAME.size)
 _METHODS = 0x7
 _PROTOCOLS = {int(protocol): protocol for protocol in Protocol}
@@ -191,17 +198,20 @@ class EntryReader:
         return b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(answer[_SERVERS_AT:])])
 
     def _interpret(self, key: VirtualServerKey, row: bytes, entries: bytes) -> ObservedVirtualServer | None:
-        _, scheduler, flags, timeout_s, _ = _ROW.unpack(row)
+        _, scheduler, flags, timeout_s, netmask, _ = _ROW.unpack(row)
         servers = list(_REAL_SERVER.iter_unpack(entries))
         if servers and not any(servers[-1][0]):
             # There are fewer than a moment ago; or some are of IPv6, which only tunnels can have.
             return self._read_one(key)
-        settings = VirtualServerSettings(scheduler.split(b"\0", 1)[0].decode(errors="replace"), flags & ~HASHED, timeout_s)
+        prefix_length = ipvs_message.network_length(Family.IPV4, netmask) if flags & PERSISTENT else 0
+        name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
+        settings = VirtualServerSettings(name, flags & ~HASHED, timeout_s, prefix_length)
         servers.reverse()  # the kernel has the last added one first
-        if all(weight == 1 and not method & _METHODS for _, method, weight in servers):
-            return ObservedVirtualServer(settings, EvenWeights.of([name for name, _, _ in servers]))
-        weights = {RealServerKey(name): NOT_MASQUERADED if method & _METHODS else weight for name, method, weight in servers}
-        return ObservedVirtualServer(settings, weights)
+        if all(weight == 1 and not (method & _METHODS or upper or lower) for _, method, weight, upper, lower in servers):
+            return ObservedVirtualServer(settings, EvenWeights.of([server[0] for server in servers]))
+        weights = {RealServerKey(key): NOT_MASQUERADED if method & _METHODS else weight for key, method, weight, *_ in servers}
+        limits = {RealServerKey(key): Thresholds(upper, lower) for key, _, _, upper, lower in servers if upper or lower}
+        return ObservedVirtualServer(settings, weights, thresholds=limits or None)
 
     def _answer(self, option: int, question: bytearray) -> memoryview:
         """The answer, which is written over the question."""

@@ -10,7 +10,7 @@ import pytest
 from ipvsproxy.commands import top_client
 from ipvsproxy.commands.top_client import Client, NoAnswerError
 from ipvsproxy.config.settings import ListenAddress
-from ipvsproxy.daemon.http import answers, server
+from ipvsproxy.daemon.http import answers, connections, server
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.model.net import parse_address
@@ -80,7 +80,7 @@ async def test_a_kube_proxy_is_recognised() -> None:
 
 
 async def test_another_status_is_named() -> None:
-    async with _answering(server.FAILED) as url:
+    async with _answering(connections.FAILED) as url:
         with pytest.raises(NoAnswerError, match=r"answers /ui/api/node.json with status 500$"):
             await Client(url).get("node")
 

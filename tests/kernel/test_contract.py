@@ -660,7 +660,7 @@ def test_the_network_of_session_affinity_comes_back_as_it_was_set(kernel: Kernel
     apply(kernel, Verb.SET, wider)
     (observed,) = virtual_servers(kernel).values()
     assert observed.settings == wider.settings
-    for part in kernel.poll((), (), (), thorough=False):
+    for part in kernel.poll((), (), (), thorough=False, whole=True):
         for polled in part.some_virtual_servers.values():
             assert polled is not None
             assert polled.settings.prefix_length == length

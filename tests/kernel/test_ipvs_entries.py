@@ -22,7 +22,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
 from tests.kernel.ipvs_examples import clean, operations, real, server
 
 WEB = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 80)
@@ -41,6 +41,7 @@ class Table:
 
     def __init__(self) -> None:
         self.content: dict[VirtualServerKey, tuple[VirtualServerSettings, dict[RealServerKey, tuple[int, int]]]] = {}
+        self.limits: dict[VirtualServerKey, dict[RealServerKey, Thresholds]] = {}
         self.asked: list[int] = []
         self.failing: dict[int, int] = {}
         self.hidden = 0
@@ -85,7 +86,8 @@ class Table:
             name = struct.pack("=H2x4s2s2xI", number, key.address, bytes(2), key.mark)
         else:
             name = struct.pack("=H2x4s2s2xI", number, key.address, key.port.to_bytes(2, "big"), 0)
-        numbers = struct.pack("=IIII", settings.flags | 0x2, settings.timeout_s, 0xFFFFFFFF, len(servers))
+        netmask = (0xFFFFFFFF << (32 - (settings.prefix_length or 32)) & 0xFFFFFFFF).to_bytes(4, "big")
+        numbers = struct.pack("=II4sI", settings.flags | 0x2, settings.timeout_s, netmask, len(servers))
         self.clock_s += 1
         return name + scheduler + numbers + int(self.clock_s).to_bytes(56, "little")  # counters that always change
 
@@ -96,7 +98,11 @@ class Table:
         for key, (_, servers) in self.content.items():
             at = (0, key.port) if isinstance(key, FirewallMark) else (int.from_bytes(port, "big"), 0)
             if (key.address, *at) == (address, int.from_bytes(port, "big"), mark) or (mark and key == MARK):
-                entries = [struct.pack("=6s2xIi", name, *numbers) for name, numbers in reversed(servers.items())]
+                limits = self.limits.get(key, {})
+                entries = [
+                    struct.pack("=6s2xIiII", name, *numbers, *limits.get(name, (0, 0)))
+                    for name, numbers in reversed(servers.items())
+                ]
                 return bytes(question[:24]) + b"".join(entry.ljust(96, b"\7") for entry in entries[:room])
         raise KernelError(action="ask", errno=errno.ESRCH)
 
@@ -148,6 +154,25 @@ def test_a_real_server_with_another_forwarding_method_is_marked(table: Table) ->
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): NOT_MASQUERADED, pod(2): 1})}
 
 
+def test_thresholds_and_the_network_of_session_affinity_are_read(table: Table) -> None:
+    affine, plain = VirtualServerSettings("rr", PERSISTENT, 60, 24), VirtualServerSettings("rr", PERSISTENT, 60)
+    table.put(WEB, pod(1), pod(2), settings=affine)
+    table.put(DNS, settings=plain)
+    table.limits[WEB] = {pod(1): Thresholds(9, 7)}
+    assert table.read() == {
+        WEB: ObservedVirtualServer(affine, {pod(1): 1, pod(2): 1}, thresholds={pod(1): Thresholds(9, 7)}),
+        DNS: ObservedVirtualServer(plain, {}),
+    }
+    table.limits[WEB] = {}
+    assert table.read() == {WEB: ObservedVirtualServer(affine, EvenWeights.of([pod(1), pod(2)]))}
+    table.put(WEB, pod(1), pod(2), settings=plain)
+    assert table.read(whole=False) == {WEB: ObservedVirtualServer(plain, EvenWeights.of([pod(1), pod(2)]))}
+
+
+def _limit(table: Table) -> None:
+    table.limits[WEB] = {pod(1): Thresholds(9, 7)}
+
+
 def _weight(table: Table) -> None:
     table.content[WEB][1][pod(1)] = (0, 0)
 
@@ -173,9 +198,10 @@ def _gone(table: Table) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "is_seen"), [(_weight, False), (_exchange, False), (_more, True), (_scheduler, True), (_flag, True), (_gone, True)]
+    ("change", "is_seen"),
+    [(_weight, False), (_limit, False), (_exchange, False), (_more, True), (_scheduler, True), (_flag, True), (_gone, True)],
 )
-def test_the_cheap_reading_sees_all_but_weights_and_exchanged_real_servers(
+def test_the_cheap_reading_sees_all_but_weights_thresholds_and_exchanged_real_servers(
     table: Table, change: Callable[[Table], None], *, is_seen: bool
 ) -> None:
     table.put(WEB, pod(1), pod(2))
