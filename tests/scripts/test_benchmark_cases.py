@@ -50,8 +50,8 @@ def test_starts_are_measured_in_several_pairs_except_the_one_that_takes_minutes(
     }
     assert {name: pairs for name, pairs in measured.items() if name.startswith("start")} == {
         "start 10000x10": [3, 3],
-        "start 100x10": [0, 1],
-        "start 1000x10": [0, 1],
+        "start 100x10": [0, 7],
+        "start 1000x10": [0, 7],
         "start 44125x2": [3, 3],
         "start 100000x1": [1, 1],
         "start 5000x50": [5, 5],
