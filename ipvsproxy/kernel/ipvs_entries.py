@@ -24,6 +24,7 @@ from typing import Final
 from ipvsproxy.kernel import ipvs_message, ipvs_table, sockopt
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
+    HAS_THRESHOLDS,
     HASHED,
     PERSISTENT,
     FirewallMark,
@@ -207,10 +208,13 @@ class EntryReader:
         name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
         settings = VirtualServerSettings(name, flags & ~HASHED, timeout_s, prefix_length)
         servers.reverse()  # the kernel has the last added one first
-        if all(weight == 1 and not (method & _METHODS or upper or lower) for _, method, weight, upper, lower in servers):
+        has_limits = flags & HAS_THRESHOLDS
+        if not has_limits and all(weight == 1 and not method & _METHODS for _, method, weight, *_ in servers):
             return ObservedVirtualServer(settings, EvenWeights.of([server[0] for server in servers]))
         weights = {RealServerKey(key): NOT_MASQUERADED if method & _METHODS else weight for key, method, weight, *_ in servers}
-        limits = {RealServerKey(key): Thresholds(upper, lower) for key, _, _, upper, lower in servers if upper or lower}
+        limits = {}
+        if has_limits:  # without the flag, no way of reading shows them
+            limits = {RealServerKey(key): Thresholds(upper, lower) for key, _, _, upper, lower in servers if upper or lower}
         return ObservedVirtualServer(settings, weights, thresholds=limits or None)
 
     def _answer(self, option: int, question: bytearray) -> memoryview:

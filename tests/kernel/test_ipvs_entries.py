@@ -13,6 +13,7 @@ import pytest
 from ipvsproxy.kernel import ipvs, ipvs_entries, ipvs_table
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
+    HAS_THRESHOLDS,
     PERSISTENT,
     SCHEDULER_PORT,
     FirewallMark,
@@ -155,7 +156,8 @@ def test_a_real_server_with_another_forwarding_method_is_marked(table: Table) ->
 
 
 def test_thresholds_and_the_network_of_session_affinity_are_read(table: Table) -> None:
-    affine, plain = VirtualServerSettings("rr", PERSISTENT, 60, 24), VirtualServerSettings("rr", PERSISTENT, 60)
+    affine = VirtualServerSettings("rr", PERSISTENT | HAS_THRESHOLDS, 60, 24)
+    plain = VirtualServerSettings("rr", PERSISTENT, 60)
     table.put(WEB, pod(1), pod(2), settings=affine)
     table.put(DNS, settings=plain)
     table.limits[WEB] = {pod(1): Thresholds(9, 7)}
@@ -164,7 +166,8 @@ def test_thresholds_and_the_network_of_session_affinity_are_read(table: Table) -
         DNS: ObservedVirtualServer(plain, {}),
     }
     table.limits[WEB] = {}
-    assert table.read() == {WEB: ObservedVirtualServer(affine, EvenWeights.of([pod(1), pod(2)]))}
+    assert table.read() == {WEB: ObservedVirtualServer(affine, {pod(1): 1, pod(2): 1})}
+    table.limits[WEB] = {pod(1): Thresholds(9, 7)}
     table.put(WEB, pod(1), pod(2), settings=plain)
     assert table.read(whole=False) == {WEB: ObservedVirtualServer(plain, EvenWeights.of([pod(1), pod(2)]))}
 
