@@ -61,8 +61,7 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
     source = await sources.make(config, metrics)
     with requirements.only_instance():
         late_rules = asyncio.Event()
-        route_protocol = config.ipvs.route_protocol
-        async with requirements.running_kernel(metrics.applied, late_rules.set, route_protocol=route_protocol) as kernel:
+        async with requirements.running_kernel(config.ipvs, metrics.applied, late_rules.set) as kernel:
             requirements.demand(host.missing_settings())
             programs = await requirements.demand_usable_node(kernel)
             rules = await kernel.call(lambda node: node.leftover_rules)

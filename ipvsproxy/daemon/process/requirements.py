@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import structlog
 
+from ipvsproxy.config.settings import Ipvs
 from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import host, iptables_variant, scheduler
@@ -55,14 +56,14 @@ def demand(missing: Collection[Missing]) -> None:
 
 @contextlib.asynccontextmanager
 async def running_kernel(
+    chosen: Ipvs,
     on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
     on_late_rules: Callable[[], None] = lambda: None,
-    *,
-    route_protocol: int,
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
     """Start the kernel thread after checking its requirements.
 
-    The parameters are as for ``NodeKernel``; ``on_late_rules`` is called in the loop.
+    ``chosen`` says which drivers there are, and with what. The others are as for ``NodeKernel``; ``on_late_rules`` is called in
+    the loop.
 
     Raises:
         CannotStartError: a requirement is missing.
@@ -83,7 +84,7 @@ async def running_kernel(
         commands=choice.commands,
         programs=choice.programs,
         rules_patience_s=RULES_PATIENCE_S,
-        route_protocol=route_protocol,
+        route_protocol=chosen.route_protocol,
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
     )
     slow = Bucket(1, SLOW_LOG_S, time.monotonic())

@@ -21,7 +21,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stop_before_the_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.asynccontextmanager
-    async def hang(**_named: object) -> AsyncIterator[None]:
+    async def hang(_chosen: object) -> AsyncIterator[None]:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
         yield
@@ -31,7 +31,7 @@ def test_a_stop_before_the_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_missing_requirement_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse(**_named: object) -> contextlib.AbstractAsyncContextManager[None]:
+    def refuse(_chosen: object) -> contextlib.AbstractAsyncContextManager[None]:
         raise CannotStartError("it is not there: get it")
 
     monkeypatch.setattr(requirements, "running_kernel", refuse)
