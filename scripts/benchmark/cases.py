@@ -35,6 +35,8 @@ BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float
 
 With routes, the kernel's share is so small that the ratio says little: at 10,000 Services it is a tenth of the start.
 """
+ONE_MORE = ((10_000, 1), LARGEST)
+"""The sizes between which one more of everything costs the same."""
 CHANGES = 500
 FLOWS = 1_000_000
 WITHOUT_KERNEL = ("own", "flows")
@@ -94,6 +96,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
             measurements=[("cold", {"pages": MAIN}), ("restart", {"pages": MAIN})] * repeats,
             rows=_restart,
         ),
+        *(_one_more(size, quick=False) for size in ONE_MORE),
         _scopes(repeats),
         _annotations(repeats),
         *(
@@ -122,6 +125,13 @@ def related(rows: Sequence[Row]) -> Iterator[Row]:
         p50 = values.get((_change_name(*size), "p50 ms"))
         if middle and p50:
             yield Row(_change_name(*size), "p50, relative to that of 10000x10", p50 / middle, 1.3)
+    small, _ = ONE_MORE[0]
+    for figure, growth in (("one endpoint, p50 ms", 1), ("one Service, p50 ms", 1), ("restart s", 10), ("audit s", 10)):
+        less, more = (values.get((_one_more_name(size), figure)) for size in ONE_MORE)
+        if less and more:
+            per = ", each Service" if growth > 1 else ""
+            name = f"{figure.partition(',')[0].removesuffix(' s')}{per}, relative to {small} Services"
+            yield Row(_one_more_name(ONE_MORE[1]), name, more / less / growth, 1.3)
 
 
 def _start_name(size: Sequence[int]) -> str:
@@ -261,6 +271,35 @@ def _restart(found: Sequence[Found]) -> Iterator[Row]:
     yield Row("restart", "relative to a cold start", statistics.median(ratios), 1)
     yield from figures.counted("restart", restarts[0]["counts"])
     yield Row("restart", "resident MB", max(one["resident_mb"] for one in restarts), 250)
+
+
+def _one_more_name(size: tuple[int, int]) -> str:
+    return f"one more {size[0]}x{size[1]}"
+
+
+def _one_more(size: tuple[int, int], *, quick: bool) -> Case:
+    """One endpoint, one Service, one restart and one audit on a node that has so many Services, with local routes."""
+    services, endpoints = size
+    name, flags = _one_more_name(size), ["--ipvs-vip-binding=routes"]
+    given = {"pages": size, "services": services, "endpoints": endpoints, "churn_s": 0, "changes": 100, "flags": flags}
+    measurements: list[Measurement] = [
+        ("cold", {"pages": size, "times": False, "flags": flags}),
+        ("restart", {"pages": size, "flags": flags}),
+        ("steady", {**given, "parts": ["change", "service", "audit"]}),
+    ]
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        _, again, steadily = found
+        yield Row(name, "one endpoint, p50 ms", steadily["change"]["p50_ms"])
+        yield Row(name, "one endpoint, netlink messages", steadily["change"]["messages"], 3)
+        yield Row(name, "one Service, p50 ms", steadily["service"]["p50_ms"])
+        yield Row(name, "one Service, netlink messages", steadily["service"]["messages"])
+        yield Row(name, "restart s", again["wall_s"])
+        yield Row(name, "restart: operations", again["operations"], 0)
+        yield Row(name, "audit s", steadily["audit"]["wall_s"])
+        yield Row(name, "audit: loop held ms, longest of all", steadily["audit"]["held_most_ms"])
+
+    return Case(name=name, measurements=measurements, rows=rows, quick=quick, timeout_s=3000)
 
 
 def _scopes(repeats: int) -> Case:

@@ -60,9 +60,9 @@ def cold(pages: str, recording: str = "", *, times: bool = True, flags: Sequence
     return figures | measured.figures()
 
 
-def restart(pages: str) -> Figures:
+def restart(pages: str, flags: Sequence[str] = ()) -> Figures:
     """As ``cold``, on a kernel that holds everything already."""
-    return cold(pages)
+    return cold(pages, flags=flags)
 
 
 def own(what: str, arguments: Figures) -> Figures:

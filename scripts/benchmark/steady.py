@@ -58,6 +58,8 @@ def measure(
             await steadily.polled()  # the first poll after the first sync gets notifications of all writes
             if "change" in parts:
                 figures["change"] = await steadily.change(changes)
+            if "service" in parts:
+                figures["service"] = await steadily.service(changes)
             if "rolling" in parts:
                 figures["rolling"] = await steadily.rolling()
             if "idle" in parts:
@@ -80,6 +82,7 @@ class _Steady:
         self._running = running
         self._meter = measured
         self._services = services
+        self._endpoints = endpoints
         self._version = 3_000_000
         self._replacements = workload.Replacements(services, endpoints)
         self._heart = meter.Heartbeat()
@@ -126,6 +129,25 @@ class _Steady:
             "processes": self._meter.counts["processes"],
             **self._meter.figures(),
         }
+
+    async def service(self, changes: int) -> Figures:
+        """One Service with one endpoint is added, again and again, with pauses."""
+        first, pods = self._services + 1_000, self._services * self._endpoints + 500_000
+        latencies_s, messages = [], []
+        for number in range(changes):
+            await asyncio.sleep(LATENCY_PERIOD_S)
+            before = self._meter.all_counts()["messages"]
+            self._meter.acknowledged_s.clear()
+            began_s = time.perf_counter()
+            awaited = self._running.api.sent_lines + 2
+            self._running.api.send("services", workload.line("ADDED", workload.service(first + number)), 1)
+            item = workload.endpoint_slice(first + number, 0, [pods + number * workload.FEWEST_NODES + 1])
+            self._running.api.send("endpointslices", workload.line("ADDED", item), 1)
+            while (await self._running.synced()).sent_lines < awaited:
+                pass
+            latencies_s.append(self._meter.acknowledged_s[-1] - began_s)
+            messages.append(self._meter.all_counts()["messages"] - before)
+        return {**_distribution(latencies_s), "messages": statistics.median(messages)}
 
     async def rolling(self) -> Figures:
         """A Service has a thousand endpoints in ten slices; they are replaced one at a time."""

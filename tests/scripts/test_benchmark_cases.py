@@ -168,3 +168,19 @@ def test_annotations_are_compared_with_the_same_start_where_they_are_ignored() -
     assert rows["processor, counted and none there, relative to ignored"].value == pytest.approx(1.05)
     assert rows["processor, three on each Service, relative to ignored"].value == pytest.approx(1.25)
     assert rows["failed or pending"].ok
+
+
+def test_one_more_of_everything_is_compared_with_a_tenth_of_the_services() -> None:
+    few = {"one endpoint, p50 ms": 2.0, "one Service, p50 ms": 3.0, "restart s": 0.5, "audit s": 0.2}
+    many = {"one endpoint, p50 ms": 2.2, "one Service, p50 ms": 6.0, "restart s": 5.0, "audit s": 2.0}
+    rows = [
+        *(figures.Row("one more 10000x1", figure, value) for figure, value in few.items()),
+        *(figures.Row("one more 100000x1", figure, value) for figure, value in many.items()),
+    ]
+    found = {row.figure: (round(row.value or 0, 3), row.ok) for row in cases.related(rows)}
+    assert found == {
+        "one endpoint, relative to 10000 Services": (1.1, True),
+        "one Service, relative to 10000 Services": (2, False),
+        "restart, each Service, relative to 10000 Services": (1, True),
+        "audit, each Service, relative to 10000 Services": (1, True),
+    }
