@@ -199,6 +199,75 @@ def test_a_lost_connection_is_told_until_it_is_back(browser: object) -> None:
     page.close()
 
 
+def test_events_of_another_process_are_not_mixed_with_those_of_the_one_before(browser: object) -> None:
+    page: Page = browser.new_page()  # type: ignore[attr-defined]
+    rows = page.locator("tbody tr")
+    with running(20) as first:
+        first.put(page_scene.web_slice(endpoint("10.244.0.13")))
+        page.goto(f"{first.url}#/events")
+        expect(rows).to_have_count(2)
+        expect(page.get_by_role("status")).to_have_text("2 events")
+    with running(30, first.port) as second:
+        for number in (14, 15, 16):
+            second.put(page_scene.web_slice(endpoint(f"10.244.0.{number}")))
+        expect(rows).to_have_count(4)
+        expect(rows.last).to_contain_text("30 Services changed")
+    page.close()
+
+
+def test_a_tab_that_nobody_can_see_asks_for_nothing(looking: Look) -> None:
+    page = looking(PARTS["services"])
+    page.clock.install()
+    page.reload()
+    expect(page.locator("#verdict")).to_have_text("✓ in force")
+    _is_complete(page, "services")
+    page.evaluate(_VISIBILITY, True)
+    page.wait_for_load_state("networkidle")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.run_for(60_000)
+    assert page.evaluate("document.hidden")
+    assert asked == []
+    with page.expect_request("**/services.json*"), page.expect_request("**/node.json*"):
+        page.evaluate(_VISIBILITY, False)
+
+
+_VISIBILITY = """hidden => {
+    Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_what_a_viewer_has_opened_selected_and_focused_stays_while_the_node_is_updated(looking: Look) -> None:
+    page = looking(PARTS["node"], width=360)
+    _is_complete(page, "node")
+    syncs, time_of_figures = page.get_by_role("region", name="The last syncs"), page.locator(".note")
+    syncs.focus()
+    syncs.evaluate("region => { region.scrollLeft = 40; getSelection().selectAllChildren(region.querySelector('th')); }")
+    before = time_of_figures.text_content() or ""
+    expect(time_of_figures).not_to_have_text(before)
+    expect(syncs).to_be_focused()
+    assert syncs.evaluate("region => [region.scrollLeft, getSelection().toString()]") == [40, "Ended"]
+    service = looking("#/service/shop/peers")
+    service.locator(".left summary").click()
+    for _ in range(2):  # the first of them has been drawn when the second one is asked for
+        with service.expect_response("**/service.json*"):
+            pass
+    expect(service.locator(".left[open]")).to_have_count(1)
+
+
+@pytest.mark.parametrize("part", ["#/constructor", "#/__proto__/x", "#/%E0%A4%A", "#/nothing"])
+def test_a_place_that_is_none_is_the_node(looking: Look, part: str) -> None:
+    expect(looking(part).get_by_role("heading", level=1)).to_have_text("Node")
+
+
+def test_a_place_that_was_cut_is_told(browser: object, node: Running) -> None:
+    page: Page = browser.new_page()  # type: ignore[attr-defined]
+    page.goto(f"{node.url}#/service/shop/web%E0%A4%A")
+    expect(page.get_by_role("alert")).to_contain_text("there is no Service shop/web%E0%A4%A")
+    page.close()
+
+
 # Hostile names.
 
 

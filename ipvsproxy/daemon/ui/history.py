@@ -54,6 +54,7 @@ class History:
         self._samples: collections.deque[_Sample] = collections.deque(maxlen=3)
         self._changes = 0
         self._latency_s: float | None = None
+        self._added_s = 0.0
 
     def note_changes(self, count: int, latency_s: float) -> None:
         """Some changes have come in force; ``latency_s`` is the time since the arrival of the oldest one."""
@@ -69,10 +70,18 @@ class History:
         else:
             self._samples.append(_Sample(now, counters))
             rates = self._rates()
+        self._follow_clock(now, at_s)
         self._points.append(Point._make((at_s, *rates, self._changes, self._latency_s)))
         self._changes, self._latency_s = 0, None
         while self._points[0].at_s < at_s - LENGTH_S:
             self._points.popleft()
+
+    def _follow_clock(self, now: float, at_s: float) -> None:
+        """Let the points be as old as they are when the clock of the node has been set back."""
+        if self._points and at_s < (last_s := self._points[-1].at_s):
+            moved_s = at_s - last_s - (now - self._added_s)
+            self._points = collections.deque((point._replace(at_s=point.at_s + moved_s) for point in self._points), POINTS)
+        self._added_s = now
 
     def _rates(self) -> Sequence[float | None]:
         last = self._samples[-1]

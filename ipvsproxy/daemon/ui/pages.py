@@ -336,7 +336,11 @@ class Pages:
     async def _list_events(self, query: Mapping[str, str]) -> Any:
         since = int(_number(query, "since", 0))
         self._note_states(self._wall_clock())
-        return {"last": self._events.last, "events": [event_log.describe(event) for event in self._events.since(since)]}
+        return {
+            "startedAt": self._identity.started_s,
+            "last": self._events.last,
+            "events": [event_log.describe(event) for event in self._events.since(since)],
+        }
 
 
 _METHOD = 405

@@ -75,3 +75,20 @@ def test_only_later_points_are_told() -> None:
     for now in (0, 2, 4):
         _add(history, now, 0)
     assert [point.at_s - BEGAN_S for point in history.since(BEGAN_S)] == [2, 4]
+
+
+def test_points_are_as_old_as_they_are_after_the_clock_was_set_back() -> None:
+    history = History()
+    for now in (0.0, 10.0, 20.0):
+        _add(history, now, 0)
+    history.add(Counters(0, 0, 0, 0, 0), 30.0, BEGAN_S - 3570)
+    assert [point.at_s - BEGAN_S for point in history.since(0)] == [-3600, -3590, -3580, -3570]
+    history.add(Counters(0, 0, 0, 0, 0), 40.0, BEGAN_S - 3560)
+    assert [point.at_s - BEGAN_S for point in history.since(BEGAN_S - 3580)] == [-3570, -3560]
+
+
+def test_points_are_forgotten_when_the_clock_was_set_far_ahead() -> None:
+    history = History()
+    _add(history, 0, 0)
+    history.add(Counters(5, 5, 5, 5, 5), 5.0, BEGAN_S + 1e6)
+    assert [(point.at_s, point.connections) for point in history.since(0)] == [(BEGAN_S + 1e6, 1.0)]

@@ -1,12 +1,13 @@
 // What has happened: changes, failures, drift and its repair, the API server's and the node's health.
 
-import { chip, date, el, figure, seconds, write } from "./parts.js";
+import { chip, count, date, el, seconds, write } from "./parts.js";
 
 const MARKS = { sync: ["", "change"], failure: ["bad", "✗ failure"], drift: ["warn", "! drift"], watch: ["warn", "! watch"], health: ["warn", "! health"] };
 const MOST = 500;
 
-export function open(main, _where, { ask }) {
+export function open(main, _where, { ask, refresh }) {
   let last = 0;
+  let startedAt = null; // of the process whose events these are
   const body = el("tbody");
   const told = el("p", { class: "told", role: "status" }, "");
   const only = el("input", { id: "only", type: "checkbox", onchange: filter });
@@ -23,10 +24,12 @@ export function open(main, _where, { ask }) {
     async fetch() {
       const answer = await ask("events", { since: last });
       return () => {
-        if (answer.last < last) {
-          body.replaceChildren(); // another process answers now
+        const isOther = startedAt !== null && startedAt !== answer.startedAt;
+        startedAt = answer.startedAt;
+        if (isOther) {
+          body.replaceChildren(); // it counts anew: ask for all of its events
           last = 0;
-          return;
+          return refresh();
         }
         last = answer.last;
         body.prepend(...answer.events.map(row));
@@ -42,7 +45,7 @@ export function open(main, _where, { ask }) {
       element.hidden = only.checked && element.dataset.kind === "sync";
       shown += !element.hidden;
     }
-    write(told, `${figure(shown)} events${last > MOST ? `; the last ${MOST} are kept` : ""}`);
+    write(told, `${count(shown, "event")}${last > MOST ? `; the last ${MOST} are kept` : ""}`);
   }
 }
 

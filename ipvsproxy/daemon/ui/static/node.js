@@ -1,6 +1,8 @@
 // The node: whether everything is in force and why not, what is left to do, and the last quarter of an hour.
 
-import { chip, clock, count, date, el, figure, plot, seconds, whole } from "./parts.js";
+import { chip, clock, count, date, el, figure, patch, plot, seconds, whole } from "./parts.js";
+
+const CLOCK_S = 1;
 
 export function open(main, _where, { ask }) {
   const top = el("div");
@@ -17,10 +19,11 @@ export function open(main, _where, { ask }) {
       const answer = await ask("node", { since: last });
       return () => {
         columns = answer.history.columns;
+        if (last > answer.now + CLOCK_S) points = []; // the clock of the node was set back: all points are sent again
         points = [...points, ...answer.history.points].filter((point) => point[0] > answer.now - 900).slice(-450);
-        top.replaceChildren(...summary(answer));
-        plots.replaceChildren(...draw(answer.now));
-        below.replaceChildren(...details(answer));
+        patch(top, summary(answer));
+        patch(plots, draw(answer.now));
+        patch(below, details(answer));
       };
     },
   };

@@ -19,6 +19,7 @@ let shown = null; // the module of the page, with what it keeps
 let turn = 0; // requests of an earlier page are answered to nobody
 let answered = Date.now();
 let timer = null;
+let headTimer = null;
 
 // What this tab calls itself, also after it was loaded again.
 function name() {
@@ -53,7 +54,16 @@ class Refused extends Error {
 function place() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/");
-  return { name: name in pages ? name : "node", rest: rest.map(decodeURIComponent), query: new URLSearchParams(query || "") };
+  return { name: Object.hasOwn(pages, name) ? name : "node", rest: rest.map(decoded), query: new URLSearchParams(query || "") };
+}
+
+// A place may have been cut when it was copied.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function go() {
@@ -78,8 +88,10 @@ function refresh() {
   timer = setTimeout(poll, 0);
 }
 
+// Only while somebody can see it: a tab in the background costs the node nothing.
 async function poll() {
   clearTimeout(timer);
+  if (document.hidden) return;
   const mine = turn;
   try {
     const draw = await shown.page.fetch();
@@ -92,7 +104,7 @@ async function poll() {
     else gone();
   }
   clearTimeout(timer);
-  if (!document.hidden) timer = setTimeout(poll, POLL_MS);
+  timer = setTimeout(poll, POLL_MS);
 }
 
 function found() {
@@ -115,6 +127,8 @@ function refused(error) {
 }
 
 async function head() {
+  clearTimeout(headTimer);
+  if (document.hidden) return;
   try {
     const answer = await ask("node", { since: Date.now() / 1000 + 86400 });
     const verdict = document.getElementById("verdict");
@@ -125,7 +139,8 @@ async function head() {
   } catch {
     // the page itself says it
   }
-  setTimeout(head, document.hidden ? 4 * HEAD_MS : HEAD_MS);
+  clearTimeout(headTimer);
+  headTimer = setTimeout(head, HEAD_MS);
 }
 
 const themes = ["auto", "light", "dark"];
@@ -185,7 +200,10 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   main.focus();
 });
 document.addEventListener("keydown", press);
-document.addEventListener("visibilitychange", () => !document.hidden && refresh());
+document.addEventListener("visibilitychange", () => {
+  refresh();
+  head();
+});
 window.addEventListener("hashchange", go);
 go();
 head();

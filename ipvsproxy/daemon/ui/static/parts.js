@@ -27,6 +27,31 @@ export function write(element, text) {
   if (element.textContent !== String(text)) element.textContent = text;
 }
 
+// Make the children of an element equal to these, and leave alone what is equal already: the focus, a selection, the place in a
+// long table and opened details stay. Only for elements without listeners: those that are there keep theirs.
+export function patch(parent, children) {
+  const fresh = document.createDocumentFragment();
+  fresh.append(...children);
+  match(parent, fresh);
+}
+
+function match(known, fresh) {
+  const wanted = [...fresh.childNodes];
+  wanted.forEach((node, index) => {
+    const old = known.childNodes[index];
+    if (!old) known.append(node);
+    else if (old.nodeName !== node.nodeName) old.replaceWith(node);
+    else if (node.nodeType === Node.TEXT_NODE) {
+      if (old.data !== node.data) old.data = node.data;
+    } else {
+      for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+      for (const { name } of [...old.attributes]) if (!node.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+      match(old, node);
+    }
+  });
+  while (known.childNodes.length > wanted.length) known.lastChild.remove();
+}
+
 export function figure(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);

@@ -1,6 +1,6 @@
 // One Service as a picture: clients, rules, virtual servers, endpoints, and why each is in or out.
 
-import { chip, count, el, figure, spark, svg } from "./parts.js";
+import { chip, count, el, figure, patch, spark, svg } from "./parts.js";
 import { portText } from "./services.js";
 
 const SERVERS = 12; // virtual servers and endpoints of a port that are shown until more are asked for
@@ -27,7 +27,7 @@ export function open(main, where, { ask }) {
       const answer = await ask("service", { name });
       return () => {
         last = answer;
-        top.replaceChildren(...facts(answer));
+        patch(top, facts(answer));
         const now = JSON.stringify(answer.service);
         if (now === before) return;
         before = now;
