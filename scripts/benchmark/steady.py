@@ -87,10 +87,10 @@ class _Steady:
         self._replacements = workload.Replacements(services, endpoints)
         self._heart = meter.Heartbeat()
 
-    async def _send_and_wait(self, line: bytes) -> None:
+    async def _send_and_wait(self, line: bytes, kind: str = "endpointslices") -> None:
         """Send the line, and wait until it is programmed."""
         awaited = self._running.api.sent_lines + 1
-        self._running.api.send("endpointslices", line, 1)
+        self._running.api.send(kind, line, 1)
         while (await self._running.synced()).sent_lines < awaited:
             pass
 
@@ -131,21 +131,24 @@ class _Steady:
         }
 
     async def service(self, changes: int) -> Figures:
-        """One Service with one endpoint is added, again and again, with pauses."""
+        """One Service is added, and then its slice with one endpoint, again and again, with pauses. Latencies are of both."""
         first, pods = self._services + 1_000, self._services * self._endpoints + 500_000
         latencies_s, messages = [], []
         for number in range(changes):
-            await asyncio.sleep(LATENCY_PERIOD_S)
-            before = self._meter.all_counts()["messages"]
-            self._meter.acknowledged_s.clear()
-            began_s = time.perf_counter()
-            awaited = self._running.api.sent_lines + 2
-            self._running.api.send("services", workload.line("ADDED", workload.service(first + number)), 1)
-            item = workload.endpoint_slice(first + number, 0, [pods + number * workload.FEWEST_NODES + 1])
-            self._running.api.send("endpointslices", workload.line("ADDED", item), 1)
-            while (await self._running.synced()).sent_lines < awaited:
-                pass
-            latencies_s.append(self._meter.acknowledged_s[-1] - began_s)
+            self._version += 1
+            pod = pods + number * workload.FEWEST_NODES + 1
+            lines = {
+                "services": workload.service(first + number, self._version),
+                "endpointslices": workload.endpoint_slice(first + number, 0, [pod], self._version),
+            }
+            before, latency_s = self._meter.all_counts()["messages"], 0.0
+            for kind, added in lines.items():
+                await asyncio.sleep(LATENCY_PERIOD_S)
+                self._meter.acknowledged_s.clear()
+                began_s = time.perf_counter()
+                await self._send_and_wait(workload.line("ADDED", added), kind)
+                latency_s += self._meter.acknowledged_s[-1] - began_s
+            latencies_s.append(latency_s)
             messages.append(self._meter.all_counts()["messages"] - before)
         return {**_distribution(latencies_s), "messages": statistics.median(messages)}
 
