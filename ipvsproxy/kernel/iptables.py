@@ -139,7 +139,7 @@ class IptablesDriver:
 
         The conditions are kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
         """
-        if reason := self._absent(family):
+        if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
         try:
             iptables_process.run(
@@ -155,23 +155,13 @@ class IptablesDriver:
         ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel has none. This writes a chain and
         deletes it in the same transaction.
         """
-        if reason := self._absent(family):
+        if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
         try:
             self.restore(family, f"*nat\n:{_TRIED_CHAIN} - [0:0]\n-X {_TRIED_CHAIN}\nCOMMIT\n")
         except KernelError as error:
             return refusal(error)
         return None
-
-    def _absent(self, family: Family) -> str:
-        """The reason why the kernel does not have this family; empty if it has it."""
-        if family is Family.IPV6:
-            if not (self._proc / "thread-self/net/if_inet6").exists():
-                return "the kernel has no IPv6"
-            with contextlib.suppress(OSError):  # an unreadable setting proves nothing
-                if (self._proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1":
-                    return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
-        return ""
 
     def observe(self, family: Family) -> ObservedSkeleton:
         """The observed rules of a family: the last listing if no rule has changed since.
@@ -304,6 +294,17 @@ class IptablesDriver:
             iptables_process.run(
                 f"{self._commands[family]}-restore", *self.program(family).wait(_RESTORE_VERSION), "--noflush", stdin=text
             )
+
+
+def absent_family(family: Family, proc: pathlib.Path) -> str:
+    """The reason why the kernel does not have this family; empty if it has it."""
+    if family is Family.IPV6:
+        if not (proc / "thread-self/net/if_inet6").exists():
+            return "the kernel has no IPv6"
+        with contextlib.suppress(OSError):  # an unreadable setting proves nothing
+            if (proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1":
+                return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
+    return ""
 
 
 def describe_hidden(tables: Collection[str]) -> str:
