@@ -10,6 +10,7 @@ from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.model.kernel import FirewallMark, Sysctl
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.reconcile import leftovers, ownership
 from ipvsproxy.translate.view import Binding, TrafficScopes
 
@@ -176,16 +177,25 @@ def _advise(facts: Facts, path: str, is_bad: Callable[[str], bool], remedy: str)
 
 
 def _iptables(facts: Facts) -> Iterator[Finding]:
+    if facts.backend and facts.backend.backend is Backend.NFTABLES:
+        yield _ok("rules", f"nftables holds rules and sets: {facts.backend.reason}")
+        yield from _unserved(facts, "rules")
+        return
     choice = facts.iptables_choice
     if choice is None:
-        yield _fail("iptables", "there is no iptables in PATH", "install the package iptables, and ipset's modules")
+        remedy = "install the package iptables, and ipset's modules; or use --rules-backend=nftables"
+        yield _fail("iptables", "there is no iptables in PATH", remedy)
         return
     yield _ok("iptables", f"{choice.variant} is used: {choice.reason}")
     if choice.left_behind:
         remedy = "run removes them once the rules of the used variant are in force; so does ipvsproxy cleanup"
         yield _warn("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
+    yield from _unserved(facts, "iptables")
+
+
+def _unserved(facts: Facts, topic: str) -> Iterator[Finding]:
     for family, reason in facts.unserved.items():
-        yield _warn("iptables", f"{family.label} cannot be served: {reason}", "nothing, if the cluster does not use it")
+        yield _warn(topic, f"{family.label} cannot be served: {reason}", "nothing, if the cluster does not use it")
 
 
 def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:

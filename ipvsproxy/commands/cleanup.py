@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from ipvsproxy.config.settings import Config, Ipvs
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.loop import leftovers
-from ipvsproxy.kernel import host, iptables, iptables_variant
+from ipvsproxy.kernel import host, iptables, iptables_variant, rules_backend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
@@ -22,7 +22,7 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import IP_SETS, IpSet
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
-from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
 from ipvsproxy.translate import skeleton
@@ -32,6 +32,7 @@ NOT_CLEAN = 1
 """Exit status if an object of ours is left, or may be."""
 
 _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
+_IP_SET = pathlib.Path("/sys/module/ip_set")
 _OURS: Mapping[Family, Skeleton] = {
     family: Skeleton(family=family, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS) for family in Family
 }
@@ -112,28 +113,47 @@ def run(config: Config, *, dry_run: bool, as_json: bool) -> int:
 
 
 def _clean_here(ipvs: Ipvs, node_port_ranges: Collection[Network], *, dry_run: bool) -> Result:
-    missing = host.missing_privileges()
+    missing = host.missing_privileges(runs_iptables=bool(shutil.which("iptables")))
     if missing:
         return Result(problems=tuple(map(str, missing)))
     try:
         with contextlib.ExitStack() as closing:
             if not dry_run:
                 closing.enter_context(contextlib.closing(Instance()))
-            node = closing.enter_context(_this_node(ipvs.route_protocol))
-            return clean(node, ipvs.excluded_networks, node_port_ranges, dry_run=dry_run)
+            results = []
+            if rules_backend.holds_table():
+                node = closing.enter_context(_this_node(ipvs.route_protocol, Backend.NFTABLES))
+                results.append(clean(node, ipvs.excluded_networks, node_port_ranges, dry_run=dry_run))
+            if not results or shutil.which("iptables") or _IP_SET.exists():
+                node = closing.enter_context(_this_node(ipvs.route_protocol, Backend.IPTABLES))
+                results.append(clean(node, ipvs.excluded_networks, node_port_ranges, dry_run=dry_run))
+            return _joined(results)
     except KernelError as error:
         return Result(problems=(error.detail,))
 
 
+def _joined(results: Sequence[Result]) -> Result:
+    """The results for each backend as one. In a dry run, both have found what belongs to neither."""
+    outcomes = {str(one.operation): one for result in reversed(results) for one in result.outcomes}
+    return Result(
+        tuple(outcomes[name] for name in dict.fromkeys(str(one.operation) for result in results for one in result.outcomes)),
+        tuple(dict.fromkeys(one for result in results for one in result.left)),
+        _once(*(result.problems for result in results)),
+        _once(*(result.notes for result in results)),
+    )
+
+
 @contextlib.contextmanager
-def _this_node(route_protocol: int) -> Iterator[Node]:
+def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
     skipped: list[str] = []
     if not _IP_VS.exists():
         skipped.append("virtual servers: this kernel has no IPVS loaded")
     variants = iptables_variant.installed()
     commands = iptables_variant.choose(skeleton.CHAINS).commands if shutil.which("iptables") else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
-    made = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, commands=commands, ipvs=ipvs, route_protocol=route_protocol)
+    made = NodeKernel(
+        skeleton.CHAINS, skeleton.JUMPS, backend=backend, commands=commands, ipvs=ipvs, route_protocol=route_protocol
+    )
     with contextlib.closing(made) as kernel:
         programs = {}
         for family in Family:

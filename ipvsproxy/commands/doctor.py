@@ -1,6 +1,7 @@
 """``ipvsproxy doctor``: checks all that ipvsproxy needs on this node, and names a remedy for each problem."""
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -12,8 +13,9 @@ from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.kernel import facts, host
+from ipvsproxy.kernel import facts, host, rules_backend
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import skeleton
 
@@ -31,14 +33,23 @@ async def examine(config: Config) -> Sequence[Finding]:
     ports = [address.port for address in (config.servers.health, config.servers.metrics) if address]
     found = await asyncio.to_thread(
         facts.gather,
-        modules=(*host.MODULES, f"ip_vs_{config.ipvs.scheduler}"),
+        modules=(*await asyncio.to_thread(_modules, config.ipvs.rules_backend), f"ip_vs_{config.ipvs.scheduler}"),
         sysctls=(*(item.path for item in settings.sysctls), *checks.ADVISED),
         ports=ports,
         chains=skeleton.CHAINS,
         jumps=skeleton.JUMPS,
         route_protocol=config.ipvs.route_protocol,
+        backend=config.ipvs.rules_backend,
     )
     return [*checks.judge(found, settings.sysctls, config), await _source(config)]
+
+
+def _modules(asked: Backend) -> Sequence[str]:
+    """The modules that the backend of the rules needs. While the kernel does not say which it can be, those of iptables."""
+    with contextlib.suppress(KernelError):
+        if rules_backend.choose(asked).backend is Backend.NFTABLES:
+            return host.NFTABLES_MODULES
+    return host.MODULES
 
 
 async def _source(config: Config) -> Finding:

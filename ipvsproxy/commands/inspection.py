@@ -6,6 +6,7 @@ Rule: these commands load no module and write nothing. Where ``run`` finds a fac
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -25,13 +26,14 @@ from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.daemon.sources.source import CannotStartError, Source
-from ipvsproxy.kernel import host, iptables_variant, modules
+from ipvsproxy.kernel import host, iptables, iptables_variant, modules, rules_backend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event, ObjectKind
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.objects import Store
@@ -190,15 +192,21 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
     Raises:
         CannotStartError: a privilege or the kernel's IPVS is missing.
     """
-    missing = (*host.missing_privileges(), *host.missing_features())
-    if missing:
-        raise CannotStartError(*missing)
     try:
-        choice = await asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS)
-        route_protocol = config.ipvs.route_protocol
-        kernel = await KernelThread.start(
-            lambda: NodeKernel(skeleton.CHAINS, skeleton.JUMPS, commands=choice.commands, route_protocol=route_protocol)
+        backend = (await asyncio.to_thread(rules_backend.choose, config.ipvs.rules_backend)).backend
+        runs_iptables = backend is Backend.IPTABLES
+        if missing := (*host.missing_privileges(runs_iptables=runs_iptables), *host.missing_features()):
+            raise CannotStartError(*missing)
+        choice = await asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS) if runs_iptables else None
+        make = functools.partial(
+            NodeKernel,
+            skeleton.CHAINS,
+            skeleton.JUMPS,
+            backend=backend,
+            commands=choice.commands if choice else iptables.COMMANDS,
+            route_protocol=config.ipvs.route_protocol,
         )
+        kernel = await KernelThread.start(make)
     except KernelError as error:
         raise CannotStartError(error) from error
     try:

@@ -2,6 +2,7 @@
 
 from ipvsproxy.config.option import Kind, Option, Status
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.view import Binding, TrafficScopes
 
 LOWEST_ROUTE_PROTOCOL = 5
@@ -72,6 +73,15 @@ OPTIONS = (
         "Which annotations of Services count: all, none, or names without ipvsproxy.io/, such as scheduler,weights.",
         "all|none|NAME,...",
         status=Status.OWN,
+    ),
+    Option(
+        "rules-backend",
+        "ipvsproxy.rulesBackend",
+        Kind.TEXT,
+        "iptables",
+        "What holds rules and sets: iptables with ipset, or nftables alone; auto: nftables where one of the former is missing.",
+        status=Status.OWN,
+        choices=tuple(Backend),
     ),
     Option(
         "ipvs-vip-binding",

@@ -12,6 +12,7 @@ from ipvsproxy.config.given import Notice, Value
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Address, Network, host_port
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.view import Binding, LocalMode, TrafficScopes
 
 
@@ -50,6 +51,7 @@ class Ipvs:
     belong to the API server, the node or a range of pods. ``scope_bits`` are the bits of packet
     marks that ``traffic_scopes`` uses. ``annotations`` of Services and EndpointSlices are those that count.
     ``route_protocol`` is the protocol number of local routes of ours, with any ``binding``.
+    ``rules_backend`` holds rules and sets.
     """
 
     scheduler: str = "rr"
@@ -68,6 +70,7 @@ class Ipvs:
     annotations: frozenset[Annotation] = ALL_ANNOTATIONS
     binding: Binding = Binding.ADDRESSES
     route_protocol: int = ROUTE_PROTOCOL
+    rules_backend: Backend = Backend.IPTABLES
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

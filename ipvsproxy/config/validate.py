@@ -14,6 +14,7 @@ from ipvsproxy.config.settings import Command, Config, ListenAddress, LogFormat
 from ipvsproxy.config.values import Values
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.view import Binding, LocalMode, TrafficScopes
 
 HEALTH_PORT = 10256
@@ -229,6 +230,7 @@ def _ipvs(values: Values) -> settings.Ipvs:
         annotations=_annotations(values),
         binding=Binding(values.text("ipvsproxy.vipBinding") or Binding.ADDRESSES),
         route_protocol=values.number("ipvsproxy.routeProtocol"),
+        rules_backend=Backend(values.text("ipvsproxy.rulesBackend") or Backend.IPTABLES),
     )
 
 

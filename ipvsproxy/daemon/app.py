@@ -17,7 +17,7 @@ from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop import interfaces, journal
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.daemon.loop.leftovers import Leftovers
+from ipvsproxy.daemon.loop.leftovers import Leftovers, OtherBackend
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
@@ -102,6 +102,7 @@ class _Node:
         )
         self._health_routes = HealthRoutes(self._status.health, metrics.healthz, metrics.livez)
         self._metrics_routes = MetricsRoutes(config, metrics.expose)
+        self._other_backend = OtherBackend()
         self._pages: Pages | None = None
         self._shows_page = config.servers.ui
 
@@ -145,6 +146,7 @@ class _Node:
             engine.run(),
             _pass_on_late_rules(late_rules, engine),
             self._leftovers.run(),
+            self._other_backend.run(lambda: kernel.call(lambda node: node.remove_other_backend())),
             self._staleness.run(),
             self._recorder.run(),
             first_lists.serve_later(self._store, self._source),
@@ -177,6 +179,7 @@ class _Node:
         addresses = summary.view.health_check_addresses
         self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
         self._leftovers.synced(summary)
+        self._other_backend.synced(summary)
         if self._pages and self._config.servers.metrics and self._shows_page:
             self._pages.synced(summary)
 

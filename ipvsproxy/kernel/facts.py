@@ -9,16 +9,17 @@ import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.kernel import host, iptables_process, iptables_variant
+from ipvsproxy.kernel import host, iptables, iptables_process, iptables_variant, rules_backend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing, SysctlDriver
 from ipvsproxy.kernel.mark_rules import MarkRule, mark_rules
 from ipvsproxy.kernel.modules import ModuleState, module_state
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.routes import LOOPBACK_INDEX
+from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.kernel import IP_SETS, Timeouts
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import ChainKey, Jump
+from ipvsproxy.model.rules import Backend, ChainKey, Jump
 from ipvsproxy.model.state import Observation
 
 NFT_TIMEOUT_S = 30
@@ -45,7 +46,8 @@ class Facts:
     ``chains`` are all chains that iptables shows, of both families and variants. ``nft_tables`` are the tables of nft, none if
     nft is not in PATH. ``listeners`` are the programs that listen on the TCP ports in question. ``observation`` and ``timeouts``
     are None if IPVS cannot be read, and ``unreadable`` is the reason. ``bridges`` are the names of the Linux bridges.
-    ``mark_rules`` are rules of other programs that write packet marks before IPVS.
+    ``mark_rules`` are rules of other programs that write packet marks before IPVS. ``backend`` holds rules and sets; None if the
+    kernel did not answer.
     """
 
     release: str
@@ -66,6 +68,7 @@ class Facts:
     bridges: tuple[str, ...] = ()
     mark_rules: tuple[MarkRule, ...] = ()
     loopback: Loopback = NO_TROUBLE
+    backend: BackendChoice | None = None
 
 
 def gather(
@@ -76,22 +79,30 @@ def gather(
     chains: Collection[ChainKey],
     jumps: Collection[Jump],
     route_protocol: int,
+    backend: Backend = Backend.IPTABLES,
 ) -> Facts:
     """Gather all facts. ``sysctls`` are paths below ``/proc/sys``; ``chains``, ``jumps`` and ``route_protocol`` are ours.
+
+    ``backend`` is the configured one.
 
     Raises:
         KernelError: the kernel version cannot be read.
     """
-    privileges, features = host.missing_privileges(), host.missing_features()
+    runs_iptables = backend is not Backend.NFTABLES
+    privileges, features = host.missing_privileges(runs_iptables=runs_iptables), host.missing_features()
     choice: iptables_variant.Choice | None = None
+    chosen: BackendChoice | None = None
     observation: Observation | None = None
     timeouts: Timeouts | None = None
     unserved: Mapping[Family, str] = {}
     unreadable = "; ".join(map(str, (*privileges, *features)))
     try:
-        choice = iptables_variant.choose(chains)
+        chosen = rules_backend.choose(backend)
+        if chosen.backend is Backend.IPTABLES:
+            choice = iptables_variant.choose(chains)
         if not unreadable:
-            kernel = NodeKernel(chains, jumps, commands=choice.commands, route_protocol=route_protocol)
+            commands = choice.commands if choice else iptables.COMMANDS
+            kernel = NodeKernel(chains, jumps, backend=chosen.backend, commands=commands, route_protocol=route_protocol)
             try:
                 refusals = {family: kernel.rules.usable(family) for family in Family}
                 unserved = {family: refusal.reason for family, refusal in refusals.items() if refusal}
@@ -122,6 +133,7 @@ def gather(
         bridges=bridges(),
         mark_rules=tuple(dict.fromkeys(rule for text in listings for rule in mark_rules(text))),
         loopback=loopback(),
+        backend=chosen,
     )
 
 

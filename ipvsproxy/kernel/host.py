@@ -37,6 +37,19 @@ MODULES = (
     "dummy",
 )
 """The modules that IPVS, ipsets and the rules need. The kernel does not always load them by itself."""
+NFTABLES_MODULES = (
+    "ip_vs",
+    "nf_conntrack",
+    "nf_tables",
+    "nft_chain_nat",
+    "nft_ct",
+    "nft_fib_inet",
+    "nft_masq",
+    "nft_nat",
+    "nft_reject_inet",
+    "dummy",
+)
+"""The modules that IPVS, and rules and sets of nftables need."""
 
 _PRIVILEGED = "run ipvsproxy --init-only in a privileged container before this one, or set the value on the host"
 _REMEDIES: Mapping[int, str] = {
@@ -150,9 +163,12 @@ def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.P
 
 
 def missing_privileges(
-    proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = preload.LIBRARY
+    proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = preload.LIBRARY, *, runs_iptables: bool = True
 ) -> tuple[Missing, ...]:
-    """The privileges that this process needs and lacks. ``library`` is the file that makes CAP_NET_RAW unnecessary."""
+    """The privileges that this process needs and lacks. ``library`` is the file that makes CAP_NET_RAW unnecessary.
+
+    A process that never runs iptables (``runs_iptables``) does not need it either.
+    """
     has = preload.capabilities(proc)
     if not has >> preload.NET_ADMIN & 1:
         return (
@@ -161,7 +177,7 @@ def missing_privileges(
                 "run it as root, in a container with privileged: true, or with CAP_NET_ADMIN after --init-only",
             ),
         )
-    if not has >> preload.NET_RAW & 1 and not library.exists():
+    if runs_iptables and not has >> preload.NET_RAW & 1 and not library.exists():
         return (
             Missing(
                 "this process cannot run iptables (it has no CAP_NET_RAW)",

@@ -3,7 +3,8 @@
 Rule 1: an unreadable table is an error, never a clean one. A table that this kernel or host certainly cannot have is clean.
 Rule 2: two equal marks mean that no rule has changed in between; then no program has to run.
 Rule 3: a reading of legacy tables loads no module and makes no table.
-Rule 4: nothing is removed once the program in PATH is of another variant than at the start: then ours go where it writes.
+Rule 4: with rules in nftables, all rules of iptables that have our names are leftovers, and no program runs unless there is one.
+Rule 5: nothing is removed once the program in PATH is of another variant than at the start: then ours go where it writes.
 """
 
 import contextlib
@@ -13,14 +14,17 @@ import types
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.kernel import iptables, iptables_text, iptables_variant
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel import iptables, iptables_text, iptables_variant, message, netlink
+from ipvsproxy.kernel import nft_message as nft
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import IptablesDriver, Program
 from ipvsproxy.kernel.iptables_variant import Variant
 from ipvsproxy.kernel.rule_changes import TABLES, RuleChanges
 from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import Backend, ChainKey
 
 NO_SUBSYSTEM = "this kernel has no nf_tables"
 
@@ -44,9 +48,15 @@ class LeftoverRules:
         commands: Mapping[Family, str],
         proc: pathlib.Path = pathlib.Path("/proc"),
         programs: Mapping[str, Program] = types.MappingProxyType({}),
+        *,
+        backend: Backend = Backend.IPTABLES,
     ) -> None:
-        """``commands`` are the programs of the variant in use. ``programs`` are the programs whose version is known, by file."""
+        """``commands`` are the programs of the variant in use. ``programs`` are the programs whose version is known, by file.
+
+        ``backend`` holds our own rules.
+        """
         self._proc = proc
+        self._backend = backend
         known = dict(programs)
         self._used = IptablesDriver(chains=(), jumps=(), commands=commands, programs=known)
         self._others = {
@@ -59,6 +69,8 @@ class LeftoverRules:
 
         ``programs`` are the programs of ``commands``.
         """
+        if self._backend is Backend.NFTABLES:
+            return tuple(Place(variant, family, is_used=False) for family in programs for variant in iptables_variant.installed())
         has_both = len(iptables_variant.installed()) == len(Variant)
         return tuple(
             Place(variant, family, is_used)
@@ -85,6 +97,8 @@ class LeftoverRules:
         """
         if place.variant is Variant.LEGACY and not self._legacy_tables(place.family):
             return LeftRules()
+        if self._backend is Backend.NFTABLES and place.variant is Variant.NF_TABLES and not _has_chain(place.family, concerns):
+            return LeftRules()
         try:
             text = self._driver(place).save(place.family)
         except KernelError as error:
@@ -106,6 +120,8 @@ class LeftoverRules:
 
     def _driver(self, place: Place) -> IptablesDriver:
         """Raises KernelError: the variant in use is unknown, or has changed."""
+        if self._backend is Backend.NFTABLES:
+            return self._others[place.variant]
         program = self._used.program(place.family)
         if (program.variant == place.variant) is not place.is_used:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
@@ -114,3 +130,18 @@ class LeftoverRules:
 
     def _legacy_tables(self, family: Family) -> tuple[str, ...]:
         return iptables_variant.legacy_tables(family, self._proc)
+
+
+def _has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
+    """Whether there is a chain of nf_tables for which ``concerns`` is true. A dump of chains needs no process.
+
+    Raises:
+        KernelError: the chains could not be read.
+    """
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+        parts = channel.dump(nft.chains_query(family), f"read the chains of {family.label}")
+    return any(
+        concerns(ChainKey(message.text(data, found[nft.CHAIN_TABLE]), message.text(data, found[nft.CHAIN_NAME])))
+        for data, start, end in parts
+        for found in (message.attributes(data, start + nft.HEADER_SIZE, end),)
+    )

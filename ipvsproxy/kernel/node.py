@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from ipvsproxy.kernel import iptables, modules, netlink, routes, scheduler
+from ipvsproxy.kernel import iptables, modules, netlink, routes, rules_backend, scheduler
 from ipvsproxy.kernel.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.conntrack import ConntrackDriver
 from ipvsproxy.kernel.errors import KernelError
@@ -23,6 +23,8 @@ from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.ipvs_traffic import TrafficReader
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.nft_rules import NftRulesDriver
+from ipvsproxy.kernel.nft_sets import NftSetsDriver
 from ipvsproxy.kernel.routes import RouteDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.kernel.rules_driver import RulesDriver
@@ -39,7 +41,7 @@ from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Operation, Outcome, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
+from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.state import Observation
 
 SETS_AT_ONCE = 5
@@ -82,6 +84,25 @@ class RulesBackend(Driver, Protocol):
         """Read our rules of a family. Raises KernelError."""
 
 
+class SetsBackend(Driver, Protocol):
+    """Reads and writes the sets that rules look into, as ``IpsetDriver`` does."""
+
+    def close(self) -> None:
+        """Close all sockets."""
+
+    def observe(self, names: Collection[str]) -> Mapping[str, ObservedSet]:
+        """The named sets that exist, with their entries. Raises KernelError."""
+
+    def observe_changed(self, names: Collection[str]) -> Mapping[str, ObservedSet | None]:
+        """The named sets that have changed since this last returned them; None for a set that is absent. Raises KernelError."""
+
+    def forget(self) -> None:
+        """Make the next ``observe_changed`` return every set."""
+
+    def has_copy(self) -> bool:
+        """Whether a ``SetCopy`` exists. Raises KernelError."""
+
+
 class NodeKernel:
     """The kernel of this node, in the network namespace of the thread that makes this object."""
 
@@ -91,6 +112,7 @@ class NodeKernel:
         jumps: Collection[Jump],
         on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
         *,
+        backend: Backend = Backend.IPTABLES,
         commands: Mapping[Family, str] = iptables.COMMANDS,
         programs: Mapping[str, Program] = types.MappingProxyType({}),
         ipvs: IpvsDriver | None = None,
@@ -101,10 +123,11 @@ class NodeKernel:
     ) -> None:
         """Open all sockets. Only ``chains`` and ``jumps`` count as ours. ``commands`` are the iptables programs to use.
 
-        ``programs`` are the iptables programs whose version is known, by file. ``ipvs`` replaces the IPVS driver, which requires
-        a kernel with IPVS; ``rules`` replaces the driver of iptables. ``rules_patience_s`` is the longest wait of any call for a
-        program of iptables; None means without bound. ``route_protocol`` is the protocol number of our local routes.
-        ``on_late_rules`` is called, in another thread, when a program that took longer ends.
+        ``backend`` (never ``AUTO``) holds rules and sets. ``programs`` are the iptables programs whose version is known, by file.
+        ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS; ``rules`` replaces the driver of the rules.
+        ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means without bound.
+        ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
+        program that took longer ends.
 
         ``on_applied`` gets the outcomes of each run of operations of one driver, and its duration in seconds; it is called in the
         thread that applies them. ``ports`` are the port ids of the sockets that change addresses and routes, as in notifications.
@@ -114,17 +137,24 @@ class NodeKernel:
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
-        self.rules: RulesBackend = rules or RulesDriver(
-            chains=chains,
-            jumps=jumps,
-            commands=commands,
-            patience_s=rules_patience_s,
-            on_late_end=on_late_rules,
-            programs=programs,
-        )
-        self.leftover_rules = LeftoverRules(commands, programs=programs)
+        self.backend = backend
+        self.rules: RulesBackend
+        self._sets: SetsBackend
+        if backend is Backend.NFTABLES:
+            self.rules = rules or NftRulesDriver(chains=chains, jumps=jumps)
+            self._sets = NftSetsDriver()
+        else:
+            self.rules = rules or RulesDriver(
+                chains=chains,
+                jumps=jumps,
+                commands=commands,
+                patience_s=rules_patience_s,
+                on_late_end=on_late_rules,
+                programs=programs,
+            )
+            self._sets = IpsetDriver()
+        self.leftover_rules = LeftoverRules(commands, programs=programs, backend=backend)
         self.ipvs = ipvs or IpvsDriver()
-        self._ipset = IpsetDriver()
         self._addresses = AddressDriver(functools.partial(self._open_noted, netlink.open_socket))
         self._routes = RouteDriver(functools.partial(self._open_noted, routes.open_socket), route_protocol)
         self._sysctls = SysctlDriver()
@@ -135,7 +165,7 @@ class NodeKernel:
         """The families whose rules had no mark at the last reading."""
         drivers: Mapping[DriverName, Driver] = {
             DriverName.IPVS: self.ipvs,
-            DriverName.IPSET: self._ipset,
+            DriverName.IPSET: self._sets,
             DriverName.ADDRESSES: self._addresses,
             DriverName.ROUTES: self._routes,
             DriverName.SYSCTL: self._sysctls,
@@ -157,14 +187,14 @@ class NodeKernel:
 
     def close(self) -> None:
         """Close all sockets."""
-        for driver in (self.ipvs, self._ipset, self._addresses, self._routes, self._conntrack, self._rule_changes, self.rules):
+        for driver in (self.ipvs, self._sets, self._addresses, self._routes, self._conntrack, self._rule_changes, self.rules):
             driver.close()
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
         """Read all that may be ours: these sets, the rules of these families, these settings, and all objects of other kinds."""
         errors: list[str] = []
         addresses = _attempt(self._addresses.observe, errors)
-        observed_sets = _attempt(lambda: self._ipset.observe(sets), errors)
+        observed_sets = _attempt(lambda: self._sets.observe(sets), errors)
         skeletons = {family: self._read_rules(family, self._mark(family), errors) for family in families}
         virtual_servers = _attempt(self.ipvs.observe, errors)
         return dataclasses.replace(
@@ -176,7 +206,7 @@ class NodeKernel:
             sets=None
             if observed_sets is None
             else {name: one for name, one in _as_ours(observed_sets).items() if one is not None},
-            set_copy=_attempt(self._ipset.has_copy, errors),
+            set_copy=_attempt(self._sets.has_copy, errors),
             skeletons={family: image for family, image in skeletons.items() if image is not None},
             errors=tuple(errors),
         )
@@ -196,7 +226,7 @@ class NodeKernel:
         """
         errors: list[str] = []
         if thorough:
-            self._ipset.forget()
+            self._sets.forget()
         addresses = _attempt(self._addresses.observe if thorough else self._addresses.observe_changed, errors)
         yield dataclasses.replace(_of_addresses(addresses), errors=tuple(errors))
         errors = []
@@ -208,11 +238,11 @@ class NodeKernel:
         yield Observation(sysctls=settings, errors=tuple(errors))
         if thorough:
             errors = []
-            yield Observation(set_copy=_attempt(self._ipset.has_copy, errors), errors=tuple(errors))
+            yield Observation(set_copy=_attempt(self._sets.has_copy, errors), errors=tuple(errors))
         step = 1 if thorough else SETS_AT_ONCE
         for start in range(0, len(sets), step):
             errors = []
-            observed_sets = _attempt(functools.partial(self._ipset.observe_changed, sets[start : start + step]), errors)
+            observed_sets = _attempt(functools.partial(self._sets.observe_changed, sets[start : start + step]), errors)
             yield Observation(some_sets={} if observed_sets is None else _as_ours(observed_sets), errors=tuple(errors))
             if observed_sets is None:
                 break
@@ -260,6 +290,19 @@ class NodeKernel:
             return None
         self._unmarked.discard(family)
         return mark
+
+    def remove_other_backend(self) -> bool:
+        """Remove what the other backend holds of ours: ipsets, or the table of nftables. Returns whether nothing of it is left.
+
+        Rules of iptables are ``leftover_rules``; while they use a set, it stays.
+
+        Raises:
+            KernelError: something is there, and could not be removed.
+        """
+        if self.backend is Backend.NFTABLES:
+            return rules_backend.remove_ipsets()
+        rules_backend.remove_table()
+        return True
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of this host on all interfaces except our device.

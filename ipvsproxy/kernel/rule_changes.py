@@ -64,14 +64,14 @@ class RuleChanges:
         self._channel.close()
 
     def mark(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
-        """The present mark of a family's rules, possibly ``NO_RULES``. ``variant`` is ``nf_tables`` or ``legacy``.
+        """The present mark of a family's rules, possibly ``NO_RULES``. ``variant`` is that of a ``Program``.
 
         ``tables`` are the legacy tables to read. The kernel creates those that are absent.
 
         Raises:
             KernelError: the kernel shows no mark.
         """
-        return self._generation() if variant == "nf_tables" else tuple(_mark(family, table) for table in tables)
+        return tuple(_mark(family, table) for table in tables) if variant == "legacy" else self._generation()
 
     def _generation(self) -> int:
         action = "read the generation of nf_tables"

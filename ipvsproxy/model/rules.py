@@ -13,6 +13,14 @@ from ipvsproxy.model.kind import DriverName, Kind, Stage
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 
 
+class Backend(enum.StrEnum):
+    """The part of the kernel that holds rules and sets: iptables and ipset, or nftables alone. ``AUTO`` is a choice, no part."""
+
+    IPTABLES = "iptables"
+    NFTABLES = "nftables"
+    AUTO = "auto"
+
+
 class Side(enum.Enum):
     """The end of a packet that a set match looks up."""
 

@@ -15,9 +15,10 @@ from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.mark_rules import MarkRule
 from ipvsproxy.kernel.modules import ModuleState
+from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import Backend, ChainKey
 from ipvsproxy.model.state import Observation
 from tests.reconcile import examples
 from tests.support import builders
@@ -105,6 +106,12 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
             "iptables",
             "the unused variant nf_tables has rules of ours, too",
         ),
+        (
+            {"backend": BackendChoice(Backend.NFTABLES, "it is configured"), "unserved": {Family.IPV6: "no IPv6"}},
+            Level.WARN,
+            "rules",
+            "IPv6 cannot be served: no IPv6",
+        ),
         ({"unserved": {Family.IPV6: "no IPv6"}}, Level.WARN, "iptables", "IPv6 cannot be served: no IPv6"),
         ({"chains": LEFT}, Level.WARN, "kube-proxy", "iptables mode (2 chains)"),
         ({"nft_tables": ("ip kube-proxy",)}, Level.FAIL, "kube-proxy", "nftables mode (ip kube-proxy)"),
@@ -118,6 +125,13 @@ def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Lev
     assert (finding.level, finding.topic) == (level, topic)
     assert text in finding.text
     assert finding.remedy
+
+
+def test_a_node_without_iptables_may_hold_its_rules_in_nftables() -> None:
+    choice = BackendChoice(Backend.NFTABLES, "it is configured")
+    found = list(checks.judge(dataclasses.replace(FINE, iptables_choice=None, backend=choice), WANTED, _config()))
+    assert "nftables holds rules and sets: it is configured" in {one.text for one in found if one.topic == "rules"}
+    assert not [one for one in found if one.level is Level.FAIL or one.topic == "iptables"]
 
 
 def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:

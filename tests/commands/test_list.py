@@ -173,7 +173,7 @@ async def test_without_names_the_table_is_bare_and_says_so_in_json() -> None:
 
 def test_a_kernel_that_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logs, "set_up", lambda **_: None)  # other tests have their own log
-    monkeypatch.setattr(host, "missing_privileges", lambda: ("CAP_NET_ADMIN is missing",))
+    monkeypatch.setattr(host, "missing_privileges", lambda **_: ("CAP_NET_ADMIN is missing",))
     monkeypatch.setattr(host, "missing_features", lambda: ())
     assert listing.run(loading.from_flags("--manifests=."), as_json=False) == 2
     output, error = capsys.readouterr()

@@ -32,6 +32,7 @@ from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.rules import Backend
 from tests.config import loading
 from tests.support import api_server, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -61,6 +62,10 @@ class Kernel(FakeKernel):
         self.read_ahead: list[Family] = []
         self.leftover_rules = Tables()
         self.traffic = self
+        self.backend = Backend.IPTABLES
+
+    def remove_other_backend(self) -> bool:
+        return True
 
     def read_rules(self, families: Iterable[Family]) -> None:
         assert not self.applied
@@ -335,8 +340,8 @@ def test_an_address_in_use_ends_the_program_if_so_configured(
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A host that meets all requirements without a real kernel. Each test removes one."""
     monkeypatch.setattr(log, "set_up", lambda **_: None)
-    monkeypatch.setattr(host, "missing_privileges", tuple)
-    monkeypatch.setattr(host, "load_modules", lambda: "")
+    monkeypatch.setattr(host, "missing_privileges", lambda **_: ())
+    monkeypatch.setattr(host, "load_modules", lambda *_: "")
     monkeypatch.setattr(host, "missing_features", tuple)
     monkeypatch.setattr(host, "missing_set_types", tuple)
     monkeypatch.setattr(host, "missing_settings", tuple)
@@ -358,14 +363,14 @@ MISSING = (host.Missing("it is not there", "get it"),)
 def test_a_missing_requirement_is_named_with_its_remedy(
     bare: pytest.MonkeyPatch, what: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bare.setattr(host, what, lambda: MISSING)
+    bare.setattr(host, what, lambda **_: MISSING)
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["it is not there: get it"]
 
 
 def test_the_message_of_modprobe_is_shown_with_a_missing_feature(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bare.setattr(host, "load_modules", lambda: "modprobe: module ip_vs not found")
+    bare.setattr(host, "load_modules", lambda *_: "modprobe: module ip_vs not found")
     bare.setattr(host, "missing_features", lambda: MISSING)
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == [
         "it is not there: get it",

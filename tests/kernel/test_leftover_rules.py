@@ -13,7 +13,7 @@ from ipvsproxy.kernel.leftover_rules import NO_SUBSYSTEM, LeftoverRules, Place
 from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import Backend, ChainKey
 from tests.kernel.test_iptables import make_program
 from tests.support import left_rules
 from tests.support.left_rules import listed, run
@@ -192,3 +192,27 @@ def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: Place) -> No
     } < gone
     assert len(gone) == 5, "two chains with the same name stand in nat: the one of the filter table went"
     assert subject.read(place, lambda key: key in (CHAIN, nodeports)) == LeftRules()
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_with_rules_in_nftables_a_program_runs_only_if_there_is_a_chain_of_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nft = Place(Variant.NF_TABLES, Family.IPV4, is_used=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin")
+    (tmp_path / "saved").write_text(SAVED)
+    make_program(tmp_path, "iptables-nft-save", f"touch {tmp_path}/started; cat {tmp_path}/saved")
+    subject = LeftoverRules(iptables.COMMANDS, tmp_path, backend=Backend.NFTABLES)
+    assert subject.read(nft, concerns) == LeftRules()
+    assert not (tmp_path / "started").exists()
+    run("nft", "add", "table", "ip", "filter")
+    run("nft", "add", "chain", "ip", "filter", "KUBE-SERVICES")
+    assert subject.read(nft, concerns).chains == {CHAIN: 1}
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_with_rules_in_nftables_all_of_ours_in_iptables_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iptables_variant, "installed", lambda: tuple(Variant))
+    subject = LeftoverRules(iptables.COMMANDS, backend=Backend.NFTABLES)
+    places = subject.places({Family.IPV6: Program((6, 1), "nftables")})
+    assert places == tuple(Place(variant, Family.IPV6, is_used=False) for variant in Variant)

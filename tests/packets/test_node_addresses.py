@@ -58,7 +58,7 @@ def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
     _follow(lambda: _node_port_addresses(running) == OWN | new, "addresses that came")
     assert _node_port_addresses(running, "SCTP") == OWN | new
     assert all(running.lab.probe("client", "TCP", address, NODE_PORT).outcome == "ok" for address in sorted(new))
-    sets = [running.lab.run("node", "ipset", "list", name) for name in ("KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH")]
+    sets = [running.set_contents(name) for name in ("KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH")]
     assert all(f"{address},sctp:{NODE_PORT}" in "".join(sets) for address in new)
 
     running.lab.ip("node", *(f"address delete {text} dev eth0" for text in NEW.values()))

@@ -11,12 +11,17 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from tests.packets.questions import ANSWERED, ATTEMPTS
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
 from tests.support import cluster, lab
 from tests.support.cluster import service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(cluster.BACKEND is Backend.NFTABLES, reason="changes rules by the programs of iptables"),
+]
 
 
 @pytest.fixture(name="laboratory", scope="module")

@@ -11,12 +11,17 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from tests.packets.test_scope_changes import ask, backends, traces, wait_until
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
 from tests.support import cluster, golden_state, lab
 from tests.support.cluster import service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(cluster.BACKEND is Backend.NFTABLES, reason="changes rules by the programs of iptables"),
+]
 
 FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
 """A virtual server of another program, whose mark has bits of ours."""

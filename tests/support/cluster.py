@@ -7,19 +7,24 @@ import dataclasses
 import ipaddress
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ipvsproxy.kernel import rules_backend
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.view import Binding
 from tests.support import golden_state, lab, program
 
 THIS_NODE, OTHER_NODE = "node-a", "node-b"
 CHANGED_WITHIN_S = 20.0
+BACKEND = Backend(os.environ.get("IPVSPROXY_TEST_RULES_BACKEND") or Backend.IPTABLES)
+"""The backend of the rules of every program under test, unless its own flags name another one."""
 FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")
 
 PORTS: Mapping[str, tuple[int, int]] = {"TCP": (80, 8080), "UDP": (53, 8053), "SCTP": (80, 8080)}
@@ -157,13 +162,14 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        self._flags = (*FLAGS, *flags)
+        self._flags = (*FLAGS, f"--rules-backend={BACKEND}", *flags)
         self.objects: list[Manifest] = []
         """The API's objects at the next ``show``; a Node is added if there is none."""
         self.program = program.Program(self._manifests, self._log, *self._flags)
 
     def __enter__(self) -> Self:
         golden_state.clear_state()
+        rules_backend.remove_table()
         self.start()
         return self
 
@@ -227,6 +233,13 @@ class Cluster:
             listing = self.lab.run("node", "ip", option, "route", "show", "table", "local", "protocol", str(ROUTE_PROTOCOL))
             found |= {line.split()[1] for line in listing.splitlines()}
         return found
+
+    def set_contents(self, name: str) -> str:
+        """The entries of a set of this backend, as ipset prints them."""
+        if BACKEND is Backend.NFTABLES:
+            listed = self.lab.run("node", "nft", "list", "set", "inet", "ipvsproxy", name)
+            return re.sub(r" \. (tcp|udp|sctp) \. ", r",\1:", listed)
+        return self.lab.run("node", "ipset", "list", name).partition("Members:\n")[2]
 
     def virtual_servers(self) -> Iterable[tuple[str, str, int]]:
         """Protocol, address and port of all virtual servers."""

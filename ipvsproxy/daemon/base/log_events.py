@@ -107,6 +107,10 @@ EVENTS: Mapping[str, str] = {
     "oom_score_not_set": "the kernel refused the OOM score, and why",
     "operation": "at `-v=4`, each operation with its error; at `-v=2`, those that remove addresses or write rules",
     "operation_failed": "the kernel refused an operation: which, and why. It is tried again after 1 s, then with growing pauses",
+    "other_backend_not_removed": (
+        "what the other `--rules-backend` holds of ours could not be removed, and why. It is tried again with growing pauses"
+    ),
+    "other_backend_removed": "sets, or the table of nftables, of the other `--rules-backend` were removed: ours are in force",
     "part_not_used": "part of an object is wrong and not used: which object, which field, and why. The rest is served",
     "received": "at `-v=4`: an object from the watch or a file",
     "reload_failed": (
@@ -118,6 +122,7 @@ EVENTS: Mapping[str, str] = {
     "rule_changes_unseen": (
         "the kernel does not show whether rules of this family have changed, and why: polls do not see changed rules, audits do"
     ),
+    "rules_backend_chosen": "what holds rules and sets, and why; not logged for iptables without a choice",
     "rules_left_in_other_variant": (
         "the unused variant of iptables holds rules of ours, which apply to packets, too. They are removed once the new "
         "ones are in force"
@@ -167,6 +172,7 @@ KEYS: Mapping[str, Key] = {
     "addresses": Key("list", "addresses of the node"),
     "after_s": Key("seconds", "how long the operation has taken so far"),
     "applied": Key("list", "settings that have come into force"),
+    "backend": Key("text", "`iptables` or `nftables`"),
     "before": Key("text", "the previous value"),
     "capacity": Key("number", "how many entries a set can hold"),
     "chains": Key("number", "chains that were removed"),

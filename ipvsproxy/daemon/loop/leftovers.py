@@ -81,6 +81,34 @@ def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_re
     return examined._replace(is_removed=True)
 
 
+class OtherBackend:
+    """Removes what the other backend of the rules holds of ours, once the rules of all served families are in force."""
+
+    def __init__(self) -> None:
+        self._wake = asyncio.Event()
+
+    def synced(self, summary: SyncSummary) -> None:
+        """A sync is over."""
+        if not summary.lacking and not summary.unserved:
+            self._wake.set()
+
+    async def run(self, remove: Callable[[], Awaitable[bool]]) -> None:
+        """Remove until nothing is left, as ``remove`` returns. A failed removal is repeated with growing pauses."""
+        failures = 0
+        while True:
+            await self._wake.wait()
+            try:
+                if await remove():
+                    break
+            except (KernelError, OSError) as error:
+                if not failures:
+                    log.warning("other_backend_not_removed", error=str(error), hint="it is tried again; packets meet its rules")
+            failures += 1
+            self._wake.clear()
+            await asyncio.sleep(retry.delay_s(failures))
+        await asyncio.Event().wait()
+
+
 @dataclasses.dataclass(slots=True)
 class _State:
     """The state of a place.

@@ -16,7 +16,7 @@ import structlog
 from ipvsproxy.config.settings import Ipvs
 from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.kernel import host, iptables_variant, scheduler
+from ipvsproxy.kernel import host, iptables, iptables_variant, rules_backend, scheduler
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
@@ -25,6 +25,7 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import SLOW_S, KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate import skeleton
 
 FALLBACK_SCHEDULER = "rr"
@@ -68,35 +69,46 @@ async def running_kernel(
     Raises:
         CannotStartError: a requirement is missing.
     """
-    demand(host.missing_privileges())
-    complaint = await logging_wait("load_modules", asyncio.to_thread(host.load_modules))
+    backend = await until_answered(lambda: asyncio.to_thread(rules_backend.choose, chosen.rules_backend))
+    runs_iptables = backend.backend is Backend.IPTABLES
+    demand(host.missing_privileges(runs_iptables=runs_iptables))
+    modules = host.MODULES if runs_iptables else host.NFTABLES_MODULES
+    complaint = await logging_wait("load_modules", asyncio.to_thread(host.load_modules, modules))
     missing = host.missing_features()
     if missing:
         raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
-    choice = await until_answered(
-        lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
-    )
+    choice = await _iptables_choice() if runs_iptables else None
     make = functools.partial(
         NodeKernel,
         skeleton.CHAINS,
         skeleton.JUMPS,
         on_applied,
-        commands=choice.commands,
-        programs=choice.programs,
+        backend=backend.backend,
+        commands=choice.commands if choice else iptables.COMMANDS,
+        programs=choice.programs if choice else {},
         rules_patience_s=RULES_PATIENCE_S,
         route_protocol=chosen.route_protocol,
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
     )
     slow = Bucket(1, SLOW_LOG_S, time.monotonic())
     kernel = await until_answered(lambda: logging_wait("open_kernel_sockets", KernelThread.start(make, lambda: _log_slow(slow))))
-    log.info("iptables_variant_chosen", variant=choice.variant.value, reason=choice.reason)
-    if choice.left_behind:
+    if chosen.rules_backend is not Backend.IPTABLES:
+        log.info("rules_backend_chosen", backend=backend.backend.value, reason=backend.reason)
+    if choice:
+        log.info("iptables_variant_chosen", variant=choice.variant.value, reason=choice.reason)
+    if choice and choice.left_behind:
         hint = "packets meet them, too; they are removed once the rules of the used variant are in force"
         log.warning("rules_left_in_other_variant", variant=choice.left_behind.value, hint=hint)
     try:
         yield kernel
     finally:
         kernel.stop()
+
+
+async def _iptables_choice() -> iptables_variant.Choice:
+    return await until_answered(
+        lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
+    )
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -219,7 +231,8 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
         CannotStartError: no family can be served, or a set type is missing.
         KernelError: the kernel or a program could not answer now.
     """
-    demand(host.missing_set_types())
+    if kernel.backend is Backend.IPTABLES:
+        demand(host.missing_set_types())
     programs: dict[Family, Program] = {}
     given_up: dict[Family, str] = {}
     for family in Family:

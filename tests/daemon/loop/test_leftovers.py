@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.loop.leftovers import COMES_BACK, GONE, REMOVED, RESISTS, Examined, Leftovers
+from ipvsproxy.daemon.loop.leftovers import COMES_BACK, GONE, REMOVED, RESISTS, Examined, Leftovers, OtherBackend
 from ipvsproxy.kernel import iptables_variant
+from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.iptables_variant import Variant
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
@@ -293,3 +294,31 @@ def write_ours(variant: Variant, family: Family) -> None:
         [Operation(Verb.SET, Skeleton(family=family, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS))]
     )
     assert outcome.error == ""
+
+
+@in_virtual_time
+async def test_the_other_backend_goes_once_ours_is_in_force_and_a_failure_is_repeated() -> None:
+    answers: list[bool | KernelError] = [KernelError(action="remove", detail="busy"), False, True]
+    calls: list[float] = []
+
+    async def remove() -> bool:
+        calls.append(asyncio.get_running_loop().time())
+        answer = answers.pop(0)
+        if isinstance(answer, KernelError):
+            raise answer
+        return answer
+
+    subject = OtherBackend()
+    with structlog.testing.capture_logs() as logs:
+        running = asyncio.create_task(subject.run(remove))
+        for lacking, unserved in (((Family.IPV4,), ()), ((), (Family.IPV6,))):
+            subject.synced(summary(lacking=lacking, unserved=unserved))
+            await asyncio.sleep(1)
+        assert calls == []
+        for _ in range(5):
+            subject.synced(summary())
+            await asyncio.sleep(AUDIT_S)
+        assert len(calls) == 3
+        assert not running.done()
+        running.cancel()
+    assert [line["event"] for line in logs] == ["other_backend_not_removed"]

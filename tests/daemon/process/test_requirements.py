@@ -72,8 +72,8 @@ async def test_the_chosen_variant_is_used_and_logged_as_are_rules_in_the_other_o
 ) -> None:
     made: list[object] = []
     for check in ("missing_privileges", "missing_features"):
-        monkeypatch.setattr(host, check, tuple)
-    monkeypatch.setattr(host, "load_modules", lambda: "")
+        monkeypatch.setattr(host, check, lambda **_: ())
+    monkeypatch.setattr(host, "load_modules", lambda *_: "")
     choice = Choice(iptables_variant.commands(Variant.NF_TABLES), Variant.NF_TABLES, "there are signs", left_behind)
     monkeypatch.setattr(iptables_variant, "choose", lambda _: choice)
     monkeypatch.setattr(requirements, "NodeKernel", lambda *_, commands, **__: made.append(commands))
@@ -125,8 +125,8 @@ async def test_a_kernel_that_does_not_answer_is_logged(monkeypatch: pytest.Monke
             self.is_closed = True
 
     for name in ("missing_privileges", "missing_features"):
-        monkeypatch.setattr(host, name, tuple)
-    monkeypatch.setattr(host, "load_modules", lambda: "")
+        monkeypatch.setattr(host, name, lambda **_: ())
+    monkeypatch.setattr(host, "load_modules", lambda *_: "")
     monkeypatch.setattr(iptables_variant, "choose", lambda _: Choice(iptables.COMMANDS, Variant.LEGACY, "it is the only one"))
     monkeypatch.setattr(requirements, "NodeKernel", Silent)
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
@@ -151,7 +151,7 @@ async def test_a_slow_step_of_the_start_is_logged_by_name_before_its_end(monkeyp
         def __init__(self, *_: object, **__: object) -> None:
             at("open_kernel_sockets")
 
-    def load_modules() -> str:
+    def load_modules(_modules: object) -> str:
         at("load_modules")
         return ""
 
@@ -165,7 +165,7 @@ async def test_a_slow_step_of_the_start_is_logged_by_name_before_its_end(monkeyp
             may_end.set()
 
     for name in ("missing_privileges", "missing_features"):
-        monkeypatch.setattr(host, name, tuple)
+        monkeypatch.setattr(host, name, lambda **_: ())
     monkeypatch.setattr(host, "load_modules", load_modules)
     monkeypatch.setattr(iptables_variant, "choose", choose)
     monkeypatch.setattr(requirements, "NodeKernel", Made)

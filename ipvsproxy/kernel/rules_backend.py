@@ -1,0 +1,97 @@
+"""Which part of the kernel holds rules and sets on this host, and what of the other one is left."""
+
+import contextlib
+import errno
+import pathlib
+import shutil
+from typing import NamedTuple
+
+import structlog
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel import host, iptables, netlink
+from ipvsproxy.kernel import nft_message as nft
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipset import IpsetDriver
+from ipvsproxy.kernel.modules import ModuleState, module_state
+from ipvsproxy.model.kernel import IP_SETS
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Backend
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class BackendChoice(NamedTuple):
+    """The backend to use, never ``AUTO``, and the reason."""
+
+    backend: Backend
+    reason: str
+
+
+def choose(asked: Backend) -> BackendChoice:
+    """The backend for ``asked``. ``AUTO`` is nftables on a host without iptables, or whose kernel lacks a type of ipset.
+
+    Never call this in a thread that runs an event loop.
+
+    Raises:
+        KernelError: the kernel did not answer just now.
+    """
+    if asked is not Backend.AUTO:
+        return BackendChoice(asked, "it is configured")
+    if shutil.which(iptables.COMMANDS[Family.IPV4]) is None:
+        return BackendChoice(Backend.NFTABLES, "iptables is not in PATH")
+    if missing := host.missing_set_types():
+        return BackendChoice(Backend.NFTABLES, missing[0].what)
+    return BackendChoice(Backend.IPTABLES, "this host has iptables and ipset")
+
+
+def holds_table() -> bool:
+    """Whether there is a table ``inet ipvsproxy``, as far as the kernel shows it."""
+    channel = netlink.Channel(NETLINK_NETFILTER)
+    with contextlib.closing(channel):
+        try:
+            channel.ask(nft.table_query(), "read the table inet ipvsproxy")
+        except KernelError:
+            return False
+        return True
+
+
+def remove_table() -> bool:
+    """Remove the table ``inet ipvsproxy``, without loading nf_tables for that. Returns whether there was one.
+
+    Raises:
+        KernelError: it is there, and the kernel did not remove it.
+    """
+    if module_state("nf_tables") in (ModuleState.LOADABLE, ModuleState.MISSING):
+        return False
+    channel = netlink.Channel(NETLINK_NETFILTER)
+    with contextlib.closing(channel):
+        action = "remove the table inet ipvsproxy"
+        try:
+            channel.ask(nft.table_query(), action)
+        except KernelError as error:
+            if error.errno in (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP):  # no such table, or no nf_tables
+                return False
+            raise
+        failed = nft.run(channel, [nft.table_removal()])
+        if not failed:
+            log.info("other_backend_removed", backend="nftables")
+            return True
+        number = failed[min(failed)]
+        raise KernelError(action=action, errno=max(number, 0), detail=nft.explain(number))
+
+
+def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> bool:
+    """Remove the ipsets that have the names of ours, without loading ipset for that. Returns whether none is left.
+
+    One that a rule uses stays.
+    """
+    if not (sys / "module/ip_set").exists():
+        return True
+    with contextlib.closing(IpsetDriver()) as driver:
+        outcomes = driver.apply([Operation(Verb.REMOVE, ip_set) for ip_set in IP_SETS.values()])
+    removed = [one.operation.item for one in outcomes if not one.error and not one.surprise]
+    if removed:
+        log.info("other_backend_removed", backend="iptables")
+    return not any(one.error for one in outcomes)

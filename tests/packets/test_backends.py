@@ -1,0 +1,142 @@
+"""Rules in nftables as operators meet them: switched under load, taken away by others, looked at, cleaned up.
+
+Every other test of packets runs with nftables as well: see docs/testing.md.
+"""
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ipvsproxy.kernel import rules_backend
+from ipvsproxy.kernel.nft_rules import NftRulesDriver
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
+from tests.support import cluster, lab, program
+from tests.support.cluster import Cluster, service
+
+
+def _lacks_nf_tables() -> bool:
+    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
+        return driver.try_writing(Family.IPV4) is not None
+
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(_lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
+]
+
+HEALED_WITHIN_S = 40.0
+SERVICES = [
+    service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001),
+    service("local", 2, "p1", "r1", balancer=True, node_port=30002, externalTrafficPolicy="Local"),
+]
+CLIENTS = [
+    (from_, protocol, to, family)
+    for from_, to in (
+        ("client", "balancer 1"),
+        ("p2", "cluster 1"),
+        ("host", "cluster 1"),
+        ("p1", "cluster 1"),
+        ("client", "balancer 2"),
+    )
+    for protocol in ("TCP", "UDP")
+    for family in Family
+]
+
+
+@pytest.fixture(name="laboratory", scope="module")
+def _laboratory() -> Iterator[lab.Lab]:
+    with lab.Lab() as laboratory:
+        yield laboratory
+
+
+def wait_until(reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + HEALED_WITHIN_S
+    while not reached():
+        assert time.monotonic() < deadline, f"not {what} within {HEALED_WITHIN_S} s"
+        time.sleep(0.2)
+
+
+def holds(laboratory: lab.Lab, backend: Backend) -> bool:
+    """Whether rules and sets are in this backend, and nothing of ours is in the other one."""
+    chains = "".join(laboratory.run("node", f"{program}-legacy-save") for program in ("iptables", "ip6tables"))
+    sets = laboratory.run("node", "ipset", "list", "-name")
+    in_iptables = (":KUBE-SERVICES" in chains, "KUBE-CLUSTER-IP" in sets)
+    wanted = backend is Backend.IPTABLES
+    return in_iptables == (wanted, wanted) and rules_backend.holds_table() is not wanted
+
+
+def test_a_switch_in_both_directions_loses_no_connection_and_no_request(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with Cluster(laboratory, tmp_path, "--rules-backend=iptables") as running, contextlib.ExitStack() as loads:
+        running.have(*SERVICES)
+        held = [
+            running.lab.open(from_, "TCP", cluster.address(to, family), 80)
+            for from_, to in (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
+            for family in Family
+        ]
+        load = [
+            loads.enter_context(
+                laboratory.load(from_, protocol, cluster.address(to, family), cluster.PORTS[protocol][0], interval_s=0.2)
+            )
+            for from_, protocol, to, family in CLIENTS
+        ]
+        for backend in (Backend.NFTABLES, Backend.IPTABLES, Backend.NFTABLES):
+            running.program.__exit__(None, None, None)
+            running.start(f"--rules-backend={backend}")
+            wait_until(lambda backend=backend: holds(laboratory, backend), f"switched to {backend}")  # type: ignore[misc]
+            assert [one.ask() for one in held] == [one.backend for one in held]
+        loads.close()
+        failed = {client: one.failures for client, (one,) in zip(CLIENTS, load, strict=True) if one.failed}
+        assert failed == {}
+        assert all(one.outcomes["ok"] >= 3 for (one,) in load), [one.outcomes for (one,) in load]
+        for one in held:
+            one.abort()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "delete table inet ipvsproxy",
+        "flush chain inet ipvsproxy IPv4-nat-KUBE-SERVICES",
+        "flush set inet ipvsproxy KUBE-CLUSTER-IP",
+        "flush chain inet ipvsproxy IPv6-filter-INPUT",
+    ],
+)
+def test_harm_by_others_heals(laboratory: lab.Lab, tmp_path: Path, harm: str) -> None:
+    flags = ("--rules-backend=nftables", "--ipvs-sync-period=2s")
+    with Cluster(laboratory, tmp_path, *flags) as running:
+        running.have(*SERVICES)
+        assert json.loads(verify(running).output)["differences"] == []
+        before = listed()
+        laboratory.run("node", "nft", *harm.split())
+        assert listed() != before
+        wait_until(lambda: listed() == before, "healed")
+        assert json.loads(verify(running).output)["differences"] == []
+
+
+def test_cleanup_leaves_nothing(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
+        running.have(*SERVICES)
+        running.program.__exit__(None, None, None)
+        shown, done = running.run("cleanup --dry-run", "cleanup")
+        assert "would remove set KUBE-CLUSTER-IP" in shown.output
+        assert done.status == 0, done.output
+        assert laboratory.run("node", "nft", "list", "ruleset") == ""
+        assert not running.virtual_servers()
+
+
+def verify(running: Cluster) -> program.Ended:
+    (ended,) = running.run("verify --output=json")
+    return ended
+
+
+def listed() -> list[str]:
+    """Our table without its handles, in an order that does not depend on the sets' memory."""
+    done = subprocess.run(("nft", "list", "ruleset"), capture_output=True, text=True, check=True)
+    return sorted(word for line in done.stdout.splitlines() for word in line.strip().split(", "))
