@@ -3,6 +3,7 @@
 import functools
 import importlib
 import importlib.metadata
+import io
 import os
 import pathlib
 import socket
@@ -223,7 +224,10 @@ def _init_only(config: Config) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Redirect closed standard streams to /dev/null; else a socket would get their number, and receive the output."""
+    """Redirect closed standard streams to /dev/null; else a socket would get their number, and receive the output.
+
+    Characters that the locale has not got are written escaped, as standard error does by itself.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -233,6 +237,8 @@ def _open_standard_streams() -> None:
                 os.dup2(opened, number)
                 os.close(opened)
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _end(status: int) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib
+import os
 import secrets
 import sys
 from collections.abc import Iterator
@@ -138,7 +139,7 @@ def run(config: Config, options: TopOptions, *, as_json: bool) -> int:
     except NoAnswerError as error:
         return _refuse(str(error))
     if not is_terminal():
-        return _refuse("standard input, output or error is no terminal: use --once, or --output=json")
+        return _refuse("standard input, output or error is no terminal for a screen: use --once, or --output=json")
     try:
         screen = importlib.import_module("ipvsproxy.commands.top_screen")
     except ModuleNotFoundError as error:
@@ -151,7 +152,7 @@ def run(config: Config, options: TopOptions, *, as_json: bool) -> int:
 
 def is_terminal() -> bool:
     """Whether a screen can be drawn, which Textual does on standard error, and keys can be read."""
-    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
 
 
 def _print_once(url: str, node: Document, services: Document, *, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -86,7 +87,7 @@ def test_a_metrics_server_that_is_turned_off_is_said(capsys: pytest.CaptureFixtu
 async def test_a_picture_of_a_pipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     async with _node().showing() as port:
         assert await _main(f"--server=http://127.0.0.1:{port}") == CANNOT_TELL
-    assert "is no terminal: use --once, or --output=json" in capsys.readouterr().err
+    assert "error is no terminal for a screen: use --once, or --output=json" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -184,3 +185,22 @@ async def test_documents_of_another_version_are_said() -> None:
         await daemon.picture(Question())
     with pytest.raises(NoAnswerError, match="another version"):
         await daemon.details("default/web")
+
+
+async def test_names_that_a_locale_has_not_got_are_printed_escaped() -> None:
+    node = _node()
+    node.put(builders.service("w\N{LATIN SMALL LETTER E WITH ACUTE}b", cluster=["10.96.0.67"]))
+    async with node.showing() as port:
+        top_once = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "ipvsproxy",
+            "top",
+            "--once",
+            f"--server=http://127.0.0.1:{port}",
+            env={"PYTHONPATH": os.pathsep.join(sys.path), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await top_once.communicate()
+    assert top_once.returncode == 0
+    assert b"default/w\\xe9b" in output

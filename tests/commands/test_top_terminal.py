@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -42,9 +42,9 @@ def node() -> PageNode:
     return one
 
 
-def _top(columns: int, lines: int, *arguments: str) -> Terminal:
+def _top(columns: int, lines: int, *arguments: str, environment: Mapping[str, str] | None = None) -> Terminal:
     command = (sys.executable, "-m", "ipvsproxy", "top", "--interval=500ms", *arguments)
-    return Terminal(command, columns, lines, {"PYTHONPATH": os.pathsep.join(sys.path)})
+    return Terminal(command, columns, lines, {"PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})})
 
 
 @pytest.mark.parametrize(("columns", "lines"), SIZES)
@@ -104,6 +104,49 @@ async def test_control_c_ends_it_and_leaves_the_terminal_as_it_was(node: PageNod
             terminal.type("\x03")
             assert terminal.end() == 0
             assert terminal.settings == before
+
+    async with node.showing() as port:
+        await asyncio.to_thread(act, port)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"TERM": ""}, "default/w\N{LATIN SMALL LETTER E WITH ACUTE}b"),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, r"default/w\xe9b"),
+    ],
+    ids=["no TERM", "no UTF-8"],
+)
+async def test_a_poor_terminal_shows_it_as_well(node: PageNode, environment: dict[str, str], name: str) -> None:
+    node.put(builders.service("w\N{LATIN SMALL LETTER E WITH ACUTE}b", cluster=["10.96.0.67"]))
+
+    def act(port: int) -> None:
+        with _top(80, 24, f"--server=http://127.0.0.1:{port}", environment=environment) as terminal:
+            terminal.until("node-a: in force", name)
+            terminal.type("q")
+            assert terminal.end() == 0
+
+    async with node.showing() as port:
+        await asyncio.to_thread(act, port)
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(10, 3), (300, 4)])
+async def test_a_terminal_that_is_too_small_does_no_harm(node: PageNode, columns: int, lines: int) -> None:
+    def act(port: int) -> None:
+        with _top(columns, lines, f"--server=http://127.0.0.1:{port}") as terminal:
+            terminal.until("node-a")
+            terminal.type("nq")
+            assert terminal.end() == 0
+
+    async with node.showing() as port:
+        await asyncio.to_thread(act, port)
+
+
+async def test_a_terminal_that_only_writes_lines_is_told_of_once(node: PageNode) -> None:
+    def act(port: int) -> None:
+        with _top(80, 24, f"--server=http://127.0.0.1:{port}", environment={"TERM": "dumb"}) as terminal:
+            assert terminal.end() == 2
+            assert "is no terminal for a screen" in terminal.text
 
     async with node.showing() as port:
         await asyncio.to_thread(act, port)
