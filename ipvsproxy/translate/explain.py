@@ -5,7 +5,7 @@ Rule: nothing is decided here. Desired state comes from ``state.translate``; rea
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.kernel import VirtualServer
@@ -15,6 +15,9 @@ from ipvsproxy.model.service import Conditions, Endpoint, EndpointSlice, Endpoin
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import endpoints, state, topology
 from ipvsproxy.translate.view import NodeView, Settings
+
+ENDPOINTS_AT_ONCE = 50
+"""Endpoints that are explained without a pause: less than a millisecond of work."""
 
 
 class Role(enum.StrEnum):
@@ -80,28 +83,50 @@ class Explanation:
 
 def explain(service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings) -> Explanation:
     """Explain a Service. The slices are those labelled with its name."""
+    steps = explaining(service, slices, view, settings)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            explanation: Explanation = end.value
+            return explanation
+
+
+def explaining(
+    service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings
+) -> Generator[None, None, Explanation]:
+    """As ``explain``, with pauses: a Service may have thousands of endpoints."""
     ordered = sorted(slices, key=lambda item: item.name)
     desired = state.translate(service, ordered, view, settings)
     families = [address.family for address in service.cluster_addresses if address.family in settings.families]
     ports = [] if service.not_served else [(port, family) for port in service.ports for family in families]
     by_slice = {f"EndpointSlice {item.name}": item.skipped for item in ordered}
+    yield
+    uses: list[PortUse] = []
+    for port, family in ports:
+        uses.append((yield from _port_use(desired, service, port, ordered, view, family=family)))
     return Explanation(
         service=service,
         desired=desired,
-        ports=tuple(_port_use(desired, service, port, ordered, view, family=family) for port, family in ports),
+        ports=tuple(uses),
         skipped={name: skipped for name, skipped in {"": desired.rare.skipped, **by_slice}.items() if skipped},
     )
 
 
 def _port_use(
     desired: ServiceState, service: Service, port: ServicePort, slices: Iterable[EndpointSlice], view: NodeView, *, family: Family
-) -> PortUse:
+) -> Generator[None, None, PortUse]:
     mine = [item for item in slices if item.family is family]
     all_endpoints = endpoints.find_endpoints(mine, port)
     choice = state.routes_of_port(service, port, family, all_endpoints, view)
     explained: set[RealServerKey] = set()
     by_key = all_endpoints.by_key()
-    uses = [use for item in mine for use in _uses(item, port, by_key, choice, explained)]
+    uses: list[EndpointUse] = []
+    for item in mine:
+        for use in _uses(item, port, by_key, choice, explained):
+            uses.append(use)
+            if len(uses) % ENDPOINTS_AT_ONCE == 0:
+                yield
     frontends = _frontends(service, desired, port, view.node_port_addresses[family], family)
     return PortUse(port=port, family=family, frontends=tuple(frontends), endpoints=tuple(uses))
 

@@ -51,9 +51,15 @@ class Traffic:
         except RuntimeError:  # in the kernel's thread
             return time.monotonic()
 
-    def _counted(self, rate: float) -> Counters:
-        age_s = self._now() - self.began_s
-        connections = int(rate * (age_s + 4 * self.swing * math.sin(0.2 * age_s + rate)))
+    def totals_at(self, age_s: float) -> Counters:
+        """The counters of the whole node when this object was so old."""
+        return self._counted(sum(self.per_second.values()), age_s)
+
+    def _counted(self, rate: float, age_s: float | None = None) -> Counters:
+        if age_s is None:
+            age_s = self._now() - self.began_s
+        waves = 2.2 * math.sin(0.2 * age_s + rate) + 15 * math.sin(0.02 * age_s + rate)
+        connections = int(rate * (age_s + self.swing * waves))
         return Counters(connections, connections * 10, connections * 8, connections * 1000, connections * 9000)
 
     def totals(self) -> Counters:

@@ -105,6 +105,18 @@ def begin(node: PageNode, count: int = 10_000) -> None:
     node.begin_with(*known, *many(count - services))
 
 
+def add_past(node: PageNode, length_s: int = 880) -> None:
+    """Let traffic and changes have gone on for a while. Changes were few, and one of them took long."""
+    history, now, at_s = node.pages._history, node.traffic._now(), node.wall_clock()
+    node.traffic.began_s = now - length_s
+    history._points.clear()
+    history._samples.clear()
+    for age_s in range(0, length_s, 2):
+        if age_s % 38 == 0:
+            history.note_changes(1 + age_s * 7 % 9, 2.4 if age_s == 38 * 12 else 0.05 + age_s * 3 % 7 / 20)
+        history.add(node.traffic.totals_at(age_s), now - length_s + age_s, at_s - length_s + age_s)
+
+
 def add_traffic(node: PageNode) -> None:
     """Let clients use every seventh Service; the web shop most."""
     node.traffic.swing = 0.7

@@ -92,6 +92,10 @@ class Running:
         async with self.node.showing(self.port) as self.port:
             await self.node.watcher.until(lambda: bool(self.node.watcher.summaries))
             page_scene.add_traffic(self.node)
+            # After the first reading, the next one is asked for by a viewer.
+            while self.node.pages._history.last is None:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+            page_scene.add_past(self.node)
             self._ready.set()
             await self._stop.wait()
         worker.stop()

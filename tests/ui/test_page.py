@@ -3,6 +3,7 @@
 Left out: figures (tests/daemon/ui). ``IPVSPROXY_PICTURES=1`` makes the pictures of docs/images anew.
 """
 
+import errno
 import os
 import re
 import time
@@ -14,9 +15,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Response, expect
 
 from ipvsproxy.daemon.ui import counters, pages
+from ipvsproxy.model.kernel import RealServers
 from ipvsproxy.model.service import ApiObject
 from tests.support import page_scene
-from tests.support.builders import endpoint
+from tests.support.builders import OTHER_NODE, endpoint
+from tests.support.page_node import PageNode
 from tests.ui.conftest import Running, running
 
 pytestmark = pytest.mark.timeout(120)
@@ -391,21 +394,42 @@ def test_in_print_there_are_no_controls_and_all_is_on_white(looking: Look, part:
 # The pictures of the documentation.
 
 
+def _tell_a_story(node: Running) -> None:
+    """An endpoint that comes, another one whose programming fails once, drift, and both endpoints that go."""
+    near, far = endpoint("10.244.0.13"), endpoint("10.244.1.13", OTHER_NODE)
+    node.put(page_scene.web_slice(near))
+    node.do(lambda one: one.kernel.fail(lambda operation: isinstance(operation.item, RealServers), errno.ENOMEM))
+    node.put(page_scene.web_slice(near, far))
+    node.put(page_scene.web_slice())
+
+    def drift(one: PageNode) -> None:
+        for key in list(one.kernel.virtual_servers)[:2]:
+            del one.kernel.virtual_servers[key]
+
+    node.do(drift)
+
+
 @pytest.mark.parametrize(
-    ("picture", "part", "more"),
+    ("picture", "part_and_more"),
     [
-        ("ui-node", "node", {}),
-        ("ui-services", "services", {}),
-        ("ui-service", "service", {"theme": "dark"}),
-        ("ui-events", "events", {}),
-        ("ui-phone", "service", {"width": 390, "height": 844}),
+        ("ui-node", ("node", {})),
+        ("ui-services", ("services", {})),
+        ("ui-service", ("service", {"theme": "dark"})),
+        ("ui-events", ("events", {})),
+        ("ui-phone", ("service", {"width": 390, "height": 844})),
     ],
 )
-def test_each_page_makes_a_picture(looking: Look, tmp_path: Path, picture: str, part: str, more: dict[str, object]) -> None:
+def test_each_page_makes_a_picture(
+    looking: Look, node: Running, tmp_path: Path, picture: str, part_and_more: tuple[str, dict[str, object]]
+) -> None:
+    part, more = part_and_more
     page = looking(PARTS[part], **more)
     _is_complete(page, part)
     if os.environ.get("IPVSPROXY_PICTURES"):
-        page.wait_for_timeout(20_000)  # a longer line in each plot
+        if part == "events":
+            _tell_a_story(node)
+            page.get_by_text("! drift").first.wait_for(timeout=60_000)
+        page.wait_for_timeout(20_000)  # lines beside the figures of Services
         IMAGES.mkdir(exist_ok=True)
         page.screenshot(path=IMAGES / f"{picture}.png")
     assert len(page.screenshot(path=tmp_path / "picture.png")) > 10_000

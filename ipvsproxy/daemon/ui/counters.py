@@ -66,30 +66,31 @@ class Opened:
     """The endpoints of one Service: their last reading, and the rates since the one before."""
 
     def __init__(self) -> None:
-        self.traffic: Traffic = {}
         self.read_s: float | None = None
+        self.counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]] = {}
+        """The connections at the last reading."""
+        self._traffic: Traffic = {}
         self._rates: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
 
-    def take(self, traffic: Traffic, now: float) -> None:
-        """Take in another reading."""
-        before, before_s = self.traffic, self.read_s
-        self.traffic, self.read_s = traffic, now
-        self._rates = {}
-        for key, servers in traffic.items() if before_s is not None and now > before_s else ():
-            known = before.get(key)
-            for real_server, (_, counters) in servers.items() if known is not None else ():
-                last = known.get(real_server) if known else None
-                seconds = now - (before_s or 0.0)
-                self._rates[key, real_server] = rates.between(last.counters if last else None, counters, seconds)
+    def taking(self, traffic: Traffic, now: float) -> Iterator[None]:
+        """Take in another reading, with pauses."""
+        seconds = 0.0 if self.read_s is None else now - self.read_s
+        counts: dict[VirtualServerKey, dict[RealServerKey, Connections]] = {}
+        found: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
+        for key, servers in traffic.items():
+            known, of_key = self._traffic.get(key), counts.setdefault(key, {})
+            for number, (real_server, (connections, counters)) in enumerate(servers.items(), 1):
+                of_key[real_server] = connections
+                if known is not None and seconds > 0:
+                    last = known.get(real_server)
+                    found[key, real_server] = rates.between(last.counters if last else None, counters, seconds)
+                if number % SERVERS_AT_ONCE == 0:
+                    yield
+        self.counts, self._rates, self._traffic, self.read_s = counts, found, traffic, now
 
     def rates(self, key: VirtualServerKey, real_server: RealServerKey) -> Rates | None:
         """The rates of a real server; None before its second reading."""
         return self._rates.get((key, real_server))
-
-    @property
-    def counts(self) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
-        """The connections at the last reading."""
-        return {key: {one: traffic.connections for one, traffic in servers.items()} for key, servers in self.traffic.items()}
 
 
 class CounterFollower:
@@ -250,7 +251,7 @@ class CounterFollower:
         now = self._clock()
         if opened.read_s is None or now - opened.read_s >= SAMPLE_S:
             keys = board.keys_of(self._survey, name)[:SERVERS_OF_SERVICE]
-            opened.take(await self._read_endpoints(keys), now)
+            await in_slices(opened.taking(await self._read_endpoints(keys), now), self._clock, self._clock())
         return opened
 
 

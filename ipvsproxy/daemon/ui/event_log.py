@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.model.plan import KINDS
+from ipvsproxy.model.plan import KINDS, Outcome
 
 EVENTS = 500
 SERVICES_NAMED = 5
@@ -56,9 +56,10 @@ class EventLog:
         """A sync has ended."""
         report, names = summary.report, summary.changes.services
         if summary.drifted:
-            verdict = "repaired" if not report.pending else f"{report.pending} objects are still to be repaired"
+            left = f"{report.pending} object{'s are' if report.pending != 1 else ' is'} still to be repaired"
+            verdict = left if report.pending else "repaired"
             self._add("drift", at_s, f"{_list(summary.drifted)} changed by another program; {verdict}")
-        failures = frozenset(f"{outcome.operation}: {outcome.error}" for outcome in report.errors)
+        failures = frozenset(map(_failure, report.errors))
         for text in sorted(failures - self._failing):
             self._add("failure", at_s, text)
         self._failing = failures if report.failed or report.pending else frozenset()
@@ -100,6 +101,12 @@ def describe(event: Happening) -> dict[str, Any]:
     }
 
 
+def _failure(outcome: Outcome) -> str:
+    """What failed and why. Some errors name their operation themselves."""
+    operation = str(outcome.operation)
+    return outcome.error if outcome.error.startswith(operation) else f"{operation}: {outcome.error}"
+
+
 def _sentence(summary: SyncSummary) -> str:
     report, count = summary.report, len(summary.changes.services)
     parts: list[str] = []
@@ -110,9 +117,10 @@ def _sentence(summary: SyncSummary) -> str:
         by_verb.setdefault(verb, {})[kind] = number
     parts += [f"{_DONE[verb]} {_list(kinds)}" for verb, kinds in sorted(by_verb.items())]
     if report.failed:
-        parts.append(f"{sum(report.failed.values())} operations failed")
+        failed = sum(report.failed.values())
+        parts.append(f"{failed} operation{'s' if failed != 1 else ''} failed")
     if report.pending:
-        parts.append(f"{report.pending} objects wait")
+        parts.append(f"{report.pending} object{'s wait' if report.pending != 1 else ' waits'}")
     return "; ".join(parts)
 
 

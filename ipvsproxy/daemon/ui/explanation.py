@@ -3,8 +3,8 @@
 Rule: nothing is decided here. Reasons come from ``translate.explain`` and ``translate.trace``, the two sides from the survey.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from ipvsproxy.kernel import iptables_rule
 from ipvsproxy.model.kernel import (
@@ -30,6 +30,7 @@ from ipvsproxy.translate import explain, trace
 from ipvsproxy.translate.lingering import GRACE_S
 from ipvsproxy.translate.view import NodeView, Settings
 
+T = TypeVar("T")
 Document = dict[str, Any]
 Counts = Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
 """The connections of real servers by virtual server."""
@@ -74,7 +75,7 @@ class Explainer:
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey], document: Document) -> Iterator[None]:
         """As ``service``, into this document, with pauses."""
         service, slices = self._store.services[name], self._store.slices_of(name)
-        explained = explain.explain(service, slices, self._view, self._translation)
+        explained = yield from explain.explaining(service, slices, self._view, self._translation)
         yield
         document |= {
             "service": str(name),
@@ -121,13 +122,14 @@ class Explainer:
             "nodePort": use.port.node_port,
             "family": use.family.label,
             "virtualServers": [],
-            "clusterScope": self._cluster_scope(explained, use),
+            "clusterScope": (yield from self._cluster_scope(explained, use)),
             "endpoints": [],
             "hairpinSet": "",
         }
         for frontend in frontends:
             if frontend.virtual_server.key in self._survey.virtual_servers:  # it may go at a pause
-                port["virtualServers"].append(self._frontend(explained, frontend))
+                port["virtualServers"].append(described := self._frontend(explained, frontend))
+                described["kernel"] = yield from self._kernel(frontend.virtual_server.key, frontend.virtual_server)
             yield
         for number, one in enumerate(use.endpoints, 1):
             port["endpoints"].append(_endpoint(one))
@@ -135,7 +137,7 @@ class Explainer:
             if number % ENDPOINTS_AT_ONCE == 0:
                 yield
 
-    def _cluster_scope(self, explained: explain.Explanation, use: explain.PortUse) -> Document | None:
+    def _cluster_scope(self, explained: explain.Explanation, use: explain.PortUse) -> Generator[None, None, Document | None]:
         """The second scope of the port's external addresses; None without one."""
         port = (use.family, use.port.protocol, use.port.port)
         scopes = explained.desired.rare.scopes
@@ -147,7 +149,7 @@ class Explainer:
             "virtualServer": str(key) if key else None,
             "addresses": [str(one) for one in scope.virtual_servers],
             **_choices(scope.settings, scope.thresholds),
-            "kernel": self._kernel(key, self._survey.sides(key).desired) if key else None,
+            "kernel": (yield from self._kernel(key, self._survey.sides(key).desired)) if key else None,
         }
 
     def _has_scope(self, explained: explain.Explanation, key: VirtualServerKey) -> bool:
@@ -173,7 +175,6 @@ class Explainer:
             "sourceRangesApply": is_restricted,
             "usableByThisNode": key not in explained.desired.rare.refused,
             "masquerade": [self._masquerade(client, key, has_scopes=self._has_scope(explained, key)) for client in trace.Client],
-            "kernel": self._kernel(key, desired),
         }
 
     def _masquerade(self, client: trace.Client, key: VirtualServerKey, *, has_scopes: bool) -> Document:
@@ -192,25 +193,29 @@ class Explainer:
             "sets": [applied.rule.set.set for applied in way.applied_rules if applied.rule.set],
         }
 
-    def _kernel(self, key: VirtualServerKey, desired: VirtualServer | None) -> Document | None:
-        """The observed virtual server; None if the kernel has none."""
+    def _kernel(self, key: VirtualServerKey, desired: VirtualServer | None) -> Generator[None, None, Document | None]:
+        """The observed virtual server, described with pauses; None if the kernel has none."""
         observed = self._survey.sides(key).observed
         if observed is None:
             return None
         counts = self._counts.get(key) or {}
         real_servers = desired.real_servers if desired else frozenset(observed.real_servers)
         weights = desired.weights if desired else observed.real_servers
+        described: list[Document] = []
+        for number, (one, weight) in enumerate(list(observed.real_servers.items()), 1):
+            described.append(
+                _real_server(one, weight, counts.get(one), weights)
+                | _limits((observed.thresholds or {}).get(one, NO_THRESHOLDS))
+                | self._rates(key, one)
+            )
+            if number % ENDPOINTS_AT_ONCE == 0:
+                yield
         return {
             "scheduler": observed.settings.scheduler,
             "schedulerFlags": observed.settings.flag_names,
             "sessionAffinitySeconds": observed.settings.timeout_s if observed.settings.flags & PERSISTENT else 0,
             "sessionAffinityPrefixLength": observed.settings.prefix_length or key.address.family.bits,
-            "realServers": [
-                _real_server(one, weight, counts.get(one), weights)
-                | _limits((observed.thresholds or {}).get(one, NO_THRESHOLDS))
-                | self._rates(key, one)
-                for one, weight in observed.real_servers.items()
-            ],
+            "realServers": described,
             "missing": sorted(str(one) for one in real_servers - observed.real_servers.keys()),
         }
 
@@ -223,7 +228,7 @@ class Explainer:
             "reason": "it is not ours: no set entry and no address of ours is its witness; it is left alone"
             if is_foreign
             else f"no Service desires it any more; its witness is {self._witness(key)}, so run removes it{self._when(key)}",
-            "kernel": self._kernel(key, None),
+            "kernel": _finished(self._kernel(key, None)),
         }
 
     def _when(self, key: VirtualServerKey) -> str:
@@ -239,6 +244,16 @@ class Explainer:
                 return "its local route"
             case None:
                 return "a set"
+
+
+def _finished(steps: Generator[None, None, T]) -> T:
+    """Do all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def _hairpins(entries: Iterable[SetEntry]) -> Hairpins:

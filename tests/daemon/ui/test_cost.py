@@ -1,10 +1,16 @@
 """What the page costs, in steps of Python: nothing while nobody looks, and by the change while somebody does."""
 
+from typing import Any
+
 import pytest
 
-from ipvsproxy.daemon.ui import board
+from ipvsproxy.daemon.ui import board, counters
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
+from ipvsproxy.daemon.ui.counters import Opened
+from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.daemon.ui.rates import ServiceRates
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.translate import explain
 from tests.support import builders
 from tests.support.builders import endpoint
 from tests.support.page_node import PageNode
@@ -83,3 +89,32 @@ def test_only_so_many_searches_are_kept() -> None:
         list(table.finding(Question(query=f"s{number}"), []))
     assert len(table._matching) <= board.SEARCHES
     assert len(table._sorted) <= board.SEARCHES
+
+
+@in_virtual_time
+async def test_a_service_of_many_endpoints_is_told_with_pauses() -> None:
+    node, count = PageNode(), 1000
+    node.begin_with(
+        builders.node(),
+        builders.service("web"),
+        builders.endpoint_slice(*(endpoint(f"10.244.{number // 250}.{number % 250 + 1}") for number in range(count))),
+    )
+    async with node.reading():
+        await node.quiet(1)
+        survey, name = node.engine.survey, ServiceName("default", "web")
+        explainer = Explainer(
+            survey=survey,
+            store=node.store,
+            translation=node.engine.translation,
+            view=node.watcher.summaries[-1].view,
+            counts={},
+        )
+        document: dict[str, Any] = {}
+        pauses = len(list(explainer.describing(name, board.keys_of(survey, name), document)))
+        # Reasons, real servers and endpoints, each by itself.
+        assert pauses >= 3 * count // explain.ENDPOINTS_AT_ONCE
+        assert len(document["ports"][0]["endpoints"]) == count
+        opened, traffic = Opened(), node.traffic.endpoints(board.keys_of(survey, name))
+        for now in (1.0, 2.0):
+            assert len(list(opened.taking(traffic, now))) == count // counters.SERVERS_AT_ONCE
+        assert sum(map(len, opened.counts.values())) == count

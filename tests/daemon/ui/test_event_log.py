@@ -55,7 +55,7 @@ def test_drift_is_told_with_its_repair() -> None:
     log.synced(summaries.summary(drifted={"real_server": 2}, report=_report(add_real_server=2)), AT_S)
     log.synced(summaries.summary(drifted={"real_server": 1}, report=_report(pending=1)), AT_S)
     assert _texts(log) == [
-        ("drift", "1 real server changed by another program; 1 objects are still to be repaired"),
+        ("drift", "1 real server changed by another program; 1 object is still to be repaired"),
         ("sync", "added 2 real servers"),
         ("drift", "2 real servers changed by another program; repaired"),
     ]
@@ -70,6 +70,12 @@ def test_a_failure_is_told_once_until_it_is_over() -> None:
     log.synced(summaries.summary(report=_report(add_address=1)), AT_S)
     log.synced(summaries.summary(report=_report("no room", pending=1)), AT_S)
     assert len([kind for kind, _ in _texts(log) if kind == "failure"]) == 2
+
+
+def test_an_error_that_names_its_operation_is_told_as_it_is() -> None:
+    log = EventLog()
+    log.synced(summaries.summary(report=_report("add address 10.96.0.10: no room", pending=1)), AT_S)
+    assert _texts(log) == [("sync", "1 operation failed; 1 object waits"), ("failure", "add address 10.96.0.10: no room")]
 
 
 def test_a_state_is_an_event_when_it_changes() -> None:

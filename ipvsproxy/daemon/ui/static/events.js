@@ -55,7 +55,7 @@ function row(event) {
   return el(
     "tr",
     { "data-kind": event.kind },
-    el("td", { "data-label": "When" }, date(event.at)),
+    el("td", { "data-label": "When", class: "when" }, date(event.at)),
     el("td", { "data-label": "What" }, chip(kind, text)),
     el("td", { "data-label": "Event", class: "wide" }, event.text),
     el("td", { "data-label": "Services" }, names, event.serviceCount > event.services.length ? ` and ${event.serviceCount - event.services.length} more` : ""),

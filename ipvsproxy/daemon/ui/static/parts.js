@@ -52,13 +52,15 @@ function match(known, fresh) {
   while (known.childNodes.length > wanted.length) known.lastChild.remove();
 }
 
+const LARGE = [[1e12, "T"], [1e9, "G"], [1e6, "M"]];
+
 export function figure(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  if (size >= 1e12) return `${(value / 1e12).toFixed(1)} T`;
-  if (size >= 1e9) return `${(value / 1e9).toFixed(1)} G`;
-  if (size >= 1e6) return `${(value / 1e6).toFixed(1)} M`;
-  if (size >= 1e4) return `${(value / 1e3).toFixed(1)} k`;
+  for (const [large, unit] of LARGE) {
+    if (size >= large) return `${(value / large).toFixed(Number.isInteger(value / large) ? 0 : 1)} ${unit}`;
+  }
+  if (size >= 1e4) return `${(value / 1e3).toFixed(Number.isInteger(value / 1e3) ? 0 : 1)} k`;
   if (size >= 100 || Number.isInteger(value)) return value.toFixed(0);
   return size >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
@@ -112,9 +114,9 @@ export function spark(figures, label) {
 // each value as a bar from below, for counts.
 export function plot({ title, unit, times, lines, now, bars = false, format = figure }) {
   const width = 480;
-  const height = 132;
-  const left = 58;
-  const bottom = 20;
+  const height = 150;
+  const left = 66;
+  const bottom = 22;
   const span = 900;
   const high = height - bottom;
   let most = 0;

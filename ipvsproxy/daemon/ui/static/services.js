@@ -9,6 +9,7 @@ const HEADS = [
   { title: "Ports" },
   { title: "Endpoints", sort: "endpoints", kind: "number" },
   { title: "Connections/s", sort: "connections", kind: "number" },
+  { title: "Open", kind: "number" },
   { title: "Packets/s", sort: "packets", kind: "number" },
   { title: "Bytes/s", sort: "bytes", kind: "number" },
   { title: "Wrong", sort: "problems" },
@@ -22,7 +23,7 @@ export function open(main, where, { ask, refresh }) {
   let rows = new Map(); // their elements
   let typed = null;
 
-  const query = el("input", { id: "query", type: "search", value: state.query, autocomplete: "off", spellcheck: "false", placeholder: "name, address, port, pod address", oninput: type });
+  const query = el("input", { id: "query", type: "search", value: state.query, autocomplete: "off", spellcheck: "false", maxlength: 200, placeholder: "name, address, port, pod address", oninput: type });
   const size = el("select", { id: "size", onchange: () => move({ size: size.value, page: 1 }) }, ["25", "50", "100", "200"].map((number) => el("option", { value: number, selected: number === state.size }, number)));
   const told = el("p", { class: "told", role: "status" });
   const previous = el("button", { type: "button", onclick: () => turn(-1) }, "← Previous");
@@ -30,7 +31,7 @@ export function open(main, where, { ask, refresh }) {
   const number = el("span", { class: "pages" });
   const buttons = new Map();
   const heads = HEADS.map((head) => {
-    if (!head.sort) return el("th", { scope: "col" }, head.title);
+    if (!head.sort) return el("th", { scope: "col", class: head.kind }, head.title);
     const button = el("button", { type: "button", onclick: () => sort(head.sort) }, head.title);
     const cell = el("th", { scope: "col", class: head.kind }, button);
     buttons.set(head.sort, cell);
@@ -170,9 +171,10 @@ function fill(element, row) {
     ["Addresses", "address", row.addresses.slice(0, 2).join("\n") + more(2, row.addressCount)],
     ["Ports", "", row.ports.slice(0, 2).map(portText).join(", ") + more(2, row.portCount)],
     ["Endpoints", "number", endpoints(ready, draining, unused)],
-    ["Connections/s", "number", [figure(row.connectionsPerSecond), row.activeConnections ? el("small", {}, ` ${figure(row.activeConnections)} open`) : null, spark(row.history.connectionsPerSecond, "connections per second lately")]],
+    ["Connections/s", "number", [spark(row.history.connectionsPerSecond, "connections per second lately"), el("span", {}, figure(row.connectionsPerSecond))]],
+    ["Open", "number", figure(row.activeConnections)],
     ["Packets/s", "number", figure(row.packetsPerSecond)],
-    ["Bytes/s", "number", [figure(row.bytesPerSecond), spark(row.history.bytesPerSecond, "bytes per second lately")]],
+    ["Bytes/s", "number", [spark(row.history.bytesPerSecond, "bytes per second lately"), el("span", {}, figure(row.bytesPerSecond))]],
     ["Wrong", "wrong", row.problems.length ? row.problems.map((problem) => el("span", {}, `! ${problem}`)) : row.served ? "" : el("small", {}, `not served: ${row.notServed}`)],
   ];
   cells.forEach(([label, kind, content], index) => {
