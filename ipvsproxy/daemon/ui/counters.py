@@ -206,8 +206,8 @@ class CounterFollower:
         began_s = self._processor_clock()
         return do(), self._processor_clock() - began_s
 
-    def _timing(self, steps: Iterator[None]) -> "_Timing":
-        return _Timing(steps, self._processor_clock)
+    def _timing(self, steps: Iterator[None]) -> "Timing":
+        return Timing(steps, self._processor_clock)
 
     async def _read_shown(self, now: float) -> None:
         """Count the open connections of the Services on viewers' pages."""
@@ -255,7 +255,7 @@ class CounterFollower:
         return opened
 
 
-class _Timing(Iterator[None]):
+class Timing(Iterator[None]):
     """Steps, with the processor time that they take."""
 
     def __init__(self, steps: Iterator[None], processor_clock: Callable[[], float]) -> None:

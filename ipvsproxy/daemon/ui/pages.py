@@ -26,7 +26,7 @@ from ipvsproxy.daemon.http.routes import UI
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.daemon.ui import board, event_log, node, search, viewers
+from ipvsproxy.daemon.ui import board, counters, event_log, node, search, viewers
 from ipvsproxy.daemon.ui.board import Board, Cursor, Question, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower, CounterReader
 from ipvsproxy.daemon.ui.event_log import EventLog
@@ -44,6 +44,11 @@ from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.view import NodeView, Settings
 
 LARGEST_PAGE = 200
+SERVICE_SHARE = 0.02
+"""The most of a processor for one Service that viewers have opened, however many endpoints it has."""
+SHORTEST_KEPT_S, LONGEST_KEPT_S = 1.0, 10.0
+ANSWERS_KEPT = 4
+"""Answers of some megabytes each."""
 _JSON = "application/json"
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -101,7 +106,10 @@ class Pages:
         programs: Mapping[Family, Program],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:
+        """``processor_clock`` is the processor time of the calling thread."""
+        self._processor_clock = processor_clock
         self._sources = sources
         self._clock = clock
         self._wall_clock = wall_clock
@@ -125,6 +133,7 @@ class Pages:
         self._view: NodeView | None = None
         self._numbers: tuple[int, int] | None = None
         self._turn = asyncio.Lock()
+        self._told: dict[ServiceName, tuple[float, msgspec.Raw]] = {}
         self._files: dict[str, Answer] = {}
         self._counters = CounterFollower(
             kernel=kernel,
@@ -162,6 +171,7 @@ class Pages:
         idle_at_s = self._viewers.idle_at_s()
         if idle_at_s is None or idle_at_s <= self._clock():
             self._board = None
+            self._told.clear()
         elif self._board is not None:
             self._board.changed(names)
         self._counters.synced()
@@ -295,6 +305,9 @@ class Pages:
         table = await self._fresh_board()
         if name not in self._sources.store.services:
             raise RefusedError(404, f"there is no Service {text}")
+        told = self._told.get(name)
+        if told and self._clock() < told[0]:
+            return told[1]
         if self._view is None or name not in survey.states:
             raise RefusedError(503, f"the Service {text} has not been looked at yet; ask again in a moment")
         try:
@@ -324,14 +337,28 @@ class Pages:
         counted = [one for servers in opened.counts.values() for one in servers.values()]
         row = {**table.describe(name), "activeConnections": sum(one.active for one in counted)}
         keys = set(board.keys_of(survey, name))
-        await in_slices(explainer.describing(name, keys, document), self._clock, self._clock())
-        return {
+        steps = counters.Timing(explainer.describing(name, keys, document), self._processor_clock)
+        await in_slices(steps, self._clock, self._clock())
+        answer = {
             "node": self._identity.node_name,
             "zone": self._view.zone,
             "now": self._wall_clock(),
             "row": row,
             "service": document,
         }
+        return self._remember(name, answer, steps.took_s)
+
+    def _remember(self, name: ServiceName, answer: dict[str, Any], cost_s: float) -> Any:
+        """Keep an answer of thousands of endpoints for as long as its cost takes to become small."""
+        self._told.pop(name, None)
+        kept_s = min(LONGEST_KEPT_S, cost_s / SERVICE_SHARE)
+        if kept_s < SHORTEST_KEPT_S:
+            return answer
+        told = msgspec.Raw(msgspec.json.encode(answer))
+        self._told[name] = (self._clock() + kept_s, told)
+        if len(self._told) > ANSWERS_KEPT:
+            del self._told[next(iter(self._told))]
+        return told
 
     async def _list_events(self, query: Mapping[str, str]) -> Any:
         since = int(_number(query, "since", 0))

@@ -4,7 +4,10 @@ Left out: how it looks (tests/ui), and what it costs (``test_cost``).
 """
 
 import errno
+import functools
+import itertools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +330,41 @@ async def test_a_service_that_cannot_be_told_is_refused() -> None:
         )
         assert (await _refusal(node, "service", name="web"))[0] == 400
         assert await _refusal(node, "service", name="default/x") == (404, "there is no Service default/x")
+
+
+def _spend(spent: Iterator[int], step_s: float) -> float:
+    """A clock that goes on by so much with each question."""
+    return next(spent) * step_s
+
+
+@in_virtual_time
+async def test_an_answer_that_cost_much_is_kept_for_a_while() -> None:
+    node, spent = _node(), itertools.count()
+    async with node.reading():
+        await node.quiet(1)
+        ages = []
+        for step_s in (0.0001, 1.0):
+            node.pages._processor_clock = functools.partial(_spend, spent, step_s)
+            first = (await node.ask("service", name="default/web"))["now"]
+            for wait_s in (0.5, pages.LONGEST_KEPT_S - 1, 1.0):
+                await node.quiet(wait_s)
+                ages.append(round((await node.ask("service", name="default/web"))["now"] - first, 1))
+        assert ages == [0.5, 9.5, 10.5, 0, 0, 10.5]
+        await node.quiet(viewers.IDLE_S + 40)
+        assert not node.pages._told
+
+
+@in_virtual_time
+async def test_only_so_many_answers_are_kept() -> None:
+    services = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(pages.ANSWERS_KEPT + 3)]
+    node = _node(builders.node(), *services)
+    spent = itertools.count()
+    node.pages._processor_clock = lambda: float(next(spent))
+    async with node.reading():
+        await node.quiet(1)
+        for one in services:
+            await node.ask("service", name=str(one.name))
+        assert len(node.pages._told) == pages.ANSWERS_KEPT
 
 
 @in_virtual_time
