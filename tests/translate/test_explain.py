@@ -176,3 +176,12 @@ def test_an_endpoint_is_in_exactly_where_its_real_server_is_programmed(
             if why is None
         }
         assert used == frontend.virtual_server.real_servers
+
+
+def test_many_endpoints_are_explained_with_pauses() -> None:
+    count = 3 * explain.ENDPOINTS_AT_ONCE
+    item = builders.endpoint_slice(*(endpoint(f"10.244.0.{number + 1}") for number in range(count)))
+    pauses = len(list(explain.explaining(builders.service(), [item], builders.node_view(), Settings())))
+    assert pauses == 1 + count // explain.ENDPOINTS_AT_ONCE
+    (port,) = _explain(builders.service(), item).ports
+    assert len(port.endpoints) == count
