@@ -56,6 +56,8 @@ ACTS = (
     "receive route type 18",
     "send route type 20",
     "receive route type 20",
+    "send netfilter type 2561",
+    "receive netfilter type 2561",
     "send netfilter type 2576",
     "receive netfilter type 2576",
 )
