@@ -10,7 +10,7 @@ import pytest
 
 from ipvsproxy.config.settings import ListenAddress, Servers
 from ipvsproxy.daemon.base import log
-from ipvsproxy.daemon.http import routes, server
+from ipvsproxy.daemon.http import answers, routes, server
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.metrics.gauges import Sources
@@ -197,3 +197,24 @@ def _count(node: Node) -> int:
     for one in servers:
         one.close()
     return len(servers)
+
+
+async def test_the_page_of_the_node_is_there_unless_the_configuration_turns_it_off() -> None:
+    asked: list[str] = []
+
+    async def show(request: server.Request) -> answers.Answer:
+        asked.append(request.path)
+        return answers.OK_PAGE
+
+    node = Node()
+    node.metrics_routes.ui = show
+    paths = ("/ui", "/ui/", "/ui/page.js", "/ui/api/node.json")
+    for path in paths:
+        assert (await node.metrics_routes.answer(server.Request(path, {}, {}))).status == 200
+    assert asked == list(paths)
+    assert (await node.metrics_routes.answer(server.Request("/uix", {}, {}))).status == 404
+    node.metrics_routes.reconfigure(loading.from_flags("--ui=false"))
+    for path in paths:
+        assert (await node.metrics_routes.answer(server.Request(path, {}, {}))).status == 404
+    assert (await node.metrics_routes.answer(server.Request("/healthz", {}, {}))).status == 200
+    assert asked == list(paths)

@@ -1,18 +1,21 @@
 """What the page costs, in steps of Python: nothing while nobody looks, and by the change while somebody does."""
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon.ui import board, counters
+from ipvsproxy.daemon.ui import board, counters, viewers
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import Opened
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.daemon.ui.rates import ServiceRates
+from ipvsproxy.daemon.ui.rates import REMEMBERED, ServiceRates
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.translate import explain
 from tests.support import builders
 from tests.support.builders import endpoint
+from tests.support.memory_node import AUDIT_INTERVAL_S
 from tests.support.page_node import PageNode
 from tests.support.steps import counted
 from tests.support.virtual_time import in_virtual_time
@@ -118,3 +121,33 @@ async def test_a_service_of_many_endpoints_is_told_with_pauses() -> None:
         for now in (1.0, 2.0):
             assert len(list(opened.taking(traffic, now))) == count // counters.SERVERS_AT_ONCE
         assert sum(map(len, opened.counts.values())) == count
+
+
+@in_virtual_time
+async def test_a_viewer_takes_less_than_a_kilobyte_for_each_service_and_gives_it_back() -> None:
+    """10 MB with ten thousand Services, all of them busy."""
+    node = _node(FEW)
+    async with node.reading():
+        await node.quiet(1)
+        for key in node.kernel.virtual_servers:
+            node.traffic.per_second[key] = 7.0
+        gc.collect()
+        tracemalloc.start()
+        try:
+            taken = []
+            for _ in range(3):
+                for _ in range(4):  # enough for ``REMEMBERED`` readings
+                    await node.ask("services", sort="bytes")
+                    await node.ask("node")
+                    await node.quiet(REMEMBERED * counters.SAMPLE_S / 4)
+                gc.collect()
+                taken.append(tracemalloc.get_traced_memory()[0])
+            await node.quiet(viewers.IDLE_S + 2 * AUDIT_INTERVAL_S)
+            gc.collect()
+            taken.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    assert node.pages._counters.rates.readings == 0
+    assert taken[2] - taken[3] < 1000 * FEW
+    assert taken[2] < 1.1 * taken[1], "it does not grow"
+    assert taken[3] < 250_000, "what any number of Services takes"
