@@ -73,15 +73,16 @@ _CLEANUP_HELP = """\
 ipvsproxy cleanup [--dry-run] [--output=text|json] [flags]
 
 Removes everything of ipvsproxy, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual
-servers, iptables rules of both variants, ipsets, local routes, kube-ipvs0; of both IP families. Objects of other programs stay.
-No API server is needed.
+servers, iptables rules of both variants, ipsets, the nftables table inet ipvsproxy, local routes, kube-ipvs0; of both IP
+families. Objects of other programs stay. No API server is needed.
 
   --dry-run
         Only report what would be removed.
   --output text|json
         Text for people, or one JSON object (default text).
 
-Of the other flags --config and --ipvs-exclude-cidrs matter: virtual servers in those ranges stay.
+Of the other flags --config, --ipvs-exclude-cidrs and --ipvs-route-protocol matter: virtual servers in those ranges stay,
+and local routes are ours by that number.
 Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 """
 

@@ -58,7 +58,10 @@ def holds_table() -> bool:
 
 
 def remove_table() -> bool:
-    """Remove the table ``inet ipvsproxy``, without loading nf_tables for that. Returns whether there was one.
+    """Remove the table ``inet ipvsproxy``. Returns whether there was one.
+
+    nf_tables is not loaded for that, unless the files of this host's modules are not visible: then the kernel may load it to
+    answer.
 
     Raises:
         KernelError: it is there, and the kernel did not remove it.

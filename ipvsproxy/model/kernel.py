@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Collection, KeysView, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -488,20 +488,19 @@ class Device(NamedTuple):
         return self.name
 
 
-@Kind("address", DriverName.ADDRESSES, several="addresses", add=Stage.ADDRESSES, remove=Stage.ADDRESS_REMOVALS)
-class BoundAddresses(NamedTuple):
-    """One or more service addresses on the dummy device: /32 or /128, global scope."""
+class _ServiceAddresses(NamedTuple):
+    """One or more objects with one service address each."""
 
     addresses: tuple[Address, ...]
 
     @classmethod
-    def of(cls, *addresses: Address) -> "BoundAddresses":
-        """These addresses."""
+    def of(cls, *addresses: Address) -> Self:
+        """The objects of these addresses."""
         return cls(addresses)
 
     @property
     def keys(self) -> tuple[Address, ...]:
-        """The key of each address: the address itself."""
+        """The key of each object: its address."""
         return self.addresses
 
     @property
@@ -516,6 +515,13 @@ class BoundAddresses(NamedTuple):
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.addresses))
+
+
+@Kind("address", DriverName.ADDRESSES, several="addresses", add=Stage.ADDRESSES, remove=Stage.ADDRESS_REMOVALS)
+class BoundAddresses(_ServiceAddresses):
+    """One or more service addresses on the dummy device: /32 or /128, global scope."""
+
+    __slots__ = ()
 
 
 ROUTE_PROTOCOL = 251
@@ -523,37 +529,14 @@ ROUTE_PROTOCOL = 251
 
 
 @Kind("route", DriverName.ROUTES, one="local route", add=Stage.ADDRESSES, remove=Stage.ADDRESS_REMOVALS)
-class LocalRoutes(NamedTuple):
+class LocalRoutes(_ServiceAddresses):
     """One or more local routes, each to one service address: with it, the address is local without being on an interface.
 
     A route is ours by its table (``local``), its protocol number, its device (``lo``) and its metric, which is not that of
     the kernel's own route of an address.
     """
 
-    addresses: tuple[Address, ...]
-
-    @classmethod
-    def of(cls, *addresses: Address) -> "LocalRoutes":
-        """The routes to these addresses."""
-        return cls(addresses)
-
-    @property
-    def keys(self) -> tuple[Address, ...]:
-        """The key of each route: its address."""
-        return self.addresses
-
-    @property
-    def key(self) -> Address:
-        """The key in the table of its kind.
-
-        Raises:
-            ValueError: these are several objects.
-        """
-        (key,) = self.keys
-        return key
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.addresses))
+    __slots__ = ()
 
 
 @Kind("sysctl", DriverName.SYSCTL, set=Stage.SETTINGS)

@@ -4,6 +4,7 @@ Every other test of packets runs with nftables as well: see docs/testing.md.
 """
 
 import contextlib
+import functools
 import json
 import subprocess
 import time
@@ -16,7 +17,8 @@ from ipvsproxy.kernel import rules_backend
 from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from tests.support import cluster, lab, program
+from tests.packets.switching import losing_nothing
+from tests.support import lab, program
 from tests.support.cluster import Cluster, service
 
 
@@ -73,30 +75,14 @@ def holds(laboratory: lab.Lab, backend: Backend) -> bool:
 
 
 def test_a_switch_in_both_directions_loses_no_connection_and_no_request(laboratory: lab.Lab, tmp_path: Path) -> None:
-    with Cluster(laboratory, tmp_path, "--rules-backend=iptables") as running, contextlib.ExitStack() as loads:
+    with Cluster(laboratory, tmp_path, "--rules-backend=iptables") as running:
         running.have(*SERVICES)
-        held = [
-            running.lab.open(from_, "TCP", cluster.address(to, family), 80)
-            for from_, to in (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
-            for family in Family
-        ]
-        load = [
-            loads.enter_context(
-                laboratory.load(from_, protocol, cluster.address(to, family), cluster.PORTS[protocol][0], interval_s=0.2)
-            )
-            for from_, protocol, to, family in CLIENTS
-        ]
-        for backend in (Backend.NFTABLES, Backend.IPTABLES, Backend.NFTABLES):
-            running.program.__exit__(None, None, None)
-            running.start(f"--rules-backend={backend}")
-            wait_until(lambda backend=backend: holds(laboratory, backend), f"switched to {backend}")  # type: ignore[misc]
-            assert [one.ask() for one in held] == [one.backend for one in held]
-        loads.close()
-        failed = {client: one.failures for client, (one,) in zip(CLIENTS, load, strict=True) if one.failed}
-        assert failed == {}
-        assert all(one.outcomes["ok"] >= 3 for (one,) in load), [one.outcomes for (one,) in load]
-        for one in held:
-            one.abort()
+        with losing_nothing(running, CLIENTS) as check_held:
+            for backend in (Backend.NFTABLES, Backend.IPTABLES, Backend.NFTABLES):
+                running.program.__exit__(None, None, None)
+                running.start(f"--rules-backend={backend}")
+                wait_until(functools.partial(holds, laboratory, backend), f"switched to {backend}")
+                check_held()
 
 
 @pytest.mark.parametrize(

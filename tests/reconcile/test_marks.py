@@ -549,6 +549,26 @@ def test_an_entry_that_cannot_be_removed_makes_nobody_elses_virtual_server_ours(
     assert mark_entry(key) not in node.kernel.sets[mark_entry(key).set].entries
 
 
+def test_a_refused_mark_holds_up_no_older_service_and_is_given_again_when_it_is_free() -> None:
+    theirs: set[int] = set()
+    marks = Marks(lambda mark: mark in theirs, lambda _: False)
+    marks.adopt(0b11)
+    marks.recall(())
+    names = [ServiceName("shop", name) for name in ("old", "young", "younger")]
+    old, young, younger = [(Owner(created_s, name), name) for created_s, name in enumerate(names)]
+    scope = ClusterScope(Family.IPV4, Protocol.TCP, 80, (), VirtualServerSettings("rr"), EvenWeights.of([]))
+    assert marks.take(*young, scope, [scope]) == (3, None)
+    theirs.add(3)
+    marks.refuse(young[0], 3)
+    assert [marks.take(*one, scope, [scope])[0] for one in (young, younger)] == [2, 1]
+    theirs |= {2, 1}
+    assert marks.take(*old, scope, [scope]) == (0, younger[1])
+    assert marks.next_in_turn() is None
+    theirs.clear()
+    assert marks.next_in_turn() == old[1]
+    assert {marks.take(*old, scope, [scope])[0], marks.take(*younger, scope, [scope])[0]} == {1, 3}
+
+
 def test_a_refused_mark_that_no_service_has_any_more_changes_nothing() -> None:
     node = node_with()
     node.put(*shop())

@@ -1,0 +1,35 @@
+"""Clients that send requests and hold connections while the program is switched to another way of doing its work."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from ipvsproxy.model.net import Family
+from tests.support import cluster
+from tests.support.cluster import Cluster
+
+HELD = (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
+"""Who holds a TCP connection to which address, in each family."""
+Client = tuple[str, str, str, Family]
+"""Who sends requests, by which protocol, to which address, in which family."""
+
+
+@contextlib.contextmanager
+def losing_nothing(running: Cluster, clients: Sequence[Client]) -> Iterator[Callable[[], None]]:
+    """Fail at the end if a request of these clients has failed. The function fails if a held connection is lost."""
+    held = [running.lab.open(from_, "TCP", cluster.address(to, family), 80) for from_, to in HELD for family in Family]
+
+    def check_held() -> None:
+        assert [one.ask() for one in held] == [one.backend for one in held]
+
+    with contextlib.ExitStack() as loads:
+        load = [
+            loads.enter_context(
+                running.lab.load(from_, protocol, cluster.address(to, family), cluster.PORTS[protocol][0], interval_s=0.2)
+            )
+            for from_, protocol, to, family in clients
+        ]
+        yield check_held
+    assert {client: one.failures for client, (one,) in zip(clients, load, strict=True) if one.failed} == {}
+    assert all(one.outcomes["ok"] >= 3 for (one,) in load), [one.outcomes for (one,) in load]
+    for one in held:
+        one.abort()
