@@ -25,7 +25,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import chains
 
 CLEAN = 0
 NOT_CLEAN = 1
@@ -34,7 +34,7 @@ NOT_CLEAN = 1
 _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 _IP_SET = pathlib.Path("/sys/module/ip_set")
 _OURS: Mapping[Family, Skeleton] = {
-    family: Skeleton(family=family, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS) for family in Family
+    family: Skeleton(family=family, chains=dict.fromkeys(chains.CHAINS, ()), jumps=chains.JUMPS) for family in Family
 }
 
 
@@ -149,11 +149,9 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
     if not _IP_VS.exists():
         skipped.append("virtual servers: this kernel has no IPVS loaded")
     variants = iptables_variant.installed()
-    commands = iptables_variant.choose(skeleton.CHAINS).commands if shutil.which("iptables") else iptables.COMMANDS
+    commands = iptables_variant.choose(chains.CHAINS).commands if shutil.which("iptables") else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
-    made = NodeKernel(
-        skeleton.CHAINS, skeleton.JUMPS, backend=backend, commands=commands, ipvs=ipvs, route_protocol=route_protocol
-    )
+    made = NodeKernel(chains.CHAINS, chains.JUMPS, backend=backend, commands=commands, ipvs=ipvs, route_protocol=route_protocol)
     with contextlib.closing(made) as kernel:
         programs = {}
         for family in Family:
@@ -168,9 +166,7 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
             kernel.leftover_rules,
             kernel.leftover_rules.places(programs),
             tuple(
-                IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=names)
-                for names in others
-                if names != commands
+                IptablesDriver(chains=chains.CHAINS, jumps=chains.JUMPS, commands=names) for names in others if names != commands
             ),
             tuple(programs),
             tuple(skipped),

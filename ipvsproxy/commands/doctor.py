@@ -17,7 +17,7 @@ from ipvsproxy.kernel import facts, host, rules_backend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import chains
 
 FINE = 0
 FAILING = 1
@@ -36,8 +36,8 @@ async def examine(config: Config) -> Sequence[Finding]:
         modules=(*await asyncio.to_thread(_modules, config.ipvs.rules_backend), f"ip_vs_{config.ipvs.scheduler}"),
         sysctls=(*(item.path for item in settings.sysctls), *checks.ADVISED),
         ports=ports,
-        chains=skeleton.CHAINS,
-        jumps=skeleton.JUMPS,
+        chains=chains.CHAINS,
+        jumps=chains.JUMPS,
         route_protocol=config.ipvs.route_protocol,
         backend=config.ipvs.rules_backend,
     )

@@ -37,7 +37,7 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event, ObjectKind
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import chains
 from ipvsproxy.translate import view as views
 
 CANNOT_TELL = 2
@@ -197,11 +197,11 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
         runs_iptables = backend is Backend.IPTABLES
         if missing := (*host.missing_privileges(runs_iptables=runs_iptables), *host.missing_features()):
             raise CannotStartError(*missing)
-        choice = await asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS) if runs_iptables else None
+        choice = await asyncio.to_thread(iptables_variant.choose, chains.CHAINS) if runs_iptables else None
         make = functools.partial(
             NodeKernel,
-            skeleton.CHAINS,
-            skeleton.JUMPS,
+            chains.CHAINS,
+            chains.JUMPS,
             backend=backend,
             commands=choice.commands if choice else iptables.COMMANDS,
             route_protocol=config.ipvs.route_protocol,

@@ -9,6 +9,7 @@ from ipvsproxy.kernel import host
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Network
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.mass_deletion import Guard
 from ipvsproxy.translate import sysctls, view
@@ -26,7 +27,12 @@ def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) 
     """The settings on this host. ``scheduler`` is as for ``translation_settings``."""
     return Choices(
         engine_settings(config, host.kernel_version(), host.processor_count()),
-        translation_settings(config, {family: program.random_fully for family, program in programs.items()}, scheduler),
+        translation_settings(
+            config,
+            {family: program.random_fully for family, program in programs.items()},
+            scheduler,
+            backend=next((program.backend for program in programs.values()), Backend.IPTABLES),
+        ),
         policy(config, programs),
     )
 
@@ -49,10 +55,12 @@ def warnings(config: Config, families: Collection[Family]) -> Iterator[str]:
             yield f"{field} is an address of {address.family.label}, which this node does not serve"
 
 
-def translation_settings(config: Config, random_fully: Mapping[Family, bool], scheduler: str) -> view.Settings:
-    """Settings of translation. ``random_fully`` has the served families, and whether their iptables supports that option.
+def translation_settings(
+    config: Config, random_fully: Mapping[Family, bool], scheduler: str, *, backend: Backend = Backend.IPTABLES
+) -> view.Settings:
+    """Settings of translation. ``random_fully`` has the served families, and whether their rules support that option.
 
-    ``scheduler`` is the configured one, or its replacement on a kernel without it.
+    ``scheduler`` is the configured one, or its replacement on a kernel without it. ``backend`` (never ``AUTO``) holds the rules.
     """
     detect = config.detect_local
     by_bridge = detect.mode is view.LocalMode.BRIDGE_INTERFACE
@@ -74,6 +82,7 @@ def translation_settings(config: Config, random_fully: Mapping[Family, bool], sc
         scope_bits=config.ipvs.scope_bits,
         annotations=config.ipvs.annotations,
         binding=config.ipvs.binding,
+        backend=backend,
     )
 
 

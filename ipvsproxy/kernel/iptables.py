@@ -16,7 +16,7 @@ from ipvsproxy.kernel.iptables_text import Listing
 from ipvsproxy.kernel.rule_changes import NO_RULES
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
+from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
 
 PUT_BACK_LIMIT = 3
 """How often a jump is put back above a rule of another program; after that, its order is accepted."""
@@ -66,10 +66,18 @@ def lacks_tables(error: KernelError) -> bool:
 
 
 class Program(NamedTuple):
-    """The version and variant that ``iptables --version`` prints. ``variant`` is ``nf_tables`` or ``legacy``."""
+    """What writes rules: a program of iptables with the version and variant that it prints, or the kernel's own nf_tables.
+
+    ``variant`` is ``nf_tables`` or ``legacy``; ``nftables`` without a program, whose ``version`` is the kernel's.
+    """
 
     version: tuple[int, ...]
     variant: str
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of the rules that this writes."""
+        return Backend.NFTABLES if self.variant == Backend.NFTABLES else Backend.IPTABLES
 
     @property
     def random_fully(self) -> bool:

@@ -327,15 +327,15 @@ def connection_state() -> bytes:
     return _expression("ct", integer(1, _register()), integer(2, 0))
 
 
-def original_destination(family: int) -> bytes:
+def original_destination(family: int, register: int = 0) -> bytes:
     """Load the destination of the connection's first packet on its arrival."""
     key = 20 if family == socket.AF_INET else 22  # NFT_CT_DST_IP, NFT_CT_DST_IP6
-    return _expression("ct", integer(1, _register()), integer(2, key), attribute(3, b"\0"))
+    return _expression("ct", integer(1, _register(register)), integer(2, key), attribute(3, b"\0"))
 
 
-def original_port() -> bytes:
+def original_port(register: int = 0) -> bytes:
     """Load the destination port of the connection's first packet on its arrival."""
-    return _expression("ct", integer(1, _register()), integer(2, 12), attribute(3, b"\0"))
+    return _expression("ct", integer(1, _register(register)), integer(2, 12), attribute(3, b"\0"))
 
 
 def direction() -> bytes:

@@ -171,22 +171,16 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
         raise ValueError(f"no set {match.set} of {family.label}")
     size, words = family.bits // 8, family.bits // 32
 
-    def address(side: Side, register: int) -> bytes:
-        return nft.payload(Base.NETWORK, _OFFSETS[family][side], size, register)
-
-    def port(side: Side, register: int) -> bytes:
-        return nft.payload(Base.TRANSPORT, _PORTS[side], 2, register)
-
     find = nft.lookup(match.set)
     if ip_set.type is SetType.ADDRESS:
-        yield address(match.sides[0], 0), find
+        yield _address(match.sides[0], family, 0), find
         return
     if ip_set.type is SetType.PORT:
         for one in Protocol if protocol is None else (protocol,):
             narrowed = () if protocol else tuple(_protocol(one))
-            yield (*narrowed, port(match.sides[0], 0), find)
+            yield (*narrowed, _port(match.sides[0], 0), find)
         return
-    key = (address(match.sides[0], 0), nft.meta(Meta.PROTOCOL, words), port(match.sides[1], words + 1))
+    key = (_address(match.sides[0], family, 0), nft.meta(Meta.PROTOCOL, words), _port(match.sides[1], words + 1))
     if ip_set.type is SetType.ADDRESS_PORT:
         if not ip_set.gives_marks:
             yield (*key, find)
@@ -194,7 +188,7 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
         unmarked = (nft.meta(Meta.MARK), nft.compare(bytes(4)))
         yield (*unmarked, *key, nft.lookup(match.set, maps_to=0), nft.meta_set(Meta.MARK))
         return
-    other = address(match.sides[2], words + 2)
+    other = _address(match.sides[2], family, words + 2)
     if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
         yield (*key, other, find)
         return
@@ -202,6 +196,20 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
         mask = nft.bitwise(_mask(family, prefix_length), bytes(size), words + 2)
         length = nft.immediate(struct.pack(">H", prefix_length), 2 * words + 2)
         yield (*key, other, *(() if prefix_length == family.bits else (mask,)), length, find)
+
+
+def _address(side: Side, family: Family, register: int) -> bytes:
+    """Load an address of a packet, or of its connection."""
+    if side is Side.ORIGINAL_DESTINATION:
+        return nft.original_destination(_FAMILY_NUMBERS[family], register)
+    return nft.payload(Base.NETWORK, _OFFSETS[family][side], family.bits // 8, register)
+
+
+def _port(side: Side, register: int) -> bytes:
+    """Load a port of a packet, or of its connection."""
+    if side is Side.ORIGINAL_DESTINATION:
+        return nft.original_port(register)
+    return nft.payload(Base.TRANSPORT, _PORTS[side], 2, register)
 
 
 def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:

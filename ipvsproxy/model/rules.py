@@ -22,10 +22,14 @@ class Backend(enum.StrEnum):
 
 
 class Side(enum.Enum):
-    """The end of a packet that a set match looks up."""
+    """The end of a packet that a set match looks up.
+
+    ``ORIGINAL_DESTINATION`` is that of the connection's first packet on its arrival; iptables cannot look it up.
+    """
 
     SOURCE = "src"
     DESTINATION = "dst"
+    ORIGINAL_DESTINATION = "origdst"
 
 
 class SetMatch(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple, assert_never
 from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetType, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, parse_address
 from ipvsproxy.model.rules import ChainKey, JumpTo, Masquerade, Rule, SetMatch, Side, Skeleton, TakeMark, Target, Verdict
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import chains
 from ipvsproxy.translate.view import LocalMode, NodeView, Settings
 
 _OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_address("2001:db8::1")}
@@ -80,24 +80,31 @@ def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
 
 
 def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: Connection, *, has_scopes: bool = False) -> Trace:
-    """Follow a connection until it is marked for masquerading, or nothing more can happen to it.
+    """Follow a connection until it is masqueraded or marked for that, or nothing more can happen to it.
 
     ``has_scopes``: the virtual server's address has a second scope, so a set gives packets of this node's clients a mark.
     """
     applied: list[AppliedRule] = []
     connection = connection._replace(has_mark=has_scopes)
-    arrival = skeleton.SCOPE_MARK if connection.is_from_host else skeleton.SCOPE_ARRIVAL
+    arrival = chains.SCOPE_MARK if connection.is_from_host else chains.SCOPE_ARRIVAL
     first = _walk(rules, ChainKey("mangle", arrival), is_in_set, connection, applied)
     if first is _Verdict.DROPPED:
         return Trace(is_masqueraded=False, applied_rules=tuple(applied), is_dropped=True)
     is_scoped = first is _Verdict.SCOPED
     if not is_scoped:
         applied.clear()
-    is_masqueraded = _walk(rules, ChainKey("nat", skeleton.SERVICES), is_in_set, connection, applied) is _Verdict.MARKED
+    is_masqueraded = _walk(rules, _deciding_chain(rules), is_in_set, connection, applied) is _Verdict.MARKED
     if is_scoped and not is_masqueraded:
-        chain = ChainKey("nat", skeleton.SCOPE_MASQUERADE)
+        chain = ChainKey("nat", chains.SCOPE_MASQUERADE)
         is_masqueraded = _walk(rules, chain, is_in_set, connection, applied) is _Verdict.MARKED
     return Trace(is_masqueraded, tuple(applied), is_marked=is_scoped)
+
+
+def _deciding_chain(rules: Skeleton) -> ChainKey:
+    """The chain that decides about masquerading: before IPVS by mark, or behind it by connection."""
+    postrouting = ChainKey("nat", chains.POSTROUTING)
+    by_connection = any(rule.set and Side.ORIGINAL_DESTINATION in rule.set.sides for rule in rules.chains.get(postrouting, ()))
+    return postrouting if by_connection else ChainKey("nat", chains.SERVICES)
 
 
 class _Verdict(enum.Enum):
@@ -140,7 +147,7 @@ def _walk(
 def _verdict(target: Target, connection: Connection) -> _Verdict | None:
     """The verdict of a target; None for one that does not decide."""
     match target:
-        case JumpTo(skeleton.MARK_MASQUERADE) | Masquerade():
+        case JumpTo(chains.MARK_MASQUERADE) | Masquerade():
             return _Verdict.MARKED
         case TakeMark() if connection.has_mark:
             return _Verdict.SCOPED

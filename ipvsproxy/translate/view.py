@@ -8,6 +8,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Network, network, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Node
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
@@ -54,7 +55,7 @@ class Settings:
     AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal`` would not. ``scope_bits`` are the bits of
     packet marks that ``scopes`` uses. ``hash_scheduler`` sends a client to one endpoint for as long as the endpoints stay.
     ``annotations`` are those that count. ``missing_schedulers`` has the reason for each scheduler of an annotation that cannot be
-    used.
+    used. ``backend`` (never ``AUTO``) holds the rules.
     """
 
     scheduler: str = "rr"
@@ -76,6 +77,7 @@ class Settings:
     annotations: frozenset[Annotation] = ALL_ANNOTATIONS
     missing_schedulers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     binding: Binding = Binding.ADDRESSES
+    backend: Backend = Backend.IPTABLES
 
     @property
     def mark(self) -> int:

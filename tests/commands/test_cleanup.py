@@ -22,7 +22,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.reconcile.ownership import EVERYWHERE
-from ipvsproxy.translate import skeleton, view
+from ipvsproxy.translate import chains, skeleton, view
 from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, memory_node
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.left_rules import CHAIN, OTHER, USED, Tables, run
@@ -153,7 +153,7 @@ def test_the_copy_that_a_kill_during_an_enlargement_left_is_named_and_goes(kerne
     assert not kernel.set_copy
 
 
-OTHER_RULES = LeftRules(chains={skeleton.CHAINS[0]: 2})
+OTHER_RULES = LeftRules(chains={chains.CHAINS[0]: 2})
 MODE_RULES = LeftRules(chains={CHAIN: 2})
 
 
@@ -350,7 +350,7 @@ def test_rules_of_the_iptables_mode_are_named_and_go_and_those_of_others_stay(va
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
 def test_rules_of_both_variants_go_where_the_kernel_has_both(variant: Variant) -> None:
-    drivers = [IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=commands(one)) for one in Variant]
+    drivers = [IptablesDriver(chains=chains.CHAINS, jumps=chains.JUMPS, commands=commands(one)) for one in Variant]
     if refusal := next(filter(None, (driver.try_writing(Family.IPV4) for driver in drivers)), None):
         pytest.skip(f"this kernel does not do both: {refusal.reason}")
     nothing = skeleton.build_skeleton(Family.IPV4, view.Settings(), builders.node_view(), occupied=frozenset(), refused=())

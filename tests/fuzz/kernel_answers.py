@@ -21,7 +21,7 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import IP_SETS, Flow, FlowCleaning
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import chains, skeleton
 from ipvsproxy.translate.view import Settings
 from tests.fuzz import restore_text
 from tests.fuzz.chooser import Chooser
@@ -66,7 +66,7 @@ def _read_block(block: ipvs_listing.Block) -> None:
 def iptables_save(data: bytes) -> None:
     """Any output of ``iptables-save``; lines written because of it must have known shapes."""
     try:
-        listing = iptables_text.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
+        listing = iptables_text.parse_save(data.decode(errors="replace"), chains.CHAINS, chains.JUMPS)
     except ValueError as error:
         _check_reason(error)
         return

@@ -17,7 +17,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Service
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate import decode, skeleton, state, view
+from ipvsproxy.translate import chains, decode, skeleton, state, view
 from tests.fuzz import documents, restore_text
 from tests.fuzz.chooser import Chooser
 from tests.support import builders
@@ -26,7 +26,7 @@ _MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 _ENCODER = ipvs_message.Encoder(33)
 _CARRIED = builders.addresses("192.168.0.10", "fe80::1", "fd00::10", "127.0.0.1")
 _ALL_THERE = iptables_text.Listing(
-    chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=dict.fromkeys(skeleton.JUMPS, 2), foreign_jumps={skeleton.CHAINS[0]: "-A X"}
+    chains=dict.fromkeys(chains.CHAINS, ()), jumps=dict.fromkeys(chains.JUMPS, 2), foreign_jumps={chains.CHAINS[0]: "-A X"}
 )
 _NOTHING_THERE = iptables_text.Listing(chains={}, jumps={}, foreign_jumps={})
 

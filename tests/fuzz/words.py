@@ -6,7 +6,7 @@ import msgspec
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.model.kernel import SetKind
-from ipvsproxy.translate import api_schema, skeleton
+from ipvsproxy.translate import api_schema, chains
 
 _OTHERS = (
     '\\"metadata\\":{',
@@ -41,7 +41,7 @@ def _all() -> Iterator[str]:
         yield key.rpartition(".")[2]
         yield f"--{option.flag}"
     yield from (kind.value for kind in SetKind)
-    yield from (key.chain for key in skeleton.CHAINS)
+    yield from (key.chain for key in chains.CHAINS)
 
 
 ALL = tuple(dict.fromkeys(_all()))

@@ -16,7 +16,7 @@ from ipvsproxy.model.kernel import IP_SETS, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, UnknownRule, Verdict
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import chains, skeleton
 from ipvsproxy.translate.view import LocalMode, Settings
 from tests.support import builders
 
@@ -29,10 +29,10 @@ FAMILIES = pytest.mark.parametrize("family", Family, ids=lambda family: family.l
 NETWORKS = builders.networks("10.244.0.0/16", "fd00:10:244::/56")
 REFUSED = [VirtualServerKey(Protocol.TCP, parse_address(text), 80) for text in ("192.0.2.1", "2001:db8::1")]
 SETTINGS = (
-    Settings(cluster_networks=NETWORKS),
-    Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="br0"),
-    Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="cali"),
-    Settings(masquerade_all=True, random_fully=dict.fromkeys(Family, False)),
+    Settings(backend=Backend.NFTABLES, cluster_networks=NETWORKS),
+    Settings(backend=Backend.NFTABLES, detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="br0"),
+    Settings(backend=Backend.NFTABLES, detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="cali"),
+    Settings(backend=Backend.NFTABLES, masquerade_all=True, random_fully=dict.fromkeys(Family, False)),
 )
 
 
@@ -43,7 +43,7 @@ def every_rule(family: Family, settings: Settings = SETTINGS[0]) -> Skeleton:
 
 
 def few_rules(family: Family) -> Skeleton:
-    return skeleton.build_skeleton(family, Settings(), builders.node_view(), set(), [])
+    return skeleton.build_skeleton(family, Settings(backend=Backend.NFTABLES), builders.node_view(), set(), [])
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def driver(fresh_namespace: None) -> Iterator[NftRulesDriver]:
     """A driver in a namespace where all sets exist."""
     with contextlib.closing(NftSetsDriver()) as sets:
         assert not [one for one in sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()]) if one.error]
-    with contextlib.closing(NftRulesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS)) as made:
+    with contextlib.closing(NftRulesDriver(chains=chains.CHAINS, jumps=chains.JUMPS)) as made:
         yield made
 
 
@@ -88,7 +88,11 @@ def test_people_read_each_rule_beside_its_text(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, every_rule(Family.IPV4))
     assert "meta nfproto ipv4 jump IPv4-nat-KUBE-SERVICES" in chain(Family.IPV4, "nat", "OUTPUT")
     services = chain(Family.IPV4, "nat", "KUBE-SERVICES")
-    assert 'ip daddr . meta l4proto . th dport @KUBE-LOAD-BALANCER jump IPv4-nat-KUBE-LOAD-BALANCER comment "' in services
+    assert 'ip daddr . meta l4proto . th dport @KUBE-LOAD-BALANCER dnat ip to ip daddr comment "' in services
+    postrouting = chain(Family.IPV4, "nat", "KUBE-POSTROUTING")
+    original = "ct original ip daddr . meta l4proto . ct original proto-dst"
+    assert f"{original} @KUBE-LOAD-BALANCER jump IPv4-nat-KUBE-LOAD-BALANCER" in postrouting
+    assert f"ip saddr != 10.244.0.0/16 {original} @KUBE-CLUSTER-IP masquerade fully-random" in postrouting
     refusal = chain(Family.IPV4, "filter", "KUBE-IPVS-OUT-FILTER")
     assert "ct original ip daddr 192.0.2.1 ct original proto-dst 80 ct direction original fib saddr type local drop" in refusal
     ranges = chain(Family.IPV4, "filter", "KUBE-SOURCE-RANGES-FIREWALL").splitlines()
@@ -126,9 +130,9 @@ def test_changes_by_others_are_seen_and_put_right(driver: NftRulesDriver, family
 
 def test_a_rule_that_says_one_thing_and_does_another_is_unknown(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
-    nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-MARK-MASQ", "drop", "comment", '"-j MARK --set-xmark 0x4000/0x4000"')
-    rules = driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-MARK-MASQ")]
-    assert rules[1] == UnknownRule("-j MARK --set-xmark 0x4000/0x4000 (changed)")
+    nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-LOAD-BALANCER", "drop", "comment", '"-j RETURN"')
+    rules = driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-LOAD-BALANCER")]
+    assert rules[-1] == UnknownRule("-j RETURN (changed)")
 
 
 def test_tables_of_others_are_neither_shown_nor_changed(driver: NftRulesDriver) -> None:
@@ -171,7 +175,7 @@ def test_a_failed_write_changes_nothing(driver: NftRulesDriver) -> None:
 
 def test_a_rule_on_an_unknown_set_is_an_error_of_this_rule_set_alone(driver: NftRulesDriver) -> None:
     rule = Rule(set=SetMatch("THEIRS", (Side.DESTINATION,)), target=Verdict.DROP)
-    wrong = Skeleton(family=Family.IPV4, chains={skeleton.CHAINS[0]: (rule,)}, jumps=())
+    wrong = Skeleton(family=Family.IPV4, chains={chains.CHAINS[0]: (rule,)}, jumps=())
     outcomes = driver.apply([Operation(Verb.SET, wrong), Operation(Verb.SET, few_rules(Family.IPV6))])
     assert [one.error for one in outcomes] == ["no set THEIRS of IPv4", ""]
 
@@ -220,7 +224,7 @@ def test_iptables_takes_over_by_removing_the_table(driver: NftRulesDriver) -> No
 
 def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.node.IpvsDriver", lambda: None)
-    node = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, backend=Backend.NFTABLES)
+    node = NodeKernel(chains.CHAINS, chains.JUMPS, backend=Backend.NFTABLES)
     program = node.rules.program(Family.IPV4)
     assert (program.variant, program.random_fully) == ("nftables", True)
     assert all(not place.is_used for place in node.leftover_rules.places({Family.IPV4: program}))

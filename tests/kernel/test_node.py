@@ -43,7 +43,7 @@ from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.model.state import Observation
-from ipvsproxy.translate import skeleton, view
+from ipvsproxy.translate import chains, skeleton, view
 from tests.support import builders
 
 KEY = builders.frontend("10.96.0.1", 80)
@@ -175,7 +175,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def new_node() -> node.NodeKernel:
-    return node.NodeKernel(skeleton.CHAINS, skeleton.JUMPS)
+    return node.NodeKernel(chains.CHAINS, chains.JUMPS)
 
 
 def observe(target: node.NodeKernel) -> Observation:
@@ -240,7 +240,7 @@ def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel)
     kernel.broken = {"ipset"}
     reported: list[tuple[list[bool], float]] = []
     target = node.NodeKernel(
-        skeleton.CHAINS, skeleton.JUMPS, lambda outcomes, took_s: reported.append(([bool(one.error) for one in outcomes], took_s))
+        chains.CHAINS, chains.JUMPS, lambda outcomes, took_s: reported.append(([bool(one.error) for one in outcomes], took_s))
     )
     target.apply(operations(*ITEMS["ipvs"], ENTRIES))
     assert [failed for failed, _ in reported] == [[False] * 3, [True]]

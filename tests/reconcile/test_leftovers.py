@@ -6,7 +6,7 @@ from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
 from ipvsproxy.model.rules import ChainKey, Jump
 from ipvsproxy.reconcile import leftovers
 from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S, Returns
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import chains
 
 SERVICE, ENDPOINT = ChainKey("nat", "KUBE-SVC-ABCDEFGHIJKLMNOP"), ChainKey("nat", "KUBE-SEP-234567ABCDEFGHIJ")
 THEIR_SERVICES = ChainKey("filter", "KUBE-SERVICES")
@@ -98,7 +98,7 @@ def test_in_the_variant_that_is_not_used_both_jumps_to_a_chain_that_both_modes_h
     foreign = reference(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
     rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))
-    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
+    scope = leftovers.scope(chains.CHAINS, chains.JUMPS, is_used=False)
     assert leftovers.removal(rules, scope) == Removal(
         references=(foreign, ours), emptied=(OUR_FIREWALL,), deleted=(OUR_FIREWALL,)
     )
@@ -123,11 +123,11 @@ def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(other_refe
 
 
 def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_plug_in_leads_to_it() -> None:
-    marks = ChainKey("nat", skeleton.MARK_MASQUERADE)
+    marks = ChainKey("nat", chains.MARK_MASQUERADE)
     hairpin = reference(
         ChainKey("nat", "CNI-DN-0123456789abcdef01234"), marks, match="-s 10.244.1.0/24 -p tcp -m tcp --dport 8080"
     )
-    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
+    scope = leftovers.scope(chains.CHAINS, chains.JUMPS, is_used=False)
     rules = LeftRules(chains={OURS: 2, marks: 1}, references=(hairpin,))
     assert leftovers.removal(rules, scope) == Removal(emptied=(OURS,), deleted=(OURS,), staying=(hairpin,))
     assert leftovers.removal(LeftRules(chains={marks: 1}), scope) == Removal(emptied=(marks,), deleted=(marks,))

@@ -10,7 +10,8 @@ from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import trace
-from ipvsproxy.translate.skeleton import SCOPE_CHAINS, build_skeleton
+from ipvsproxy.translate.chains import SCOPE_CHAINS
+from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.trace import Client
 from ipvsproxy.translate.view import LocalMode, Settings, TrafficScopes
 from tests.support import builders

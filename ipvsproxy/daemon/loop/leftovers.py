@@ -24,7 +24,7 @@ from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.reconcile import leftovers, retry
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import chains
 
 REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
 RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
@@ -67,7 +67,7 @@ def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_re
     mark = rules.mark(place)
     if known is not None and known.mark is not None and mark == known.mark:
         return known
-    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
+    scope = leftovers.scope(chains.CHAINS, chains.JUMPS, is_used=place.is_used)
     observed = rules.read(place, scope.concerns)
     removal = leftovers.removal(observed, scope)
     hidden = observed.hidden & leftovers.TABLES

@@ -26,7 +26,7 @@ from ipvsproxy.kernel.thread import SLOW_S, KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import chains
 
 FALLBACK_SCHEDULER = "rr"
 """The scheduler if the kernel lacks the configured one: another order of connections is better than none."""
@@ -80,8 +80,8 @@ async def running_kernel(
     choice = await _iptables_choice() if runs_iptables else None
     make = functools.partial(
         NodeKernel,
-        skeleton.CHAINS,
-        skeleton.JUMPS,
+        chains.CHAINS,
+        chains.JUMPS,
         on_applied,
         backend=backend.backend,
         commands=choice.commands if choice else iptables.COMMANDS,
@@ -107,7 +107,7 @@ async def running_kernel(
 
 async def _iptables_choice() -> iptables_variant.Choice:
     return await until_answered(
-        lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
+        lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, chains.CHAINS))
     )
 
 

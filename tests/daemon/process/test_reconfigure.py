@@ -8,7 +8,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Rule, SetMark
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate import skeleton, view
+from ipvsproxy.translate import chains, view
 from tests.reconcile import examples
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import KernelVirtualServer
@@ -59,7 +59,7 @@ async def test_another_masquerade_bit_changes_only_rules() -> None:
         node.engine.reconfigure(settings(), dataclasses.replace(node.settings, masquerade_bit=3), policy())
         await node.quiet()
         assert node.done == ["set rules IPv4 rules", "set rules IPv6 rules"]
-        marking = ChainKey("nat", skeleton.MARK_MASQUERADE)
+        marking = ChainKey("nat", chains.MARK_MASQUERADE)
         assert node.kernel.chains[Family.IPV6][marking] == (Rule(target=SetMark(0x8)),)
 
 
