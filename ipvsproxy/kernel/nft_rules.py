@@ -52,7 +52,7 @@ class _Printed(NamedTuple):
     expressions: list[tuple[str, Mapping[tuple[int, ...], bytes]]]
 
 
-class _Listing(NamedTuple):
+class Listing(NamedTuple):
     """Our table as the kernel prints it. ``hooks`` has the place of each base chain; None for one that lets nothing pass."""
 
     generation: int
@@ -125,7 +125,7 @@ class NftRulesDriver:
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
         """The rules of our table with this text."""
         try:
-            listing = self._list()
+            listing = self.listing()
         except KernelError:
             return []
         prefixes = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in families)
@@ -142,7 +142,7 @@ class NftRulesDriver:
         Raises:
             KernelError: they could not be read.
         """
-        listing = self._list()
+        listing = self.listing()
         names = {key: nft_rule.chain_name(family, *key) for key in self._chains}
         chains = {
             key: _rules(listing.rules.get(name, ()), family, key.table) for key, name in names.items() if name in listing.hooks
@@ -150,7 +150,7 @@ class NftRulesDriver:
         jumps = frozenset(jump for jump in self._jumps if self._is_in_force(jump, family, listing))
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps)
 
-    def _is_in_force(self, jump: Jump, family: Family, listing: _Listing) -> bool:
+    def _is_in_force(self, jump: Jump, family: Family, listing: Listing) -> bool:
         """Whether packets come to the chain of a jump, once."""
         base = nft_rule.chain_name(family, jump.table, jump.source)
         if listing.is_dormant or listing.hooks.get(base) != HOOKS[jump.table, jump.source]:
@@ -160,13 +160,23 @@ class NftRulesDriver:
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Put skeletons in force, or remove them, each as a whole or not at all. A repetition is no error."""
-        return [self._apply(operation, operation.item) for operation in operations if isinstance(operation.item, Skeleton)]
+        return [self._apply(operation) for operation in operations]
 
-    def _apply(self, operation: Operation, skeleton: Skeleton) -> Outcome:
+    def messages(self, operation: Operation, listing: Listing) -> list[Message]:
+        """The messages of an operation on a skeleton, as the table is in ``listing``; none if nothing is to be removed.
+
+        Raises:
+            ValueError: a rule has no equal in nf_tables.
+        """
+        skeleton = operation.item
+        assert isinstance(skeleton, Skeleton)  # noqa: S101 - the caller has checked
+        return self._put(skeleton, listing) if operation.verb is not Verb.REMOVE else self._removal(skeleton, listing)
+
+    def _apply(self, operation: Operation) -> Outcome:
         try:
             for attempt in range(ATTEMPTS):
-                listing = self._list()
-                messages = self._put(skeleton, listing) if operation.verb is not Verb.REMOVE else self._removal(skeleton, listing)
+                listing = self.listing()
+                messages = self.messages(operation, listing)
                 # The last attempt names no generation: a host whose rules change all the time gets its rules as well.
                 generation = listing.generation if attempt < ATTEMPTS - 1 else None
                 failed = nft.run(self._channel, messages, generation) if messages else {}
@@ -179,7 +189,7 @@ class NftRulesDriver:
             return Outcome(operation, error=f"{operation}: {nft.explain(number)}", errno=max(number, 0))
         return Outcome(operation)
 
-    def _put(self, skeleton: Skeleton, listing: _Listing) -> list[Message]:
+    def _put(self, skeleton: Skeleton, listing: Listing) -> list[Message]:
         family = skeleton.family
         bases = dict.fromkeys((jump.table, jump.source) for jump in skeleton.jumps)
         hooks = {nft_rule.chain_name(family, *base): HOOKS[base] for base in bases}
@@ -209,7 +219,7 @@ class NftRulesDriver:
             ),
         ]
 
-    def _removal(self, skeleton: Skeleton, listing: _Listing) -> list[Message]:
+    def _removal(self, skeleton: Skeleton, listing: Listing) -> list[Message]:
         present = [name for name in self._names(skeleton.family) if name in listing.hooks]
         return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
 
@@ -218,7 +228,7 @@ class NftRulesDriver:
         bases = dict.fromkeys((jump.table, jump.source) for jump in self._jumps)
         return [nft_rule.chain_name(family, *key) for key in (*bases, *self._chains)]
 
-    def _list(self) -> _Listing:
+    def listing(self) -> Listing:
         """Our table, as one generation has it.
 
         Raises:
@@ -232,12 +242,12 @@ class NftRulesDriver:
                 return listing
         raise KernelError(action=action, errno=errno.EAGAIN, detail="other programs keep changing the rules of nf_tables")
 
-    def _read(self, generation: int, action: str) -> _Listing:
+    def _read(self, generation: int, action: str) -> Listing:
         try:
             data, start, end = self._channel.ask(nft.table_query(), action)
         except KernelError as error:
             if error.errno == errno.ENOENT:
-                return _Listing(generation, is_dormant=False, hooks={}, rules={})
+                return Listing(generation, is_dormant=False, hooks={}, rules={})
             raise
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
         flags = message.unsigned(data, found[nft.TABLE_FLAGS]) if nft.TABLE_FLAGS in found else 0
@@ -256,7 +266,7 @@ class NftRulesDriver:
                 comment = nft.comment_of(data, found[nft.RULE_USER_DATA]) if nft.RULE_USER_DATA in found else ""
                 printed = nft.expressions(data, *found[nft.RULE_EXPRESSIONS]) if nft.RULE_EXPRESSIONS in found else []
                 rules.setdefault(message.text(data, found[nft.RULE_CHAIN]), []).append(_Printed(comment, printed))
-        return _Listing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
+        return Listing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
 
 
 def _read_chain(part: netlink.Reply) -> tuple[str, str, Hook | None]:

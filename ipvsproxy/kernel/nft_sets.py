@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import struct
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
@@ -193,6 +193,39 @@ class NftSetsDriver:
             results += map(self._apply_set, run) if is_set else self._apply_entries(run)
         return results
 
+    def messages(self, operations: Sequence[Operation]) -> list[Message] | None:
+        """The messages of operations as one transaction, in their order.
+
+        None if it would be too large, if an entry cannot be encoded, or if a set is removed: the table may have to go with it.
+        Unlike ``apply``, this takes no repetition into account: the kernel refuses the creation of a set that exists, and the
+        removal of an entry that does not.
+        """
+        messages: list[Message] = []
+        size = 0
+        for is_set, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
+            run = list(group)
+            if is_set:
+                for number, (verb, item) in enumerate(run, len(messages) + 1):
+                    if not isinstance(item, IpSet) or verb is Verb.REMOVE:
+                        return None
+                    messages += [nft.table(), nft.new_set(item.name, shape(item), number)]
+                continue
+            for verb, entries in ipset_batch.runs(run):
+                ip_set = IP_SETS[entries[0].set]
+                try:
+                    encoded = [encode(ip_set, entry) for entry in entries]
+                except ValueError:
+                    return None
+                parts = [joined for _, joined in _joined(encoded)]
+                messages += [nft.elements(ip_set.name, joined, is_removal=verb is Verb.REMOVE) for joined in parts]
+                size += sum(map(len, parts))
+        return messages if size <= TRANSACTION_LIMIT else None
+
+    def written(self, operations: Iterable[Operation]) -> None:
+        """Note that these operations were sent to the kernel: their sets count as changed."""
+        for _, item in operations:
+            self._digests.pop(item.set if isinstance(item, SetEntries) else item.name if isinstance(item, IpSet) else "", None)
+
     def _apply_set(self, operation: Operation) -> Outcome:
         ip_set = operation.item
         if isinstance(ip_set, SetCopy):
@@ -302,11 +335,9 @@ class _Batch:
                 self._fail(verb, entry, errno.EINVAL, str(error))
             else:
                 taken.append(entry)
-        step = nft.ELEMENTS_LIMIT // len(encoded[0]) if encoded else 1
-        for first in range(0, len(taken), step):
-            joined = b"".join(encoded[first : first + step])
+        for part, joined in _joined(encoded):
             request = nft.elements(ip_set.name, joined, is_removal=verb is Verb.REMOVE)
-            self._pending.append((verb, taken[first : first + step], request))
+            self._pending.append((verb, taken[part], request))
             self._size += len(joined)
             if self._size >= TRANSACTION_LIMIT:
                 self.flush()
@@ -352,6 +383,14 @@ class _Batch:
     def _fail(self, verb: Verb, entry: SetEntry, number: int, reason: str) -> None:
         operation = Operation(verb, SetEntries.of(entry))
         self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
+
+
+def _joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
+    """Elements of one set for several messages: which of them each message has, and their bytes."""
+    step = nft.ELEMENTS_LIMIT // len(encoded[0]) if encoded else 1
+    for first in range(0, len(encoded), step):
+        part = slice(first, first + step)
+        yield part, b"".join(encoded[part])
 
 
 def remove_empty_table(channel: netlink.Channel) -> None:

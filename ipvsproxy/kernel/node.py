@@ -23,8 +23,7 @@ from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.ipvs_traffic import TrafficReader
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
-from ipvsproxy.kernel.nft_rules import NftRulesDriver
-from ipvsproxy.kernel.nft_sets import NftSetsDriver
+from ipvsproxy.kernel.nft_driver import NftDriver
 from ipvsproxy.kernel.routes import RouteDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.kernel.rules_driver import RulesDriver
@@ -140,9 +139,12 @@ class NodeKernel:
         self.backend = backend
         self.rules: RulesBackend
         self._sets: SetsBackend
+        of_sets: Driver
+        of_rules: Driver
         if backend is Backend.NFTABLES:
-            self.rules = rules or NftRulesDriver(chains=chains, jumps=jumps)
-            self._sets = NftSetsDriver()
+            tables = NftDriver(chains=chains, jumps=jumps)
+            self.rules, self._sets = tables.rules, tables.sets
+            of_sets = of_rules = tables
         else:
             self.rules = rules or RulesDriver(
                 chains=chains,
@@ -153,6 +155,7 @@ class NodeKernel:
                 programs=programs,
             )
             self._sets = IpsetDriver()
+            of_sets, of_rules = self._sets, self.rules
         self.leftover_rules = LeftoverRules(commands, programs=programs, backend=backend)
         self.ipvs = ipvs or IpvsDriver()
         self._addresses = AddressDriver(functools.partial(self._open_noted, netlink.open_socket))
@@ -165,11 +168,11 @@ class NodeKernel:
         """The families whose rules had no mark at the last reading."""
         drivers: Mapping[DriverName, Driver] = {
             DriverName.IPVS: self.ipvs,
-            DriverName.IPSET: self._sets,
+            DriverName.IPSET: of_sets,
             DriverName.ADDRESSES: self._addresses,
             DriverName.ROUTES: self._routes,
             DriverName.SYSCTL: self._sysctls,
-            DriverName.IPTABLES: self.rules,
+            DriverName.IPTABLES: of_rules,
             DriverName.CONNTRACK: self._conntrack,
         }
         self._drivers = {described: drivers[kind.driver] for described, kind in KINDS.items()}

@@ -139,16 +139,15 @@ class Metrics:
             for outcome in outcomes:
                 if outcome.error:
                     self._values.add(series.NETLINK_ERRORS, driver, errno.errorcode.get(outcome.errno, "other"))
+        for outcome in outcomes:
+            if outcome.error and isinstance(outcome.operation.item, Skeleton):
+                self._values.add(series.RESTORE_FAILURES, outcome.operation.item.family.label)
         cleaned = set()
-        for outcome in outcomes if driver in {DriverName.IPTABLES, DriverName.CONNTRACK} else ():
-            match outcome.operation.item:
-                case Skeleton(family=family) if outcome.error:
-                    self._values.add(series.RESTORE_FAILURES, family.label)
-                case FlowCleaning(flow=flow):
-                    self._values.add(series.DELETED_FLOWS, flow.family.label, count=outcome.removed)
-                    cleaned.add(flow.family)
-                case _:
-                    pass
+        for outcome in outcomes if driver is DriverName.CONNTRACK else ():
+            item = outcome.operation.item
+            if isinstance(item, FlowCleaning):
+                self._values.add(series.DELETED_FLOWS, item.flow.family.label, count=outcome.removed)
+                cleaned.add(item.flow.family)
         for family in cleaned:
             self._values.observe(series.CONNTRACK_DURATION, family.label, value=duration_s)
 
