@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ipvsproxy.kernel import netlink, node
+from ipvsproxy.kernel import netlink
+from ipvsproxy.kernel.backend_drivers import Driver
 from ipvsproxy.kernel.ipset import IpsetDriver
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.model.kernel import RealServers, SetEntry, VirtualServer
@@ -43,7 +44,7 @@ class Wire(FakeKernel):
         monkeypatch.setattr(netlink, "resolve_family", lambda *_: IPVS_FAMILY)
         monkeypatch.setattr(netlink.Channel, "run", self._run)
         self.sysctls = {setting.path: "0" for setting in memory_node.SYSCTLS}
-        self._drivers: dict[type, node.Driver] = {
+        self._drivers: dict[type, Driver] = {
             VirtualServer: IpvsDriver(_connect),
             RealServers: IpvsDriver(_connect),
             SetEntry: IpsetDriver(_connect),

@@ -13,6 +13,7 @@ from ipvsproxy.config.settings import Config, Ipvs
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.kernel import host, iptables, iptables_variant, rules_backend
+from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
@@ -151,7 +152,8 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
     variants = iptables_variant.installed()
     commands = iptables_variant.choose(chains.CHAINS).commands if shutil.which("iptables") else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
-    made = NodeKernel(chains.CHAINS, chains.JUMPS, backend=backend, commands=commands, ipvs=ipvs, route_protocol=route_protocol)
+    chosen = ChosenBackend(backend, commands)
+    made = NodeKernel(chains.CHAINS, chains.JUMPS, chosen=chosen, ipvs=ipvs, route_protocol=route_protocol)
     with contextlib.closing(made) as kernel:
         programs = {}
         for family in Family:

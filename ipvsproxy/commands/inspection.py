@@ -26,7 +26,8 @@ from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.daemon.sources.source import CannotStartError, Source
-from ipvsproxy.kernel import host, iptables, iptables_variant, modules, rules_backend
+from ipvsproxy.kernel import host, iptables_variant, modules, rules_backend
+from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.modules import ModuleState
@@ -202,8 +203,7 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
             NodeKernel,
             chains.CHAINS,
             chains.JUMPS,
-            backend=backend,
-            commands=choice.commands if choice else iptables.COMMANDS,
+            chosen=ChosenBackend(backend, choice.commands) if choice else ChosenBackend(backend),
             route_protocol=config.ipvs.route_protocol,
         )
         kernel = await KernelThread.start(make)

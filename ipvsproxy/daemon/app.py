@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -35,9 +35,11 @@ from ipvsproxy.kernel import host
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.kernel.ipvs_traffic import TrafficReader
+from ipvsproxy.kernel.leftover_rules import LeftoverRules, Place
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event
 from ipvsproxy.store.objects import Store
 
@@ -105,6 +107,7 @@ class _Node:
         self._other_backend = OtherBackend()
         self._pages: Pages | None = None
         self._shows_page = config.servers.ui
+        self._asked_backend = config.ipvs.rules_backend
 
     async def serve(
         self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event
@@ -200,16 +203,53 @@ class _Node:
 
     async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, new: Config) -> None:
         """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
+        former = self._programs
         try:
+            self._programs = await self._prepare_backend(kernel, new.ipvs.rules_backend)
             choices = await self._choices(kernel, new)
         except (CannotStartError, KernelError) as error:
+            self._programs = former
             raise CannotApplyError(str(error)) from error
+        self._asked_backend = new.ipvs.rules_backend
         lifecycle.set_up_log(new)
         lifecycle.set_oom_score(new.oom_score_adj)
         self._metrics_routes.reconfigure(new)
         self._shows_page = new.servers.ui
         self._status.sync_period_s = new.ipvs.sync_period_s
-        engine.reconfigure(*choices)
+        moves = choices.translation.backend is not engine.translation.backend
+        engine.reconfigure(*choices, move_rules=functools.partial(self._move_rules, kernel) if moves else None)
+
+    async def _prepare_backend(self, kernel: KernelThread[NodeKernel], asked: Backend) -> Mapping[Family, Program]:
+        """Prepare another backend of rules and sets, if another one is asked for. Returns what writes its rules.
+
+        Raises:
+            CannotStartError: this host cannot have it, or not for the same families.
+            KernelError: the kernel could not answer now.
+        """
+        if asked is self._asked_backend:
+            return self._programs
+        chosen = await requirements.choose_backend(asked)
+        in_use = await kernel.call(lambda node: node.backend)
+        prepared = await kernel.call(lambda node: node.prepare_backend(None if chosen.backend is in_use else chosen))
+        if prepared is None:
+            return await kernel.call(requirements.usable_programs)
+        programs = await kernel.call(lambda _: requirements.usable_programs(prepared))
+        if programs.keys() != self._programs.keys():
+            served = [" and ".join(family.label for family in one) for one in (programs, self._programs)]
+            raise CannotStartError(f"{chosen.backend} can serve {served[0]}, but {served[1]} are served: this takes a restart")
+        return programs
+
+    async def _move_rules(self, kernel: KernelThread[NodeKernel]) -> None:
+        """Let the prepared backend hold rules and sets. What the former one holds goes once they are in force."""
+
+        async def move() -> tuple[LeftoverRules, Collection[Place]]:
+            self._other_backend.begin_again()
+            await kernel.call(lambda node: node.use_prepared_backend())
+            rules = await kernel.call(lambda node: node.leftover_rules)
+            return rules, await asyncio.to_thread(rules.places, self._programs)
+
+        await self._leftovers.watch_others(move)
+        log.info("rules_moved", backend=next(iter(self._programs.values())).backend.value)
 
     def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> None:
         """Connect the metrics to the parts that they show."""
@@ -243,7 +283,7 @@ class _Node:
             translation=lambda: engine.translation,
             source="manifests" if self._config.source.manifests else "API server",
         )
-        return Pages(sources, counters, node_name=self._config.node_name, programs=self._programs)
+        return Pages(sources, counters, node_name=self._config.node_name, programs=lambda: self._programs)
 
     def _deliver(self, events: Sequence[Event], engine: Engine) -> None:
         journal.log_received(events)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel import host, iptables, iptables_process, iptables_variant, rules_backend
+from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing, SysctlDriver
 from ipvsproxy.kernel.mark_rules import MarkRule, mark_rules
@@ -102,7 +103,7 @@ def gather(
             choice = iptables_variant.choose(chains)
         if not unreadable:
             commands = choice.commands if choice else iptables.COMMANDS
-            kernel = NodeKernel(chains, jumps, backend=chosen.backend, commands=commands, route_protocol=route_protocol)
+            kernel = NodeKernel(chains, jumps, chosen=ChosenBackend(chosen.backend, commands), route_protocol=route_protocol)
             try:
                 refusals = {family: kernel.rules.usable(family) for family in Family}
                 unserved = {family: refusal.reason for family, refusal in refusals.items() if refusal}

@@ -6,27 +6,24 @@ import functools
 import itertools
 import socket
 import time
-import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from ipvsproxy.kernel import iptables, modules, netlink, routes, rules_backend, scheduler
 from ipvsproxy.kernel.addresses import AddressDriver, ObservedAddresses
+from ipvsproxy.kernel.backend_drivers import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
 from ipvsproxy.kernel.conntrack import ConntrackDriver
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import SysctlDriver
-from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
-from ipvsproxy.kernel.iptables import Program, Refusal
+from ipvsproxy.kernel.ipset import ObservedSet
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.ipvs_traffic import TrafficReader
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
-from ipvsproxy.kernel.nft_driver import NftDriver
 from ipvsproxy.kernel.routes import RouteDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
-from ipvsproxy.kernel.rules_driver import RulesDriver
 from ipvsproxy.model.kernel import (
     IP_SETS,
     ROUTE_PROTOCOL,
@@ -51,57 +48,6 @@ T = TypeVar("T")
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-class Driver(Protocol):
-    """Applies operations of some kinds, in order, with one outcome for each."""
-
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply all operations. A failure does not stop the others."""
-
-
-class RulesBackend(Driver, Protocol):
-    """Reads and writes rules, as ``RulesDriver`` does with the programs of iptables. Other rooms only see ``model.rules``."""
-
-    def close(self) -> None:
-        """Close all sockets."""
-
-    def known_program(self, family: Family) -> Program | None:
-        """The family's program if it is known already."""
-
-    def program(self, family: Family) -> Program:
-        """The family's program. Raises KernelError."""
-
-    def usable(self, family: Family) -> Refusal | None:
-        """The reason why a family's rules cannot be read; None if they can."""
-
-    def try_writing(self, family: Family) -> Refusal | None:
-        """The reason why a family's rules cannot be written; None if they can."""
-
-    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """The rules of all programs that contain this text."""
-
-    def observe(self, family: Family) -> ObservedSkeleton:
-        """Read our rules of a family. Raises KernelError."""
-
-
-class SetsBackend(Driver, Protocol):
-    """Reads and writes the sets that rules look into, as ``IpsetDriver`` does."""
-
-    def close(self) -> None:
-        """Close all sockets."""
-
-    def observe(self, names: Collection[str]) -> Mapping[str, ObservedSet]:
-        """The named sets that exist, with their entries. Raises KernelError."""
-
-    def observe_changed(self, names: Collection[str]) -> Mapping[str, ObservedSet | None]:
-        """The named sets that have changed since this last returned them; None for a set that is absent. Raises KernelError."""
-
-    def forget(self) -> None:
-        """Make the next ``observe_changed`` return every set."""
-
-    def has_copy(self) -> bool:
-        """Whether a ``SetCopy`` exists. Raises KernelError."""
-
-
 class NodeKernel:
     """The kernel of this node, in the network namespace of the thread that makes this object."""
 
@@ -111,18 +57,16 @@ class NodeKernel:
         jumps: Collection[Jump],
         on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
         *,
-        backend: Backend = Backend.IPTABLES,
-        commands: Mapping[Family, str] = iptables.COMMANDS,
-        programs: Mapping[str, Program] = types.MappingProxyType({}),
+        chosen: ChosenBackend = IPTABLES_IN_PATH,
         ipvs: IpvsDriver | None = None,
         rules: RulesBackend | None = None,
         rules_patience_s: float | None = None,
         route_protocol: int = ROUTE_PROTOCOL,
         on_late_rules: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open all sockets. Only ``chains`` and ``jumps`` count as ours. ``commands`` are the iptables programs to use.
+        """Open all sockets. Only ``chains`` and ``jumps`` count as ours.
 
-        ``backend`` (never ``AUTO``) holds rules and sets. ``programs`` are the iptables programs whose version is known, by file.
+        ``chosen`` is the backend of rules and sets; ``prepare_backend`` and ``use_prepared_backend`` change it.
         ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS; ``rules`` replaces the driver of the rules.
         ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means without bound.
         ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
@@ -136,27 +80,11 @@ class NodeKernel:
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
-        self.backend = backend
-        self.rules: RulesBackend
-        self._sets: SetsBackend
-        of_sets: Driver
-        of_rules: Driver
-        if backend is Backend.NFTABLES:
-            tables = NftDriver(chains=chains, jumps=jumps)
-            self.rules, self._sets = tables.rules, tables.sets
-            of_sets = of_rules = tables
-        else:
-            self.rules = rules or RulesDriver(
-                chains=chains,
-                jumps=jumps,
-                commands=commands,
-                patience_s=rules_patience_s,
-                on_late_end=on_late_rules,
-                programs=programs,
-            )
-            self._sets = IpsetDriver()
-            of_sets, of_rules = self._sets, self.rules
-        self.leftover_rules = LeftoverRules(commands, programs=programs, backend=backend)
+        self._open_backend = functools.partial(
+            BackendDrivers.open, chains, jumps, patience_s=rules_patience_s, on_late_end=on_late_rules
+        )
+        self._backend = self._open_backend(chosen, rules=rules)
+        self._prepared: BackendDrivers | None = None
         self.ipvs = ipvs or IpvsDriver()
         self._addresses = AddressDriver(functools.partial(self._open_noted, netlink.open_socket))
         self._routes = RouteDriver(functools.partial(self._open_noted, routes.open_socket), route_protocol)
@@ -166,16 +94,56 @@ class NodeKernel:
         self._marks: dict[Family, object] = {}
         self._unmarked: set[Family] = set()
         """The families whose rules had no mark at the last reading."""
+        self._drivers = self._by_class()
+
+    def _by_class(self) -> Mapping[type, Driver]:
+        """The driver of each class of kernel objects."""
         drivers: Mapping[DriverName, Driver] = {
             DriverName.IPVS: self.ipvs,
-            DriverName.IPSET: of_sets,
+            DriverName.IPSET: self._backend.writes_sets,
             DriverName.ADDRESSES: self._addresses,
             DriverName.ROUTES: self._routes,
             DriverName.SYSCTL: self._sysctls,
-            DriverName.IPTABLES: of_rules,
+            DriverName.IPTABLES: self._backend.writes_rules,
             DriverName.CONNTRACK: self._conntrack,
         }
-        self._drivers = {described: drivers[kind.driver] for described, kind in KINDS.items()}
+        return {described: drivers[kind.driver] for described, kind in KINDS.items()}
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that holds rules and sets, never ``AUTO``."""
+        return self._backend.backend
+
+    @property
+    def rules(self) -> RulesBackend:
+        """Reads and writes the rules."""
+        return self._backend.rules
+
+    @property
+    def leftover_rules(self) -> LeftoverRules:
+        """Reads and removes rules of iptables that a proxy has left behind."""
+        return self._backend.leftover_rules
+
+    def prepare_backend(self, chosen: ChosenBackend | None) -> BackendDrivers | None:
+        """Open the drivers of another backend, which nobody uses yet; None closes those that were prepared before.
+
+        Raises:
+            KernelError: a socket could not be opened.
+        """
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            prepared.close()
+        self._prepared = None if chosen is None else self._open_backend(chosen)
+        return self._prepared
+
+    def use_prepared_backend(self) -> None:
+        """From now on, rules and sets are those of the prepared backend. What the former one holds stays in the kernel."""
+        assert self._prepared is not None  # noqa: S101 - the caller has prepared it
+        former, self._backend, self._prepared = self._backend, self._prepared, None
+        former.close()
+        self._drivers = self._by_class()
+        self._marks.clear()
+        self._unmarked.clear()
 
     @property
     def traffic(self) -> TrafficReader:
@@ -190,14 +158,16 @@ class NodeKernel:
 
     def close(self) -> None:
         """Close all sockets."""
-        for driver in (self.ipvs, self._sets, self._addresses, self._routes, self._conntrack, self._rule_changes, self.rules):
+        for driver in (self.ipvs, self._addresses, self._routes, self._conntrack, self._rule_changes, self._backend):
             driver.close()
+        if self._prepared is not None:
+            self._prepared.close()
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
         """Read all that may be ours: these sets, the rules of these families, these settings, and all objects of other kinds."""
         errors: list[str] = []
         addresses = _attempt(self._addresses.observe, errors)
-        observed_sets = _attempt(lambda: self._sets.observe(sets), errors)
+        observed_sets = _attempt(lambda: self._backend.sets.observe(sets), errors)
         skeletons = {family: self._read_rules(family, self._mark(family), errors) for family in families}
         virtual_servers = _attempt(self.ipvs.observe, errors)
         return dataclasses.replace(
@@ -209,7 +179,7 @@ class NodeKernel:
             sets=None
             if observed_sets is None
             else {name: one for name, one in _as_ours(observed_sets).items() if one is not None},
-            set_copy=_attempt(self._sets.has_copy, errors),
+            set_copy=_attempt(self._backend.sets.has_copy, errors),
             skeletons={family: image for family, image in skeletons.items() if image is not None},
             errors=tuple(errors),
         )
@@ -229,7 +199,7 @@ class NodeKernel:
         """
         errors: list[str] = []
         if thorough:
-            self._sets.forget()
+            self._backend.sets.forget()
         addresses = _attempt(self._addresses.observe if thorough else self._addresses.observe_changed, errors)
         yield dataclasses.replace(_of_addresses(addresses), errors=tuple(errors))
         errors = []
@@ -241,11 +211,11 @@ class NodeKernel:
         yield Observation(sysctls=settings, errors=tuple(errors))
         if thorough:
             errors = []
-            yield Observation(set_copy=_attempt(self._sets.has_copy, errors), errors=tuple(errors))
+            yield Observation(set_copy=_attempt(self._backend.sets.has_copy, errors), errors=tuple(errors))
         step = 1 if thorough else SETS_AT_ONCE
         for start in range(0, len(sets), step):
             errors = []
-            observed_sets = _attempt(functools.partial(self._sets.observe_changed, sets[start : start + step]), errors)
+            observed_sets = _attempt(functools.partial(self._backend.sets.observe_changed, sets[start : start + step]), errors)
             yield Observation(some_sets={} if observed_sets is None else _as_ours(observed_sets), errors=tuple(errors))
             if observed_sets is None:
                 break

@@ -26,6 +26,7 @@ from ipvsproxy.daemon.process import lifecycle, reload, requirements
 from ipvsproxy.daemon.sources import directory, first_lists
 from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import host, iptables_variant, scheduler
+from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import COMMANDS, Program, Refusal
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
@@ -63,9 +64,25 @@ class Kernel(FakeKernel):
         self.leftover_rules = Tables()
         self.traffic = self
         self.backend = Backend.IPTABLES
+        self.prepared: list[Backend] = []
+        self.removed_beside: list[Backend] = []
+        """The backend in use at each removal of what the other one holds."""
+        self.on_other_removed: Callable[[], None] = lambda: None
 
     def remove_other_backend(self) -> bool:
+        assert all(self.chains.values()), "only once the rules are in force"
+        self.removed_beside.append(self.backend)
+        self.on_other_removed()
         return True
+
+    def prepare_backend(self, chosen: ChosenBackend | None) -> ChosenBackend | None:
+        self.prepared = [chosen.backend] if chosen else []
+        return chosen
+
+    def use_prepared_backend(self) -> None:
+        self.backend = self.prepared.pop()
+        self.sets.clear()
+        self.chains, self.jumps = {family: {} for family in Family}, {family: set() for family in Family}
 
     def read_rules(self, families: Iterable[Family]) -> None:
         assert not self.applied
@@ -495,3 +512,99 @@ def test_a_family_without_the_version_of_its_program_is_given_up_unless_the_prog
     else:
         with pytest.raises(KernelError, match="not on this machine"):
             requirements.usable_programs(kernel)  # type: ignore[arg-type]  # a double
+
+
+def _reloaded(kernel: Kernel, directory: pathlib.Path, section: str) -> list[Any]:
+    """Run the program until a signal; once all is programmed, its file gets this section. Returns the log."""
+    path, fresh = directory / "config.conf", directory / "fresh"
+    (directory / "web.yaml").write_text(MANIFEST)
+    path.write_text(FILE)
+    fresh.write_text(f"{FILE}ipvsproxy: {{{section}}}\n")
+
+    def change() -> None:
+        if fresh.exists() and kernel.virtual_servers:
+            fresh.rename(path)
+
+    def read() -> Config:
+        arguments = [f"--config={path}", f"--manifests={directory}"]
+        config = load.load(arguments, hostname="node-a", read_file=lambda _: path.read_bytes())
+        return dataclasses.replace(config, servers=Servers(health=None, metrics=None))
+
+    kernel.on_apply = change
+    with structlog.testing.capture_logs() as logged:
+        assert app.run(read(), read) == 0
+    return logged
+
+
+NFTABLES = Program((6, 1), "nftables")
+
+
+def _usable(kernel: Any) -> dict[Family, Program]:
+    return dict.fromkeys(Family, NFTABLES if kernel.backend is Backend.NFTABLES else PROGRAM)
+
+
+@pytest.fixture
+def choosable(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that can have either backend."""
+
+    async def choose_backend(asked: Backend) -> ChosenBackend:
+        return ChosenBackend(asked)
+
+    monkeypatch.setattr(requirements, "choose_backend", choose_backend)
+    monkeypatch.setattr(requirements, "usable_programs", _usable)
+
+
+@pytest.mark.usefixtures("choosable")
+def test_a_reload_moves_rules_and_sets_to_the_other_backend(kernel: Kernel, tmp_path: pathlib.Path) -> None:
+    def end_after_both() -> None:
+        if kernel.removed_beside == [Backend.IPTABLES, Backend.NFTABLES]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    kernel.on_other_removed = end_after_both
+    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
+    assert kernel.backend is Backend.NFTABLES
+    assert [line["backend"] for line in logged if line["event"] == "rules_moved"] == ["nftables"]
+    assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [["ipvsproxy.rulesBackend"]]
+    nat = {key.chain for key in kernel.chains[Family.IPV4] if key.table == "nat"}
+    assert nat == {"KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER"}, "masquerading is by connection"
+
+
+@pytest.mark.usefixtures("choosable")
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("missing", "there is no nf_tables"),
+        ("families", "nftables can serve IPv4, but IPv4 and IPv6 are served: this takes a restart"),
+    ],
+)
+def test_a_backend_that_this_host_cannot_have_leaves_the_former_one_in_force(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, reason: str, expected: str
+) -> None:
+    attempts: list[object] = []
+
+    def usable(asked: Any) -> dict[Family, Program]:
+        if asked.backend is not Backend.NFTABLES:
+            return _usable(asked)
+        attempts.append(asked)
+        if len(attempts) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if reason == "missing":
+            raise CannotStartError("there is no nf_tables")
+        return {Family.IPV4: NFTABLES}
+
+    monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(requirements, "usable_programs", usable)
+    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
+    (failed,) = [line for line in logged if line["event"] == "reload_failed"]
+    assert failed["error"] == expected
+    assert kernel.backend is Backend.IPTABLES
+    assert kernel.removed_beside == [Backend.IPTABLES]
+    assert all(kernel.chains.values())
+
+
+@pytest.mark.usefixtures("choosable")
+def test_a_file_that_takes_the_other_backend_back_leaves_rules_where_they_are(kernel: Kernel, tmp_path: pathlib.Path) -> None:
+    kernel.on_other_removed = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    logged = _reloaded(kernel, tmp_path, "rulesBackend: iptables")
+    assert not [line for line in logged if line["event"] == "rules_moved"]
+    assert kernel.removed_beside == [Backend.IPTABLES]

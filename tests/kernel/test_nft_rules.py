@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ipvsproxy.kernel import host, iptables_rule, nft_message, nft_rule, rules_backend
+from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.kernel.nft_sets import NftSetsDriver
 from ipvsproxy.kernel.node import NodeKernel
@@ -224,7 +225,7 @@ def test_iptables_takes_over_by_removing_the_table(driver: NftRulesDriver) -> No
 
 def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.node.IpvsDriver", lambda: None)
-    node = NodeKernel(chains.CHAINS, chains.JUMPS, backend=Backend.NFTABLES)
+    node = NodeKernel(chains.CHAINS, chains.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))
     program = node.rules.program(Family.IPV4)
     assert (program.variant, program.random_fully) == ("nftables", True)
     assert all(not place.is_used for place in node.leftover_rules.places({Family.IPV4: program}))

@@ -1,7 +1,9 @@
 """Clients that send requests and hold connections while the program is switched to another way of doing its work."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from ipvsproxy.model.net import Family
 from tests.support import cluster
@@ -11,6 +13,21 @@ HELD = (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
 """Who holds a TCP connection to which address, in each family."""
 Client = tuple[str, str, str, Family]
 """Who sends requests, by which protocol, to which address, in which family."""
+
+
+def configure(path: Path, **ours: object) -> None:
+    """Replace a configuration file; ``ours`` are the fields of its section ``ipvsproxy``."""
+    document = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "ipvs",
+        "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
+        "ipvs": {"minSyncPeriod": "0s"},
+        "ipvsproxy": ours,
+    }
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(document))
+    draft.rename(path)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from ipvsproxy.kernel import rules_backend
 from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from tests.packets.switching import losing_nothing
+from tests.packets.switching import configure, losing_nothing
 from tests.support import lab, program
 from tests.support.cluster import Cluster, service
 
@@ -83,6 +83,23 @@ def test_a_switch_in_both_directions_loses_no_connection_and_no_request(laborato
                 running.start(f"--rules-backend={backend}")
                 wait_until(functools.partial(holds, laboratory, backend), f"switched to {backend}")
                 check_held()
+
+
+def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_request(laboratory: lab.Lab, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    configure(path, rulesBackend=Backend.IPTABLES)
+    with Cluster(laboratory, tmp_path, f"--config={path}") as running:
+        running.have(*SERVICES)
+        assert holds(laboratory, Backend.IPTABLES)
+        process = running.program.process_id
+        with losing_nothing(running, CLIENTS) as check_held:
+            for backend in (Backend.NFTABLES, Backend.IPTABLES, Backend.NFTABLES):
+                configure(path, rulesBackend=backend)
+                wait_until(functools.partial(holds, laboratory, backend), f"switched to {backend}")
+                check_held()
+                assert json.loads(verify(running).output)["differences"] == []
+        assert running.program.process_id == process
+        assert running.logged("event=drift") == [], "a switch is no drift"
 
 
 @pytest.mark.parametrize(

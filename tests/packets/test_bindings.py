@@ -12,7 +12,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.view import Binding
-from tests.packets.switching import losing_nothing
+from tests.packets.switching import configure, losing_nothing
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
@@ -39,20 +39,6 @@ def _laboratory() -> Iterator[lab.Lab]:
         yield laboratory
 
 
-def configure(path: Path, binding: Binding) -> None:
-    document = {
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "mode": "ipvs",
-        "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
-        "ipvs": {"minSyncPeriod": "0s"},
-        "ipvsproxy": {"vipBinding": binding},
-    }
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(document))
-    draft.rename(path)
-
-
 def bound(running: Cluster) -> dict[Binding, set[str]]:
     """The local addresses of the API's Services, in each way."""
     return {binding: running.local_addresses(binding) for binding in Binding}
@@ -77,14 +63,14 @@ def is_in(running: Cluster, binding: Binding) -> bool:
 
 def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_request(laboratory: lab.Lab, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    configure(path, Binding.ADDRESSES)
+    configure(path, vipBinding=Binding.ADDRESSES)
     with Cluster(laboratory, tmp_path, f"--config={path}") as running:
         running.have(*SERVICES)
         assert is_in(running, Binding.ADDRESSES)
         process = running.program.process_id
         with losing_nothing(running, CLIENTS) as check_held:
             for binding in (Binding.ROUTES, Binding.ADDRESSES, Binding.ROUTES):
-                configure(path, binding)
+                configure(path, vipBinding=binding)
                 wait_until(functools.partial(is_in, running, binding), f"switched to {binding}", 30)
                 check_held()
         assert running.program.process_id == process

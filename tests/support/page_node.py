@@ -138,7 +138,7 @@ class PageNode(MemoryNode):
             sources,
             KernelThread(self.worker, self.traffic),
             node_name=builders.THIS_NODE,
-            programs=dict.fromkeys(Family, PROGRAM),
+            programs=lambda: dict.fromkeys(Family, PROGRAM),
             clock=self._now,
             wall_clock=self.wall_clock,
         )

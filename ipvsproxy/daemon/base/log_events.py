@@ -127,6 +127,7 @@ EVENTS: Mapping[str, str] = {
         "the unused variant of iptables holds rules of ours, which apply to packets, too. They are removed once the new "
         "ones are in force"
     ),
+    "rules_moved": "a reload has made this `backend` hold rules and sets; what the other one holds goes once they are in force",
     "rules_not_writable_yet": (
         "rules of this family could not be written at the start; the family is served, and its rules follow"
     ),

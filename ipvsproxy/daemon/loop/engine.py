@@ -14,7 +14,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -96,6 +96,7 @@ class Engine:
         self._wake = asyncio.Event()
         self._is_sync_due = False
         self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
+        self._move_rules: Callable[[], Awaitable[None]] | None = None
         self._journal = journal.Journal(clock)
         self._reader = KernelReader(self._reconciler, kernel, self._journal, clock, processor_clock)
         self._addresses_changed = False
@@ -149,9 +150,20 @@ class Engine:
         """Why parts of the kernel could not be read at the last attempt, one sentence each."""
         return self._reader.unreadable
 
-    def reconfigure(self, settings: EngineSettings, translation: view.Settings, policy: Policy) -> None:
-        """Use another configuration from the next sync on. Node and families do not change."""
+    def reconfigure(
+        self,
+        settings: EngineSettings,
+        translation: view.Settings,
+        policy: Policy,
+        *,
+        move_rules: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Use another configuration from the next sync on. Node and families do not change.
+
+        ``move_rules`` makes another backend hold rules and sets; it is called between two uses of the kernel, and never fails.
+        """
         self._new_choices = (settings, translation, policy)
+        self._move_rules = move_rules
         self.changed(self._clock())
 
     # The loop.
@@ -178,7 +190,7 @@ class Engine:
     async def _start(self) -> None:
         """Read the kernel, program the first Services, then everything."""
         began = self._clock()
-        self._adopt_choices()
+        await self._adopt_choices()
         self._demand_primary_family()
         self._put_node()
         # Unreadable parts are programmed all the same, nothing of them is removed, and they are read again soon.
@@ -255,7 +267,7 @@ class Engine:
         self._is_sync_due = False
         observed = began
         self._watcher.syncing(began)
-        self._adopt_choices()
+        await self._adopt_choices()
         if self._addresses_changed or self._translator.needs_addresses(began):
             self._addresses_changed = False
             is_read = await self._reader.read_addresses()
@@ -364,15 +376,19 @@ class Engine:
     async def _translate_all(self, names: Iterable[ServiceName], now: float) -> None:
         await in_slices(self._translator.putting(names), self._clock, now)
 
-    def _adopt_choices(self) -> None:
+    async def _adopt_choices(self) -> None:
         """Adopt the configuration given to ``reconfigure``: every Service and rule may be concerned."""
         if self._new_choices is None:
             return
         self._settings, translation, policy = self._new_choices
-        self._new_choices = None
+        move_rules, self._new_choices, self._move_rules = self._move_rules, None, None
         self._reconciler.adopt(policy)
         self._translator.adopt(translation, self._settings.sysctls, self._settings.timeouts)
         self._put_node()
+        if move_rules is not None:
+            await move_rules()
+            await in_slices(self._reconciler.forgetting_rules(), self._clock, self._clock())
+            await self._reader.observe()  # what the other backend already holds, as after a restart
         self._reader.request_audit()
 
     def _put_node(self) -> None:

@@ -86,27 +86,34 @@ class OtherBackend:
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
+        self._is_done = False
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
-        if not summary.lacking and not summary.unserved:
+        if not summary.lacking and not summary.unserved and not self._is_done:
             self._wake.set()
+
+    def begin_again(self) -> None:
+        """Rules move to another backend: remove nothing before they are in force there."""
+        self._is_done = False
+        self._wake.clear()
 
     async def run(self, remove: Callable[[], Awaitable[bool]]) -> None:
         """Remove until nothing is left, as ``remove`` returns. A failed removal is repeated with growing pauses."""
         failures = 0
         while True:
             await self._wake.wait()
+            self._wake.clear()
             try:
-                if await remove():
-                    break
+                self._is_done = await remove()
             except (KernelError, OSError) as error:
                 if not failures:
                     log.warning("other_backend_not_removed", error=str(error), hint="it is tried again; packets meet its rules")
+            if self._is_done:
+                failures = 0
+                continue
             failures += 1
-            self._wake.clear()
             await asyncio.sleep(retry.delay_s(failures))
-        await asyncio.Event().wait()
 
 
 @dataclasses.dataclass(slots=True)
@@ -134,13 +141,26 @@ class Leftovers:
         in_thread: Callable[..., Awaitable[Examined]] = asyncio.to_thread,
     ) -> None:
         """``in_thread`` calls ``examine`` in another thread."""
-        self._rules = rules
         self._clock = clock
         self._in_thread = in_thread
+        self._examining = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._watch(rules, places)
+
+    def _watch(self, rules: Rules, places: Collection[Place]) -> None:
+        self._rules = rules
         self._states = {place: _State() for place in places}
         self._in_force: frozenset[Family] = frozenset()
         self._returns = leftovers.Returns()
-        self._wake = asyncio.Event()
+
+    async def watch_others(self, move: Callable[[], Awaitable[tuple[Rules, Collection[Place]]]]) -> None:
+        """Look for leftovers in other places from now on: our rules move to another backend by ``move``.
+
+        Nothing is examined meanwhile, nor before a sync shows that the rules are in force there: what is a leftover then, serves
+        until then.
+        """
+        async with self._examining:
+            self._watch(*await move())
 
     @property
     def present(self) -> Mapping[Place, bool]:
@@ -172,9 +192,11 @@ class Leftovers:
         self._wake.clear()
 
     async def _examine_where_due(self) -> None:
-        for place, state in self._states.items():
-            now = self._clock()
-            if place.family in self._in_force and state.due_s <= now:
+        for place, state in tuple(self._states.items()):
+            async with self._examining:
+                now = self._clock()
+                if state is not self._states.get(place) or place.family not in self._in_force or state.due_s > now:
+                    continue
                 state.due_s = math.inf
                 may_remove = self._returns.due_s(place) <= now
                 try:

@@ -46,6 +46,7 @@ APPLIED = frozenset(
     {
         "ipvsproxy.drainDeadline",
         "ipvsproxy.driftCheckInterval",
+        "ipvsproxy.rulesBackend",
         "ipvsproxy.scopeMarkBits",
         "ipvsproxy.serviceAnnotations",
         "ipvsproxy.trafficScopes",

@@ -9,14 +9,15 @@ import errno
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
 from ipvsproxy.config.settings import Ipvs
 from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.kernel import host, iptables, iptables_variant, rules_backend, scheduler
+from ipvsproxy.kernel import host, iptables_variant, rules_backend, scheduler
+from ipvsproxy.kernel.backend_drivers import ChosenBackend, RulesBackend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
@@ -69,40 +70,49 @@ async def running_kernel(
     Raises:
         CannotStartError: a requirement is missing.
     """
-    backend = await until_answered(lambda: asyncio.to_thread(rules_backend.choose, chosen.rules_backend))
-    runs_iptables = backend.backend is Backend.IPTABLES
-    demand(host.missing_privileges(runs_iptables=runs_iptables))
-    modules = host.MODULES if runs_iptables else host.NFTABLES_MODULES
-    complaint = await logging_wait("load_modules", asyncio.to_thread(host.load_modules, modules))
-    missing = host.missing_features()
-    if missing:
-        raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
-    choice = await _iptables_choice() if runs_iptables else None
+    backend = await choose_backend(chosen.rules_backend)
     make = functools.partial(
         NodeKernel,
         chains.CHAINS,
         chains.JUMPS,
         on_applied,
-        backend=backend.backend,
-        commands=choice.commands if choice else iptables.COMMANDS,
-        programs=choice.programs if choice else {},
+        chosen=backend,
         rules_patience_s=RULES_PATIENCE_S,
         route_protocol=chosen.route_protocol,
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
     )
     slow = Bucket(1, SLOW_LOG_S, time.monotonic())
     kernel = await until_answered(lambda: logging_wait("open_kernel_sockets", KernelThread.start(make, lambda: _log_slow(slow))))
-    if chosen.rules_backend is not Backend.IPTABLES:
-        log.info("rules_backend_chosen", backend=backend.backend.value, reason=backend.reason)
-    if choice:
-        log.info("iptables_variant_chosen", variant=choice.variant.value, reason=choice.reason)
-    if choice and choice.left_behind:
-        hint = "packets meet them, too; they are removed once the rules of the used variant are in force"
-        log.warning("rules_left_in_other_variant", variant=choice.left_behind.value, hint=hint)
     try:
         yield kernel
     finally:
         kernel.stop()
+
+
+async def choose_backend(asked: Backend) -> ChosenBackend:
+    """Choose the backend of rules and sets, after checking its requirements, and log the choice.
+
+    Raises:
+        CannotStartError: a requirement is missing.
+    """
+    choice = await until_answered(lambda: asyncio.to_thread(rules_backend.choose, asked))
+    runs_iptables = choice.backend is Backend.IPTABLES
+    demand(host.missing_privileges(runs_iptables=runs_iptables))
+    modules = host.MODULES if runs_iptables else host.NFTABLES_MODULES
+    complaint = await logging_wait("load_modules", asyncio.to_thread(host.load_modules, modules))
+    missing = host.missing_features()
+    if missing:
+        raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
+    if asked is not Backend.IPTABLES:
+        log.info("rules_backend_chosen", backend=choice.backend.value, reason=choice.reason)
+    if not runs_iptables:
+        return ChosenBackend(choice.backend)
+    variant = await _iptables_choice()
+    log.info("iptables_variant_chosen", variant=variant.variant.value, reason=variant.reason)
+    if variant.left_behind:
+        hint = "packets meet them, too; they are removed once the rules of the used variant are in force"
+        log.warning("rules_left_in_other_variant", variant=variant.left_behind.value, hint=hint)
+    return ChosenBackend(choice.backend, variant.commands, variant.programs)
 
 
 async def _iptables_choice() -> iptables_variant.Choice:
@@ -221,8 +231,20 @@ def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
     raise CannotStartError(*reasons)
 
 
-def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
-    """The iptables program of each family that this host can serve; one family is enough.
+class HasBackend(Protocol):
+    """The backend of the rules: that in use, or one that is prepared."""
+
+    @property
+    def backend(self) -> Backend:
+        """The backend, never ``AUTO``."""
+
+    @property
+    def rules(self) -> RulesBackend:
+        """Reads and writes the rules."""
+
+
+def usable_programs(kernel: HasBackend) -> Mapping[Family, Program]:
+    """What writes the rules of each family that this host can serve; one family is enough.
 
     A family is given up only if its rules certainly cannot be written on this host. If that is uncertain now, as while another
     process holds the lock of iptables, the family is served, and its rules are written once that works.

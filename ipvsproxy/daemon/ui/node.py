@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ipvsproxy.daemon.http.health import Health
@@ -33,14 +33,17 @@ class Watch:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What does not change while the process runs. ``variants`` has the variant of iptables of each served family."""
+    """What does not change while the process runs.
+
+    ``variants`` returns what holds the rules of each served family now: a variant of iptables, or nftables.
+    """
 
     version: str
     node_name: str
     started_s: float
     release: str
     source: str
-    variants: Mapping[Family, str]
+    variants: Callable[[], Mapping[Family, str]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,7 @@ def describe(facts: Facts, syncs: Syncs, history: History, since_s: float) -> di
                     "healthy": family in health.families and health.families[family].is_healthy,
                     "updatedAt": health.families[family].updated_s if family in health.families else None,
                 }
-                for family, variant in identity.variants.items()
+                for family, variant in identity.variants().items()
             ],
         },
         "connectionsPerSecond": last.connections if last else None,

@@ -103,12 +103,15 @@ class Pages:
         kernel: KernelThread[CounterReader],
         *,
         node_name: str,
-        programs: Mapping[Family, Program],
+        programs: Callable[[], Mapping[Family, Program]],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """``processor_clock`` is the processor time of the calling thread."""
+        """``programs`` returns what writes the rules of each served family now.
+
+        ``processor_clock`` is the processor time of the calling thread.
+        """
         self._processor_clock = processor_clock
         self._sources = sources
         self._clock = clock
@@ -119,7 +122,7 @@ class Pages:
             started_s=wall_clock(),
             release=platform.release(),
             source=sources.source,
-            variants={family: "nft" if one.variant == "nf_tables" else one.variant for family, one in programs.items()},
+            variants=lambda: {family: "nft" if one.variant == "nf_tables" else one.variant for family, one in programs().items()},
         )
         self._hosts = {"localhost", node_name.lower(), socket.gethostname().lower()}
         self._viewers = viewers.Viewers()

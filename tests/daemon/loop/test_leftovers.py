@@ -18,7 +18,7 @@ from ipvsproxy.kernel import iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.iptables_variant import Variant
-from ipvsproxy.kernel.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.leftover_rules import LeftoverRules, Place
 from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
@@ -322,3 +322,78 @@ async def test_the_other_backend_goes_once_ours_is_in_force_and_a_failure_is_rep
         assert not running.done()
         running.cancel()
     assert [line["event"] for line in logs] == ["other_backend_not_removed"]
+
+
+@in_virtual_time
+async def test_while_rules_move_nothing_of_the_former_backend_is_removed_before_they_are_in_force() -> None:
+    calls: list[float] = []
+
+    async def remove() -> bool:
+        calls.append(asyncio.get_running_loop().time())
+        return True
+
+    subject = OtherBackend()
+    running = asyncio.create_task(subject.run(remove))
+    subject.synced(summary())
+    await asyncio.sleep(1)
+    assert len(calls) == 1
+    subject.begin_again()
+    for _ in range(3):
+        subject.synced(summary(lacking=[Family.IPV4]))
+        await asyncio.sleep(1)
+    assert len(calls) == 1
+    subject.synced(summary())
+    await asyncio.sleep(1)
+    assert len(calls) == 2
+    running.cancel()
+
+
+@in_virtual_time
+async def test_rules_that_move_make_the_former_ones_leftovers_once_they_are_in_force() -> None:
+    moved = Tables()
+    moved.put(OTHER, LEFT)
+    async with scene() as node:
+        await node.sync()
+
+        async def move() -> tuple[Tables, tuple[Place, ...]]:
+            assert moved.writes == []
+            return moved, (OTHER,)
+
+        await node.subject.watch_others(move)
+        await asyncio.sleep(AUDIT_S)
+        await node.sync(Family.IPV4, is_audit=True)
+        assert moved.writes == [], "ours are not in force yet, so these serve"
+        await node.sync()
+        assert moved.writes == [OTHER]
+        assert set(node.subject.present) == {OTHER}
+        assert node.logged == [(REMOVED, str(OTHER))]
+
+
+@in_virtual_time
+async def test_rules_do_not_move_while_leftovers_are_examined() -> None:
+    tables = Tables()
+    tables.put(USED, LEFT)
+    order: list[str] = []
+    may_end = asyncio.Event()
+
+    async def slowly(job: Callable[..., Examined], *arguments: object, **options: bool) -> Examined:
+        await may_end.wait()
+        order.append("examined")
+        return job(*arguments, **options)
+
+    async def move() -> tuple[Tables, tuple[Place, ...]]:
+        order.append("moved")
+        return Tables(), ()
+
+    subject = Leftovers(tables, (USED, OTHER), asyncio.get_running_loop().time, slowly)
+    running = asyncio.create_task(subject.run())
+    subject.synced(summary())
+    await asyncio.sleep(1)
+    moving = asyncio.create_task(subject.watch_others(move))
+    await asyncio.sleep(1)
+    assert order == []
+    may_end.set()
+    await moving
+    await asyncio.sleep(1)
+    assert order == ["examined", "moved"], "the second place is no longer examined"
+    running.cancel()

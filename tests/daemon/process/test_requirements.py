@@ -76,7 +76,7 @@ async def test_the_chosen_variant_is_used_and_logged_as_are_rules_in_the_other_o
     monkeypatch.setattr(host, "load_modules", lambda *_: "")
     choice = Choice(iptables_variant.commands(Variant.NF_TABLES), Variant.NF_TABLES, "there are signs", left_behind)
     monkeypatch.setattr(iptables_variant, "choose", lambda _: choice)
-    monkeypatch.setattr(requirements, "NodeKernel", lambda *_, commands, **__: made.append(commands))
+    monkeypatch.setattr(requirements, "NodeKernel", lambda *_, chosen, **__: made.append(chosen.commands))
     with structlog.testing.capture_logs() as logs:
         async with requirements.running_kernel(Ipvs()):
             pass

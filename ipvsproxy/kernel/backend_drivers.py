@@ -1,0 +1,128 @@
+"""The drivers of one backend of the rules: they read and write rules and sets, and find rules that were left behind."""
+
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol, Self
+
+from ipvsproxy.kernel import iptables
+from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
+from ipvsproxy.kernel.iptables import Program, Refusal
+from ipvsproxy.kernel.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.nft_driver import NftDriver
+from ipvsproxy.kernel.rules_driver import RulesDriver
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton
+
+
+class Driver(Protocol):
+    """Applies operations of some kinds, in order, with one outcome for each."""
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Apply all operations. A failure does not stop the others."""
+
+
+class RulesBackend(Driver, Protocol):
+    """Reads and writes rules, as ``RulesDriver`` does with the programs of iptables. Other rooms only see ``model.rules``."""
+
+    def close(self) -> None:
+        """Close all sockets."""
+
+    def known_program(self, family: Family) -> Program | None:
+        """The family's program if it is known already."""
+
+    def program(self, family: Family) -> Program:
+        """The family's program. Raises KernelError."""
+
+    def usable(self, family: Family) -> Refusal | None:
+        """The reason why a family's rules cannot be read; None if they can."""
+
+    def try_writing(self, family: Family) -> Refusal | None:
+        """The reason why a family's rules cannot be written; None if they can."""
+
+    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
+        """The rules of all programs that contain this text."""
+
+    def observe(self, family: Family) -> ObservedSkeleton:
+        """Read our rules of a family. Raises KernelError."""
+
+
+class SetsBackend(Driver, Protocol):
+    """Reads and writes the sets that rules look into, as ``IpsetDriver`` does."""
+
+    def close(self) -> None:
+        """Close all sockets."""
+
+    def observe(self, names: Collection[str]) -> Mapping[str, ObservedSet]:
+        """The named sets that exist, with their entries. Raises KernelError."""
+
+    def observe_changed(self, names: Collection[str]) -> Mapping[str, ObservedSet | None]:
+        """The named sets that have changed since this last returned them; None for a set that is absent. Raises KernelError."""
+
+    def forget(self) -> None:
+        """Make the next ``observe_changed`` return every set."""
+
+    def has_copy(self) -> bool:
+        """Whether a ``SetCopy`` exists. Raises KernelError."""
+
+
+class ChosenBackend(NamedTuple):
+    """A backend, never ``AUTO``, and for iptables its programs.
+
+    ``commands`` are the names of the programs, ``programs`` those whose version is known, by file.
+    """
+
+    backend: Backend
+    commands: Mapping[Family, str] = iptables.COMMANDS
+    programs: Mapping[str, Program] = types.MappingProxyType({})
+
+
+IPTABLES_IN_PATH = ChosenBackend(Backend.IPTABLES)
+"""The programs of iptables in PATH, whatever their variant."""
+
+
+class BackendDrivers(NamedTuple):
+    """The drivers of a backend. ``writes_sets`` and ``writes_rules`` are one object where both are one transaction."""
+
+    backend: Backend
+    rules: RulesBackend
+    sets: SetsBackend
+    writes_sets: Driver
+    writes_rules: Driver
+    leftover_rules: LeftoverRules
+    closing: Sequence[Callable[[], None]]
+
+    @classmethod
+    def open(
+        cls,
+        chains: Collection[ChainKey],
+        jumps: Collection[Jump],
+        chosen: ChosenBackend,
+        *,
+        rules: RulesBackend | None = None,
+        patience_s: float | None = None,
+        on_late_end: Callable[[], None] = lambda: None,
+    ) -> Self:
+        """Open the drivers, in the network namespace of the calling thread, which alone may use them.
+
+        ``rules`` replaces the driver of the rules of iptables. ``patience_s`` and ``on_late_end`` are as for ``RulesDriver``.
+        """
+        leftover_rules = LeftoverRules(chosen.commands, programs=chosen.programs, backend=chosen.backend)
+        if chosen.backend is Backend.NFTABLES:
+            both = NftDriver(chains=chains, jumps=jumps)
+            return cls(chosen.backend, both.rules, both.sets, both, both, leftover_rules, (both.close,))
+        sets = IpsetDriver()
+        rules = rules or RulesDriver(
+            chains=chains,
+            jumps=jumps,
+            commands=chosen.commands,
+            patience_s=patience_s,
+            on_late_end=on_late_end,
+            programs=chosen.programs,
+        )
+        return cls(chosen.backend, rules, sets, sets, rules, leftover_rules, (rules.close, sets.close))
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for close in self.closing:
+            close()
