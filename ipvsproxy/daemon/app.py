@@ -18,6 +18,7 @@ from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop import interfaces, journal
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftovers import Leftovers, OtherBackend
+from ipvsproxy.daemon.loop.rules_follower import RulesFollower
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
@@ -63,7 +64,7 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
     source = await sources.make(config, metrics)
     with requirements.only_instance():
         late_rules = asyncio.Event()
-        async with requirements.running_kernel(config.ipvs, metrics.applied, late_rules.set) as kernel:
+        async with requirements.running_kernel(config.ipvs, metrics.applied, late_rules.set, listen=True) as kernel:
             requirements.demand(host.missing_settings())
             programs = await requirements.demand_usable_node(kernel)
             rules = await kernel.call(lambda node: node.leftover_rules)
@@ -122,7 +123,9 @@ class _Node:
             kernel=kernel,
             watcher=self,
         )
-        apply = functools.partial(self._reconfigure, kernel, engine)
+        follower = RulesFollower(engine)
+        follower.follow(await kernel.call(lambda node: node.rules_changes))
+        apply = functools.partial(self._reconfigure, kernel, engine, follower)
         reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
         signals.install(reloader.ask)
         self._status.unreadable = lambda: engine.unreadable
@@ -160,7 +163,10 @@ class _Node:
             *routes.servers(self._config.servers, self._health_routes.answer, self._metrics_routes.answer),
             self._health_checks.run(),
         )
-        await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
+        try:
+            await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
+        finally:
+            follower.follow(None)
 
     # The loop's Watcher.
 
@@ -201,7 +207,7 @@ class _Node:
             notices.append(Notice(SCHEDULER_MISSING, f"{why_not}; {name} is used instead"))
             log.error("scheduler_not_used", reason=why_not, used=name)
 
-    async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, new: Config) -> None:
+    async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, follower: RulesFollower, new: Config) -> None:
         """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
         former = self._programs
         try:
@@ -217,7 +223,7 @@ class _Node:
         self._shows_page = new.servers.ui
         self._status.sync_period_s = new.ipvs.sync_period_s
         moves = choices.translation.backend is not engine.translation.backend
-        engine.reconfigure(*choices, move_rules=functools.partial(self._move_rules, kernel) if moves else None)
+        engine.reconfigure(*choices, move_rules=functools.partial(self._move_rules, kernel, follower) if moves else None)
 
     async def _prepare_backend(self, kernel: KernelThread[NodeKernel], asked: Backend) -> Mapping[Family, Program]:
         """Prepare another backend of rules and sets, if another one is asked for. Returns what writes its rules.
@@ -239,12 +245,14 @@ class _Node:
             raise CannotStartError(f"{chosen.backend} can serve {served[0]}, but {served[1]} are served: this takes a restart")
         return programs
 
-    async def _move_rules(self, kernel: KernelThread[NodeKernel]) -> None:
+    async def _move_rules(self, kernel: KernelThread[NodeKernel], follower: RulesFollower) -> None:
         """Let the prepared backend hold rules and sets. What the former one holds goes once they are in force."""
 
         async def move() -> tuple[LeftoverRules, Collection[Place]]:
             self._other_backend.begin_again()
+            follower.follow(None)
             await kernel.call(lambda node: node.use_prepared_backend())
+            follower.follow(await kernel.call(lambda node: node.rules_changes))
             rules = await kernel.call(lambda node: node.leftover_rules)
             return rules, await asyncio.to_thread(rules.places, self._programs)
 

@@ -8,6 +8,7 @@ from ipvsproxy.kernel import iptables
 from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
 from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.nft_changes import NftChanges
 from ipvsproxy.kernel.nft_driver import NftDriver
 from ipvsproxy.kernel.rules_driver import RulesDriver
 from ipvsproxy.model.net import Family
@@ -82,7 +83,10 @@ IPTABLES_IN_PATH = ChosenBackend(Backend.IPTABLES)
 
 
 class BackendDrivers(NamedTuple):
-    """The drivers of a backend. ``writes_sets`` and ``writes_rules`` are one object where both are one transaction."""
+    """The drivers of a backend. ``writes_sets`` and ``writes_rules`` are one object where both are one transaction.
+
+    ``changes`` are changes of our table by others; None if nobody watches them, or if the backend has no notifications.
+    """
 
     backend: Backend
     rules: RulesBackend
@@ -90,6 +94,7 @@ class BackendDrivers(NamedTuple):
     writes_sets: Driver
     writes_rules: Driver
     leftover_rules: LeftoverRules
+    changes: NftChanges | None
     closing: Sequence[Callable[[], None]]
 
     @classmethod
@@ -102,15 +107,17 @@ class BackendDrivers(NamedTuple):
         rules: RulesBackend | None = None,
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
+        listen: bool = False,
     ) -> Self:
         """Open the drivers, in the network namespace of the calling thread, which alone may use them.
 
-        ``rules`` replaces the driver of the rules of iptables. ``patience_s`` and ``on_late_end`` are as for ``RulesDriver``.
+        ``listen``: the caller watches ``changes`` of nftables. ``rules`` replaces the driver of the rules of iptables.
+        ``patience_s`` and ``on_late_end`` are as for ``RulesDriver``.
         """
         leftover_rules = LeftoverRules(chosen.commands, programs=chosen.programs, backend=chosen.backend)
         if chosen.backend is Backend.NFTABLES:
-            both = NftDriver(chains=chains, jumps=jumps)
-            return cls(chosen.backend, both.rules, both.sets, both, both, leftover_rules, (both.close,))
+            both = NftDriver(chains=chains, jumps=jumps, listen=listen)
+            return cls(chosen.backend, both.rules, both.sets, both, both, leftover_rules, both.changes, (both.close,))
         sets = IpsetDriver()
         rules = rules or RulesDriver(
             chains=chains,
@@ -120,7 +127,7 @@ class BackendDrivers(NamedTuple):
             on_late_end=on_late_end,
             programs=chosen.programs,
         )
-        return cls(chosen.backend, rules, sets, sets, rules, leftover_rules, (rules.close, sets.close))
+        return cls(chosen.backend, rules, sets, sets, rules, leftover_rules, None, (rules.close, sets.close))
 
     def close(self) -> None:
         """Close all sockets."""

@@ -4,8 +4,10 @@ So no packet meets a rule without its sets, or a set that only half of a change 
 changes stand between additions and removals: a sync that has both takes two transactions.
 """
 
+import functools
 import itertools
 import pathlib
+import socket
 from collections.abc import Callable, Collection, Sequence
 
 from pyroute2.netlink import NETLINK_NETFILTER
@@ -13,6 +15,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel import netlink, nft_rules
 from ipvsproxy.kernel import nft_message as nft
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.nft_changes import NftChanges
 from ipvsproxy.kernel.nft_message import Message
 from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.kernel.nft_sets import NftSetsDriver
@@ -23,7 +26,8 @@ from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
 class NftDriver:
     """Writes rules and sets of both families; ``rules`` and ``sets`` read them, each with a socket of its own.
 
-    The arguments are those of ``NftRulesDriver``. Only the thread that makes this object may use it.
+    The arguments are those of ``NftRulesDriver``. With ``listen``, ``changes`` are the changes of our table by others, and sets
+    are read again after these alone. Only the thread that makes this object may use it, except for ``changes``.
     """
 
     def __init__(
@@ -31,16 +35,26 @@ class NftDriver:
         *,
         chains: Collection[ChainKey],
         jumps: Collection[Jump],
-        connect: Callable[[int], netlink.Socket] = netlink.open_socket,
+        connect: Callable[[int], socket.socket] = netlink.open_socket,
         proc: pathlib.Path = pathlib.Path("/proc"),
+        listen: bool = False,
     ) -> None:
-        self.rules = NftRulesDriver(chains=chains, jumps=jumps, connect=connect, proc=proc)
-        self.sets = NftSetsDriver(connect)
-        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
+        self._ports: set[int] = set()
+        self.changes = NftChanges(self._ports) if listen else None
+        noted = functools.partial(self._open_noted, connect)
+        self.rules = NftRulesDriver(chains=chains, jumps=jumps, connect=noted, proc=proc)
+        self.sets = NftSetsDriver(noted, changes=self.changes)
+        self._channel = netlink.Channel(NETLINK_NETFILTER, noted)
+
+    def _open_noted(self, connect: Callable[[int], socket.socket], protocol: int) -> socket.socket:
+        """Open a socket and note its port id: its changes are our own."""
+        opened = connect(protocol)
+        self._ports.add(opened.getsockname()[0])
+        return opened
 
     def close(self) -> None:
         """Close all sockets."""
-        for one in (self.rules, self.sets, self._channel):
+        for one in (self.rules, self.sets, self._channel, *((self.changes,) if self.changes else ())):
             one.close()
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

@@ -18,6 +18,7 @@ from ipvsproxy.kernel import ipset_batch, message, netlink
 from ipvsproxy.kernel import nft_message as nft
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipset import ObservedSet
+from ipvsproxy.kernel.nft_changes import NftChanges
 from ipvsproxy.kernel.nft_message import Message, Shape
 from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
 from ipvsproxy.model.net import Address, Family, Protocol
@@ -124,14 +125,20 @@ class NftSetsDriver:
     """
 
     def __init__(
-        self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, sleep: Callable[[float], object] = time.sleep
+        self,
+        connect: Callable[[int], netlink.Socket] = netlink.open_socket,
+        sleep: Callable[[float], object] = time.sleep,
+        *,
+        changes: NftChanges | None = None,
     ) -> None:
+        """``changes`` are those of our table by others. Without them, any change of nf_tables may be one."""
+        self._changes = changes
         self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
         self._sleep = sleep
         self._digests: dict[str, bytes] = {}
         """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
-        self._generations: dict[str, int] = {}
-        """The generation at which ``observe_changed`` last read each set: it is not read again before there is another one."""
+        self._marks: dict[str, object] = {}
+        """The mark at which ``observe_changed`` last read each set: it is not read again before there is another one."""
 
     def close(self) -> None:
         """Close the socket."""
@@ -149,21 +156,21 @@ class NftSetsDriver:
     def forget(self) -> None:
         """Make the next ``observe_changed`` return every set."""
         self._digests.clear()
-        self._generations.clear()
+        self._marks.clear()
 
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
         """The named sets that have changed since this last returned them; None for a set that does not exist.
 
         A set that was written meanwhile counts as changed. After ``observe`` or ``forget``, every set does. Without any change of
-        nf_tables, this is one question to the kernel.
+        nf_tables, this is one question to the kernel, or none where it sends notifications.
 
         Raises:
             KernelError: a set could not be read. The next call then returns at least the same sets.
         """
         changed: dict[str, ObservedSet | None] = {}
         digests: dict[str, bytes] = {}
-        generation = nft.generation(self._channel)
-        read = [name for name in names if self._generations.get(name) != generation or name not in self._digests]
+        mark = self._mark()
+        read = [name for name in names if self._marks.get(name) != mark or name not in self._digests]
         for name in read:
             dumped = self._dump(name)
             if dumped is None:
@@ -174,8 +181,14 @@ class NftSetsDriver:
                 changed[name] = _read(name, *dumped)
                 digests[name] = digest
         self._digests |= digests
-        self._generations |= dict.fromkeys(read, generation)
+        self._marks |= dict.fromkeys(read, mark)
         return changed
+
+    def _mark(self) -> object:
+        """A mark that is another one after a change of our table by others."""
+        if self._changes is not None and self._changes.count is not None:
+            return "changes", self._changes.count
+        return "generation", nft.generation(self._channel)
 
     def has_copy(self) -> bool:
         """Whether a ``SetCopy`` exists: never, since these sets need not be enlarged."""

@@ -22,6 +22,7 @@ from ipvsproxy.kernel.ipset import ObservedSet
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.ipvs_traffic import TrafficReader
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.nft_changes import NftChanges
 from ipvsproxy.kernel.routes import RouteDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
 from ipvsproxy.model.kernel import (
@@ -63,6 +64,7 @@ class NodeKernel:
         rules_patience_s: float | None = None,
         route_protocol: int = ROUTE_PROTOCOL,
         on_late_rules: Callable[[], None] = lambda: None,
+        listen: bool = False,
     ) -> None:
         """Open all sockets. Only ``chains`` and ``jumps`` count as ours.
 
@@ -70,7 +72,7 @@ class NodeKernel:
         ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS; ``rules`` replaces the driver of the rules.
         ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means without bound.
         ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
-        program that took longer ends.
+        program that took longer ends. ``listen``: the caller watches ``rules_changes``.
 
         ``on_applied`` gets the outcomes of each run of operations of one driver, and its duration in seconds; it is called in the
         thread that applies them. ``ports`` are the port ids of the sockets that change addresses and routes, as in notifications.
@@ -81,7 +83,7 @@ class NodeKernel:
         self.ports: set[int] = set()
         self._on_applied = on_applied
         self._open_backend = functools.partial(
-            BackendDrivers.open, chains, jumps, patience_s=rules_patience_s, on_late_end=on_late_rules
+            BackendDrivers.open, chains, jumps, patience_s=rules_patience_s, on_late_end=on_late_rules, listen=listen
         )
         self._backend = self._open_backend(chosen, rules=rules)
         self._prepared: BackendDrivers | None = None
@@ -118,6 +120,11 @@ class NodeKernel:
     def rules(self) -> RulesBackend:
         """Reads and writes the rules."""
         return self._backend.rules
+
+    @property
+    def rules_changes(self) -> NftChanges | None:
+        """The changes of our table of nftables by others; None without notifications."""
+        return self._backend.changes
 
     @property
     def leftover_rules(self) -> LeftoverRules:
@@ -254,6 +261,8 @@ class NodeKernel:
         program = self.rules.known_program(family)
         if program is None:
             return None
+        if self._backend.changes is not None and self._backend.changes.count is not None:
+            return "changes", self._backend.changes.count
         try:
             mark = self._rule_changes.mark(family, program.variant)
         except KernelError as error:

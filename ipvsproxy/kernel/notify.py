@@ -7,14 +7,13 @@ include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
 """
 
 import contextlib
-import ctypes
 import errno
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol, Self
 
-from ipvsproxy.kernel import message
+from ipvsproxy.kernel import message, socket_filter
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.routes import LOOPBACK_INDEX
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL, InterfaceAddress
@@ -24,8 +23,6 @@ RECEIVE_BUFFER = 16 << 20
 """The bytes of events that may wait. An event takes about 1 KiB there, so 10,000 addresses at once cause no overrun."""
 READS_AT_ONCE = 64
 """The most datagrams of one ``read``, so that a storm of events leaves its thread some time for other work."""
-MOST_FILTERED = 100
-"""The most own ports that the kernel filters; its filters cannot jump over many more."""
 
 # RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
 _GROUPS = 0x1 | 0x10 | 0x100 | 0x40 | 0x400
@@ -41,11 +38,6 @@ _UP = 0x1  # IFF_UP
 _ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
 _IFLA_IFNAME, _IFA_ADDRESS, _IFA_LOCAL = 3, 1, 2
 _DATAGRAM = 1 << 16
-# Constants of include/uapi/linux/filter.h; the socket module has none of them.
-_SO_ATTACH_FILTER = 26
-_INSTRUCTION = struct.Struct("=HBBI")  # sock_filter: code, instructions to skip if true, if false, operand
-_LOAD_HALF, _LOAD_BYTE, _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x28, 0x30, 0x20, 0x15, 0x06
-_WHOLE = 0xFFFFFFFF
 
 
 class AddressAppeared(NamedTuple):
@@ -190,13 +182,8 @@ class ChangeListener:
         daemon may change a million routes.
         """
         self._filtered = len(self._own_ports)
-        program = _filter_of(tuple(self._own_ports)[:MOST_FILTERED], self._route_protocol)
-        instructions = ctypes.create_string_buffer(program, len(program))
-        count = len(program) // _INSTRUCTION.size
         with contextlib.suppress(OSError):  # it is only faster with the filter
-            self._socket.setsockopt(
-                socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", count, ctypes.addressof(instructions))
-            )
+            socket_filter.attach(self._socket, _filter_of(tuple(self._own_ports), self._route_protocol))
 
     def _decode(self, data: bytes) -> Iterator[Change]:
         position = 0
@@ -255,31 +242,23 @@ class ChangeListener:
             return f"if{index}"
 
 
-def _filter_of(ports: Collection[int], route_protocol: int) -> bytes:
+def _filter_of(ports: Collection[int], route_protocol: int) -> list[bytes]:
     """A socket filter that passes every message but those about addresses and routes that it drops.
 
     It drops both if they have one of these port ids, and routes of another protocol number.
     """
-    checks = [_INSTRUCTION.pack(_JUMP_IF_EQUAL, len(ports) - at, 0, _loaded("=I", port)) for at, port in enumerate(ports)]
-    return b"".join((
-        _INSTRUCTION.pack(_LOAD_HALF, 0, 0, 4),  # nlmsg_type
-        _INSTRUCTION.pack(_JUMP_IF_EQUAL, 6, 0, _loaded("=H", _NEWADDR)),
-        _INSTRUCTION.pack(_JUMP_IF_EQUAL, 5, 0, _loaded("=H", _DELADDR)),
-        _INSTRUCTION.pack(_JUMP_IF_EQUAL, 2, 0, _loaded("=H", _NEWROUTE)),
-        _INSTRUCTION.pack(_JUMP_IF_EQUAL, 1, 0, _loaded("=H", _DELROUTE)),
-        _INSTRUCTION.pack(_RETURN, 0, 0, _WHOLE),
-        _INSTRUCTION.pack(_LOAD_BYTE, 0, 0, _HEADER.size + _ROUTE_PROTOCOL),
-        _INSTRUCTION.pack(_JUMP_IF_EQUAL, 0, 2 + len(ports), route_protocol),
-        _INSTRUCTION.pack(_LOAD_WORD, 0, 0, 12),  # nlmsg_pid
-        *checks,
-        _INSTRUCTION.pack(_RETURN, 0, 0, _WHOLE),
-        _INSTRUCTION.pack(_RETURN, 0, 0, 0),
-    ))  # fmt: skip
-
-
-def _loaded(code: str, value: int) -> int:
-    """The value of a number in a filter, which loads all numbers as if they were in network order."""
-    return int.from_bytes(struct.pack(code, value), "big")
+    by_port = socket_filter.dropping(ports)
+    return [
+        socket_filter.load_half(4),  # nlmsg_type
+        *(
+            socket_filter.jump(socket_filter.in_network_order("=H", kind), skipped)
+            for kind, skipped in ((_NEWADDR, 6), (_DELADDR, 5), (_NEWROUTE, 2), (_DELROUTE, 1))
+        ),
+        socket_filter.end(socket_filter.PASS),
+        socket_filter.load_byte(_HEADER.size + _ROUTE_PROTOCOL),
+        socket_filter.jump(route_protocol, 0, len(by_port) - 1),
+        *by_port,
+    ]
 
 
 def _broken(error: OSError) -> KernelError:

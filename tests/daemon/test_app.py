@@ -64,6 +64,7 @@ class Kernel(FakeKernel):
         self.leftover_rules = Tables()
         self.traffic = self
         self.backend = Backend.IPTABLES
+        self.rules_changes = None
         self.prepared: list[Backend] = []
         self.removed_beside: list[Backend] = []
         """The backend in use at each removal of what the other one holds."""

@@ -101,6 +101,9 @@ EVENTS: Mapping[str, str] = {
     "lock_held_by_other_process": "a process that is not ipvsproxy holds the lock against a second instance; the lock is ignored",
     "manifests_unreadable": "the directory of manifests cannot be read; its last known objects stay served",
     "memory_left_to_c_library": "the C library has no mallopt, so the process may keep more memory than it needs",
+    "nftables_notifications_lost": (
+        "the kernel sends no notifications of nftables, and why: changes of our table by others are found by polls"
+    ),
     "no_configuration_file": "SIGHUP was received, but there is no configuration file to read again",
     "node_changed": "zone or addresses of the node have changed; every Service is translated again",
     "node_prepared": "of `--init-only`: the number of `settings`, and how many of them were `written` or `failed`",

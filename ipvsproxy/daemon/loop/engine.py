@@ -128,6 +128,11 @@ class Engine:
         self._reader.request_poll()
         self._wake.set()
 
+    def rules_changed(self) -> None:
+        """Another program has changed rules or sets of ours. Virtual servers need not be read for that."""
+        self._reader.request_poll(whole=False)
+        self._wake.set()
+
     def rules_ended(self) -> None:
         """A program of iptables has ended after the loop had stopped waiting for it."""
         self._reconciler.rules_ended()

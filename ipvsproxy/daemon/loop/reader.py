@@ -131,9 +131,14 @@ class KernelReader:
         self._families, self._audit_interval_s = families, audit_interval_s
         self._drift_check_interval_s = drift_check_interval_s
 
-    def request_poll(self) -> None:
-        """Poll everything as soon as the rest after the last reading is over, or after the reading under way."""
-        self._poll_due_s = self._whole_poll_due_s = 0.0
+    def request_poll(self, *, whole: bool = True) -> None:
+        """Poll as soon as the rest after the last reading is over, or after the reading under way.
+
+        ``whole``: with all virtual servers.
+        """
+        self._poll_due_s = 0.0
+        if whole:
+            self._whole_poll_due_s = 0.0
 
     def request_audit(self) -> None:
         """Audit as soon as the rest after the last reading is over, or after the reading under way."""

@@ -61,6 +61,8 @@ async def running_kernel(
     chosen: Ipvs,
     on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
     on_late_rules: Callable[[], None] = lambda: None,
+    *,
+    listen: bool = False,
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
     """Start the kernel thread after checking its requirements.
 
@@ -80,6 +82,7 @@ async def running_kernel(
         rules_patience_s=RULES_PATIENCE_S,
         route_protocol=chosen.route_protocol,
         on_late_rules=functools.partial(_call_in, asyncio.get_running_loop(), on_late_rules),
+        listen=listen,
     )
     slow = Bucket(1, SLOW_LOG_S, time.monotonic())
     kernel = await until_answered(lambda: logging_wait("open_kernel_sockets", KernelThread.start(make, lambda: _log_slow(slow))))

@@ -130,6 +130,23 @@ async def test_drift_with_a_notification_is_repaired_at_once(spoil: Callable[[Fa
 
 
 @in_virtual_time
+async def test_a_notified_change_of_sets_is_repaired_at_once_and_one_without_drift_reads_no_virtual_servers() -> None:
+    node = MemoryNode(audit_interval_s=10_000, drift_check_interval_s=10_000)
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(10)
+        polls, whole_polls = node.kernel.polls, node.kernel.whole_polls
+        node.engine.rules_changed()
+        await node.quiet()
+        assert (node.kernel.polls, node.kernel.whole_polls) == (polls + 1, whole_polls)
+        await node.quiet(10)
+        node.kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
+        node.engine.rules_changed()
+        await node.quiet()
+        assert_from_scratch(node)
+
+
+@in_virtual_time
 async def test_drift_that_returns_is_repaired_less_and_less_often_until_the_desired_state_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
