@@ -1,7 +1,8 @@
 """The guarantees of scripts/kernel: status, output, environment, and nothing left behind.
 
-Each run of the user-mode Linux costs seconds, so one run answers several questions. The host's kernel is tested
-even without ip_vs, which none of these tests uses. Not tested: a terminal as stdout, and killed launchers.
+Each run of a guest costs seconds, so one run answers several questions. The host's kernel is tested even without ip_vs,
+which none of these tests uses. Debian's kernel is tested where it is installed: scripts/setup --with-debian-kernel. Not tested: a
+terminal as stdout, and killed launchers.
 """
 
 import os
@@ -16,7 +17,9 @@ from collections.abc import Iterator
 
 import pytest
 
-SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/kernel"
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts/kernel"
+LONGEST_S = 120
 
 # The script itself, made to assume that the host has ip_vs.
 ON_HOST = f"""
@@ -24,7 +27,7 @@ import importlib.machinery, importlib.util, sys
 loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
 kernel = importlib.util.module_from_spec(importlib.util.spec_from_loader("kernel", loader))
 loader.exec_module(kernel)
-kernel.why_not_host = lambda: ""
+kernel.host.why_not = lambda: ""
 sys.exit(kernel.main())
 """
 
@@ -33,12 +36,23 @@ uses_uml = pytest.mark.skipif(
     reason="the host's own ip_vs is used here, not user-mode Linux",
 )
 
+uses_debian = pytest.mark.skipif(
+    not pathlib.Path("/usr/bin/qemu-system-x86_64").exists() or not (ROOT / "build/debian-kernel").exists(),
+    reason="Debian's kernel or QEMU is not installed: scripts/setup --with-debian-kernel",
+)
 
-@pytest.fixture(params=["host", pytest.param("uml", marks=uses_uml)])
+GUESTS = {
+    "uml": ([str(SCRIPT), "--kernel", "uml"], "the user-mode Linux"),
+    "debian": ([str(SCRIPT), "--kernel", "debian"], "Debian's kernel"),
+}
+guests = pytest.mark.parametrize("kind", [pytest.param("uml", marks=uses_uml), pytest.param("debian", marks=uses_debian)])
+
+
+@pytest.fixture(params=["host", pytest.param("uml", marks=uses_uml), pytest.param("debian", marks=uses_debian)])
 def launcher(request: pytest.FixtureRequest) -> list[str]:
     """The command line of scripts/kernel, for one kind of kernel."""
-    if request.param == "uml":
-        return [str(SCRIPT), "--kernel", "uml"]
+    if request.param in GUESTS:
+        return GUESTS[request.param][0]
     if os.geteuid() != 0:
         pytest.skip("namespaces of the host need root")
     return [sys.executable, "-B", "-c", ON_HOST, "--kernel", "host"]
@@ -54,7 +68,7 @@ def place() -> Iterator[pathlib.Path]:
 def run(launcher: list[str], script: str, place: pathlib.Path, *options: str) -> subprocess.CompletedProcess[bytes]:
     command = [*launcher, *options, "bash", "-c", script]
     environment = os.environ | {"IPVSPROXY_WORD": "it's a word", "UNRELATED": "1"}
-    return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=LONGEST_S)
 
 
 def test_status_output_and_files_of_the_command_arrive(launcher: list[str], place: pathlib.Path) -> None:
@@ -86,12 +100,12 @@ def test_the_environment_is_clean(launcher: list[str], place: pathlib.Path) -> N
     assert (user, word, terminal) == ("0", "it's a word/", "no terminal")
     assert loopback.split() == ["lo", "UNKNOWN", "127.0.0.1/8", "::1/128"]
     assert abs(int(clock) - time.time()) < 10
-    if "uml" in launcher:
+    if launcher in [command for command, _ in GUESTS.values()]:
         assert rest == ["device"]
 
 
 def test_a_missing_command_is_reported_with_the_shells_status(launcher: list[str], place: pathlib.Path) -> None:
-    ended = subprocess.run([*launcher, "no-such-command"], cwd=place, capture_output=True, check=False, timeout=60)
+    ended = subprocess.run([*launcher, "no-such-command"], cwd=place, capture_output=True, check=False, timeout=LONGEST_S)
     assert ended.returncode == 127
     assert b"no-such-command: not found" in ended.stderr
 
@@ -115,11 +129,12 @@ def test_output_arrives_while_the_command_runs_and_an_interrupt_ends_it(launcher
         assert process.wait() == 128 + signal.SIGINT
 
 
-@uses_uml
-def test_a_kernel_panic_gives_one_line_and_its_own_status(place: pathlib.Path) -> None:
-    ended = run([str(SCRIPT), "--kernel", "uml"], "echo c >/proc/sysrq-trigger; sleep 300", place)
+@guests
+def test_a_kernel_panic_gives_one_line_and_its_own_status(kind: str, place: pathlib.Path) -> None:
+    launcher, name = GUESTS[kind]
+    ended = run(launcher, "echo c >/proc/sysrq-trigger; sleep 300", place)
     assert ended.returncode == 125
-    assert ended.stderr == b"scripts/kernel: the user-mode Linux died: Kernel panic - not syncing: sysrq triggered crash\n"
+    assert ended.stderr.decode() == f"scripts/kernel: {name} died: Kernel panic - not syncing: sysrq triggered crash\n"
 
 
 def test_a_working_directory_that_would_vanish_is_refused() -> None:
@@ -128,8 +143,44 @@ def test_a_working_directory_that_would_vanish_is_refused() -> None:
     assert b"the working directory cannot be /tmp itself" in ended.stderr
 
 
-@uses_uml
-def test_memory_without_a_unit_is_refused(place: pathlib.Path) -> None:
-    ended = run([str(SCRIPT), "--kernel", "uml"], "true", place, "--memory", "1024")
+@guests
+def test_memory_without_a_unit_is_refused(kind: str, place: pathlib.Path) -> None:
+    ended = run(GUESTS[kind][0], "true", place, "--memory", "1024")
     assert ended.returncode == 125
     assert ended.stderr == b"scripts/kernel: --memory 1024: must be a number followed by K, M or G\n"
+
+
+# Each line is a rule in a table of its own family; with the nft variant, /proc/net/ip_tables_names stays empty.
+WRITE_RULES = """
+    set -e
+    iptables -t nat -A POSTROUTING -m comment --comment "a word" -j MASQUERADE
+    ip6tables -t filter -A INPUT -m conntrack --ctstate NEW -j REJECT
+    iptables-save -t nat | grep -c 'a word'
+    iptables --version | grep -o '(.*)'
+    cat /proc/net/ip_tables_names
+"""
+
+
+@uses_uml
+def test_user_mode_linux_has_the_legacy_variant_of_iptables_only(place: pathlib.Path) -> None:
+    launcher, name = GUESTS["uml"]
+    assert run(launcher, WRITE_RULES, place, "--iptables", "legacy").stdout == b"1\n(legacy)\nnat\n"
+    refused = run(launcher, "true", place, "--iptables", "nft")
+    assert refused.returncode == 125
+    assert refused.stderr.decode() == f"scripts/kernel: iptables-nft does not work on {name}: it works with legacy\n"
+
+
+@uses_debian
+def test_debians_kernel_has_both_variants_of_iptables(place: pathlib.Path) -> None:
+    launcher, _ = GUESTS["debian"]
+    assert run(launcher, WRITE_RULES, place).stdout == b"1\n(nf_tables)\n"
+    assert run(launcher, WRITE_RULES, place, "--iptables", "legacy").stdout == b"1\n(legacy)\nnat\n"
+
+
+@uses_debian
+def test_debians_kernel_has_two_processors_and_leaves_the_files_of_the_host_alone(place: pathlib.Path) -> None:
+    launcher, _ = GUESTS["debian"]
+    script = "nproc; echo changed >/etc/hostname && cat /etc/hostname"
+    before = pathlib.Path("/etc/hostname").read_bytes()
+    assert run(launcher, script, place).stdout == b"2\nchanged\n"
+    assert pathlib.Path("/etc/hostname").read_bytes() == before

@@ -1,0 +1,115 @@
+"""The control directory: what `init`, the first process beside the command, finds as /run/test-kernel.
+
+It holds the command with its environment, the mounts, and programs that come first in the command's PATH.
+"""
+
+import contextlib
+import os
+import pathlib
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from scripts.kernels import processes
+from scripts.kernels.errors import NoKernelError
+
+INSIDE = "/run/test-kernel"  # the control directory as the command observes it; also in init
+INIT = pathlib.Path(__file__).resolve().with_name("init")
+ROOT = INIT.parents[2]
+
+MODULES = tuple(
+    """
+    ipv6 ip_vs ip_vs_rr ip_vs_wrr ip_vs_lc ip_vs_wlc ip_vs_lblc ip_vs_lblcr ip_vs_sh ip_vs_dh ip_vs_sed ip_vs_nq
+    ip_vs_fo ip_vs_ovf ip_vs_mh ip_set ip_set_bitmap_port ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip
+    ip_set_hash_ipportnet ip_set_hash_net xt_set nf_conntrack nf_conntrack_netlink xt_comment xt_mark xt_conntrack
+    xt_addrtype xt_MASQUERADE xt_ipvs ipt_REJECT ip6t_REJECT dummy veth bridge br_netfilter sctp
+""".split()
+)  # noqa: SIM905 - a list of names reads better as a paragraph
+
+VARIANTS = {
+    "legacy": ("/usr/sbin/xtables-legacy-multi", ("iptable_nat", "iptable_filter", "ip6table_nat", "ip6table_filter")),
+    "nft": (
+        "/usr/sbin/xtables-nft-multi",
+        ("nf_tables", "nft_compat", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_fib_inet", "nft_reject_inet"),
+    ),
+}
+"""Each variant of iptables: its program, and the modules that only it needs. The first one is older, the second Debian's default."""
+
+PASSED_NAMES = frozenset({"VIRTUAL_ENV", "TERM", "CI", "LANG"})
+PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")
+
+
+@contextlib.contextmanager
+def directory(command: list[str], mounts: list[str], iptables: str | None) -> Iterator[pathlib.Path]:
+    """Make the control directory; removed afterwards.
+
+    Args:
+        command: the command and its arguments.
+        mounts: lines of fstab, mounted before /run and /tmp are replaced.
+        iptables: the variant of iptables that the command gets; None means the one of the host.
+
+    Raises:
+        NoKernelError: the working directory would not be visible.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="ipvsproxy-kernel-") as name:
+        control = pathlib.Path(name)
+        (control / "bin").mkdir()
+        (control / "init").symlink_to(INIT)
+        (control / "fstab").write_text("\n".join([*mounts, *private_directories(control)]) + "\n")
+        environment = passed_on(os.environ)
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+        lines += [f"cd {shlex.quote(str(pathlib.Path.cwd()))} || exit", f"exec {shlex.join(command)}"]
+        (control / "command").write_text("\n".join(lines) + "\n")
+        if iptables:
+            program, _ = VARIANTS[iptables]
+            for tool in ("iptables", "ip6tables"):
+                for ending in ("", "-save", "-restore"):
+                    (control / f"bin/{tool}{ending}").symlink_to(program)
+        yield control
+
+
+def modules(iptables: str | None) -> tuple[str, ...]:
+    """List the modules that the tests need with this variant of iptables."""
+    _, needed = VARIANTS[iptables or "legacy"]
+    return MODULES + needed
+
+
+def passed_on(environment: os._Environ[str]) -> dict[str, str]:
+    """Choose the environment variables that the command gets. HOME is an empty directory."""
+    chosen = {name: value for name, value in environment.items() if name in PASSED_NAMES or name.startswith(PASSED_PREFIXES)}
+    directories = [f"{INSIDE}/bin", *environment.get("PATH", "").split(":"), *processes.SYSTEM_PATH.split(":")]
+    chosen["PATH"] = ":".join(dict.fromkeys(directory for directory in directories if directory))
+    chosen["HOME"] = f"{INSIDE}/home"
+    if not sys.stdout.isatty():
+        chosen["TERM"] = "dumb"
+    return chosen
+
+
+def private_directories(control: pathlib.Path) -> list[str]:
+    """Return the lines of fstab that replace /run and /tmp, but keep the directories in them that the command needs."""
+    kept = [pathlib.Path.cwd(), ROOT, *(pathlib.Path(name) for name in (os.environ.get("VIRTUAL_ENV"),) if name)]
+    lines = ["tmpfs /run tmpfs mode=755 0 0", f"{fstab(control)} {INSIDE} none bind,X-mount.mkdir 0 0"]
+    inside = sorted({path for path in kept if path.is_relative_to("/tmp")})  # noqa: S108 - compared, not used
+    outermost = [path for path in inside if not any(other in path.parents for other in inside)]
+    if pathlib.Path("/tmp") in outermost or any(path.is_relative_to("/run") for path in kept):  # noqa: S108 - as above
+        raise NoKernelError("the working directory cannot be /tmp itself or in /run: both are empty where the command runs")
+    for number, path in enumerate(outermost):
+        lines.append(f"{fstab(path)} /run/kept/{number} none rbind,X-mount.mkdir 0 0")
+    lines.append("tmpfs /tmp tmpfs mode=1777 0 0")
+    for number, path in enumerate(outermost):
+        lines.append(f"/run/kept/{number} {fstab(path)} none rbind,X-mount.mkdir 0 0")
+    lines.append(f"tmpfs {INSIDE}/home tmpfs X-mount.mkdir,mode=700 0 0")
+    return lines
+
+
+def fstab(path: pathlib.Path) -> str:
+    """Escape a path for fstab."""
+    return str(path).replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011")
+
+
+def write_program(path: pathlib.Path, text: str) -> None:
+    """Write an executable file."""
+    path.write_text(text)
+    path.chmod(0o755)

@@ -1,0 +1,138 @@
+"""A guest: a program that is, or runs, a Linux kernel of its own, with the host's files as its root file system."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import IO, Protocol
+
+from scripts.kernels import control, processes
+from scripts.kernels.errors import NoKernelError
+
+MOUNTS = [
+    "sysfs /sys sysfs defaults 0 0",
+    "devpts /dev/pts devpts X-mount.mkdir,gid=5,mode=620,ptmxmode=666 0 0",
+    "tmpfs /dev/shm tmpfs X-mount.mkdir,mode=1777 0 0",
+]
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+TIME_IN_LOG = re.compile(r"^\[ *\d+\.\d+\] ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """A guest that runs: its process, and what copies the command's output until its end, or raises TimeoutError."""
+
+    process: subprocess.Popen[bytes]
+    pass_on: Callable[[float | None], None]
+
+
+class Guest(Protocol):
+    """One kind of guest.
+
+    Attributes:
+        name: what messages call it.
+        consoles: its devices that carry the command's stdout and stderr.
+        variants: the variants of iptables that work there, the default one first.
+        memory: its default memory.
+
+    """
+
+    name: str
+    consoles: tuple[str, str]
+    variants: tuple[str, ...]
+    memory: str
+
+    def why_not(self) -> str:
+        """Say why this guest cannot be started; empty if it can."""
+
+    def modules(self) -> pathlib.Path:
+        """Return the host's directory that is /lib/modules to the guest's modprobe."""
+
+    def start(self, directory: pathlib.Path, memory: int, log: IO[bytes]) -> contextlib.AbstractContextManager[Started]:
+        """Start the kernel, with `init` of the control directory as its first process.
+
+        Args:
+            directory: the control directory.
+            memory: in bytes.
+            log: for what kernel and program have to say; opened to append.
+
+        Raises:
+            NoKernelError: something is missing.
+
+        """
+
+
+def run(guest: Guest, command: list[str], deadline: float | None, iptables: str | None, memory: str | None) -> int:
+    """Run on a guest; returns the command's exit status.
+
+    Args:
+        guest: the kind of guest.
+        command: the command and its arguments.
+        deadline: of time.monotonic; None for no limit.
+        iptables: a variant of iptables; None for the guest's default.
+        memory: of the guest, a number with a unit; None for its default.
+
+    Raises:
+        NoKernelError: the guest cannot be started, or died.
+        TimeoutError: the deadline came first.
+
+    """
+    if reason := guest.why_not():
+        raise NoKernelError(reason)
+    variant = iptables or guest.variants[0]
+    if variant not in guest.variants:
+        raise NoKernelError(f"iptables-{variant} does not work on {guest.name}: it works with {' or '.join(guest.variants)}")
+    size = memory_size(memory or guest.memory)
+    with control.directory(command, MOUNTS, variant) as directory, (directory / "kernel.log").open("a+b") as log:
+        write_inputs(guest, directory, variant)
+        with guest.start(directory, size, log) as started, processes.killed_at_the_end(started.process):
+            started.pass_on(deadline)
+            started.process.wait()
+        try:
+            return int((directory / "status").read_text())
+        except (FileNotFoundError, ValueError):
+            raise NoKernelError(f"{guest.name} died: {last_words(log)}") from None
+
+
+def write_inputs(guest: Guest, directory: pathlib.Path, variant: str) -> None:
+    """Write what `init` needs in a guest, but not on the host."""
+    (directory / "consoles").write_text(" ".join(guest.consoles))
+    (directory / "modules").write_text(" ".join(control.modules(variant)))
+    (directory / "lib").mkdir()
+    (directory / "lib/modules").symlink_to(guest.modules())
+    (directory / "dev").mkdir()
+    for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        (directory / "dev" / link).symlink_to(f"/proc/self/fd{target}")
+    # The modules are not in modprobe's usual directory, and /lib/modules may not exist. The kernel calls this program, too.
+    control.write_program(directory / "bin/modprobe", f'#!/bin/sh\nexec /sbin/modprobe -d {control.INSIDE} "$@"\n')
+    if sys.stdout.isatty():
+        size = os.get_terminal_size(sys.stdout.fileno())
+        (directory / "terminal").write_text(f"rows {size.lines} columns {size.columns}")
+
+
+def memory_size(memory: str) -> int:
+    """Return the bytes of a number with a unit.
+
+    Raises:
+        NoKernelError: it has no unit, or is no number.
+
+    """
+    factor = UNITS.get(memory[-1:].upper(), 0)
+    if not factor or not memory[:-1].isdigit():
+        raise NoKernelError(f"--memory {memory}: must be a number followed by K, M or G")
+    return int(memory[:-1]) * factor
+
+
+def last_words(log: IO[bytes]) -> str:
+    """Find the line of the kernel's log that explains best why it ended."""
+    log.seek(0)
+    lines = [TIME_IN_LOG.sub("", line.strip()) for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    for sign in ("scripts/kernel:", "Kernel panic", "Out of memory"):
+        for line in lines:
+            if sign in line:
+                return line.removeprefix("scripts/kernel: ")
+    return lines[-1] if lines else "its log is empty"

@@ -1,0 +1,63 @@
+"""Output of a command on another kernel: copied as it comes."""
+
+import contextlib
+import os
+import selectors
+import subprocess
+import time
+
+AT_ONCE = 65536
+PAUSE_S = 0.05
+
+
+def pass_on(routes: dict[int, int], deadline: float | None) -> None:
+    """Copy from each pipe, a key, to its value until every pipe has ended, then close the pipes.
+
+    Raises:
+        TimeoutError: the deadline (of time.monotonic) came first.
+
+    """
+    with selectors.DefaultSelector() as selector:
+        for source in routes:
+            selector.register(source, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select(_remaining(deadline)):
+                data = os.read(key.fd, AT_ONCE)
+                if not data:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                _write(routes[key.fd], data)
+
+
+def follow(routes: dict[int, int], process: subprocess.Popen[bytes], deadline: float | None) -> None:
+    """Copy what a process appends to each file, a key, to its value until the process has ended, then close the files.
+
+    Raises:
+        TimeoutError: the deadline (of time.monotonic) came first.
+
+    """
+    while True:
+        ended = process.poll() is not None  # before the files are read, so that nothing is missed
+        for source, target in routes.items():
+            while data := os.read(source, AT_ONCE):
+                _write(target, data)
+                _remaining(deadline)
+        if ended:
+            break
+        _remaining(deadline)
+        time.sleep(PAUSE_S)  # a file cannot be waited for
+    for source in routes:
+        os.close(source)
+
+
+def _remaining(deadline: float | None) -> float | None:
+    remaining = None if deadline is None else deadline - time.monotonic()
+    if remaining is not None and remaining <= 0:
+        raise TimeoutError
+    return remaining
+
+
+def _write(target: int, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the reader has gone; the status still counts
+        while data:
+            data = data[os.write(target, data) :]

@@ -1,0 +1,58 @@
+"""Processes that end with their parent, and leave nothing behind."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+IN_NAMESPACES = ("/usr/bin/unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""These words before a command give it mount and process namespaces of its own."""
+
+
+def why_no_namespaces() -> str:
+    """Say why this process cannot make namespaces; empty if it can."""
+    return "" if quiet([*IN_NAMESPACES, "--net", "true"]) == 0 else "the host does not allow new namespaces (unshare failed)"
+
+
+def quiet(command: list[str]) -> int:
+    """Run a command without its output; returns 127 if it is not installed."""
+    try:
+        return subprocess.run(
+            command, env={"PATH": SYSTEM_PATH}, check=False,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ).returncode  # fmt: skip
+    except FileNotFoundError:
+        return 127
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent ends in any way.
+
+    Runs between fork and exec, which is safe because this program has a single thread.
+    """
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes that a killed child leaves behind, in order to wait for them."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
+@contextlib.contextmanager
+def killed_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """See to it that nothing of the process's session is left: a user-mode Linux is many processes."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)  # orphans of its group, killed above

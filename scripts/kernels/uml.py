@@ -1,0 +1,129 @@
+"""User-mode Linux: an ordinary program that is a Linux kernel with one processor, from a Debian package."""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import IO
+
+from scripts.kernels import guest, output, processes
+from scripts.kernels.errors import NoKernelError
+
+PROGRAM = pathlib.Path("/usr/bin/linux.uml")
+MODULES = pathlib.Path("/usr/lib/uml/modules")
+SHARED_MEMORY = pathlib.Path("/dev/shm")  # noqa: S108 - the kernel makes an unlinked file there
+MOST_MAPPINGS = pathlib.Path("/proc/sys/vm/max_map_count")
+MAPPINGS = 1048576
+CPUINFO = pathlib.Path("/proc/cpuinfo")
+REGISTERS = pathlib.Path(__file__).resolve().with_name("registers.c")
+
+# All processes of a process namespace end with its first one, which ends with this program, even by SIGKILL. It is a shell,
+# because a panicking user-mode Linux sends itself a signal, which the first process of a namespace would not receive.
+CONTAINED = (*processes.IN_NAMESPACES, "/bin/sh", "-c", '"$@"; exit $?', "sh")
+
+
+class UserModeLinux:
+    """Consoles 1 and 2 are the command's stdout and stderr, console 0 is the kernel's own log."""
+
+    name = "the user-mode Linux"
+    consoles = ("tty1", "tty2")
+    variants = ("legacy",)  # this kernel has no nf_tables for IPv4 and IPv6, so Debian's default variant finds no table
+    memory = "1024M"
+
+    def why_not(self) -> str:
+        """See guest.Guest."""
+        installed = PROGRAM.exists() and MODULES.is_dir()
+        return "" if installed else "user-mode Linux is not installed (Debian: apt-get install user-mode-linux kmod)"
+
+    def modules(self) -> pathlib.Path:
+        """See guest.Guest."""
+        return MODULES
+
+    @contextlib.contextmanager
+    def start(self, directory: pathlib.Path, memory: int, log: IO[bytes]) -> Iterator[guest.Started]:
+        """See guest.Guest."""
+        allow_many_mappings()
+        with on_one_processor():
+            registers = room_for_registers(directory)
+            (stdout, guest_stdout), (stderr, guest_stderr) = os.pipe(), os.pipe()
+            process = subprocess.Popen(
+                [
+                    *(() if processes.why_no_namespaces() else CONTAINED),
+                    str(PROGRAM), f"mem={memory // 2**10}K", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw",
+                    "quiet", "panic=1", "noreboot", f"init={directory}/init", f"uml_dir={directory}/", "umid=kernel",
+                    "con=null", "con0=null,fd:1", f"con1=null,fd:{guest_stdout}", f"con2=null,fd:{guest_stderr}",
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(guest_stdout, guest_stderr),
+                env={"PATH": processes.SYSTEM_PATH, "TMPDIR": memory_directory(directory, memory), **registers},
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see there
+            )  # fmt: skip
+            os.close(guest_stdout)
+            os.close(guest_stderr)
+            routes = {stdout: sys.stdout.fileno(), stderr: sys.stderr.fileno()}
+            yield guest.Started(process, lambda deadline: output.pass_on(routes, deadline))
+
+
+def allow_many_mappings() -> None:
+    """Raise the host's limit of mappings per process, if permitted.
+
+    Each page of a guest's process may be a mapping; at the usual 65,530, about 250 MB, the guest kills its process silently.
+    """
+    try:
+        if int(MOST_MAPPINGS.read_text()) < MAPPINGS:
+            MOST_MAPPINGS.write_text(str(MAPPINGS))
+    except OSError:
+        pass  # not permitted in some containers; small processes work without
+
+
+@contextlib.contextmanager
+def on_one_processor() -> Iterator[None]:
+    """Keep the guest on one processor, with as few other guests as possible.
+
+    A guest's process and its kernel wake each other at each system call and page fault. On two processors, each wake-up is an
+    interrupt between the two, which in a virtual machine makes a system call cost 150 us instead of 17.
+    """
+    available = sorted(os.sched_getaffinity(0))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+        for place in itertools.count():
+            processor = available[place % len(available)]
+            try:
+                claim.bind(f"\0test-kernel-{place}")
+            except OSError:  # another guest has it, until it ends
+                continue
+            break
+        os.sched_setaffinity(0, {processor})
+        yield
+
+
+def room_for_registers(directory: pathlib.Path) -> dict[str, str]:
+    """Return the environment that user-mode Linux needs on a processor with AMX: see registers.c.
+
+    Raises:
+        NoKernelError: there is no C compiler.
+
+    """
+    if "amx_tile" not in CPUINFO.read_text().split():
+        return {}
+    library = directory / "registers.so"
+    try:
+        subprocess.run(["/usr/bin/cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(REGISTERS)], check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        why = "user-mode Linux needs a C compiler on this processor (Debian: apt-get install gcc libc6-dev)"
+        raise NoKernelError(why) from error
+    return {"LD_PRELOAD": str(library)}
+
+
+def memory_directory(directory: pathlib.Path, memory: int) -> str:
+    """Choose the directory of the guest's memory: /dev/shm, unless too small or not executable, as often in containers."""
+    try:
+        state = os.statvfs(SHARED_MEMORY)
+    except FileNotFoundError:
+        return str(directory)
+    fits = state.f_bavail * state.f_frsize >= memory
+    usable = fits and not state.f_flag & os.ST_NOEXEC and os.access(SHARED_MEMORY, os.W_OK)
+    return str(SHARED_MEMORY if usable else directory)
