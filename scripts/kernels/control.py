@@ -18,14 +18,14 @@ INSIDE = "/run/test-kernel"  # the control directory as the command observes it;
 INIT = pathlib.Path(__file__).resolve().with_name("init")
 ROOT = INIT.parents[2]
 
-MODULES = tuple(
-    """
+MODULES = (
+    *"""
     ipv6 ip_vs ip_vs_rr ip_vs_wrr ip_vs_lc ip_vs_wlc ip_vs_lblc ip_vs_lblcr ip_vs_sh ip_vs_dh ip_vs_sed ip_vs_nq
     ip_vs_fo ip_vs_ovf ip_vs_mh ip_set ip_set_bitmap_port ip_set_hash_ip ip_set_hash_ipport ip_set_hash_ipportip
     ip_set_hash_ipportnet ip_set_hash_net xt_set nf_conntrack nf_conntrack_netlink xt_comment xt_mark xt_conntrack
     xt_addrtype xt_MASQUERADE xt_ipvs ipt_REJECT ip6t_REJECT dummy veth bridge br_netfilter sctp
-""".split()
-)  # noqa: SIM905 - a list of names reads better as a paragraph
+""".split(),  # noqa: SIM905 - a list of names reads better as a paragraph
+)
 
 VARIANTS = {
     "legacy": ("/usr/sbin/xtables-legacy-multi", ("iptable_nat", "iptable_filter", "ip6table_nat", "ip6table_filter")),
@@ -34,7 +34,7 @@ VARIANTS = {
         ("nf_tables", "nft_compat", "nft_chain_nat", "nft_ct", "nft_nat", "nft_masq", "nft_fib_inet", "nft_reject_inet"),
     ),
 }
-"""Each variant of iptables: its program, and the modules that only it needs. The first one is older, the second Debian's default."""
+"""Each variant of iptables: its program, and the modules that only it needs. Debian's default is nft."""
 
 PASSED_NAMES = frozenset({"VIRTUAL_ENV", "TERM", "CI", "LANG"})
 PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")

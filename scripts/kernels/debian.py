@@ -1,7 +1,7 @@
 """Debian's generic kernel, in a virtual machine of QEMU: several processors, preemption, and nf_tables.
 
-QEMU translates every instruction, so everything takes 10 to 25 times as long. The machine's files are those of the host through 9p:
-all of them read-only, below an overlay in memory; on top of it the working directory and the control directory, writable.
+QEMU translates every instruction, so everything takes 10 to 25 times as long. The machine's files are those of the host through
+9p: all of them read-only, below an overlay in memory; on top of it the working directory and the control directory, writable.
 What the host changes meanwhile in the working directory may stay unnoticed, because the guest keeps what it has read.
 """
 
@@ -33,7 +33,7 @@ class DebianKernel:
 
     name = "Debian's kernel"
     consoles = ("hvc0", "hvc1")
-    variants = ("nft", "legacy")
+    variants: tuple[str, ...] = ("nft", "legacy")
     memory = "2048M"
 
     def why_not(self) -> str:

@@ -31,7 +31,9 @@ class UserModeLinux:
 
     name = "the user-mode Linux"
     consoles = ("tty1", "tty2")
-    variants = ("legacy",)  # this kernel has no nf_tables for IPv4 and IPv6, so Debian's default variant finds no table
+    variants: tuple[str, ...] = (
+        "legacy",
+    )  # this kernel has no nf_tables for IPv4 and IPv6, so Debian's default variant finds no table
     memory = "1024M"
 
     def why_not(self) -> str:
