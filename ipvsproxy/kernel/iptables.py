@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shutil
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -66,9 +67,10 @@ def lacks_tables(error: KernelError) -> bool:
 
 
 class Program(NamedTuple):
-    """What writes rules: a program of iptables with the version and variant that it prints, or the kernel's own nf_tables.
+    """What writes rules: a program of iptables with its version and variant, or the kernel's own nf_tables.
 
-    ``variant`` is ``nf_tables`` or ``legacy``; ``nftables`` without a program, whose ``version`` is the kernel's.
+    ``variant`` is ``nf_tables`` or ``legacy``, and ``version`` the oldest possible one where the name of the file tells the
+    variant. It is ``nftables`` without a program, whose ``version`` is the kernel's.
     """
 
     version: tuple[int, ...]
@@ -89,13 +91,28 @@ class Program(NamedTuple):
         return ("-w", str(LOCK_WAIT_S)) if self.version >= since else ()
 
 
+_OLDEST = (1, 8)
+_FILES: Mapping[str, Program] = {
+    "xtables-nft-multi": Program(_OLDEST, "nf_tables"),
+    "xtables-legacy-multi": Program(_OLDEST, "legacy"),
+}
+"""The files that are all programs of a variant, under these names since iptables 1.8.0 (iptables/Makefile.am)."""
+
+
+class Saved(NamedTuple):
+    """The output of iptables-save, and the mark of the rules from before it."""
+
+    mark: object
+    text: str
+
+
 class IptablesDriver:
     """Reads and writes the fixed rules of both families.
 
     Only ``chains`` and ``jumps`` count as ours: this object never returns or removes any other rule. ``commands`` are the names
     of the programs, in PATH. ``proc`` is the mount point of the kernel's process file system. ``mark`` identifies the state of a
     family's rules: two equal marks mean that the rules have not changed in between. Then the rules are not listed again, unless
-    the mark is None. Under the mark ``NO_RULES`` they are not listed at all.
+    the mark is None. Under the mark ``NO_RULES`` they are not listed at all, nor the first time if the kernel ``holds_nothing``.
 
     After a write, the rules are known without a listing, except for a change by another program at the same moment. So
     ``observe`` always uses a listing. Only the next write relies on the rules that were just written, until they are listed
@@ -111,8 +128,18 @@ class IptablesDriver:
         proc: pathlib.Path = pathlib.Path("/proc"),
         mark: Callable[[Family], object] = lambda _: None,
         programs: dict[str, Program] | None = None,
+        saved: Mapping[Family, Saved] = types.MappingProxyType({}),
+        holds_nothing: Callable[[Family], bool] = lambda _: False,
+        takes_rules: Callable[[Family], bool] = lambda _: False,
     ) -> None:
-        """``programs`` are the known ones, by file; this object adds to them."""
+        """``programs`` are the known ones, by file; this object adds to them.
+
+        ``saved`` are listings that are known already. ``holds_nothing`` and ``takes_rules`` are answers of the kernel that spare
+        a program: that a family certainly has no rules, and that it certainly takes some.
+        """
+        self._saved = dict(saved)
+        self._holds_nothing = holds_nothing
+        self._takes_rules = takes_rules
         self._commands = commands
         self._mark = mark
         self._listed: dict[Family, tuple[object, Listing]] = {}
@@ -127,7 +154,7 @@ class IptablesDriver:
         self._put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 
     def program(self, family: Family) -> Program:
-        """Version and variant of a family's program. It runs once for each file, which is mostly one for both families.
+        """Version and variant of a family's program. Unless its file's name tells, it runs once for each file.
 
         Raises:
             KernelError: the program is missing, or prints no version.
@@ -135,7 +162,9 @@ class IptablesDriver:
         if (known := self.known_program(family)) is not None:
             return known
         command = self._commands[family]
-        program = self._programs[_file(command)] = parse_version(iptables_process.run(command, "--version"))
+        file = _file(command)
+        program = _FILES.get(pathlib.PurePath(file).name) or parse_version(iptables_process.run(command, "--version"))
+        self._programs[file] = program
         return program
 
     def known_program(self, family: Family) -> Program | None:
@@ -161,10 +190,12 @@ class IptablesDriver:
         """The reason why the kernel takes no rules of this family; None if it does. Then ``usable`` is None, too.
 
         ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel has none. This writes a chain and
-        deletes it in the same transaction.
+        deletes it in the same transaction, unless the kernel itself says that it takes rules.
         """
         if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
+        if shutil.which(f"{self._commands[family]}-restore") and self._takes_rules(family):
+            return None
         try:
             self.restore(family, f"*nat\n:{_TRIED_CHAIN} - [0:0]\n-X {_TRIED_CHAIN}\nCOMMIT\n")
         except KernelError as error:
@@ -268,13 +299,18 @@ class IptablesDriver:
 
     def _list(self, family: Family) -> Listing:
         mark = self._mark(family)  # before the listing: a change during it makes the marks differ
-        listing = iptables_text.NOTHING_LISTED if mark == NO_RULES else self._read(family)
+        is_first = family not in self._listed
+        if mark == NO_RULES or (is_first and self._holds_nothing(family)):
+            listing = iptables_text.NOTHING_LISTED
+        else:
+            listing = self._read(family, mark)
         self._listed[family] = mark, listing
         self._written.pop(family, None)
         return listing
 
-    def _read(self, family: Family) -> Listing:
-        text = self.save(family)
+    def _read(self, family: Family, mark: object) -> Listing:
+        saved = self._saved.pop(family, None)
+        text = saved.text if saved and mark is not None and saved.mark == mark else self.save(family)
         try:
             listing = iptables_text.parse_save(text, self._chains, self._jumps)
         except ValueError as error:

@@ -5,18 +5,18 @@ to understand, and rules of two programs that should follow each other no longer
 kubelet and the CNI plugin. The signs, and their order, are those of kubernetes-sigs/iptables-wrappers.
 """
 
+import contextlib
 import enum
-import errno
-import pathlib
 import shutil
 import time
 import types
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.kernel import iptables, iptables_process
+from ipvsproxy.kernel import iptables, iptables_process, iptables_tables, legacy_tables
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.iptables import Program, Saved
+from ipvsproxy.kernel.rule_changes import TABLES, RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
@@ -49,6 +49,7 @@ class Choice(NamedTuple):
     """The programs to use, their variant, and the reason for this choice.
 
     ``left_behind`` is the other variant if it holds rules of ours. ``programs`` are the programs whose version was read, by file.
+    ``saved`` are the listings of the chosen variant that were read for the choice.
     """
 
     commands: Mapping[Family, str]
@@ -56,6 +57,7 @@ class Choice(NamedTuple):
     reason: str
     left_behind: Variant | None = None
     programs: Mapping[str, Program] = types.MappingProxyType({})
+    saved: Mapping[Family, Saved] = types.MappingProxyType({})
 
 
 def commands(variant: Variant) -> Mapping[Family, str]:
@@ -84,8 +86,10 @@ def choose(chains: Collection[ChainKey]) -> Choice:
     programs: dict[str, Program] = {}
     if len(variants) < len(Variant):
         return Choice(iptables.COMMANDS, _default(programs), "it is the variant in PATH", programs=programs)
-    evidence = {variant: _gather_evidence(variant, chains) for variant in variants}
-    choice = decide(evidence, _default(programs))._replace(programs=programs)
+    saved = {variant: _save_all(variant) for variant in variants}
+    evidence = {variant: count("\n".join(one.text for one in saved[variant].values()), chains) for variant in variants}
+    choice = decide(evidence, _default(programs))
+    choice = choice._replace(programs=programs, saved=saved[choice.variant])
     other = other_than(choice.variant)
     if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant, programs) and _takes_rules(other, programs):
         reason = f"this kernel takes no rules of {choice.variant}, the variant in PATH"
@@ -132,51 +136,40 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
     return Evidence(hint, ours, others)
 
 
-def _gather_evidence(variant: Variant, chains: Collection[ChainKey], proc: pathlib.Path = pathlib.Path("/proc")) -> Evidence:
-    """The evidence of one variant. A family whose tables cannot be read in any attempt counts as empty."""
-    texts = []
+def _save_all(variant: Variant) -> Mapping[Family, Saved]:
+    """The rules of one variant. A family whose tables are empty, or cannot be read in any attempt, is left out."""
+    saved: dict[Family, Saved] = {}
     for family, command in commands(variant).items():
-        if variant is Variant.LEGACY and not _has_legacy_tables(family, proc):
+        if iptables_tables.hold_nothing(family, variant):
             continue
+        mark = _mark(family, variant)  # before the listing: a change during it makes the marks differ
         if (text := _save(command)) is not None:
-            texts.append(text)
-    return count("\n".join(texts), chains)
+            saved[family] = Saved(mark, text)
+    return saved
+
+
+def _mark(family: Family, variant: Variant) -> object:
+    """The mark of a family's rules; None if the kernel shows none, or would make a table for it."""
+    with contextlib.suppress(KernelError), contextlib.closing(RuleChanges()) as changes:
+        if variant is Variant.NF_TABLES or set(TABLES) <= set(legacy_tables.names(family)):
+            return changes.mark(family, variant)
+    return None
 
 
 def _save(command: str) -> str | None:
-    """The output of iptables-save; None if each attempt failed.
+    """The output of iptables-save; None if each attempt failed, or the kernel has no such tables.
 
     With a single attempt, one failure at a restart could move the rules into the other variant.
     """
     for delay_s in (*DELAYS_S, None):
         try:
             return iptables_process.run(f"{command}-save")
-        except KernelError:
+        except KernelError as error:
+            if iptables.lacks_tables(error):
+                return None
             if delay_s is not None:
                 time.sleep(delay_s)
     return None
-
-
-def legacy_tables(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[str, ...]:
-    """The legacy tables of this network namespace. The legacy program is not asked, because it would load the kernel's modules.
-
-    Raises:
-        KernelError: the list of tables cannot be read.
-    """
-    path = proc / "thread-self/net" / ("ip_tables_names" if family is Family.IPV4 else "ip6_tables_names")
-    try:
-        return tuple(path.read_text().split())
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise KernelError(action=f"read {path}", errno=error.errno or errno.EIO) from error
-
-
-def _has_legacy_tables(family: Family, proc: pathlib.Path) -> bool:
-    try:
-        return bool(legacy_tables(family, proc))
-    except KernelError:
-        return False
 
 
 def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
@@ -184,7 +177,13 @@ def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
 
     A reading is no such test: the programs of nf_tables show empty tables even if the kernel has none.
     """
-    driver = iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant), programs=programs)
+    driver = iptables.IptablesDriver(
+        chains=(),
+        jumps=(),
+        commands=commands(variant),
+        programs=programs,
+        takes_rules=lambda family: iptables_tables.take_rules(family, variant),
+    )
     refusal = driver.try_writing(Family.IPV4)
     return refusal is None or not refusal.is_certain
 

@@ -3,8 +3,9 @@
 Rule 1: an unreadable table is an error, never a clean one. A table that this kernel or host certainly cannot have is clean.
 Rule 2: two equal marks mean that no rule has changed in between; then no program has to run.
 Rule 3: a reading of legacy tables loads no module and makes no table.
-Rule 4: with rules in nftables, all rules of iptables that have our names are leftovers, and no program runs unless there is one.
-Rule 5: nothing is removed once the program in PATH is of another variant than at the start: then ours go where it writes.
+Rule 4: no program runs for rules of nf_tables unless the kernel has a chain that concerns us, or does not say.
+Rule 5: with rules in nftables, all rules of iptables that have our names are leftovers.
+Rule 6: nothing is removed once the program in PATH is of another variant than at the start: then ours go where it writes.
 """
 
 import contextlib
@@ -14,10 +15,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from pyroute2.netlink import NETLINK_NETFILTER
-
-from ipvsproxy.kernel import iptables, iptables_text, iptables_variant, message, netlink
-from ipvsproxy.kernel import nft_message as nft
+from ipvsproxy.kernel import iptables, iptables_tables, iptables_text, iptables_variant, legacy_tables
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import IptablesDriver, Program
 from ipvsproxy.kernel.iptables_variant import Variant
@@ -50,11 +48,13 @@ class LeftoverRules:
         programs: Mapping[str, Program] = types.MappingProxyType({}),
         *,
         backend: Backend = Backend.IPTABLES,
+        has_chain: Callable[[Family, Callable[[ChainKey], bool]], bool] = iptables_tables.has_chain,
     ) -> None:
         """``commands`` are the programs of the variant in use. ``programs`` are the programs whose version is known, by file.
 
-        ``backend`` holds our own rules.
+        ``backend`` holds our own rules. ``has_chain`` asks the kernel.
         """
+        self._has_chain = has_chain
         self._proc = proc
         self._backend = backend
         known = dict(programs)
@@ -97,7 +97,7 @@ class LeftoverRules:
         """
         if place.variant is Variant.LEGACY and not self._legacy_tables(place.family):
             return LeftRules()
-        if self._backend is Backend.NFTABLES and place.variant is Variant.NF_TABLES and not _has_chain(place.family, concerns):
+        if place.variant is Variant.NF_TABLES and not self._may_have_chain(place.family, concerns):
             return LeftRules()
         try:
             text = self._driver(place).save(place.family)
@@ -129,19 +129,17 @@ class LeftoverRules:
         return self._used if place.is_used else self._others[place.variant]
 
     def _legacy_tables(self, family: Family) -> tuple[str, ...]:
-        return iptables_variant.legacy_tables(family, self._proc)
+        return legacy_tables.names(family, self._proc)
 
+    def _may_have_chain(self, family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
+        """Whether a program must show the rules of nf_tables.
 
-def _has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
-    """Whether there is a chain of nf_tables for which ``concerns`` is true. A dump of chains needs no process.
-
-    Raises:
-        KernelError: the chains could not be read.
-    """
-    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
-        parts = channel.dump(nft.chains_query(family), f"read the chains of {family.label}")
-    return any(
-        concerns(ChainKey(message.text(data, found[nft.CHAIN_TABLE]), message.text(data, found[nft.CHAIN_NAME])))
-        for data, start, end in parts
-        for found in (message.attributes(data, start + nft.HEADER_SIZE, end),)
-    )
+        Raises:
+            KernelError: the chains could not be read.
+        """
+        try:
+            return self._has_chain(family, concerns)
+        except KernelError:
+            if self._backend is Backend.NFTABLES:  # there, no program of iptables may be needed
+                raise
+            return True

@@ -104,10 +104,11 @@ class Message(NamedTuple):
     kind: int
     flags: int
     payload: bytes
+    family: int = _INET
 
     def numbered(self, sequence: int) -> bytes:
         """The message with this sequence number."""
-        return _whole(_SUBSYSTEM | self.kind, self.payload, flags=self.flags, sequence=sequence)
+        return _whole(_SUBSYSTEM | self.kind, self.payload, flags=self.flags, sequence=sequence, family=self.family)
 
 
 def _whole(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 0, family: int = _INET, resource: int = 0) -> bytes:
@@ -139,6 +140,16 @@ def run(channel: netlink.Channel, messages: Sequence[Message], generation: int |
     failed = channel.run(transaction(messages, sequences[0], generation))
     refused = {index - 1: number for index, number in failed.items() if number != netlink.UNANSWERED}
     return refused or {index - 1: number for index, number in failed.items()}
+
+
+def trial(family: int, table: str) -> list[Message]:
+    """A table of a family and a chain in it, and at last a removal that the kernel refuses (ENOENT), so that nothing remains."""
+    chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
+    return [
+        Message(_NEW_TABLE, netlink.CREATE, text(1, table), family),
+        Message(_NEW_CHAIN, netlink.CREATE, text(CHAIN_TABLE, table) + text(CHAIN_NAME, chain_name), family),
+        Message(_DELETE_CHAIN, 0, text(CHAIN_TABLE, table) + text(CHAIN_NAME, absent), family),
+    ]
 
 
 def table() -> Message:

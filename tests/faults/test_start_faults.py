@@ -13,13 +13,12 @@ from tests.faults import acts, starts
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
 
 ACTS = (
-    "process iptables-nft-save",
-    "process ip6tables-nft-save",
+    "send netfilter type 2564 dump",
+    "receive netfilter type 2564 dump",
     "file /proc/thread-self/net/ip_tables_names",
     "process iptables-legacy-save",
     "file /proc/thread-self/net/ip6_tables_names",
     "process ip6tables-legacy-save",
-    "process iptables --version",
     "send generic command 3",
     "receive generic command 3",
     "file /proc/sys/net/ipv4/vs/conntrack",

@@ -313,6 +313,56 @@ def test_one_file_that_is_the_program_of_both_families_is_asked_for_its_version_
     assert (programs / "log").read_text().split() == ["asked"]
 
 
+@pytest.mark.parametrize("variant", ["nf_tables", "legacy"])
+def test_a_file_whose_name_tells_the_variant_is_not_asked(programs: pathlib.Path, variant: str) -> None:
+    name = f"xtables-{'nft' if variant == 'nf_tables' else variant}-multi"
+    make_program(programs, name, f"echo asked >> {programs}/log")
+    (programs / "iptables").symlink_to(programs / name)
+    program = iptables.IptablesDriver(chains=(), jumps=()).program(Family.IPV4)
+    assert (program.variant, program.random_fully) == (variant, True)
+    assert not (programs / "log").exists()
+
+
+def test_where_the_kernel_says_that_it_takes_rules_no_program_tries(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_program(programs, "iptables-restore", f"touch {programs}/started")
+    driver = iptables.IptablesDriver(chains=(), jumps=(), takes_rules=lambda _: True)
+    assert driver.try_writing(Family.IPV4) is None
+    assert not (programs / "started").exists()
+    (programs / "iptables-restore").unlink()
+    monkeypatch.setenv("PATH", str(programs))
+    refusal = driver.try_writing(Family.IPV4)
+    assert refusal is not None
+    assert "is not in PATH" in refusal.reason, "no rules without their program"
+
+
+def test_where_the_kernel_holds_nothing_rules_are_not_listed_the_first_time(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, holds_nothing=lambda _: True)
+    assert driver.observe(Family.IPV4).chains == {}
+    assert not (programs / "log").exists()
+    driver.observe(Family.IPV4)
+    assert (programs / "log").read_text().split() == ["listed"], "what was bare may hold rules by now"
+
+
+@pytest.mark.parametrize(("mark", "is_used"), [("same", True), ("other", False), (None, False)])
+def test_a_known_listing_counts_once_and_while_no_rule_has_changed(
+    programs: pathlib.Path, mark: str | None, *, is_used: bool
+) -> None:
+    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
+    (key, *_) = SKELETON.chains
+    text = f"*{key.table}\n:{key.chain} - [0:0]\nCOMMIT\n"
+    driver = iptables.IptablesDriver(
+        chains=SKELETON.chains,
+        jumps=SKELETON.jumps,
+        mark=lambda _: mark,
+        saved={Family.IPV4: iptables.Saved(mark and "same", text)},
+    )
+    assert (key in driver.observe(Family.IPV4).chains) is is_used
+    assert (programs / "log").exists() is not is_used
+
+
 def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-restore", "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4")

@@ -2,6 +2,7 @@
 
 import errno
 import pathlib
+from collections.abc import Callable
 
 import pytest
 
@@ -40,7 +41,8 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def rules(programs: pathlib.Path) -> LeftoverRules:
-    return LeftoverRules(iptables.COMMANDS, programs)
+    """Beside a kernel that always has a chain that concerns us: the programs decide."""
+    return LeftoverRules(iptables.COMMANDS, programs, has_chain=lambda *_: True)
 
 
 def test_chains_and_the_references_to_them_are_read_and_all_else_is_not(programs: pathlib.Path) -> None:
@@ -63,6 +65,31 @@ def test_an_unreadable_table_is_an_error_and_not_a_clean_one(
 def test_a_table_that_the_kernel_certainly_does_not_have_is_clean(programs: pathlib.Path) -> None:
     make_program(programs, "iptables-save", "echo 'Could not fetch rule set generation id: Operation not supported' >&2; exit 1")
     assert rules(programs).read(NFT, concerns) == LeftRules()
+
+
+def test_without_a_chain_that_concerns_us_no_program_shows_rules_of_nf_tables(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-save", f"touch {programs}/started; exit 1")
+    asked: list[ChainKey] = []
+
+    def has_chain(family: Family, wanted: Callable[[ChainKey], bool]) -> bool:
+        asked.extend(key for key in (CHAIN, ChainKey("nat", CHAIN.chain)) if wanted(key))
+        return family is not Family.IPV4
+
+    assert LeftoverRules(iptables.COMMANDS, programs, has_chain=has_chain).read(NFT, concerns) == LeftRules()
+    assert asked == [CHAIN]
+    assert not (programs / "started").exists()
+
+
+def test_chains_that_the_kernel_does_not_show_are_asked_of_the_program(programs: pathlib.Path) -> None:
+    (programs / "saved").write_text(SAVED)
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+
+    def has_chain(*_: object) -> bool:
+        raise KernelError(action="read the chains of IPv4", errno=errno.ENOBUFS)
+
+    assert LeftoverRules(iptables.COMMANDS, programs, has_chain=has_chain).read(NFT, concerns).chains == {CHAIN: 1}
+    with pytest.raises(KernelError, match="read the chains"):
+        LeftoverRules(iptables.COMMANDS, programs, backend=Backend.NFTABLES, has_chain=has_chain).read(NFT, concerns)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
