@@ -117,7 +117,8 @@ class IpvsDriver:
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """All virtual servers by key.
 
-        If there are none of IPv6, they are read by ``getsockopt`` (see ``ipvs_entries``). Otherwise settings come from a netlink
+        If there are none of IPv6, they are read by ``getsockopt`` (see ``ipvs_entries``). Whether there are any, the uses of
+        schedulers tell, if they are as many as virtual servers of IPv4; or else a netlink dump. Otherwise settings come from that
         dump, real servers from ``/proc/net/ip_vs``; virtual servers that the file skips (see ``ipvs_table``) are read one by one.
 
         Raises:
@@ -138,7 +139,8 @@ class IpvsDriver:
         Raises:
             KernelError: a part could not be read. The parts before it are valid.
         """
-        settings = self._settings()
+        # A dump of a hundred thousand takes seconds: the kernel walks its table from the beginning for each part.
+        settings = {} if self._entries.shows_all() else self._settings()
         if all(key.address.family is Family.IPV4 for key in settings) and self._entries.is_there():
             if not self._reads_entries:
                 self._table = self._make_table()  # what it knows would take memory, and become old

@@ -13,15 +13,16 @@ or a real server in place of another, only shows in the entries of real servers.
 Other calls may write between two parts. A virtual server that was written meanwhile waits for the next reading.
 """
 
+import collections
 import errno
 import itertools
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from ipvsproxy.kernel import ipvs_message, ipvs_table, sockopt
+from ipvsproxy.kernel import ipvs_message, ipvs_table, modules, sockopt
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     HAS_THRESHOLDS,
@@ -47,6 +48,7 @@ _ROW = struct.Struct("=16s16sII4sI")  # name, scheduler, flags, timeout in secon
 _REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # all but connections and counters
 _SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIiII")  # address and port, forwarding method in flags, weight, upper and lower threshold
+_SCHEDULER_SIZE = 16
 _NO_NAME = bytes(_NAME.size)
 _METHODS = 0x7
 _PROTOCOLS = {int(protocol): protocol for protocol in Protocol}
@@ -73,8 +75,13 @@ class EntryReader:
         read_one: Callable[[VirtualServerKey], ObservedVirtualServer | None],
         ask: Ask = sockopt.ask_in,
         clock: Callable[[], float] = time.monotonic,
+        scheduler_uses: Callable[[], Mapping[str, int] | None] = modules.scheduler_uses,
     ) -> None:
-        """``read_one`` reads one virtual server by netlink; None if it does not exist. ``ask`` is as ``sockopt.ask_in``."""
+        """``read_one`` reads one virtual server by netlink; None if it does not exist. ``ask`` is as ``sockopt.ask_in``.
+
+        ``scheduler_uses`` is as in ``modules``.
+        """
+        self._scheduler_uses = scheduler_uses
         self.foreign = 0
         self._read_one = read_one
         self._ask = ask
@@ -106,6 +113,22 @@ class EntryReader:
                 self.close()
                 return False
         return True
+
+    def shows_all(self) -> bool:
+        """Whether the kernel certainly has no virtual servers but those of this interface: they are all uses of schedulers.
+
+        One of IPv6 without a scheduler, which takes no new connections, does not show. False where that is unknown, and also if
+        another network namespace has virtual servers.
+        """
+        uses = self._scheduler_uses()
+        if uses is None:
+            return False
+        try:
+            shown = collections.Counter(row[_NAME.size : _NAME.size + _SCHEDULER_SIZE] for row in self._rows())
+        except KernelError:
+            return False
+        names = {name.split(b"\0", 1)[0].decode(errors="replace"): count for name, count in shown.items()}
+        return names == {name: count for name, count in uses.items() if count}
 
     def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
         """Note that a virtual server of IPv4, or a real server of it, has perhaps been written; or that it was removed."""

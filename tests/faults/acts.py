@@ -10,6 +10,7 @@ import errno
 import io
 import json
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -42,6 +43,8 @@ FAILURES: dict[str, tuple[str, ...]] = {
 LOCKLESS = ("--version", "-save")
 """Processes with these words never take the lock."""
 
+_MODULE = re.compile("^/sys/module/[^/]+/")
+"""The folder of a module: the same file of several modules is one act."""
 _HEADER = struct.Struct("=IHHII")
 _PROTOCOLS = {0: "route", 12: "netfilter", 16: "generic"}
 _GENERIC = 16
@@ -209,7 +212,7 @@ def _watch_files(acts: Acts) -> None:
         def opened(file: Any, *arguments: Any, **options: Any) -> Any:
             name = file if isinstance(file, str) else os.fspath(file) if isinstance(file, os.PathLike) else ""
             is_watched = isinstance(name, str) and name.startswith(KERNEL_FILES) and not name.startswith(OWN_FILES)
-            if is_watched and (failure := acts.begin(f"file {name}")):
+            if is_watched and (failure := acts.begin(f"file {_MODULE.sub('/sys/module/*/', name)}")):
                 raise OSError(getattr(errno, failure), f"{failure}, as ordered", name)
             return usual(file, *arguments, **options)
 

@@ -7,10 +7,11 @@ import socket
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from ipvsproxy.kernel import ipvs, ipvs_entries, ipvs_table
+from ipvsproxy.kernel import ipvs, ipvs_entries, ipvs_table, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     HAS_THRESHOLDS,
@@ -50,7 +51,9 @@ class Table:
         self.foreign_protocol = 0
         self.on_destinations: Callable[[], None] = lambda: None
         self.clock_s = 0.0
-        self.reader = ipvs_entries.EntryReader(self._read_one, self._ask, self._clock)
+        self.uses: dict[str, int] | None = None
+        """How many virtual servers use each scheduler, by the reference counts of the kernel's modules."""
+        self.reader = ipvs_entries.EntryReader(self._read_one, self._ask, self._clock, lambda: self.uses)
 
     def _clock(self) -> float:
         self.clock_s += 1  # each reading of the clock is the end of a part
@@ -306,6 +309,30 @@ def test_a_kernel_without_this_interface_is_recognised(table: Table) -> None:
     assert not table.reader.is_there()
 
 
+@pytest.mark.parametrize(
+    ("uses", "shows_all"),
+    [
+        ({"rr": 2, "sh": 1, "mh": 0}, True),
+        ({"rr": 3, "sh": 1}, False),
+        ({"rr": 2, "sh": 1, "ftp": 1}, False),
+        ({"rr": 1, "sh": 2}, False),
+        ({"sh": 1}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_the_interface_shows_all_virtual_servers_if_each_use_of_a_scheduler_is_one_of_them(
+    table: Table, uses: dict[str, int] | None, *, shows_all: bool
+) -> None:
+    table.put(WEB, pod(1))
+    table.put(DNS, pod(2))
+    table.put(MARK, pod(3), settings=VirtualServerSettings("sh", 0, 0))
+    table.uses = uses
+    assert table.reader.shows_all() is shows_all
+    table.failing[SERVICES] = errno.ENOMEM
+    assert not table.reader.shows_all(), "a failed question proves nothing"
+
+
 # On a real kernel.
 
 
@@ -368,6 +395,30 @@ def test_a_real_server_in_place_of_another_is_seen_by_the_whole_reading_alone(dr
     ipvsadm("-d", "-t", "10.96.0.1:80", "-r", "10.244.0.1:8080")
     assert polled(driver, whole=False) == {}
     assert polled(driver, whole=True) == {ONE.key: ObservedVirtualServer(RR, EvenWeights.of([pod(9)]))}
+
+
+@pytest.mark.kernel
+def test_an_audit_dumps_virtual_servers_by_netlink_only_where_some_may_be_of_ipv6(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumps: list[str] = []
+    gather = netlink.Channel.gather
+
+    def gathering(channel: netlink.Channel, request: bytes, action: str, read: Any) -> Any:
+        dumps.append(action)
+        return gather(channel, request, action, read)
+
+    monkeypatch.setattr(netlink.Channel, "gather", gathering)
+    assert clean(driver.apply(operations(Verb.ADD, ONE, TWO, real(ONE, "10.244.0.1"))))
+    assert driver.observe().keys() == {ONE.key, TWO.key}
+    assert dumps == []
+    ipvsadm("-A", "-t", "[fd00:96::1]:80", "-s", "rr")
+    assert driver.observe().keys() == {ONE.key, TWO.key, V6.key}
+    assert dumps == ["list the virtual servers"]
+    ipvsadm("-D", "-t", "[fd00:96::1]:80")
+    dumps.clear()
+    assert driver.observe().keys() == {ONE.key, TWO.key}
+    assert dumps == []
 
 
 @pytest.mark.kernel
