@@ -8,6 +8,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.modules import ModuleState
+from ipvsproxy.model import features
 from ipvsproxy.model.kernel import FirewallMark, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
@@ -24,9 +25,6 @@ ADVISED = (
     "net/netfilter/nf_conntrack_tcp_timeout_established",
 )
 """Settings that ipvsproxy does not write, but that matter."""
-OLDEST_KERNEL = (4, 19)
-"""kube-proxy's minimum in IPVS mode: older kernels lose or delay connections from reused source ports."""
-REUSE_MODE_FIXED = (5, 9)
 _STRICT = "1"
 
 
@@ -78,9 +76,10 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
     yield from (_fail("privileges", one.what, one.remedy) for one in facts.privileges)
     if not facts.privileges:
         yield _ok("privileges", "this process may change the network")
-    if facts.version < OLDEST_KERNEL:
-        oldest = ".".join(map(str, OLDEST_KERNEL))
-        yield _warn("kernel", f"Linux {facts.release} is older than {oldest}", "use a newer kernel: IPVS loses connections there")
+    if facts.version < features.OLDEST:
+        oldest = features.dotted(features.OLDEST)
+        remedy = "use a newer kernel: nobody has looked up what this one lacks"
+        yield _warn("kernel", f"Linux {facts.release} is older than {oldest}", remedy)
     else:
         yield _ok("kernel", f"Linux {facts.release}")
     if facts.features and facts.modules.get("ip_vs") is ModuleState.LOADABLE:
@@ -150,7 +149,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
         "set it to 2 or 0: answers that come back by another interface than the kernel expects are dropped",
     )
     yield from _bridges(facts)
-    if facts.version >= REUSE_MODE_FIXED:
+    if facts.version >= features.PROMPT_REUSE.since:
         yield from _advise(
             facts,
             "net/ipv4/vs/conn_reuse_mode",

@@ -239,7 +239,7 @@ class _Node:
         prepared = await kernel.call(lambda node: node.prepare_backend(None if chosen.backend is in_use else chosen))
         if prepared is None:
             return await kernel.call(requirements.usable_programs)
-        programs = await kernel.call(lambda _: requirements.usable_programs(prepared))
+        programs = await kernel.call(lambda node: requirements.usable_programs(node, prepared))
         if programs.keys() != self._programs.keys():
             served = [" and ".join(family.label for family in one) for one in (programs, self._programs)]
             raise CannotStartError(f"{chosen.backend} can serve {served[0]}, but {served[1]} are served: this takes a restart")

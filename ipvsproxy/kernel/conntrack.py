@@ -1,5 +1,6 @@
 """The conntrack driver: deletes tracked flows to real servers that should no longer get them."""
 
+import contextlib
 import errno
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,9 @@ from ipvsproxy.model.plan import Operation, Outcome
 BATCH_SIZE = 500
 """The number of flows that one ``send`` deletes."""
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
+_STATISTICS = 5  # IPCTNL_MSG_CT_GET_STATS
+_NO_FILTER = 1 << 31
+"""A flag of ``CTA_FILTER`` that no kernel knows."""
 
 _SUBSYSTEM = NFNL_SUBSYS_CTNETLINK << 8
 _HEADER_SIZE = 4
@@ -27,6 +31,34 @@ _FILTER_DESTINATION, _FILTER_PROTOCOL, _FILTER_PORT = 0x02, 0x08, 0x20
 """The flags ``CTA_FILTER_F_CTA_IP_DST``, ``_PROTO_NUM`` and ``_PROTO_DST_PORT`` (net/netfilter/nf_internals.h)."""
 _DESTINATIONS: Mapping[Family, int] = {Family.IPV4: 2, Family.IPV6: 4}
 _SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
+
+
+class Listings(NamedTuple):
+    """What this kernel's netlink for connection tracking can do; None if it did not say."""
+
+    is_there: bool | None
+    are_filtered: bool | None
+
+
+def ask(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Listings:
+    """Ask the kernel by two messages, whatever the number of flows.
+
+    A kernel that knows ``CTA_FILTER`` refuses the flag that is sent. An older one begins to list all flows; only the first part
+    of its list is read.
+    """
+    channel = netlink.Channel(NETLINK_NETFILTER, connect)
+    with contextlib.closing(channel):
+        try:
+            channel.ask(_question(_STATISTICS, netlink.REQUEST), "ask for connection tracking")
+        except KernelError as error:
+            return Listings(False if error.errno in _REFUSALS else None, None)
+        impossible = [["CTA_FILTER", {"attrs": [["CTA_FILTER_ORIG_FLAGS", _NO_FILTER]]}]]
+        try:
+            for _ in channel.dumping(_query(Family.IPV4, impossible), "ask for filtered listings of connections"):
+                return Listings(is_there=True, are_filtered=False)
+        except KernelError as error:
+            return Listings(is_there=True, are_filtered=error.errno in (*_REFUSALS, errno.ERANGE) or None)
+    return Listings(is_there=True, are_filtered=None)
 
 
 class _Stale(NamedTuple):
@@ -154,7 +186,7 @@ def _layout(family: Family) -> message.Layout:
 
 
 def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
-    """The request for a listing of a family. Since Linux 5.8 the kernel leaves out most other flows; older ones list all.
+    """The request for a listing of a family. Since Linux 5.8 the kernel leaves out most other flows; older ones list all of them.
 
     The filter has the protocol, port and address, each if all of ``flows`` share it. It never has an IPv6 address, because the
     kernel would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple`` in
@@ -182,6 +214,10 @@ def _query(family: Family, attributes: list[Any]) -> bytes:
     query["nfgen_family"] = int(family)
     query["attrs"] = attributes
     return message.encode(query, _SUBSYSTEM | IPCTNL_MSG_CT_GET, netlink.REQUEST | netlink.DUMP)
+
+
+def _question(command: int, flags: int) -> bytes:
+    return message.encode(nfct_msg(), _SUBSYSTEM | command, flags)
 
 
 def _head(family: Family) -> bytes:

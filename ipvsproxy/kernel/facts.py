@@ -9,15 +9,17 @@ import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.kernel import host, iptables, iptables_process, iptables_variant, rules_backend
+from ipvsproxy.kernel import host, iptables, iptables_process, iptables_variant, questions, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing, SysctlDriver
 from ipvsproxy.kernel.mark_rules import MarkRule, mark_rules
 from ipvsproxy.kernel.modules import ModuleState, module_state
 from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.routes import LOOPBACK_INDEX
 from ipvsproxy.kernel.rules_backend import BackendChoice
+from ipvsproxy.model.features import IPVS, IPVS_IPV6, OLDER_INTERFACE, SHORT_ANSWERS, Feature
 from ipvsproxy.model.kernel import IP_SETS, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, ChainKey, Jump
@@ -48,7 +50,7 @@ class Facts:
     nft is not in PATH. ``listeners`` are the programs that listen on the TCP ports in question. ``observation`` and ``timeouts``
     are None if IPVS cannot be read, and ``unreadable`` is the reason. ``bridges`` are the names of the Linux bridges.
     ``mark_rules`` are rules of other programs that write packet marks before IPVS. ``backend`` holds rules and sets; None if the
-    kernel did not answer.
+    kernel did not answer. ``answers`` has what the kernel was asked of the features that ipvsproxy uses.
     """
 
     release: str
@@ -70,6 +72,7 @@ class Facts:
     mark_rules: tuple[MarkRule, ...] = ()
     loopback: Loopback = NO_TROUBLE
     backend: BackendChoice | None = None
+    answers: questions.Answers = dataclasses.field(default_factory=dict)
 
 
 def gather(
@@ -97,6 +100,7 @@ def gather(
     timeouts: Timeouts | None = None
     unserved: Mapping[Family, str] = {}
     unreadable = "; ".join(map(str, (*privileges, *features)))
+    answers: dict[Feature, Answer] = {IPVS: Answer(not features)} | dict(questions.of_sysctls()) | dict(questions.of_modules())
     try:
         chosen = rules_backend.choose(backend)
         if chosen.backend is Backend.IPTABLES:
@@ -110,6 +114,7 @@ def gather(
                 observation = kernel.observe(list(IP_SETS), [family for family in Family if family not in unserved], ())
                 unreadable = "; ".join(observation.errors)
                 timeouts = kernel.read_timeouts()
+                answers |= _answers(kernel)
             finally:
                 kernel.close()
     except KernelError as error:
@@ -135,7 +140,21 @@ def gather(
         mark_rules=tuple(dict.fromkeys(rule for text in listings for rule in mark_rules(text))),
         loopback=loopback(),
         backend=chosen,
+        answers=answers,
     )
+
+
+def _answers(kernel: NodeKernel) -> questions.Answers:
+    """What this kernel answers by netlink. Modules of the backend that is not used stay unloaded."""
+    answers = {
+        SHORT_ANSWERS: Answer(has=True),  # or no socket would have been opened
+        IPVS_IPV6: Answer(kernel.ipvs.has_ipv6()),
+        OLDER_INTERFACE: Answer(kernel.ipvs.has_older_interface()),
+        **questions.ask(),
+    }
+    if kernel.backend is Backend.NFTABLES:
+        return {**answers, **questions.of_nf_tables(kernel.rules.try_writing(Family.IPV4))}
+    return {**answers, **questions.of_ipset()}
 
 
 def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:

@@ -1,18 +1,18 @@
 """The host: kernel settings, kernel version, processors, and what the host must provide before anything can be programmed."""
 
+import contextlib
 import errno
 import os
 import pathlib
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pyroute2.ipset import IPSet
-from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import preload
+from ipvsproxy.kernel import ipset_types, netlink, preload
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipset_message import IPSET_PROTOCOL
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, SetType, Sysctl
@@ -226,33 +226,18 @@ def _is_off(setting: pathlib.Path) -> bool:
         return False
 
 
-_READ_TYPES = "read the types of sets"
 _NO_IPSET = frozenset({errno.EINVAL, errno.ENOENT, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT})
 """The errors by which nfnetlink refuses a subsystem that the kernel neither has nor can load (nfnetlink_rcv_msg)."""
-_IPSET_ERRORS = 4096
-"""The first of ipset's own error numbers (include/uapi/linux/netfilter/ipset/ip_set.h), ``IPSET_ERR_FIND_TYPE`` among them."""
 
 
-def missing_set_types() -> tuple[Missing, ...]:
+def missing_set_types(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> tuple[Missing, ...]:
     """The parts of ipset that the kernel lacks: the protocol, or set types that it neither has nor can load.
-
-    Never call this in a thread that runs an event loop.
 
     Raises:
         KernelError: the kernel did not answer just now.
     """
-    try:
-        return _missing_set_types()
-    except NetlinkError as error:
-        raise KernelError(action=_READ_TYPES, errno=error.code) from error
-    except OSError as error:
-        raise KernelError(action=_READ_TYPES, errno=error.errno or 0) from error
-
-
-def _missing_set_types() -> tuple[Missing, ...]:
-    with IPSet() as ipset:
-        missing = _missing_protocol(ipset)
-        return missing or tuple(
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER, connect)) as channel:
+        return _missing_protocol(channel) or tuple(
             Missing(
                 f"this kernel has no ipset type {set_type} for {family.label}",
                 f"run modprobe ip_set_{set_type.replace(':', '_').replace(',', '')} on the host, "
@@ -260,31 +245,19 @@ def _missing_set_types() -> tuple[Missing, ...]:
             )
             for set_type in SetType
             for family in Family
-            if not _has_set_type(ipset, set_type, family)
+            if ipset_types.revisions(channel, set_type, family) is None
         )
 
 
-def _missing_protocol(ipset: IPSet) -> tuple[Missing, ...]:
+def _missing_protocol(channel: netlink.Channel) -> tuple[Missing, ...]:
     try:
-        (answer,) = ipset.get_proto_version()
-    except NetlinkError as error:
-        if error.code not in _NO_IPSET:
+        known = ipset_types.protocols(channel)
+    except KernelError as error:
+        if error.errno not in _NO_IPSET:
             raise
-        what = f"this kernel's ipset does not report its protocol ({os.strerror(error.code)})"
+        what = f"this kernel's ipset does not report its protocol ({os.strerror(error.errno)})"
         return (Missing(what, "run modprobe ip_set on the host, or use a kernel with CONFIG_IP_SET"),)
-    newest = int(answer.get_attr("IPSET_ATTR_PROTOCOL") or 0)
-    oldest = int(answer.get_attr("IPSET_ATTR_PROTOCOL_MIN") or newest)
-    if oldest <= IPSET_PROTOCOL <= newest:
+    if IPSET_PROTOCOL in known:
         return ()
-    what = f"this kernel's ipset supports protocol {oldest} to {newest}, not {IPSET_PROTOCOL}"
+    what = f"this kernel's ipset supports protocol {known.oldest} to {known.newest}, not {IPSET_PROTOCOL}"
     return (Missing(what, "use a kernel of version 2.6.39 or later, whose ipset is at least version 6"),)
-
-
-def _has_set_type(ipset: IPSet, set_type: SetType, family: Family) -> bool:
-    try:
-        ipset.get_supported_revisions(set_type.value, family=family)
-    except NetlinkError as error:
-        if error.code < _IPSET_ERRORS:
-            raise
-        return False
-    return True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import structlog
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import ipset_batch, ipset_enlarge, ipset_message, message, netlink
+from ipvsproxy.kernel import ipset_batch, ipset_enlarge, ipset_message, ipset_types, message, netlink
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetCopy, SetEntries, SetEntry, SetType
 from ipvsproxy.model.net import Family
@@ -179,24 +179,34 @@ class IpsetDriver:
         return number == errno.ENOENT
 
     def _revision(self, ip_set: IpSet) -> int:
-        """The lowest sufficient revision of the set's type, or the nearest one that this kernel has."""
+        """The lowest sufficient revision of the set's type, or the nearest one that this kernel has.
+
+        Raises:
+            KernelError: the kernel lacks the type, or a revision with marks if the set gives them.
+        """
         kind = (ip_set.type, ip_set.family, ip_set.gives_marks)
         if kind not in self._revisions:
-            query = ipset_message.type_query(ip_set.type, ip_set.family)
-            try:
-                data, start, end = self._channel.ask(query, f"find {ip_set.type}")
-            except KernelError as error:
-                if error.errno == 0:
-                    raise
-                detail = f"this kernel has no set type {ip_set.type}: its module is missing or cannot be loaded"
-                raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
-            with netlink.parsing(f"find {ip_set.type}"):
-                attributes = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
-                lowest = _byte(data, attributes[ipset_message.LOWEST_REVISION])
-                newest = _byte(data, attributes[ipset_message.REVISION])
-            sufficient = ipset_message.MARK_REVISION if ip_set.gives_marks else ipset_message.SUFFICIENT_REVISIONS[ip_set.type]
-            self._revisions[kind] = min(max(sufficient, lowest), newest)
+            self._revisions[kind] = self._choose_revision(ip_set)
         return self._revisions[kind]
+
+    def _choose_revision(self, ip_set: IpSet) -> int:
+        action = f"find {ip_set.type}"
+        try:
+            known = ipset_types.revisions(self._channel, ip_set.type, ip_set.family)
+        except KernelError as error:
+            if error.errno == 0:
+                raise
+            raise KernelError(action=action, errno=error.errno, detail=_no_type(ip_set)) from error
+        if known is None:
+            raise KernelError(action=action, errno=ipset_types.NO_SUCH_TYPE, detail=_no_type(ip_set))
+        if ip_set.gives_marks and known.newest < ipset_message.MARK_REVISION:
+            detail = (
+                f"this kernel's {ip_set.type} carries no marks, as revision {ipset_message.MARK_REVISION} does: "
+                "use a newer kernel, or --ipvs-traffic-scopes=kube-proxy, which needs none"
+            )
+            raise KernelError(action=action, errno=errno.EOPNOTSUPP, detail=detail)
+        sufficient = ipset_message.MARK_REVISION if ip_set.gives_marks else ipset_message.SUFFICIENT_REVISIONS[ip_set.type]
+        return min(max(sufficient, known.oldest), known.newest)
 
     def _observe(self, name: str, *, header_only: bool = False) -> ObservedSet | None:
         parts = self._dump(name, header_only=header_only)
@@ -213,14 +223,8 @@ class IpsetDriver:
             raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
 
 
-def _byte(data: bytes, at: tuple[int, int]) -> int:
-    """An attribute of one byte.
-
-    Raises:
-        ValueError: its length is not one byte.
-    """
-    (value,) = data[at[0] : at[1]]
-    return value
+def _no_type(ip_set: IpSet) -> str:
+    return f"this kernel has no set type {ip_set.type}: its module is missing or cannot be loaded"
 
 
 def _digest(parts: Iterable[netlink.Reply]) -> bytes:

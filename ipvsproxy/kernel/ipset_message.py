@@ -19,8 +19,10 @@ HASH_SIZE = 1024
 """The initial ``hashsize`` of a hash set, as in kube-proxy; the kernel enlarges it as the set fills."""
 HEADER_SIZE = 4
 """The length of ``struct nfgenmsg``, behind the netlink header."""
-TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 3, 4, 5, 7, 8, 10
+PROTOCOL, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 1, 3, 4, 5, 7, 8, 10
 """Attributes of a message."""
+OLDEST_PROTOCOL = LOWEST_REVISION
+"""The same number, in the answer about the protocol."""
 CAPACITY = 19
 """The attribute ``maxelem`` inside ``DATA``."""
 
@@ -76,6 +78,11 @@ def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> by
     request["nfgen_family"] = family
     request["attrs"] = [["IPSET_ATTR_PROTOCOL", IPSET_PROTOCOL], *attributes]
     return message.encode(request, _SUBSYSTEM | command, netlink.REQUEST | flags)
+
+
+def protocol_query() -> bytes:
+    """The question which versions of the protocol the kernel speaks."""
+    return _encoded(ipset.IPSET_CMD_PROTOCOL, _ANY_FAMILY, [], 0)
 
 
 def type_query(set_type: SetType, family: Family) -> bytes:

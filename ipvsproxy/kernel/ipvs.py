@@ -65,6 +65,7 @@ _REAL_SERVER = message.Layout(
         for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (3, "I"), (4, "I"), (5, "I"), (6, "I"))
     ]
 )
+_NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or later, which tells the address family of each"
 _CONNECTIONS = message.Layout(
     [message.Field((_DESTINATION, kind), code) for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
 )
@@ -187,6 +188,14 @@ class IpvsDriver:
         if number == errno.ENOENT and self._renew_quietly():
             number = self._channel.do(self._encoder.unacceptable_service(scheduler))
         return number
+
+    def has_ipv6(self) -> bool:
+        """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). A lost answer counts as yes."""
+        return self._channel.do(self._encoder.unacceptable_service("rr")) != errno.EAFNOSUPPORT
+
+    def has_older_interface(self) -> bool:
+        """Whether this kernel answers questions about IPVS by ``getsockopt``."""
+        return self._entries.is_there()
 
     def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, Connections]]:
         """The connections of the real servers of these virtual servers; empty for a virtual server that does not exist.
@@ -393,9 +402,10 @@ class IpvsDriver:
         """The real servers of a virtual server, with the ``layout`` fields behind address and port; none if it does not exist."""
         for part in self._gather(lambda encoder: encoder.destinations(key), f"list the real servers of {key}", list):
             values = layout.read(*part)
-            if values is not None:
-                family, address, port, *others = values
-                yield RealServerKey(_address(family, address) + port), others
+            if values is None:  # not even an unknown real server may count as absent
+                raise KernelError(action=f"list the real servers of {key}", detail=_NO_ADDRESS_FAMILY)
+            family, address, port, *others = values
+            yield RealServerKey(_address(family, address) + port), others
 
 
 class AbsentIpvs(IpvsDriver):

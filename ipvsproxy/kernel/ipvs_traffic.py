@@ -128,7 +128,11 @@ def read_totals(text: str) -> Counters:
 
 
 def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) -> dict[VirtualServerKey, Counters]:
-    """The counters in a dump of virtual servers, without zeros, except for those in ``always``."""
+    """The counters in a dump of virtual servers, without zeros, except for those in ``always``.
+
+    Raises:
+        KernelError: the kernel has no counters of 64 bits.
+    """
     result: dict[VirtualServerKey, Counters] = {}
     for part in parts:
         if (values := _OF_SERVICE.read(*part)) is not None:
@@ -140,22 +144,32 @@ def read_services(parts: Iterable[Part], always: Container[VirtualServerKey]) ->
             family, mark, *counters = values
             key = FirewallMark.of(Family(family), mark)
         else:
-            continue
+            raise _no_counters()
         if any(counters) or key in always:
             result[key] = Counters._make(counters)
     return result
 
 
 def read_endpoints(parts: Iterable[Part], family: Family) -> dict[RealServerKey, EndpointTraffic]:
-    """All real servers in a dump of one virtual server."""
+    """All real servers in a dump of one virtual server.
+
+    Raises:
+        KernelError: the kernel has no counters of 64 bits.
+    """
     result: dict[RealServerKey, EndpointTraffic] = {}
     for part in parts:
         values = _OF_DESTINATION.read(*part)
-        if values is not None:
-            address, port, active, inactive, *counters = values
-            key = RealServerKey(_address(family, address) + port)
-            result[key] = EndpointTraffic(Connections(active, inactive), Counters._make(counters))
+        if values is None:
+            raise _no_counters()
+        address, port, active, inactive, *counters = values
+        key = RealServerKey(_address(family, address) + port)
+        result[key] = EndpointTraffic(Connections(active, inactive), Counters._make(counters))
     return result
+
+
+def _no_counters() -> KernelError:
+    detail = "the kernel's answer lacks counters of 64 bits: use Linux 4.1 or later, which has them"
+    return KernelError(action="read the counters of IPVS", detail=detail)
 
 
 def _address(family: int, packed: bytes) -> Address:

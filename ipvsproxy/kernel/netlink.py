@@ -373,7 +373,7 @@ def explain(number: int) -> str:
 
 
 def resolve_family(channel: Channel, name: str, module: str) -> int:
-    """The ``nlmsg_type`` of a generic netlink family. This question makes the kernel load the module of the family.
+    """The ``nlmsg_type`` of a generic netlink family. Since Linux 5.16, this question makes the kernel load the module of IPVS.
 
     Raises:
         KernelError: there is no such family.

@@ -18,6 +18,7 @@ from ipvsproxy.kernel import nft_message as nft
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program, Refusal
 from ipvsproxy.kernel.nft_message import Hook, Message
+from ipvsproxy.model import features
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
@@ -113,13 +114,16 @@ class NftRulesDriver:
         """
         if refusal := self.usable(family):
             return refusal
-        messages = [nft.table(), *_trial(family), nft.chain_removal("ipvsproxy-absent")]
+        trial = _trial(family)
+        messages = [*(request for request, _ in trial), nft.chain_removal("ipvsproxy-absent")]
         failed = nft.run(self._channel, messages)
         last = len(messages) - 1
-        number = min((index, number) for index, number in failed.items())[1] if failed else 0
+        index, number = min(failed.items()) if failed else (last, 0)
         if failed == {last: errno.ENOENT}:
             return None
         is_certain = number in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
+        if is_certain and index in range(last):  # what comes behind it fails with it
+            return Refusal(f"the nf_tables of this kernel has no {trial[index][1]}: {_HOLD_ELSEWHERE}", is_certain=True)
         return Refusal(f"the kernel refuses rules of nf_tables: {nft.explain(number)}", is_certain=is_certain)
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
@@ -316,19 +320,25 @@ def _rule(printed: Sequence[_Printed], family: Family, table: str) -> tuple[Obse
 
 
 _TRIED = Rule(target=Verdict.ACCEPT)
+_HOLD_ELSEWHERE = "load the module that has it, use a newer kernel, or hold rules in iptables (--rules-backend=iptables)"
+_NAT = (
+    f"chains of the type nat in a table of the family inet, which came with Linux {features.dotted(features.NAT_IN_INET.since)}"
+)
 
 
-def _trial(family: Family) -> list[Message]:
-    """A base chain of each type with one rule of each kind."""
+def _trial(family: Family) -> list[tuple[Message, str]]:
+    """A base chain of each type with one rule of each kind, each with what a kernel lacks that refuses it."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft.address_type(is_source=True)
     number = 2 if family is Family.IPV4 else 10
     address = nft_rule.expand(_TRIED, family, "nat")[0]
+    masquerading = [nft.original_destination(number), local, nft.masquerade(fully_random=True)]
     return [
-        nft.chain(nat, HOOKS["nat", "PREROUTING"]),
-        nft.chain(postrouting, HOOKS["nat", "POSTROUTING"]),
-        nft.chain(filtering, HOOKS["filter", "INPUT"]),
-        nft.rule(nat, address, "trial"),
-        nft.rule(postrouting, [nft.original_destination(number), local, nft.masquerade(fully_random=True)], "trial"),
-        nft.rule(filtering, [nft.connection_state(), nft.reject()], "trial"),
+        (nft.table(), "tables of the family inet"),
+        (nft.chain(nat, HOOKS["nat", "PREROUTING"]), _NAT),
+        (nft.chain(postrouting, HOOKS["nat", "POSTROUTING"]), _NAT),
+        (nft.chain(filtering, HOOKS["filter", "INPUT"]), "chains of the type filter"),
+        (nft.rule(nat, address, "trial"), "expression nat for the family inet"),
+        (nft.rule(postrouting, masquerading, "trial"), "expressions ct, fib and masq for the family inet"),
+        (nft.rule(filtering, [nft.connection_state(), nft.reject()], "trial"), "expression reject for the family inet"),
     ]

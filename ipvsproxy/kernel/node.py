@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from ipvsproxy.kernel import iptables, modules, netlink, routes, rules_backend, scheduler
+from ipvsproxy.kernel import iptables, modules, netlink, questions, routes, rules_backend, scheduler
 from ipvsproxy.kernel.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.backend_drivers import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
 from ipvsproxy.kernel.conntrack import ConntrackDriver
@@ -25,6 +25,7 @@ from ipvsproxy.kernel.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.nft_changes import NftChanges
 from ipvsproxy.kernel.routes import RouteDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
+from ipvsproxy.model.features import Feature
 from ipvsproxy.model.kernel import (
     IP_SETS,
     ROUTE_PROTOCOL,
@@ -285,6 +286,10 @@ class NodeKernel:
             return rules_backend.remove_ipsets()
         rules_backend.remove_table()
         return True
+
+    def lacking(self) -> list[Feature]:
+        """The features that this kernel lacks, of those for which a start asks by two messages."""
+        return questions.lacking(questions.ask())
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of this host on all interfaces except our device.

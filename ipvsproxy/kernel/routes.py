@@ -10,7 +10,6 @@ notification. ``lo`` loses them only if 127.0.0.1 is deleted (IPv4) or ``lo`` go
 Layouts: include/uapi/linux/rtnetlink.h; the order of checks is that of net/ipv4/fib_trie.c and net/ipv6/route.c.
 """
 
-import contextlib
 import errno
 import functools
 import hashlib
@@ -50,11 +49,19 @@ _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket whose dumps the kernel filters, since Linux 4.20. An older kernel dumps all routes."""
+    """A socket whose dumps the kernel filters if it can. An older kernel dumps all routes."""
     opened = netlink.open_socket(protocol)
-    with contextlib.suppress(OSError):
-        opened.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
+    ask_to_filter(opened)
     return opened
+
+
+def ask_to_filter(opened: socket.socket) -> bool:
+    """Ask for filtered dumps. Returns whether the kernel knows them: since Linux 4.20 (ENOPROTOOPT before)."""
+    try:
+        opened.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
+    except OSError:
+        return False
+    return True
 
 
 class RouteDriver:

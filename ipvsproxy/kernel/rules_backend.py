@@ -32,8 +32,6 @@ class BackendChoice(NamedTuple):
 def choose(asked: Backend) -> BackendChoice:
     """The backend for ``asked``. ``AUTO`` is nftables on a host without iptables, or whose kernel lacks a type of ipset.
 
-    Never call this in a thread that runs an event loop.
-
     Raises:
         KernelError: the kernel did not answer just now.
     """

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
+from ipvsproxy.model import features
 from ipvsproxy.model.kernel import Sysctl
 
 CONNTRACK_CEILING = 1024 * 1024
@@ -11,8 +12,6 @@ CONNTRACK_BUCKETS = "/sys/module/nf_conntrack/parameters/hashsize"
 """The size of conntrack's hash table. The whole host has one, and only its first network namespace can set it."""
 FLOWS_PER_BUCKET = 4
 """Flows per bucket of that table, as in kube-proxy."""
-_REUSE_MODE_SINCE, _REUSE_MODE_UNTIL = (4, 1), (5, 9)
-"""Kernels in which conn_reuse_mode must be 0, or each reused source port costs a second (kubernetes/kubernetes #81775)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,8 @@ class ConntrackChoices:
 def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterator[Sysctl]:
     """The settings that IPVS with masquerading needs (pkg/proxy/ipvs/proxier.go). IPv4 forwarding counts for both families."""
     yield Sysctl("net/ipv4/vs/conntrack", "1")
-    if _REUSE_MODE_SINCE <= kernel_version < _REUSE_MODE_UNTIL:
+    if features.REUSE_MODE.since <= kernel_version < features.PROMPT_REUSE.since:
+        # With 1, each reused source port would cost a second (kubernetes/kubernetes #81775).
         yield Sysctl("net/ipv4/vs/conn_reuse_mode", "0")
     yield Sysctl("net/ipv4/vs/expire_nodest_conn", "1")
     yield Sysctl("net/ipv4/vs/expire_quiescent_template", "1")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.commands import checks, doctor
+from ipvsproxy.commands import checks, doctor, kernel_row
 from ipvsproxy.commands.checks import Finding, Level
+from ipvsproxy.commands.doctor import Examination
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.facts import Facts, Loopback
@@ -15,7 +16,9 @@ from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.mark_rules import MarkRule
 from ipvsproxy.kernel.modules import ModuleState
+from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.rules_backend import BackendChoice
+from ipvsproxy.model import features
 from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, ChainKey
@@ -90,7 +93,7 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
     [
         ({"privileges": (Missing("no CAP_NET_ADMIN", "be root"),)}, Level.FAIL, "privileges", "no CAP_NET_ADMIN"),
         ({"features": (Missing("no IPVS", "modprobe ip_vs"),)}, Level.FAIL, "ipvs", "no IPVS"),
-        ({"version": (4, 15), "release": "4.15.0"}, Level.WARN, "kernel", "Linux 4.15.0 is older than 4.19"),
+        ({"version": (4, 15), "release": "4.15.0"}, Level.WARN, "kernel", "Linux 4.15.0 is older than 4.18"),
         ({"unreadable": "list sets: EIO", "observation": None}, Level.FAIL, "ipvs", "the kernel cannot be read: list sets: EIO"),
         ({"modules": {"ip_vs_rr": ModuleState.MISSING}}, Level.FAIL, "modules", "ip_vs_rr is missing"),
         ({"modules": {"xt_set": ModuleState.UNKNOWN}}, Level.WARN, "modules", "it is unknown whether this kernel has xt_set"),
@@ -241,11 +244,46 @@ def test_people_see_one_line_each_and_a_sum() -> None:
         Finding(level=Level.OK, topic="kernel", text="Linux 6.1"),
         Finding(level=Level.FAIL, topic="ports", text="held", remedy="stop it"),
     ]
-    assert list(doctor.render(doctor.describe("node-a", findings))) == [
-        "ok    kernel: Linux 6.1",
-        "fail  ports: held; stop it",
-        "node-a: 1 ok, 0 warn, 1 fail",
+    document = doctor.describe("node-a", Examination(findings, kernel_row.describe(FINE)))
+    lines = list(doctor.render(document))
+    assert lines[:2] == ["ok    kernel: Linux 6.1", "fail  ports: held; stop it"]
+    assert lines[-1] == "node-a: 1 ok, 0 warn, 1 fail"
+    assert document["kernel"]["release"] == FINE.release
+
+
+def test_the_row_of_the_kernel_tells_what_it_has_what_it_lacks_and_what_is_not_known() -> None:
+    answers = {
+        features.IPVS: Answer(has=True),
+        features.FILTERED_ROUTES: Answer(has=False),
+        features.SETS_WITH_MARKS: Answer(has=False, remark="revision 3 is the newest"),
+        features.WIDE_COUNTERS: Answer(None),
+    }
+    facts = dataclasses.replace(FINE, version=(4, 18), release="4.18.0-553.el8", answers=answers)
+    document = kernel_row.describe(facts)
+    title, has, *lacks, unknown = kernel_row.render(document)
+    assert title.endswith("the row of this kernel is 4.18 (RHEL 8):")
+    assert has == "  has: ipvs"
+    assert lacks == [
+        f"  lacks filtered-routes: fall-back: {features.FILTERED_ROUTES.sentence}",
+        f"  lacks sets-with-marks (revision 3 is the newest): refused: {features.SETS_WITH_MARKS.sentence}",
     ]
+    assert "wide-counters" in unknown
+    assert "ipvs-sctp" in unknown, "what nobody asked is not known"
+    assert {one["name"] for one in document["features"]} == {one.name for one in features.FEATURES}
+
+
+@pytest.mark.parametrize(
+    ("version", "row"),
+    [
+        ((4, 17), "none, before 4.18"),
+        ((5, 3), "4.18 (RHEL 8)"),
+        ((6, 11), "6.8 (Ubuntu 24.04)"),
+        ((7, 0), "6.12 (Debian 13, RHEL 10)"),
+    ],
+)
+def test_a_kernel_between_two_rows_belongs_to_the_older_one(version: tuple[int, int], row: str) -> None:
+    title = next(kernel_row.render(kernel_row.describe(dataclasses.replace(FINE, version=version))))
+    assert title.endswith(f"is {row}:")
 
 
 OTHER_BITS = MarkRule("-t filter -A INPUT -i cni0 -j MARK --set-xmark 0x10000/0x10000", 0x10000)

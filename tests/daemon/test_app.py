@@ -18,7 +18,7 @@ import pytest
 import structlog
 
 from ipvsproxy.config import load
-from ipvsproxy.config.settings import Config, Servers
+from ipvsproxy.config.settings import Config, Ipvs, Servers
 from ipvsproxy.daemon import app
 from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.http import health, server
@@ -31,6 +31,8 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import COMMANDS, Program, Refusal
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model import features
+from ipvsproxy.model.features import Feature
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend
@@ -85,6 +87,12 @@ class Kernel(FakeKernel):
         self.sets.clear()
         self.chains, self.jumps = {family: {} for family in Family}, {family: set() for family in Family}
 
+    def has_ipv6(self) -> bool:
+        return True
+
+    def lacking(self) -> list[Feature]:
+        return []
+
     def read_rules(self, families: Iterable[Family]) -> None:
         assert not self.applied
         self.read_ahead += families
@@ -107,7 +115,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
     monkeypatch.setattr(requirements, "running_kernel", running_kernel)
     monkeypatch.setattr(host, "missing_settings", tuple)
-    monkeypatch.setattr(requirements, "usable_programs", lambda _: dict.fromkeys(Family, PROGRAM))
+    monkeypatch.setattr(requirements, "usable_programs", lambda *_: dict.fromkeys(Family, PROGRAM))
     monkeypatch.setattr(requirements, "only_instance", contextlib.nullcontext)
     monkeypatch.setattr(lifecycle, "set_oom_score", lambda _: None)
     monkeypatch.setattr(log, "set_up", lambda **_: None)
@@ -443,6 +451,26 @@ def test_one_family_is_enough(bare: pytest.MonkeyPatch, unserved: Family | None)
     assert requirements.usable_programs(kernel) == dict.fromkeys(served, PROGRAM)  # type: ignore[arg-type]  # a double
 
 
+def test_a_kernel_whose_ipvs_has_no_ipv6_serves_ipv4_and_says_why(bare: pytest.MonkeyPatch) -> None:
+    kernel = Kernel()
+    bare.setattr(kernel, "rules", Iptables({}), raising=False)
+    bare.setattr(kernel, "has_ipv6", lambda: False)
+    with structlog.testing.capture_logs() as logs:
+        assert requirements.usable_programs(kernel) == {Family.IPV4: PROGRAM}  # type: ignore[arg-type]  # a double
+    assert [(line["event"], line["family"], line["reason"]) for line in logs] == [
+        ("family_not_served", "IPv6", "IPVS in this kernel has no IPv6: use a kernel with CONFIG_IP_VS_IPV6")
+    ]
+
+
+async def test_what_the_kernel_lacks_is_logged_once_at_the_start(bare: pytest.MonkeyPatch) -> None:
+    bare.setattr(Kernel, "lacking", lambda _: [features.FILTERED_ROUTES, features.PROMPT_REUSE])
+    bare.setattr(requirements, "usable_programs", lambda _: {})
+    with structlog.testing.capture_logs() as logs:
+        async with requirements.running_kernel(Ipvs()) as kernel:
+            await requirements.demand_usable_node(kernel)
+    assert [line["features"] for line in logs if line["event"] == "kernel_lacks"] == [["filtered-routes", "prompt-reuse"]]
+
+
 def test_without_any_family_the_reason_of_each_is_named(bare: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     bare.setattr(
@@ -540,8 +568,8 @@ def _reloaded(kernel: Kernel, directory: pathlib.Path, section: str) -> list[Any
 NFTABLES = Program((6, 1), "nftables")
 
 
-def _usable(kernel: Any) -> dict[Family, Program]:
-    return dict.fromkeys(Family, NFTABLES if kernel.backend is Backend.NFTABLES else PROGRAM)
+def _usable(kernel: Any, prepared: Any = None) -> dict[Family, Program]:
+    return dict.fromkeys(Family, NFTABLES if (prepared or kernel).backend is Backend.NFTABLES else PROGRAM)
 
 
 @pytest.fixture
@@ -583,8 +611,8 @@ def test_a_backend_that_this_host_cannot_have_leaves_the_former_one_in_force(
 ) -> None:
     attempts: list[object] = []
 
-    def usable(asked: Any) -> dict[Family, Program]:
-        if asked.backend is not Backend.NFTABLES:
+    def usable(asked: Any, prepared: Any = None) -> dict[Family, Program]:
+        if prepared is None:
             return _usable(asked)
         attempts.append(asked)
         if len(attempts) == 2:

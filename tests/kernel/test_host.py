@@ -5,17 +5,16 @@ import errno
 import os
 import pathlib
 import stat
-from typing import Any, Self
+from collections.abc import Callable
 
 import pytest
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink.ipset import ipset_msg
 
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from tests.support import fake_netlink
 
 FORWARD = "net/ipv4/ip_forward"
 
@@ -190,35 +189,24 @@ def test_the_real_host_answers() -> None:
     assert "net/ipv4/ip_forward" in host.SysctlDriver().observe(["net/ipv4/ip_forward"])
 
 
-class Ipset:
-    """A kernel's ipset that speaks protocols of these numbers, and answers with an error where there are none."""
+def ipset_of(*numbers: int) -> Callable[[int], fake_netlink.FakeSocket]:
+    """A kernel's ipset that speaks protocols of these numbers, newest first, and answers with an error where there are none."""
 
-    def __init__(self, *numbers: int) -> None:
-        self._numbers = numbers
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, _),) = fake_netlink.split(data)
+        if not numbers:
+            return [fake_netlink.error(sequence, errno.ENOENT)]
+        protocols = b"".join(fake_netlink.attribute(at, bytes([number])) for at, number in zip((1, 10), numbers, strict=False))
+        revisions = fake_netlink.attribute(4, bytes([5])) + fake_netlink.attribute(10, bytes([0]))
+        return [fake_netlink.message(sequence, bytes(4) + (protocols if kind & 0xFF == 1 else revisions))]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def get_proto_version(self) -> list[dict[str, Any]]:
-        if not self._numbers:
-            raise NetlinkError(errno.ENOENT)
-        names = ("IPSET_ATTR_PROTOCOL", "IPSET_ATTR_PROTOCOL_MIN")
-        answer = ipset_msg()
-        answer["attrs"] = list(zip(names, self._numbers, strict=False))
-        return [answer]
-
-    def get_supported_revisions(self, _name: str, family: Family) -> None:
-        pass
+    return lambda _protocol: fake_netlink.FakeSocket(answer)
 
 
 @pytest.mark.checklist(94)
 @pytest.mark.parametrize("numbers", [(6,), (6, 6), (7, 6), (9, 5)])
-def test_an_ipset_that_speaks_our_protocol_lacks_nothing(monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...]) -> None:
-    monkeypatch.setattr(host, "IPSet", lambda: Ipset(*numbers))
-    assert host.missing_set_types() == ()
+def test_an_ipset_that_speaks_our_protocol_lacks_nothing(numbers: tuple[int, ...]) -> None:
+    assert host.missing_set_types(ipset_of(*numbers)) == ()
 
 
 @pytest.mark.checklist(94)
@@ -231,13 +219,15 @@ def test_an_ipset_that_speaks_our_protocol_lacks_nothing(monkeypatch: pytest.Mon
         ((), "this kernel's ipset does not report its protocol (No such file or directory)"),
     ],
 )
-def test_an_ipset_of_another_protocol_is_refused_with_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, ...], what: str
-) -> None:
-    monkeypatch.setattr(host, "IPSet", lambda: Ipset(*numbers))
-    (missing,) = host.missing_set_types()
+def test_an_ipset_of_another_protocol_is_refused_with_a_sentence(numbers: tuple[int, ...], what: str) -> None:
+    (missing,) = host.missing_set_types(ipset_of(*numbers))
     assert missing.what == what
     assert "kernel" in missing.remedy
+
+
+def test_a_lost_answer_proves_no_set_type_missing() -> None:
+    with pytest.raises(KernelError, match="ask for the protocol of ipset"):
+        host.missing_set_types(lambda _protocol: fake_netlink.FakeSocket(lambda _: []))
 
 
 @pytest.mark.checklist(94)

@@ -13,6 +13,7 @@ from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import Option, Status
 from ipvsproxy.daemon.base import log_events
 from ipvsproxy.daemon.metrics.series import ALL
+from ipvsproxy.model import features
 from tests.test_monitoring import our_page
 
 HISTOGRAM_ENDINGS = ("_bucket", "_sum", "_count")
@@ -129,8 +130,61 @@ def compatibility(page: str) -> str:
         *_table(("name", ""), ((f"`{name}`", str(_status(name))) for name in _names(page))),
         "",
         f"Absent, because they describe kube-proxy's libraries and language: {_code(ABSENT)}.",
+        "",
+        *_kernels(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kernels() -> Iterator[str]:
+    """What a kernel may lack, and what happens then."""
+    yield from (
+        "## Kernels",
+        "",
+        f"What ipvsproxy uses of the kernel, from Linux {features.dotted(features.OLDEST)} on. What an older kernel lacks has a",
+        "fall-back, or is refused in one sentence. Distributions take younger features into older kernels, so the answer of the",
+        "kernel counts, and not its version: `ipvsproxy doctor` prints the answers of this node. [testing.md](testing.md) says",
+        "on which kernels ipvsproxy has run. What the others answer is taken from their source, and tests speak as they would.",
+        "",
+        *_table(
+            ("kernel", *(f"`{one.name}`" for one in features.young())),
+            ((str(row), *(_on(row, one) for one in features.young())) for row in features.ROWS),
+        ),
+        "",
+        "What a kernel of this table may be too old for:",
+        "",
+        *_feature_table(list(features.young())),
+        "",
+        "What all of them have, unless their configuration leaves it out:",
+        "",
+        *_feature_table([one for one in features.FEATURES if not one.is_young]),
+        "",
+        "\\* The version is the commonly documented one, and was not looked up in the kernel's history. The source of Linux",
+        "5.10, 6.1 and 6.12 has the feature.",
+    )
+
+
+def _on(row: features.Row, feature: features.Feature) -> str:
+    return "yes" if feature.since <= row.version else str(feature.without)
+
+
+def _feature_table(listed: Sequence[features.Feature]) -> Iterator[str]:
+    titles = ("name", "feature", "for", "since", "source", "asked", "without it")
+    return _table(
+        titles,
+        (
+            (
+                f"`{one.name}`",
+                one.words,
+                one.use,
+                features.dotted(one.since) + ("" if one.is_dated else "\\*"),
+                one.source,
+                one.asked,
+                f"{one.without}: {one.sentence}",
+            )
+            for one in listed
+        ),
+    )
 
 
 _MEANINGS: Mapping[Status, str] = {

@@ -52,6 +52,10 @@ EVENTS: Mapping[str, str] = {
     "health_check_port_not_opened": "the address is taken or does not exist; opening it is tried again with growing pauses",
     "health_check_port_opened": "a health-check node port is open",
     "iptables_variant_chosen": "the variant of iptables that writes the rules, and why",
+    "kernel_lacks": (
+        "the kernel lacks `features`, all of which have a fall-back or concern one part; docs/compatibility.md says under "
+        "Kernels what happens without each. Not logged on a kernel that has all"
+    ),
     "kernel_readable": "all parts of the kernel can be read again",
     "kernel_setting_not_written": "of `--init-only`: a kernel setting that was refused, and why",
     "kernel_setting_written": "of `--init-only`: a kernel setting, its value now and `before`",
@@ -193,6 +197,7 @@ KEYS: Mapping[str, Key] = {
     "failed": Key("number", "operations that failed"),
     "families": Key("list", "`IPv4`, `IPv6`"),
     "family": Key("text", "`IPv4` or `IPv6`"),
+    "features": Key("list", "features of the kernel, as in docs/compatibility.md"),
     "field": Key("text", "the field of an object or of the configuration"),
     "file": Key("text", "the configuration file"),
     "files": Key("number", "manifests that were read"),

@@ -200,12 +200,15 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
 async def demand_usable_node(kernel: KernelThread[NodeKernel]) -> Mapping[Family, Program]:
     """Go on only if addresses can be read, no other kind of interface has the name of our device, and a family can be served.
 
-    Returns the iptables program of each family that can be served.
+    Returns the iptables program of each family that can be served. Logs which features the kernel lacks.
 
     Raises:
         CannotStartError: one of these conditions is not met, and waiting does not help.
     """
     await until_answered(functools.partial(_demand_usable_addresses, kernel))
+    if lacking := await kernel.call(lambda node: node.lacking()):
+        names = [feature.name for feature in lacking]
+        log.info("kernel_lacks", features=names, hint="docs/compatibility.md says under Kernels what happens without them")
     return await until_answered(lambda: kernel.call(usable_programs))
 
 
@@ -246,25 +249,30 @@ class HasBackend(Protocol):
         """Reads and writes the rules."""
 
 
-def usable_programs(kernel: HasBackend) -> Mapping[Family, Program]:
+def usable_programs(kernel: NodeKernel, prepared: HasBackend | None = None) -> Mapping[Family, Program]:
     """What writes the rules of each family that this host can serve; one family is enough.
 
-    A family is given up only if its rules certainly cannot be written on this host. If that is uncertain now, as while another
-    process holds the lock of iptables, the family is served, and its rules are written once that works.
+    A family is given up only if its rules certainly cannot be written on this host, or if IPVS certainly does not know it. If the
+    rules are uncertain now, as while another process holds the lock of iptables, the family is served, and its rules are written
+    once that works. ``prepared`` is another backend than the one in use.
 
     Raises:
         CannotStartError: no family can be served, or a set type is missing.
         KernelError: the kernel or a program could not answer now.
     """
-    if kernel.backend is Backend.IPTABLES:
+    chosen: HasBackend = prepared or kernel
+    if chosen.backend is Backend.IPTABLES:
         demand(host.missing_set_types())
     programs: dict[Family, Program] = {}
     given_up: dict[Family, str] = {}
     for family in Family:
-        refusal = kernel.rules.try_writing(family)
+        refusal = chosen.rules.try_writing(family)
+        is_writable = refusal is None or not refusal.is_certain
+        if is_writable and family is Family.IPV6 and not kernel.ipvs.has_ipv6():
+            refusal = Refusal("IPVS in this kernel has no IPv6: use a kernel with CONFIG_IP_VS_IPV6", is_certain=True)
         if refusal is None or not refusal.is_certain:
             try:
-                programs[family] = kernel.rules.program(family)
+                programs[family] = chosen.rules.program(family)
             except KernelError as error:
                 if error.errno:  # it could not be started now, or hangs
                     raise

@@ -1,0 +1,52 @@
+"""The row of docs/compatibility.md that this node is: which features its kernel has, for ``ipvsproxy doctor``."""
+
+from collections.abc import Iterator
+
+from ipvsproxy.commands.inspection import Document
+from ipvsproxy.kernel.facts import Facts
+from ipvsproxy.kernel.questions import Answer
+from ipvsproxy.model import features
+from ipvsproxy.model.features import Feature
+
+NOT_ASKED = Answer(None)
+
+
+def describe(facts: Facts) -> Document:
+    """The kernel as a document. ``has`` is None for a feature of which the kernel says nothing, or that was not asked for."""
+    row = features.row_of(facts.version)
+    return {
+        "release": facts.release,
+        "row": {"kernel": features.dotted(row.version), "distributions": list(row.distributions)} if row else None,
+        "features": [_feature(feature, facts.answers.get(feature, NOT_ASKED)) for feature in features.FEATURES],
+    }
+
+
+def _feature(feature: Feature, answer: Answer) -> Document:
+    return {
+        "name": feature.name,
+        "has": answer.has,
+        "remark": answer.remark,
+        "feature": feature.words,
+        "use": feature.use,
+        "since": features.dotted(feature.since),
+        "without": feature.without.value,
+        "meaning": feature.sentence,
+    }
+
+
+def render(kernel: Document) -> Iterator[str]:
+    """The row for people: one line for what the kernel has, one for each feature that it lacks, and one for all others."""
+    row = kernel["row"]
+    near = f"{row['kernel']} ({', '.join(row['distributions'])})" if row else f"none, before {features.dotted(features.OLDEST)}"
+    yield f"kernel features, as in docs/compatibility.md; the row of this kernel is {near}:"
+    by_answer = {answer: [one for one in kernel["features"] if one["has"] is answer] for answer in (True, False, None)}
+    yield f"  has: {_names(by_answer[True])}"
+    for one in by_answer[False]:
+        remark = f" ({one['remark']})" if one["remark"] else ""
+        yield f"  lacks {one['name']}{remark}: {one['without']}: {one['meaning']}"
+    if by_answer[None]:
+        yield f"  not known: {_names(by_answer[None])}"
+
+
+def _names(listed: list[Document]) -> str:
+    return ", ".join(one["name"] for one in listed) or "none"

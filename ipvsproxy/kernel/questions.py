@@ -1,0 +1,122 @@
+"""Asks this kernel which features of ``model.features`` it has. Nothing is changed, but the kernel may load modules to answer."""
+
+import contextlib
+import pathlib
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from pyroute2.netlink import NETLINK_NETFILTER, NETLINK_ROUTE
+
+from ipvsproxy.kernel import conntrack, host, ipset_message, ipset_types, modules, netlink, routes
+from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.iptables import Refusal
+from ipvsproxy.kernel.modules import ModuleState
+from ipvsproxy.model import features
+from ipvsproxy.model.features import Feature
+from ipvsproxy.model.kernel import SetType
+from ipvsproxy.model.net import Family
+
+FAMILY_ALIAS = "net-pf-16-proto-16-family-IPVS"
+"""The name under which the kernel asks for the module of IPVS's netlink family (MODULE_ALIAS_GENL_FAMILY)."""
+_EXPIRY = ("net/ipv4/vs/expire_nodest_conn", "net/ipv4/vs/expire_quiescent_template")
+_REUSE = "net/ipv4/vs/conn_reuse_mode"
+
+
+class Answer(NamedTuple):
+    """Whether the kernel has a feature; None if it did not say, or was not asked. ``remark`` is for people, mostly empty."""
+
+    has: bool | None
+    remark: str = ""
+
+
+Answers = Mapping[Feature, Answer]
+
+
+def ask(connect: Callable[[int], socket.socket] = netlink.open_socket, proc: pathlib.Path = pathlib.Path("/proc")) -> Answers:
+    """The answers that a start needs to tell which fall-backs are in use: one socket option and two messages."""
+    listings = conntrack.ask(connect)
+    try:
+        is_prompt: bool | None = host.kernel_version(proc) >= features.PROMPT_REUSE.since
+    except KernelError:
+        is_prompt = None
+    return {
+        features.FILTERED_ROUTES: Answer(_filters_routes(connect)),
+        features.FILTERED_CONNECTIONS: Answer(listings.are_filtered),
+        features.TRACKED_FLOWS: Answer(listings.is_there),
+        features.PROMPT_REUSE: Answer(is_prompt, "by its version"),
+    }
+
+
+def lacking(answers: Answers) -> list[Feature]:
+    """The features that the kernel certainly lacks."""
+    return [feature for feature, answer in answers.items() if answer.has is False]
+
+
+def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
+    try:
+        with contextlib.closing(connect(NETLINK_ROUTE)) as opened:
+            return routes.ask_to_filter(opened)
+    except OSError:
+        return None
+
+
+def of_modules(root: pathlib.Path = pathlib.Path("/")) -> Answers:
+    """The features that are modules, as the files of this host show them. Nothing is loaded."""
+    return {
+        features.SCHEDULER_TWOS: _in_modules(("ip_vs_twos",), root),
+        features.SCHEDULER_MH: _in_modules(("ip_vs_mh",), root),
+        features.DUMMY_DEVICE: _in_modules(("dummy",), root),
+        features.RULE_MATCHES: _in_modules(("xt_set", "xt_ipvs", "xt_physdev"), root),
+        features.SELF_LOADING: Answer(modules.is_loaded_by(FAMILY_ALIAS, "ip_vs", root)),
+    }
+
+
+def _in_modules(names: Iterable[str], root: pathlib.Path) -> Answer:
+    states = {name: modules.module_state(name, root) for name in names}
+    missing = [name for name, state in states.items() if state is ModuleState.MISSING]
+    if missing:
+        return Answer(has=False, remark=f"{', '.join(missing)} is missing")
+    return Answer(None if ModuleState.UNKNOWN in states.values() else True)
+
+
+def of_sysctls(proc: pathlib.Path = pathlib.Path("/proc")) -> Answers:
+    """The features that are settings. They only exist while ``ip_vs`` is loaded."""
+    if not (proc / "sys/net/ipv4/vs").exists():
+        return {}
+    return {
+        features.IPVS_CONNECTION_TRACKING: Answer((proc / "sys/net/ipv4/vs/conntrack").exists()),
+        features.REUSE_MODE: Answer((proc / "sys" / _REUSE).exists()),
+        features.EXPIRY_SETTINGS: Answer(all((proc / "sys" / path).exists() for path in _EXPIRY)),
+    }
+
+
+def of_ipset(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Answers:
+    """The features of ipset."""
+    try:
+        missing = host.missing_set_types(connect)
+        if missing:
+            return {features.SETS: Answer(has=False, remark=missing[0].what)}
+        return {features.SETS: Answer(has=True), **dict(_of_revisions(connect))}
+    except KernelError as error:
+        return {features.SETS: Answer(None, str(error))}
+
+
+def _of_revisions(connect: Callable[[int], netlink.Socket]) -> Iterator[tuple[Feature, Answer]]:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER, connect)) as channel:
+        newest = {
+            set_type: known.newest
+            for set_type in SetType
+            if (known := ipset_types.revisions(channel, set_type, Family.IPV4)) is not None
+        }
+    sufficient = ipset_message.SUFFICIENT_REVISIONS
+    yield features.SETS_WITH_SCTP, Answer(all(newest.get(one, 0) >= lowest for one, lowest in sufficient.items()))
+    marked = newest.get(SetType.ADDRESS_PORT, 0)
+    yield features.SETS_WITH_MARKS, Answer(marked >= ipset_message.MARK_REVISION, f"revision {marked} is the newest")
+
+
+def of_nf_tables(refusal: Refusal | None) -> Answers:
+    """The features of nf_tables. ``refusal`` is the result of a trial, None if the kernel takes our rules."""
+    if refusal is None:
+        return {features.NAT_IN_INET: Answer(has=True), features.ORIGINAL_ADDRESSES: Answer(has=True)}
+    return {features.NAT_IN_INET: Answer(False if refusal.is_certain else None, refusal.reason)}
