@@ -15,6 +15,8 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel import ipset_types, netlink, preload
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipset_message import IPSET_PROTOCOL
+from ipvsproxy.kernel.modules import ModuleState, module_state
+from ipvsproxy.model import features
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, SetType, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -50,6 +52,9 @@ NFTABLES_MODULES = (
     "dummy",
 )
 """The modules that IPVS, and rules and sets of nftables need."""
+
+MODULES_BY_FAMILY = ("nf_conntrack_ipv4", "nf_conntrack_ipv6")
+"""What connection tracking needs besides before Linux 4.19. Without them, its settings appear with the first rule in ``nat``."""
 
 _PRIVILEGED = "run ipvsproxy --init-only in a privileged container before this one, or set the value on the host"
 _REMEDIES: Mapping[int, str] = {
@@ -138,6 +143,13 @@ def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int
 def processor_count() -> int:
     """The number of processors of the host, at least 1. Limits of this process do not count."""
     return os.cpu_count() or 1
+
+
+def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
+    """The modules that only a kernel of this version needs: those that it has. Younger ones may be taken into an older kernel."""
+    if version >= features.ONE_CONNECTION_MODULE.since:
+        return ()
+    return tuple(name for name in MODULES_BY_FAMILY if state(name) is ModuleState.LOADABLE)
 
 
 def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.Path("/sys")) -> str:

@@ -68,8 +68,14 @@ def of_modules(root: pathlib.Path = pathlib.Path("/")) -> Answers:
         features.SCHEDULER_MH: _in_modules(("ip_vs_mh",), root),
         features.DUMMY_DEVICE: _in_modules(("dummy",), root),
         features.RULE_MATCHES: _in_modules(("xt_set", "xt_ipvs", "xt_physdev"), root),
+        features.ONE_CONNECTION_MODULE: Answer(_has_one_connection_module(root)),
         features.SELF_LOADING: Answer(modules.is_loaded_by(FAMILY_ALIAS, "ip_vs", root)),
     }
+
+
+def _has_one_connection_module(root: pathlib.Path) -> bool | None:
+    states = {modules.module_state(name, root) for name in host.MODULES_BY_FAMILY}
+    return None if ModuleState.UNKNOWN in states else states == {ModuleState.MISSING}
 
 
 def _in_modules(names: Iterable[str], root: pathlib.Path) -> Answer:

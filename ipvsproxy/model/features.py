@@ -49,6 +49,16 @@ class Feature(NamedTuple):
         return self.since > OLDEST
 
 
+ONE_CONNECTION_MODULE = Feature(
+    "one-connection-module",
+    "one module for connection tracking of both families",
+    "connection tracking of what IPVS forwards, and its settings",
+    (4, 19),
+    "net/netfilter/nf_conntrack_proto.c, a0ae2562c6c4",
+    "at the start, by the files of modules",
+    Without.FALL_BACK,
+    "`nf_conntrack_ipv4` and `nf_conntrack_ipv6` are loaded as well, by the same call of modprobe",
+)
 FILTERED_ROUTES = Feature(
     "filtered-routes",
     "route dumps that the kernel filters (`NETLINK_GET_STRICT_CHK`)",
@@ -320,6 +330,7 @@ GENERATIONS = Feature(
 )
 
 FEATURES: Sequence[Feature] = (
+    ONE_CONNECTION_MODULE,
     FILTERED_ROUTES,
     NAT_IN_INET,
     FILTERED_CONNECTIONS,

@@ -11,6 +11,7 @@ import pytest
 
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -176,6 +177,20 @@ def test_modprobe_is_not_started_where_all_modules_are_there(tmp_path: pathlib.P
     (tmp_path / "module/ip_vs").mkdir(parents=True)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert host.load_modules(("ip_vs",), tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "names"),
+    [
+        ((4, 18), ModuleState.LOADABLE, ("nf_conntrack_ipv4", "nf_conntrack_ipv6")),
+        ((4, 18), ModuleState.MISSING, ()),
+        ((4, 19), ModuleState.LOADABLE, ()),
+    ],
+)
+def test_a_kernel_before_4_19_gets_a_module_for_each_family_unless_its_distribution_has_one_for_both(
+    version: tuple[int, int], state: ModuleState, names: tuple[str, ...]
+) -> None:
+    assert host.modules_of_older_kernels(version, lambda _name: state) == names
 
 
 def test_a_host_without_modprobe_is_no_error(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,3 +110,36 @@ def test_a_skipped_virtual_server_that_netlink_cannot_read_is_an_error(
             read(driver)
     kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.ESRCH)
     assert not any(read(driver).values())
+
+
+@pytest.mark.parametrize(("number", "has_ipv6"), [(errno.EINVAL, True), (errno.EAFNOSUPPORT, False)])
+def test_ipvs_without_ipv6_does_not_look_at_a_virtual_server_of_ipv6(
+    tmp_path: pathlib.Path, number: int, *, has_ipv6: bool
+) -> None:
+    driver, kernel = fake(tmp_path, LISTING)
+    kernel.answer = lambda sequence: fake_netlink.error(sequence, number)
+    assert driver.has_ipv6() == has_ipv6
+
+
+def test_a_lost_answer_does_not_prove_that_ipvs_has_no_ipv6(tmp_path: pathlib.Path) -> None:
+    driver, kernel = fake(tmp_path, LISTING)
+    kernel.answers = []
+    assert driver.has_ipv6()
+
+
+def test_a_real_server_without_an_address_family_is_an_error_and_not_absent(tmp_path: pathlib.Path) -> None:
+    one = server("fd00:96::1")
+    values = ((1, bytes(16)), (2, bytes(2)), (3, bytes(4)), (4, bytes(4)), (7, bytes(4)), (8, bytes(4)))
+    destination = b"".join(fake_netlink.attribute(number, value) for number, value in values)
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        _, kind, flags, sequence, _ = fake_netlink.split(data)[-1]
+        if kind == 16 or not flags & netlink.DUMP:
+            return [fake_netlink.message(sequence, bytes(4) + fake_netlink.attribute(1, struct.pack("=H", 33)))]
+        told = bytes(4) + fake_netlink.attribute(2, destination)
+        return [fake_netlink.message(sequence, told), fake_netlink.done(sequence)]
+
+    (tmp_path / "ip_vs").write_text(LISTING)
+    driver = ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(answer), tmp_path / "ip_vs")
+    with pytest.raises(KernelError, match=r"lacks an attribute: use Linux 3\.18 or later"):
+        driver.connections([one.key])

@@ -16,8 +16,10 @@ KEYS = [builders.frontend("10.96.0.1", port) for port in range(1, 5)]
 COUNTED = Counters(1, 2, 3, 4, 1 << 40)
 
 
-def _virtual_server(sequence: int, key: VirtualServerKey) -> bytes:
-    counters = b"".join(fake_netlink.attribute(number, struct.pack("=Q", value)) for number, value in enumerate(COUNTED, 1))
+COUNTERS = b"".join(fake_netlink.attribute(number, struct.pack("=Q", value)) for number, value in enumerate(COUNTED, 1))
+
+
+def _virtual_server(sequence: int, key: VirtualServerKey, counters: bytes = COUNTERS) -> bytes:
     values = (
         (1, struct.pack("=H", key.address.family)),
         (2, struct.pack("=H", key.protocol)),
@@ -108,3 +110,12 @@ def test_another_format_is_told(text: str, tmp_path: pathlib.Path) -> None:
 def test_counters_of_the_node_that_are_not_there_are_told(tmp_path: pathlib.Path) -> None:
     with pytest.raises(KernelError, match="No such file"):
         ipvs_traffic.TrafficReader(Kernel().connect, totals=tmp_path / "none").totals()
+
+
+def test_a_kernel_without_counters_of_64_bits_is_an_error_and_not_a_node_without_traffic() -> None:
+    message = _virtual_server(1, KEYS[0], b"")
+    part = (message, fake_netlink.HEADER.size + 4, len(message))
+    with pytest.raises(KernelError, match=r"lacks counters of 64 bits: use Linux 4\.1 or later"):
+        ipvs_traffic.read_services([part], ())
+    with pytest.raises(KernelError, match="lacks counters of 64 bits"):
+        ipvs_traffic.read_endpoints([part], KEYS[0].address.family)

@@ -17,6 +17,7 @@ class FakeSocket:
     def __init__(self, answer: Callable[[bytes], Iterable[Answer]], receive_buffer: int = 8 << 20) -> None:
         self._answer = answer
         self._receive_buffer = receive_buffer
+        self.options: dict[tuple[int, int], int] = {}
         self._queue: list[Answer] = []
         self.sent: list[bytes] = []
         self.closed = False
@@ -38,6 +39,9 @@ class FakeSocket:
 
     def getsockopt(self, _level: int, _option: int, /) -> int:
         return self._receive_buffer
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+        self.options[level, option] = value
 
     def close(self) -> None:
         self.closed = True

@@ -141,10 +141,11 @@ def _kernels() -> Iterator[str]:
     yield from (
         "## Kernels",
         "",
-        f"What ipvsproxy uses of the kernel, from Linux {features.dotted(features.OLDEST)} on. What an older kernel lacks has a",
-        "fall-back, or is refused in one sentence. Distributions take younger features into older kernels, so the answer of the",
-        "kernel counts, and not its version: `ipvsproxy doctor` prints the answers of this node. [testing.md](testing.md) says",
-        "on which kernels ipvsproxy has run. What the others answer is taken from their source, and tests speak as they would.",
+        f"What ipvsproxy uses of the kernel, from Linux {features.dotted(features.OLDEST)} on. What an older kernel lacks has",
+        "a fall-back, or is refused in one sentence. Distributions take younger features into older kernels, so the answer",
+        "of the kernel counts, and not its version: `ipvsproxy doctor` prints the answers of this node.",
+        "[testing.md](testing.md) says on which kernels ipvsproxy has run. What the others answer is taken from their source,",
+        "and tests speak as they would.",
         "",
         *_table(
             ("kernel", *(f"`{one.name}`" for one in features.young())),

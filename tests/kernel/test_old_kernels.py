@@ -1,0 +1,232 @@
+"""Drivers and the whole program on a real kernel that answers as an older one: fall-backs converge, refusals are sentences."""
+
+import contextlib
+import errno
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.daemon.process import requirements
+from ipvsproxy.daemon.sources.source import CannotStartError
+from ipvsproxy.kernel import conntrack, ipset, ipset_message, netlink, routes
+from ipvsproxy.kernel.nft_rules import NftRulesDriver
+from ipvsproxy.kernel.routes import RouteDriver
+from ipvsproxy.model.kernel import IP_SETS, IpSet, LocalRoutes, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Backend
+from tests.support import fake_netlink, old_kernel
+from tests.support.old_kernel import OLD_KERNELS, OldSocket
+from tests.support.program import Program
+
+V4, V6 = parse_address("10.96.0.1"), parse_address("fd00:96::1")
+LACKING = {"4.18": "filtered-routes,filtered-connections,prompt-reuse", "5.4": "filtered-connections,prompt-reuse"}
+MANIFESTS = """
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec:
+  clusterIP: 10.96.0.80
+  ports: [{name: http, port: 80}, {name: dns, port: 53, protocol: UDP}, {name: call, port: 5060, protocol: SCTP}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+endpoints: [ENDPOINTS]
+ports:
+- {name: http, port: 8080}
+- {name: dns, port: 5353, protocol: UDP}
+- {name: call, port: 5060, protocol: SCTP}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: node-a}
+"""
+
+
+@pytest.fixture(params=OLD_KERNELS)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> old_kernel.OldKernel:
+    """All netlink sockets of this test are those of an old kernel."""
+    chosen = OLD_KERNELS[request.param]
+    monkeypatch.setitem(vars(netlink), "socket", old_kernel.sockets(chosen))
+    return chosen
+
+
+def run(*command: str) -> str:
+    done = subprocess.run((shutil.which(command[0]) or command[0], *command[1:]), check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_local_routes_are_found_among_all_routes_of_the_host(kernel: old_kernel.OldKernel) -> None:
+    run("ip", "route", "add", "local", "10.97.0.1", "dev", "lo", "table", "local", "protocol", "250")
+    with contextlib.closing(RouteDriver()) as driver:
+        outcomes = driver.apply([Operation(Verb.ADD, LocalRoutes.of(address)) for address in (V4, V6)])
+        assert not any(one.error or one.surprise for one in outcomes)
+        assert driver.observe() == {V4, V6}
+        driver.apply([Operation(Verb.REMOVE, LocalRoutes.of(V4))])
+        assert driver.observe() == {V6}
+    with contextlib.closing(routes.open_socket(netlink.socket.NETLINK_ROUTE)) as opened:  # type: ignore[attr-defined]
+        assert routes.ask_to_filter(opened) == kernel.filters_routes
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_a_listing_without_a_filter_is_recognised_by_its_first_part(kernel: old_kernel.OldKernel) -> None:
+    assert conntrack.ask() == (True, kernel.filters_connections)
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_rules_in_nftables_need_nat_chains_in_inet_tables(kernel: old_kernel.OldKernel) -> None:
+    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
+        refusals = {driver.try_writing(family) for family in Family}
+    if kernel.has_nat_in_inet:
+        assert refusals == {None}
+        return
+    (refusal,) = refusals
+    assert refusal is not None
+    assert refusal.is_certain
+    assert refusal.reason == (
+        "the nf_tables of this kernel has no chains of the type nat in a table of the family inet, which came with Linux 5.2: "
+        "load the module that has it, use a newer kernel, or hold rules in iptables (--rules-backend=iptables)"
+    )
+
+
+class Node:
+    """A node that holds its rules in nftables."""
+
+    backend = Backend.NFTABLES
+
+    def __init__(self) -> None:
+        self.rules = NftRulesDriver(chains=(), jumps=())
+        self.ipvs = self
+
+    def has_ipv6(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.rules.close()
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_a_start_with_nftables_ends_with_a_sentence_for_each_family_where_they_are_missing(
+    kernel: old_kernel.OldKernel,
+) -> None:
+    with contextlib.closing(Node()) as node:
+        if kernel.has_nat_in_inet:
+            assert requirements.usable_programs(node).keys() == set(Family)  # type: ignore[arg-type]  # a double
+            return
+        with pytest.raises(CannotStartError) as raised:
+            requirements.usable_programs(node)  # type: ignore[arg-type]  # a double
+    assert [str(reason).partition(": ")[0] for reason in raised.value.reasons] == [
+        f"{family.label} cannot be served" for family in Family
+    ]
+    assert all("--rules-backend=iptables" in str(reason) for reason in raised.value.reasons)
+
+
+@pytest.mark.usefixtures("fresh_namespace", "kernel")
+def test_every_set_is_made_and_takes_entries_of_all_protocols() -> None:
+    entries = [SetEntry("KUBE-CLUSTER-IP", V4, protocol, 80) for protocol in Protocol]
+    with contextlib.closing(ipset.IpsetDriver()) as driver:
+        made = driver.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()])
+        filled = driver.apply([Operation(Verb.ADD, SetEntries.of(*entries))])
+        assert not any(outcome.error or outcome.surprise for outcome in (*made, *filled))
+        assert driver.observe(["KUBE-CLUSTER-IP"])["KUBE-CLUSTER-IP"].entries == set(entries)
+
+
+def test_an_old_kernel_refuses_a_revision_that_it_does_not_know() -> None:
+    refused = OldSocket(fake_netlink.FakeSocket(lambda _data: []), OLD_KERNELS["4.18"])
+    channel = netlink.Channel(netlink.socket.NETLINK_ROUTE, lambda _protocol: refused)  # type: ignore[attr-defined]
+    assert channel.do(ipset_message.creation(IpSet(SetKind.CLUSTER_IP, Family.IPV4), 6)) == 4098
+
+
+@pytest.mark.parametrize(("newest", "is_refused"), [(5, False), (4, True)])
+def test_a_set_of_marks_is_refused_in_a_sentence_where_no_revision_carries_them(newest: int, *, is_refused: bool) -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, _),) = fake_netlink.split(data)
+        told = fake_netlink.attribute(4, bytes([newest])) + fake_netlink.attribute(10, b"\0")
+        return [fake_netlink.message(sequence, bytes(4) + told) if kind & 0xFF == 13 else fake_netlink.error(sequence)]
+
+    driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    (outcome,) = driver.apply([Operation(Verb.ADD, IpSet(SetKind.SCOPE, Family.IPV4))])
+    if is_refused:
+        assert outcome.errno == errno.EOPNOTSUPP
+        assert outcome.error.endswith(
+            "this kernel's hash:ip,port carries no marks, as revision 5 does: "
+            "use a newer kernel, or --ipvs-traffic-scopes=kube-proxy, which needs none"
+        )
+    else:
+        assert not outcome.error
+
+
+# The whole program.
+
+
+@pytest.fixture(params=OLD_KERNELS)
+def program(request: pytest.FixtureRequest, network_namespace: None, tmp_path: pathlib.Path) -> Iterator[tuple[str, Program]]:
+    """The program on a kernel that answers as this version, with a Service of two endpoints."""
+    del network_namespace
+    write(tmp_path, "10.244.0.1", "10.244.0.2")
+    flags = ("--hostname-override=node-a", "--conntrack-max-per-core=0", "--ipvs-vip-binding=routes")
+    starter = (*old_kernel.STARTER, request.param)
+    with Program(tmp_path / "manifests", tmp_path / "log", *flags, starter=starter) as running:
+        yield request.param, running
+
+
+def write(folder: pathlib.Path, *endpoints: str) -> None:
+    (folder / "manifests").mkdir(exist_ok=True)
+    listed = ", ".join(f"{{addresses: [{address}], nodeName: node-a}}" for address in endpoints)
+    (folder / "manifests/all.yaml").write_text(MANIFESTS.replace("ENDPOINTS", listed))
+
+
+def track(client: str, address: str) -> None:
+    """Let connection tracking know a connection that an endpoint answers."""
+    sent = ("-s", client, "-d", address, "--sport", "1000", "--dport", "53")
+    answered = ("--reply-src", "10.244.0.2", "--reply-dst", client, "--reply-port-src", "5353", "--reply-port-dst", "1000")
+    run("conntrack", "-I", "-p", "udp", *sent, *answered, "-t", "100")
+
+
+@pytest.mark.kernel
+def test_a_start_on_an_old_kernel_converges_by_its_fall_backs(program: tuple[str, Program], tmp_path: pathlib.Path) -> None:
+    version, running = program
+    running.wait_until_synced()
+    log = (tmp_path / "log").read_text()
+    assert f"features={LACKING[version]}" in re.search("event=kernel_lacks.*", log)[0]  # type: ignore[index]
+    assert "level=error" not in log
+    table = run("ipvsadm", "-Ln")
+    assert re.findall(r"(\w+) +(10\.96\.0\.80:\d+)", table) == [
+        ("TCP", "10.96.0.80:80"),
+        ("UDP", "10.96.0.80:53"),
+        ("SCTP", "10.96.0.80:5060"),
+    ]
+    assert table.count("10.244.0.2:") == 3
+    assert pathlib.Path("/proc/sys/net/ipv4/vs/conn_reuse_mode").read_text().strip() == "0"
+    assert set(run("ipset", "list", "-name").split()) >= {name for name in IP_SETS if "IPVSPROXY" not in name}
+    assert "10.96.0.80,sctp:5060" in run("ipset", "list", "KUBE-CLUSTER-IP")
+    assert "local 10.96.0.80 dev lo proto 251" in run("ip", "route", "show", "table", "local")
+
+    # A connection to an endpoint that goes is deleted, out of a listing of all.
+    track("192.0.2.7", "10.96.0.80")
+    track("192.0.2.8", "10.96.0.99")
+    write(tmp_path, "10.244.0.1")
+    running.wait_until(lambda: "10.96.0.80" not in run("conntrack", "-L", "-p", "udp"), "the connection is deleted", 30)
+    assert "10.96.0.99" in run("conntrack", "-L", "-p", "udp")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("version", OLD_KERNELS)
+def test_doctor_on_an_old_kernel_tells_each_fall_back(version: str, network_namespace: None, tmp_path: pathlib.Path) -> None:
+    write(tmp_path, "10.244.0.1")
+    flags = (f"--manifests={tmp_path / 'manifests'}", "--hostname-override=node-a", "--output=json")
+    command = (sys.executable, *old_kernel.STARTER, version, "doctor", *flags)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout)["kernel"]
+    assert told["row"]["kernel"] == version
+    assert [one["name"] for one in told["features"] if one["has"] is False] == LACKING[version].split(",")
+    assert all(one["without"] == "fall-back" for one in told["features"] if one["has"] is False)

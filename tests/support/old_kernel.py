@@ -1,0 +1,236 @@
+"""A kernel that speaks as an older one: each answer in which they differ is replaced by the recorded one.
+
+What older kernels answer is taken from their source, because none of them runs here. ``OldSocket`` is put around any netlink
+socket: a fake one, or one of a real kernel, which then does all else. ``python -m tests.support.old_kernel 4.18 FLAGS`` runs the
+program so.
+"""
+
+import errno
+import os
+import pathlib
+import socket
+import struct
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+from ipvsproxy import cli
+from ipvsproxy.kernel import host, message, netlink
+from ipvsproxy.model.kernel import SetType
+from tests.support import fake_netlink
+
+STARTER = ("-m", "tests.support.old_kernel")
+
+_SOL_NETLINK, _GET_STRICT_CHK = 270, 12
+_NO_SUCH_TYPE = 4098  # IPSET_ERR_FIND_TYPE
+_IPSET, _CONNECTIONS, _NF_TABLES = 6 << 8, 1 << 8, 10 << 8
+_PROTOCOL, _CREATE, _TYPE = _IPSET | 1, _IPSET | 2, _IPSET | 13
+_LIST_CONNECTIONS = _CONNECTIONS | 1
+_FILTER = 25  # CTA_FILTER
+_NEW_CHAIN, _NEW_RULE = _NF_TABLES | 3, _NF_TABLES | 6
+_INET = 1
+_HEADER, _NETFILTER_HEADER = fake_netlink.HEADER, 4
+
+
+class OldKernel(NamedTuple):
+    """The answers of one version of Linux.
+
+    ``protocols`` are the numbers in ipset's answer for its protocol, by attribute. ``newest_revisions`` are those of the types of
+    sets. The others say whether it has a feature of ``ipvsproxy.model.features``.
+    """
+
+    version: str
+    protocols: Mapping[int, int]
+    newest_revisions: Mapping[SetType, int]
+    filters_routes: bool
+    filters_connections: bool
+    has_nat_in_inet: bool
+
+
+# IPSET_TYPE_REV_MAX in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c of Linux 5.10. That of hash:ip,port is the
+# same in 4.4: revisions only ever grow, so it is in between.
+_REVISIONS: Mapping[SetType, int] = {
+    SetType.ADDRESS: 4,
+    SetType.ADDRESS_PORT: 5,
+    SetType.ADDRESS_PORT_ADDRESS: 5,
+    SetType.ADDRESS_PORT_NETWORK: 7,
+    SetType.PORT: 3,
+}
+OLD_KERNELS: Mapping[str, OldKernel] = {
+    one.version: one
+    for one in (
+        OldKernel(
+            "4.18",
+            # ip_set_protocol in net/netfilter/ipset/ip_set_core.c: IPSET_ATTR_PROTOCOL_MIN came with protocol 7 (23c42a403a9c).
+            protocols={1: 6},
+            newest_revisions=_REVISIONS,
+            filters_routes=False,  # NETLINK_GET_STRICT_CHK: 89d35528d17d, Linux 4.20
+            filters_connections=False,  # CTA_FILTER: cb8aa9a3affb, Linux 5.8
+            has_nat_in_inet=False,  # d164385ec572, Linux 5.2
+        ),
+        OldKernel(
+            "5.4",
+            protocols={1: 7, 10: 6},
+            newest_revisions=_REVISIONS,
+            filters_routes=True,
+            filters_connections=False,
+            has_nat_in_inet=True,
+        ),
+    )
+}
+
+
+class OldSocket:
+    """A netlink socket of an old kernel. ``inner`` is the socket of the kernel that does the work."""
+
+    def __init__(self, inner: Any, kernel: OldKernel) -> None:
+        self._inner = inner
+        self._kernel = kernel
+        self._answers: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._inner.close()
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+        # netlink_setsockopt in net/netlink/af_netlink.c: an unknown option.
+        if (level, option) == (_SOL_NETLINK, _GET_STRICT_CHK) and not self._kernel.filters_routes:
+            raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
+        self._inner.setsockopt(level, option, value)
+
+    def send(self, data: bytes, /) -> int:
+        messages = list(_split(bytes(data)))
+        if not self._kernel.has_nat_in_inet and any(map(_is_nat_in_inet, messages)):
+            self._answers += _refused_transaction(messages)
+            return len(data)
+        passed = [one for one in map(self._pass, messages) if one]
+        if passed:
+            self._inner.send(b"".join(passed))
+        return len(data)
+
+    def _pass(self, whole: bytes) -> bytes:
+        """What the kernel below gets of a message; empty if it is answered here."""
+        _, kind, _, sequence, _ = _HEADER.unpack_from(whole)
+        if kind == _LIST_CONNECTIONS and not self._kernel.filters_connections:
+            return _without(whole, _FILTER)  # nfnetlink_rcv_msg ignores attributes with numbers that it does not know
+        if kind == _CREATE:
+            parts = _attributes(whole)
+            newest = self._kernel.newest_revisions.get(_type(whole, parts[3]))
+            if newest is not None and whole[parts[4][0]] > newest:  # find_set_type_get in ip_set_core.c
+                self._answers.append(fake_netlink.error(sequence, _NO_SUCH_TYPE))
+                return b""
+        return whole
+
+    def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
+        if self._answers:
+            answer = self._answers.pop(0)
+        else:
+            size = int(self._inner.recv_into(buffer, nbytes, flags))
+            if size > nbytes:
+                return size
+            answer = b"".join(map(self._as_older, _split(bytes(buffer[:size]))))
+        buffer[: len(answer)] = answer
+        return len(answer)
+
+    def _as_older(self, whole: bytes) -> bytes:
+        _, kind, flags, sequence, port = _HEADER.unpack_from(whole)
+        if kind == _PROTOCOL:
+            told = b"".join(fake_netlink.attribute(at, bytes([number])) for at, number in self._kernel.protocols.items())
+            payload = whole[_HEADER.size :][:_NETFILTER_HEADER] + told
+            return _HEADER.pack(_HEADER.size + len(payload), kind, flags, sequence, port) + payload
+        if kind == _TYPE:
+            parts = _attributes(whole)
+            changed, at = bytearray(whole), parts[4][0]
+            changed[at] = min(changed[at], self._kernel.newest_revisions.get(_type(whole, parts[3]), 255))
+            return bytes(changed)
+        return whole
+
+
+def _split(data: bytes) -> list[bytes]:
+    """The messages of a datagram, each with its padding."""
+    messages = []
+    while len(data) >= _HEADER.size:
+        length = (struct.unpack_from("=I", data)[0] + 3) & ~3
+        messages.append(data[:length])
+        data = data[length:]
+    return messages
+
+
+def _attributes(whole: bytes) -> Mapping[int, tuple[int, int]]:
+    return message.attributes(whole, _HEADER.size + _NETFILTER_HEADER, len(whole))
+
+
+def _type(whole: bytes, at: tuple[int, int]) -> SetType:
+    return SetType(message.text(whole, at))
+
+
+def _without(whole: bytes, number: int) -> bytes:
+    """A message without one attribute."""
+    at = _attributes(whole).get(number)
+    if at is None:
+        return whole
+    start, end = at[0] - 4, (at[1] + 3) & ~3
+    changed = bytearray(whole[:start] + whole[end:])
+    struct.pack_into("=I", changed, 0, len(changed))
+    return bytes(changed)
+
+
+def _is_nat_in_inet(whole: bytes) -> bool:
+    _, kind, _, _, _ = _HEADER.unpack_from(whole)
+    if kind != _NEW_CHAIN or whole[_HEADER.size] != _INET:
+        return False
+    parts = _attributes(whole)
+    return 7 in parts and message.text(whole, parts[7]) == "nat"
+
+
+def _refused_transaction(messages: Sequence[bytes]) -> list[bytes]:
+    """The answers to a transaction with a chain that cannot be: ENOENT for it, and for each rule in it.
+
+    nf_tables_chain_type_lookup in net/netfilter/nf_tables_api.c finds no type; nfnetlink_rcv_batch goes on to the end, reports
+    all errors, and applies nothing.
+    """
+    refused: set[str] = set()
+    answers = []
+    for whole in messages:
+        _, kind, flags, sequence, _ = _HEADER.unpack_from(whole)
+        name = _attributes(whole).get({_NEW_CHAIN: 3, _NEW_RULE: 2}.get(kind, 0))
+        chain = message.text(whole, name) if name else ""
+        if _is_nat_in_inet(whole):
+            refused.add(chain)
+        if chain in refused:
+            answers.append(fake_netlink.error(sequence, errno.ENOENT))
+        elif flags & netlink.ACKNOWLEDGE:
+            answers.append(fake_netlink.error(sequence, errno.ENOENT if kind == _NF_TABLES | 5 else 0))
+    return answers
+
+
+def sockets(kernel: OldKernel, make: Callable[..., socket.socket] = socket.socket) -> types.SimpleNamespace:
+    """What ``ipvsproxy.kernel.netlink`` uses of the module ``socket``, with the sockets of an old kernel."""
+    names = {name: getattr(socket, name) for name in dir(socket)}
+    return types.SimpleNamespace(**{**names, "socket": lambda *arguments: OldSocket(make(*arguments), kernel)})
+
+
+def main() -> int:
+    """Run the program on this kernel as if it were an older one."""
+    version, *arguments = sys.argv[1:]
+    kernel = OLD_KERNELS[version]
+    vars(netlink)["socket"] = sockets(kernel)
+    real = host.kernel_version
+
+    def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int]:
+        real(proc)
+        major, minor = map(int, version.split("."))
+        return major, minor
+
+    host.kernel_version = kernel_version
+    return cli.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
