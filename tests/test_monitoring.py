@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from ipvsproxy.daemon.http.health import LATE_PERIODS, Status
+from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import Trouble, WatchStatus
@@ -65,7 +66,7 @@ class OurNode:
         watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
         reconciler = self._scene.reconciler
         reconciler.put_node(tuple(Family), (), None)
-        left = {Place(variant, family, is_used=False): True for variant in Variant for family in Family}
+        left: dict[AnyPlace, bool] = {Place(variant, family, is_used=False): True for variant in Variant for family in Family}
         sources = Sources(
             survey=reconciler.survey,
             store=self._scene.store,

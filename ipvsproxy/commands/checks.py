@@ -1,9 +1,9 @@
 """Judges the facts about a host: one finding for each question, with its remedy."""
 
-import dataclasses
-import enum
 from collections.abc import Callable, Iterable, Iterator
 
+from ipvsproxy.commands import neighbour_checks
+from ipvsproxy.commands.finding import Finding, fail, ok, warn
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.facts import Facts
@@ -12,7 +12,7 @@ from ipvsproxy.model import features
 from ipvsproxy.model.kernel import FirewallMark, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.reconcile import leftovers, ownership
+from ipvsproxy.reconcile import ownership
 from ipvsproxy.translate.view import Binding, TrafficScopes
 
 LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"
@@ -28,24 +28,6 @@ ADVISED = (
 _STRICT = "1"
 
 
-class Level(enum.StrEnum):
-    """The severity of a finding."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The answer to one question. ``remedy`` is empty if there is nothing to do."""
-
-    level: Level
-    topic: str
-    text: str
-    remedy: str = ""
-
-
 def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
     """All findings about a host; ``desired`` are the sysctls that ``run`` sets."""
     yield from _kernel(facts)
@@ -53,43 +35,32 @@ def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[F
     yield from _sysctls(facts, desired)
     yield from _advice(facts, config)
     yield from _iptables(facts)
-    yield from _neighbours(facts, config)
+    yield from neighbour_checks.judge(facts)
+    yield from _virtual_servers(facts, config)
     yield from _binding(facts, config)
     yield from _marks(facts, config)
     yield from _ports(facts, config)
     yield from _timeouts(facts)
 
 
-def _ok(topic: str, text: str) -> Finding:
-    return Finding(level=Level.OK, topic=topic, text=text)
-
-
-def _warn(topic: str, text: str, remedy: str) -> Finding:
-    return Finding(level=Level.WARN, topic=topic, text=text, remedy=remedy)
-
-
-def _fail(topic: str, text: str, remedy: str) -> Finding:
-    return Finding(level=Level.FAIL, topic=topic, text=text, remedy=remedy)
-
-
 def _kernel(facts: Facts) -> Iterator[Finding]:
-    yield from (_fail("privileges", one.what, one.remedy) for one in facts.privileges)
+    yield from (fail("privileges", one.what, one.remedy) for one in facts.privileges)
     if not facts.privileges:
-        yield _ok("privileges", "this process may change the network")
+        yield ok("privileges", "this process may change the network")
     if facts.version < features.OLDEST:
         oldest = features.dotted(features.OLDEST)
         remedy = "use a newer kernel: nobody has looked up what this one lacks"
-        yield _warn("kernel", f"Linux {facts.release} is older than {oldest}", remedy)
+        yield warn("kernel", f"Linux {facts.release} is older than {oldest}", remedy)
     else:
-        yield _ok("kernel", f"Linux {facts.release}")
+        yield ok("kernel", f"Linux {facts.release}")
     if facts.features and facts.modules.get("ip_vs") is ModuleState.LOADABLE:
-        yield _ok("ipvs", "the kernel has no IPVS yet; run and --init-only load the module ip_vs")
+        yield ok("ipvs", "the kernel has no IPVS yet; run and --init-only load the module ip_vs")
     else:
-        yield from (_fail("ipvs", one.what, one.remedy) for one in facts.features)
+        yield from (fail("ipvs", one.what, one.remedy) for one in facts.features)
     if not facts.features:
-        yield _ok("ipvs", "the kernel has IPVS with connection tracking")
+        yield ok("ipvs", "the kernel has IPVS with connection tracking")
     if facts.unreadable and not facts.privileges and not facts.features:
-        yield _fail("ipvs", f"the kernel cannot be read: {facts.unreadable}", "mend the cause that the message names")
+        yield fail("ipvs", f"the kernel cannot be read: {facts.unreadable}", "mend the cause that the message names")
 
 
 def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -99,30 +70,30 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
     if config.ipvs.scheduler in in_use:
         by_state = {state: [name for name in names if name != scheduler] for state, names in by_state.items()}
     for name in by_state[ModuleState.MISSING]:
-        yield _fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
+        yield fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
     if by_state[ModuleState.UNKNOWN]:
         names = ", ".join(by_state[ModuleState.UNKNOWN])
-        yield _warn(
+        yield warn(
             "modules", f"it is unknown whether this kernel has {names}", "mount the host's /lib/modules, or run modprobe there"
         )
     if by_state[ModuleState.LOADABLE]:
-        yield _ok("modules", f"will be loaded: {', '.join(by_state[ModuleState.LOADABLE])}")
+        yield ok("modules", f"will be loaded: {', '.join(by_state[ModuleState.LOADABLE])}")
     there = len(by_state[ModuleState.LOADED]) + len(by_state[ModuleState.BUILT_IN])
-    yield _ok("modules", f"{there} are loaded or built in")
+    yield ok("modules", f"{there} are loaded or built in")
 
 
 def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
     for path, setting in {item.path: item for item in desired}.items():
         observed = facts.sysctls.get(path)
         if observed is None:
-            yield _warn("sysctl", f"{path} does not exist", "load the module that has it; run goes on without it")
+            yield warn("sysctl", f"{path} does not exist", "load the module that has it; run goes on without it")
         elif setting.is_met_by(observed):
-            yield _ok("sysctl", f"{path} is {observed}")
+            yield ok("sysctl", f"{path} is {observed}")
         elif facts.sysctls_writable:
-            yield _warn("sysctl", f"{path} is {observed}, desired {setting.value}", "run sets it")
+            yield warn("sysctl", f"{path} is {observed}, desired {setting.value}", "run sets it")
         else:
             remedy = "mount /proc/sys writable (privileged: true), or set it on the host"
-            yield _fail("sysctl", f"{path} is {observed}, desired {setting.value}, and cannot be written", remedy)
+            yield fail("sysctl", f"{path} is {observed}, desired {setting.value}, and cannot be written", remedy)
 
 
 def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -134,14 +105,14 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
     forwarding = facts.sysctls.get("net/ipv6/conf/all/forwarding")
     if has_ipv6 and Family.IPV6 not in facts.unserved and forwarding == "0":
         needs_it = any(network.family is Family.IPV6 for network in config.detect_local.cluster_networks)
-        finding = _fail if needs_it else _warn
+        finding = fail if needs_it else warn
         yield finding(
             "sysctl",
             "net/ipv6/conf/all/forwarding is 0, and this host has IPv6 addresses",
             "set it to 1 if the cluster uses IPv6: else no IPv6 Service leads to another node, or to a pod",
         )
     elif forwarding is not None:
-        yield _ok("sysctl", f"net/ipv6/conf/all/forwarding is {forwarding}")
+        yield ok("sysctl", f"net/ipv6/conf/all/forwarding is {forwarding}")
     yield from _advise(
         facts,
         "net/ipv4/conf/all/rp_filter",
@@ -165,49 +136,40 @@ def _bridges(facts: Facts) -> Iterator[Finding]:
     if path not in facts.sysctls and facts.bridges:
         names = ", ".join(facts.bridges)
         remedy = f"run modprobe br_netfilter on the host and set {path} to 1: {no_answer}"
-        yield _warn("sysctl", f"this host has bridges ({names}), and br_netfilter is not loaded", remedy)
+        yield warn("sysctl", f"this host has bridges ({names}), and br_netfilter is not loaded", remedy)
     yield from _advise(facts, path, lambda value: value == "0", f"set it to 1: {no_answer}")
 
 
 def _advise(facts: Facts, path: str, is_bad: Callable[[str], bool], remedy: str) -> Iterator[Finding]:
     value = facts.sysctls.get(path)
     if value is not None:
-        yield _warn("sysctl", f"{path} is {value}", remedy) if is_bad(value) else _ok("sysctl", f"{path} is {value}")
+        yield warn("sysctl", f"{path} is {value}", remedy) if is_bad(value) else ok("sysctl", f"{path} is {value}")
 
 
 def _iptables(facts: Facts) -> Iterator[Finding]:
     if facts.backend and facts.backend.backend is Backend.NFTABLES:
-        yield _ok("rules", f"nftables holds rules and sets: {facts.backend.reason}")
+        yield ok("rules", f"nftables holds rules and sets: {facts.backend.reason}")
         yield from _unserved(facts, "rules")
         return
     choice = facts.iptables_choice
     if choice is None:
         remedy = "install the package iptables, and ipset's modules; or use --rules-backend=nftables"
-        yield _fail("iptables", "there is no iptables in PATH", remedy)
+        yield fail("iptables", "there is no iptables in PATH", remedy)
         return
-    yield _ok("iptables", f"{choice.variant} is used: {choice.reason}")
+    yield ok("iptables", f"{choice.variant} is used: {choice.reason}")
     if choice.left_behind:
         remedy = "run removes them once the rules of the used variant are in force; so does ipvsproxy cleanup"
-        yield _warn("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
+        yield warn("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
     yield from _unserved(facts, "iptables")
 
 
 def _unserved(facts: Facts, topic: str) -> Iterator[Finding]:
     for family, reason in facts.unserved.items():
-        yield _warn(topic, f"{family.label} cannot be served: {reason}", "nothing, if the cluster does not use it")
+        yield warn(topic, f"{family.label} cannot be served: {reason}", "nothing, if the cluster does not use it")
 
 
-def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
-    chains = sum(map(leftovers.is_of_iptables_mode, facts.chains))
-    tables = [name for name in facts.nft_tables if name.endswith("kube-proxy")]
-    remedy = "stop that kube-proxy and run kube-proxy --cleanup: two modes at once contradict each other"
-    if chains:
-        stop = "stop that kube-proxy: run then removes them, once its own rules are in force; so does ipvsproxy cleanup"
-        yield _warn("kube-proxy", f"there are rules of its iptables mode ({chains} chains)", stop)
-    if tables:
-        yield _fail("kube-proxy", f"there are tables of its nftables mode ({', '.join(tables)})", remedy)
-    if not chains and not tables:
-        yield _ok("kube-proxy", "no rules of another mode")
+def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
+    """Virtual servers of other programs."""
     observed = facts.observation
     if observed is None or observed.virtual_servers is None:
         return
@@ -220,7 +182,7 @@ def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
     doubtful = [str(key) for key in by_address if ownership.node_port(key) in ports]
     if doubtful:
         text = f"{', '.join(doubtful)}: the port is a node port of ours, but none is served on the address"
-        yield _warn(
+        yield warn(
             "ipvs", text, "if no other program such as keepalived made it, remove it with ipvsadm -D: a proxy left it behind"
         )
     names = list(map(str, foreign))
@@ -228,9 +190,9 @@ def _neighbours(facts: Facts, config: Config) -> Iterator[Finding]:
         named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - a few will do
         count = len(names) + observed.foreign_virtual_servers
         remedy = "they are left alone; make sure that no Service has their addresses, or name them by --ipvs-exclude-cidrs"
-        yield _warn("ipvs", f"{count} virtual servers of other programs (keepalived, docker swarm, ...){named}", remedy)
+        yield warn("ipvs", f"{count} virtual servers of other programs (keepalived, docker swarm, ...){named}", remedy)
     else:
-        yield _ok("ipvs", f"{len(observed.virtual_servers)} virtual servers, none of other programs")
+        yield ok("ipvs", f"{len(observed.virtual_servers)} virtual servers, none of other programs")
 
 
 def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -239,17 +201,17 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
         if left := (facts.observation and facts.observation.routes) or ():
             text = f"{len(left)} local routes of ours are there, and Service addresses are to be on kube-ipvs0"
             remedy = "run removes them when the addresses are bound; kube-proxy would leave them"
-            yield _warn("binding", text, remedy)
+            yield warn("binding", text, remedy)
         return
     if not facts.loopback.is_up:
-        yield _fail("binding", "lo is down, so IPv6 has no local routes", "set it up with ip link set lo up")
+        yield fail("binding", "lo is down, so IPv6 has no local routes", "set it up with ip link set lo up")
     if facts.sysctls.get(LOOPBACK_IPV6, "0") != "0":
-        yield _warn("binding", f"{LOOPBACK_IPV6} is not 0, so IPv6 has no local routes", f"run sysctl -w {LOOPBACK_IPV6}=0")
+        yield warn("binding", f"{LOOPBACK_IPV6} is not 0, so IPv6 has no local routes", f"run sysctl -w {LOOPBACK_IPV6}=0")
     if facts.loopback.networkd not in ("", "unmanaged"):
         text = "systemd-networkd manages lo, and may remove local routes that it does not know"
-        yield _warn("binding", text, "leave lo unmanaged, or set ManageForeignRoutes=no in networkd.conf")
+        yield warn("binding", text, "leave lo unmanaged, or set ManageForeignRoutes=no in networkd.conf")
     elif facts.loopback.is_up:
-        yield _ok("binding", "lo is up and left alone, so local routes stay")
+        yield ok("binding", "lo is up and left alone, so local routes stay")
 
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -262,13 +224,13 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
     if same:
         text = f"rules of other programs write the bits {bits:#x} of packet marks, so packets may come to a wrong Service: "
         remedy = "choose bits that nobody else writes by --ipvs-scope-mark-bits"
-        yield _fail("marks", text + "; ".join(same), remedy)
+        yield fail("marks", text + "; ".join(same), remedy)
     if others:
         text = "rules of other programs write other bits of packet marks before IPVS: "
         remedy = "clients of this node whose packets meet them reach the endpoints of kube-proxy's IPVS mode"
-        yield _warn("marks", text + "; ".join(others), remedy)
+        yield warn("marks", text + "; ".join(others), remedy)
     if not same and not others:
-        yield _ok("marks", f"no rule of another program writes packet marks before IPVS; the bits {bits:#x} are ours")
+        yield ok("marks", f"no rule of another program writes packet marks before IPVS; the bits {bits:#x} are ours")
 
 
 def _ports(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -277,15 +239,15 @@ def _ports(facts: Facts, config: Config) -> Iterator[Finding]:
             continue
         holder = facts.listeners.get(address.port, "")
         if not holder:
-            yield _ok("ports", f"{name} port {address.port} is free")
+            yield ok("ports", f"{name} port {address.port} is free")
         elif holder.startswith("ipvsproxy"):
-            yield _ok("ports", f"{name} port {address.port} is held by {holder}")
+            yield ok("ports", f"{name} port {address.port} is held by {holder}")
         elif holder.startswith("kube-proxy"):
             remedy = "stop kube-proxy before run; --dry-run uses other ports"
-            yield _warn("ports", f"{name} port {address.port} is held by {holder}", remedy)
+            yield warn("ports", f"{name} port {address.port} is held by {holder}", remedy)
         else:
             remedy = f"stop it, or choose another address for {name}"
-            yield _fail("ports", f"{name} port {address.port} is held by {holder}", remedy)
+            yield fail("ports", f"{name} port {address.port} is held by {holder}", remedy)
 
 
 def _timeouts(facts: Facts) -> Iterator[Finding]:
@@ -295,7 +257,7 @@ def _timeouts(facts: Facts) -> Iterator[Finding]:
     tcp_s = facts.timeouts.tcp_s
     if tcp_s > int(tracked):
         text = f"IPVS keeps idle TCP connections for {tcp_s} s, connection tracking for {tracked} s only"
-        yield _warn("timeouts", text, "raise --conntrack-tcp-timeout-established or lower --ipvs-tcp-timeout")
+        yield warn("timeouts", text, "raise --conntrack-tcp-timeout-established or lower --ipvs-tcp-timeout")
     else:
         text = f"idle TCP connections are kept for {tcp_s} s by IPVS and {tracked} s by connection tracking"
-        yield _ok("timeouts", f"{text}: keepalives must come sooner than the former")
+        yield ok("timeouts", f"{text}: keepalives must come sooner than the former")

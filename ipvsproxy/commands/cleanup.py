@@ -18,7 +18,6 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.ipvs import AbsentIpvs
-from ipvsproxy.kernel.leftover_rules import Place
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import IP_SETS, IpSet
 from ipvsproxy.model.net import Family, Network
@@ -59,21 +58,20 @@ class Rules(Protocol):
 class Node(NamedTuple):
     """A node to clean: the kernel, its rules, those of the variants of iptables that are not in use, and the readable families.
 
-    ``left`` looks for rules that a proxy has left behind, in each of ``places``. ``skipped`` has a line for each part that this
-    kernel does not have.
+    ``left`` looks in each place for rules that a proxy has left behind. ``skipped`` has a line for each part that this kernel
+    does not have.
     """
 
     kernel: Kernel
     rules: Rules
-    left: leftovers.Rules
-    places: tuple[Place, ...] = ()
+    left: Mapping[leftovers.AnyPlace, leftovers.Examine]
     other_rules: tuple[Rules, ...] = ()
     families: tuple[Family, ...] = tuple(Family)
     skipped: tuple[str, ...] = ()
 
 
 class Left(NamedTuple):
-    """Rules that a proxy has left behind, of one family in one variant of iptables, and why they are not all removed."""
+    """Rules that a proxy has left behind, of one family in one place, and why they are not all removed."""
 
     name: str
     error: str = ""
@@ -165,8 +163,8 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
         yield Node(
             kernel,
             kernel.rules,
-            kernel.leftover_rules,
-            kernel.leftover_rules.places(programs),
+            leftovers.of_iptables(kernel.leftover_rules, kernel.leftover_rules.places(programs))
+            | leftovers.of_nftables(kernel.leftover_tables),
             tuple(
                 IptablesDriver(chains=chains.CHAINS, jumps=chains.JUMPS, commands=names) for names in others if names != commands
             ),
@@ -182,12 +180,12 @@ def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collectio
     kept = len(cleanup.plan(observed, _OURS, (), node_port_ranges).virtual_servers) - len(todo.virtual_servers)
     notes = (*node.skipped, *((f"virtual servers in excluded ranges: {kept} stay",) if kept else ()))
     if dry_run:
-        left, hidden = _clear(node, may_remove=False)
-        return Result(tuple(map(Outcome, todo.operations)), left, _once(observed.errors, hidden), notes)
+        left, hidden, foreign = _clear(node, may_remove=False)
+        return Result(tuple(map(Outcome, todo.operations)), left, _once(observed.errors, hidden), (*notes, *foreign))
     outcomes = node.kernel.apply(todo.virtual_servers)
     may_remove_witnesses = cleanup.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
     outcomes += node.kernel.apply(todo.rules)
-    left, hidden = _clear(node, may_remove=True)
+    left, hidden, foreign = _clear(node, may_remove=True)
     problems = list(_once(observed.errors, hidden))
     if may_remove_witnesses:
         outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply(todo.witnesses)]
@@ -198,31 +196,35 @@ def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collectio
     if not problems and not any(outcome.error for outcome in outcomes):
         again = cleanup.plan(_observe(node), _OURS, excluded, node_port_ranges).operations
         problems += [f"{operation.item} is back: is a kube-proxy or ipvsproxy still running here?" for operation in again[:1]]
-    return Result(tuple(outcomes), left, tuple(problems), notes)
+    return Result(tuple(outcomes), left, tuple(problems), (*notes, *foreign))
 
 
 def _observe(node: Node) -> Observation:
     return node.kernel.observe(tuple(IP_SETS), node.families, ())
 
 
-def _clear(node: Node, *, may_remove: bool) -> tuple[tuple[Left, ...], tuple[str, ...]]:
-    """Remove the rules that a proxy has left behind, or only find them; returns these, and a line for each hidden place."""
-    found, hidden = [], []
-    for place in node.places:
+def _clear(node: Node, *, may_remove: bool) -> tuple[tuple[Left, ...], tuple[str, ...], tuple[str, ...]]:
+    """Remove the rules that a proxy has left behind, or only find them.
+
+    Returns these, a line for each hidden place, and one for each table that only has the name of a leftover.
+    """
+    found, hidden, foreign = [], [], []
+    for place, examine in node.left.items():
         try:
-            examined = leftovers.examine(node.left, place, may_remove=may_remove)
+            examined = examine(may_remove=may_remove)
         except KernelError as error:
             hidden.append(str(error))
             continue
         hidden += [examined.hidden] if examined.hidden else []
+        foreign += [examined.foreign] if examined.foreign else []
         kept = "; ".join(
             f"{reference.target} stays: the rule {str(reference)!r} leads to it" for reference in examined.removal.staying
         )
         if examined.removal.is_needed or kept:
             found.append(
-                Left(f"{place.family.label} rules left in {place.variant}", (examined.failure or kept) if may_remove else "")
+                Left(f"{place.family.label} rules left in {place.where}", (examined.failure or kept) if may_remove else "")
             )
-    return tuple(found), tuple(hidden)
+    return tuple(found), tuple(hidden), tuple(foreign)
 
 
 def _once(*problems: Collection[str]) -> tuple[str, ...]:

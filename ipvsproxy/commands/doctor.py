@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.commands import checks, inspection, kernel_row
-from ipvsproxy.commands.checks import Finding, Level
+from ipvsproxy.commands.finding import Finding, Level
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -15,9 +15,9 @@ from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
-from ipvsproxy.daemon.loop import interfaces, journal
+from ipvsproxy.daemon.loop import interfaces, journal, leftovers
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.daemon.loop.leftovers import Leftovers, OtherBackend
+from ipvsproxy.daemon.loop.leftovers import AnyPlace, Examine, Leftovers, OtherBackend
 from ipvsproxy.daemon.loop.rules_follower import RulesFollower
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
@@ -36,7 +36,6 @@ from ipvsproxy.kernel import host
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program
 from ipvsproxy.kernel.ipvs_traffic import TrafficReader
-from ipvsproxy.kernel.leftover_rules import LeftoverRules, Place
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
@@ -68,8 +67,10 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
             requirements.demand(host.missing_settings())
             programs = await requirements.demand_usable_node(kernel)
             rules = await kernel.call(lambda node: node.leftover_rules)
-            leftovers = Leftovers(rules, rules.places(programs), time.monotonic)
-            node = _Node(config, programs, source, metrics, leftovers)
+            tables = leftovers.of_nftables(await kernel.call(lambda node: node.leftover_tables))
+            await asyncio.to_thread(leftovers.announce, tables)
+            left = Leftovers(leftovers.of_iptables(rules, rules.places(programs)) | tables, time.monotonic)
+            node = _Node(config, programs, source, metrics, left)
             await node.serve(kernel, read_again, signals, late_rules)
     log.info("stopped", hint="the kernel stays as it is")
     return 0
@@ -248,13 +249,15 @@ class _Node:
     async def _move_rules(self, kernel: KernelThread[NodeKernel], follower: RulesFollower) -> None:
         """Let the prepared backend hold rules and sets. What the former one holds goes once they are in force."""
 
-        async def move() -> tuple[LeftoverRules, Collection[Place]]:
+        async def move() -> Mapping[AnyPlace, Examine]:
             self._other_backend.begin_again()
             follower.follow(None)
             await kernel.call(lambda node: node.use_prepared_backend())
             follower.follow(await kernel.call(lambda node: node.rules_changes))
             rules = await kernel.call(lambda node: node.leftover_rules)
-            return rules, await asyncio.to_thread(rules.places, self._programs)
+            places = await asyncio.to_thread(rules.places, self._programs)
+            tables = await kernel.call(lambda node: node.leftover_tables)
+            return leftovers.of_iptables(rules, places) | leftovers.of_nftables(tables)
 
         await self._leftovers.watch_others(move)
         log.info("rules_moved", backend=next(iter(self._programs.values())).backend.value)

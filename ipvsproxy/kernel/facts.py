@@ -4,15 +4,14 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import shutil
-import subprocess
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.kernel import host, iptables, iptables_process, iptables_variant, questions, rules_backend
+from ipvsproxy.kernel import foreign_rules, host, iptables, iptables_process, iptables_variant, questions, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.host import Missing, SysctlDriver
+from ipvsproxy.kernel.iptables_variant import Variant
 from ipvsproxy.kernel.mark_rules import MarkRule, mark_rules
 from ipvsproxy.kernel.modules import ModuleState, module_state
 from ipvsproxy.kernel.node import NodeKernel
@@ -22,10 +21,10 @@ from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.features import IPVS, IPVS_IPV6, OLDER_INTERFACE, SHORT_ANSWERS, Feature
 from ipvsproxy.model.kernel import IP_SETS, Timeouts
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.nft_table import NftTable
 from ipvsproxy.model.rules import Backend, ChainKey, Jump
 from ipvsproxy.model.state import Observation
 
-NFT_TIMEOUT_S = 30
 _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 _UP = 0x1  # IFF_UP
 
@@ -46,9 +45,10 @@ class Facts:
     """The facts about a host.
 
     ``unserved`` has the reason for each family that cannot be served. ``iptables_choice`` is None without any iptables.
-    ``chains`` are all chains that iptables shows, of both families and variants. ``nft_tables`` are the tables of nft, none if
-    nft is not in PATH. ``listeners`` are the programs that listen on the TCP ports in question. ``observation`` and ``timeouts``
-    are None if IPVS cannot be read, and ``unreadable`` is the reason. ``bridges`` are the names of the Linux bridges.
+    ``chains`` are all chains that iptables shows, of both families and variants. ``tables`` are those of nf_tables, without ours,
+    and those of iptables-legacy, as far as they could be read. ``listeners`` are the programs that listen on the TCP ports in
+    question. ``observation`` and ``timeouts`` are None if IPVS cannot be read, and ``unreadable`` is the reason. ``bridges`` are
+    the names of the Linux bridges.
     ``mark_rules`` are rules of other programs that write packet marks before IPVS. ``backend`` holds rules and sets; None if the
     kernel did not answer. ``answers`` has what the kernel was asked of the features that ipvsproxy uses.
     """
@@ -63,7 +63,7 @@ class Facts:
     iptables_choice: iptables_variant.Choice | None
     unserved: Mapping[Family, str]
     chains: frozenset[ChainKey]
-    nft_tables: tuple[str, ...]
+    tables: tuple[NftTable, ...]
     listeners: Mapping[int, str]
     observation: Observation | None
     timeouts: Timeouts | None
@@ -119,7 +119,7 @@ def gather(
                 kernel.close()
     except KernelError as error:
         unreadable = str(error)
-    listings = list(_listings(choice))
+    listings = dict(_listings(choice))
     return Facts(
         release=pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip(),
         version=host.kernel_version(),
@@ -130,14 +130,14 @@ def gather(
         sysctls_writable=os.access("/proc/sys/net/ipv4/ip_forward", os.W_OK),
         iptables_choice=choice,
         unserved=unserved,
-        chains=frozenset(chain for text in listings for chain in _chains(text)),
-        nft_tables=tuple(_nft_tables()),
+        chains=frozenset(chain for text in listings.values() for chain in _chains(text)),
+        tables=(*_nft_tables(), *_legacy_tables(listings, choice)),
         listeners=listeners(ports),
         observation=observation,
         timeouts=timeouts,
         unreadable=unreadable,
         bridges=bridges(),
-        mark_rules=tuple(dict.fromkeys(rule for text in listings for rule in mark_rules(text))),
+        mark_rules=tuple(dict.fromkeys(rule for text in listings.values() for rule in mark_rules(text))),
         loopback=loopback(),
         backend=chosen,
         answers=answers,
@@ -211,13 +211,13 @@ def _open_sockets(proc: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
             continue
 
 
-def _listings(choice: iptables_variant.Choice | None) -> Iterator[str]:
-    """The output of ``iptables-save`` of both families in all installed variants."""
+def _listings(choice: iptables_variant.Choice | None) -> Iterator[tuple[str, str]]:
+    """The output of ``iptables-save`` of both families in all installed variants, by program, named without ``-save``."""
     commands = [iptables_variant.commands(variant) for variant in iptables_variant.installed()]
     for of_families in commands or ([choice.commands] if choice else []):
         for command in of_families.values():
             with contextlib.suppress(KernelError):
-                yield iptables_process.run(f"{command}-save")
+                yield command, iptables_process.run(f"{command}-save")
 
 
 def _chains(saved: str) -> Iterator[ChainKey]:
@@ -229,13 +229,17 @@ def _chains(saved: str) -> Iterator[ChainKey]:
             yield ChainKey(table, line[1:].partition(" ")[0])
 
 
-def _nft_tables() -> Iterator[str]:
-    """The tables of nft, each as ``ip kube-proxy``."""
-    path = shutil.which("nft")
-    if path is None:
-        return
+def _nft_tables() -> tuple[NftTable, ...]:
     try:
-        done = subprocess.run((path, "list", "tables"), capture_output=True, text=True, timeout=NFT_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    yield from (line.removeprefix("table ").strip() for line in done.stdout.splitlines() if line.startswith("table "))
+        return foreign_rules.read_tables()
+    except KernelError:  # such as by a program that changes its tables all the time
+        return ()
+
+
+def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.Choice | None) -> Iterator[NftTable]:
+    legacy = {*iptables_variant.commands(Variant.LEGACY).values()}
+    if choice and choice.variant is Variant.LEGACY:
+        legacy.update(choice.commands.values())
+    for command, text in listings.items():
+        if command in legacy:
+            yield from foreign_rules.legacy_tables(command, text)

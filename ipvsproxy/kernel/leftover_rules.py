@@ -34,6 +34,11 @@ class Place(NamedTuple):
     family: Family
     is_used: bool
 
+    @property
+    def where(self) -> str:
+        """The place for people, without the family."""
+        return str(self.variant)
+
     def __str__(self) -> str:
         return f"{self.variant} {self.family.label}"
 

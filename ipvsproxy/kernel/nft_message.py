@@ -15,7 +15,7 @@ from ipvsproxy.kernel import message, netlink
 from ipvsproxy.kernel.errors import KernelError
 
 TABLE = "ipvsproxy"
-"""Our table, of the family inet. Nothing else is ever changed."""
+"""Our table, of the family inet. Nothing else is ever changed, except tables that kube-proxy has left behind."""
 HEADER_SIZE = 4
 """The length of ``struct nfgenmsg``, behind the netlink header."""
 ELEMENTS_LIMIT = 60_000
@@ -25,7 +25,7 @@ TEXT_LIMIT = 250
 STALE = 85
 """The error ERESTART: another program has changed the rules since the generation that a transaction names."""
 
-TABLE_FLAGS = 2
+TABLE_NAME, TABLE_FLAGS, TABLE_USER_DATA = 1, 2, 6
 CHAIN_TABLE, CHAIN_NAME, CHAIN_HOOK, CHAIN_POLICY, CHAIN_TYPE = 1, 3, 4, 5, 7
 HOOK_NUMBER, HOOK_PRIORITY = 1, 2
 RULE_TABLE, RULE_CHAIN, RULE_HANDLE, RULE_EXPRESSIONS, RULE_USER_DATA = 1, 2, 3, 4, 7
@@ -157,9 +157,9 @@ def table() -> Message:
     return Message(_NEW_TABLE, netlink.CREATE, text(1, TABLE) + integer(TABLE_FLAGS, 0))
 
 
-def table_removal() -> Message:
-    """Removes our table with all that it holds."""
-    return Message(_DELETE_TABLE, 0, text(1, TABLE))
+def table_removal(name: str = TABLE, family: int = _INET) -> Message:
+    """Removes a table with all that it holds."""
+    return Message(_DELETE_TABLE, 0, text(TABLE_NAME, name), family)
 
 
 class Hook(NamedTuple):
@@ -261,9 +261,14 @@ def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
     return data[slice(*key)], data[slice(*mapped)]
 
 
-def table_query() -> bytes:
-    """The question for our table; the kernel answers ENOENT if there is none."""
-    return _whole(_SUBSYSTEM | _GET_TABLE, text(1, TABLE))
+def table_query(name: str = TABLE, family: int = _INET) -> bytes:
+    """The question for a table; the kernel answers ENOENT if there is none."""
+    return _whole(_SUBSYSTEM | _GET_TABLE, text(TABLE_NAME, name), family=family)
+
+
+def tables_query() -> bytes:
+    """The request for a dump of the tables of all families."""
+    return _whole(_SUBSYSTEM | _GET_TABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
 
 
 def chains_query(family: int = _INET) -> bytes:
@@ -271,9 +276,9 @@ def chains_query(family: int = _INET) -> bytes:
     return _whole(_SUBSYSTEM | _GET_CHAIN, b"", flags=netlink.DUMP, family=family)
 
 
-def rules_query() -> bytes:
-    """The request for a dump of the rules of our table."""
-    return _whole(_SUBSYSTEM | _GET_RULE, text(RULE_TABLE, TABLE), flags=netlink.DUMP)
+def rules_query(table: str = TABLE, family: int = _INET) -> bytes:
+    """The request for a dump of the rules of a table."""
+    return _whole(_SUBSYSTEM | _GET_RULE, text(RULE_TABLE, table), flags=netlink.DUMP, family=family)
 
 
 def set_query(name: str) -> bytes:
@@ -281,9 +286,9 @@ def set_query(name: str) -> bytes:
     return _whole(_SUBSYSTEM | _GET_SET, text(SET_TABLE, TABLE) + text(SET_NAME, name))
 
 
-def sets_query() -> bytes:
-    """The request for a dump of the parameters of our sets."""
-    return _whole(_SUBSYSTEM | _GET_SET, text(SET_TABLE, TABLE), flags=netlink.DUMP)
+def sets_query(table: str = TABLE, family: int = _INET) -> bytes:
+    """The request for a dump of the parameters of a table's sets."""
+    return _whole(_SUBSYSTEM | _GET_SET, text(SET_TABLE, table), flags=netlink.DUMP, family=family)
 
 
 def elements_query(name: str) -> bytes:

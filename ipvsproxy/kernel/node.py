@@ -22,6 +22,7 @@ from ipvsproxy.kernel.ipset import ObservedSet
 from ipvsproxy.kernel.ipvs import IpvsDriver
 from ipvsproxy.kernel.ipvs_traffic import TrafficReader
 from ipvsproxy.kernel.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.leftover_tables import LeftoverTables
 from ipvsproxy.kernel.nft_changes import NftChanges
 from ipvsproxy.kernel.routes import RouteDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
@@ -88,6 +89,7 @@ class NodeKernel:
         )
         self._backend = self._open_backend(chosen, rules=rules)
         self._prepared: BackendDrivers | None = None
+        self.leftover_tables = LeftoverTables()
         self.ipvs = ipvs or IpvsDriver()
         self._addresses = AddressDriver(functools.partial(self._open_noted, netlink.open_socket))
         self._routes = RouteDriver(functools.partial(self._open_noted, routes.open_socket), route_protocol)

@@ -13,8 +13,8 @@ from typing import IO
 from scripts.kernels import guest, output, processes
 from scripts.kernels.errors import NoKernelError
 
-PROGRAM = pathlib.Path("/usr/bin/linux.uml")
-MODULES = pathlib.Path("/usr/lib/uml/modules")
+PROGRAM = pathlib.Path(os.environ.get("TEST_KERNEL_UML", "/usr/bin/linux.uml"))
+MODULES = pathlib.Path(os.environ.get("TEST_KERNEL_MODULES", "/usr/lib/uml/modules"))
 SHARED_MEMORY = pathlib.Path("/dev/shm")  # noqa: S108 - the kernel makes an unlinked file there
 MOST_MAPPINGS = pathlib.Path("/proc/sys/vm/max_map_count")
 MAPPINGS = 1048576

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ipvsproxy.commands import checks, doctor, kernel_row
-from ipvsproxy.commands.checks import Finding, Level
 from ipvsproxy.commands.doctor import Examination
+from ipvsproxy.commands.finding import Finding, Level
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.facts import Facts, Loopback
@@ -21,10 +21,11 @@ from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model import features
 from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
 from ipvsproxy.model.rules import Backend, ChainKey
 from ipvsproxy.model.state import Observation
 from tests.reconcile import examples
-from tests.support import builders
+from tests.support import builders, left_tables
 
 WANTED = (Sysctl("net/ipv4/ip_forward", "1"),)
 SEEN = Observation(
@@ -53,11 +54,26 @@ FINE = Facts(
     iptables_choice=Choice({}, Variant.NF_TABLES, "it is the variant in PATH"),
     unserved={},
     chains=frozenset({ChainKey("nat", "KUBE-SERVICES"), ChainKey("filter", "INPUT")}),
-    nft_tables=(),
+    tables=(),
     listeners={},
     observation=SEEN,
     timeouts=Timeouts(900, 120, 300),
     unreadable="",
+)
+
+
+FIREWALLD = NftTable(
+    family="inet",
+    name="firewalld",
+    chains={"filter_INPUT": BaseChain("filter", "input", 10), "raw": BaseChain("filter", "prerouting", -290, drops=True)},
+    closed=("filter_INPUT", "raw"),
+)
+DOCKER = NftTable(
+    family="ip",
+    name="filter",
+    chains={"FORWARD": BaseChain("filter", "forward", 0, drops=True), "DOCKER": None},
+    closed=("FORWARD",),
+    redirects=(Redirect("DOCKER", 6, 8080), Redirect("KUBE-SEP-IT2ZTR26TO4XFPTO", 6, 80), Redirect("CNI-HOSTPORT-DNAT")),
 )
 
 
@@ -82,6 +98,7 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
         "sysctl",
         "iptables",
         "kube-proxy",
+        "firewall",
         "marks",
         "ports",
         "timeouts",
@@ -117,7 +134,19 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
         ),
         ({"unserved": {Family.IPV6: "no IPv6"}}, Level.WARN, "iptables", "IPv6 cannot be served: no IPv6"),
         ({"chains": LEFT}, Level.WARN, "kube-proxy", "iptables mode (2 chains)"),
-        ({"nft_tables": ("ip kube-proxy",)}, Level.FAIL, "kube-proxy", "nftables mode (ip kube-proxy)"),
+        ({"tables": (left_tables.LEFT,)}, Level.WARN, "kube-proxy", "nftables mode (ip kube-proxy)"),
+        (
+            {"tables": (dataclasses.replace(left_tables.LEFT, maps=frozenset()),)},
+            Level.WARN,
+            "kube-proxy",
+            "the table ip kube-proxy has its name only: it has no map service-ips",
+        ),
+        (
+            {"tables": (FIREWALLD,)},
+            Level.WARN,
+            "firewall",
+            "the chain filter_INPUT of the table inet firewalld (hook input) refuses connections to Services",
+        ),
         ({"listeners": {10256: "kube-proxy (process 7)"}}, Level.WARN, "ports", "health port 10256 is held by kube-proxy"),
         ({"listeners": {10249: "nginx (process 7)"}}, Level.FAIL, "ports", "metrics port 10249 is held by nginx"),
         ({"timeouts": Timeouts(90000, 120, 300)}, Level.WARN, "timeouts", "IPVS keeps idle TCP connections for 90000 s"),
@@ -128,6 +157,52 @@ def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Lev
     assert (finding.level, finding.topic) == (level, topic)
     assert text in finding.text
     assert finding.remedy
+
+
+NFTABLES = {"backend": BackendChoice(Backend.NFTABLES, "it is configured")}
+LEGACY = {"iptables_choice": Choice({}, Variant.LEGACY, "it is the variant in PATH")}
+
+
+@pytest.mark.parametrize(
+    ("facts", "family", "is_told"),
+    [
+        ({}, "ip", False),
+        ({}, "iptables-legacy", True),
+        (LEGACY, "ip6", True),
+        (LEGACY, "ip6tables-legacy", False),
+        ({}, "inet", True),
+        (NFTABLES, "ip", True),
+        (NFTABLES | LEGACY, "iptables-legacy", True),
+    ],
+)
+def test_a_forward_policy_matters_unless_our_own_iptables_accepts_before_it(
+    facts: dict[str, Any], family: str, *, is_told: bool
+) -> None:
+    found = _judge(**facts, tables=(dataclasses.replace(DOCKER, family=family),))
+    assert [one.topic for one in found] == (["firewall"] if is_told else [])
+    assert not is_told or f"the chain FORWARD of the table {family} filter (hook forward) refuses what pods send" in found[0].text
+
+
+def test_an_input_policy_always_matters_since_no_rule_of_ours_accepts_service_traffic_there() -> None:
+    chains = {"INPUT": BaseChain("filter", "input", 0, drops=True)}
+    (finding,) = _judge(tables=(NftTable(family="ip", name="filter", chains=chains, closed=("INPUT",)),))
+    assert "hook input" in finding.text
+    assert "accept them there" in finding.remedy
+
+
+def test_the_chains_of_kube_proxys_nftables_mode_are_no_firewall_of_others() -> None:
+    table = dataclasses.replace(left_tables.LEFT, closed=("filter-input",), redirects=(Redirect("services", 6, 80),))
+    assert [one.topic for one in _judge(tables=(table,))] == ["kube-proxy"]
+
+
+@pytest.mark.parametrize(("facts", "who"), [({}, "they win over a Service"), (NFTABLES, "a Service that has one of them")])
+def test_redirected_host_ports_are_told_as_information(facts: dict[str, Any], who: str) -> None:
+    found = dataclasses.replace(FINE, **facts, tables=(dataclasses.replace(DOCKER, closed=()),))
+    (finding,) = [one for one in checks.judge(found, WANTED, _config()) if one.topic == "redirects"]
+    assert finding.level is Level.OK
+    assert "TCP 8080 (chain ip filter DOCKER), what reaches CNI-HOSTPORT-DNAT (chain" in finding.text
+    assert "KUBE-SEP" not in finding.text
+    assert who in finding.text
 
 
 def test_a_node_without_iptables_may_hold_its_rules_in_nftables() -> None:

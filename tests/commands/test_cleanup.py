@@ -6,6 +6,8 @@ The command line is in ``tests/test_cli.py``.
 import contextlib
 import dataclasses
 import json
+import pathlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -13,9 +15,11 @@ from collections.abc import Collection, Iterator, Sequence
 import pytest
 
 from ipvsproxy.commands import cleanup
+from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.iptables_variant import Variant, commands
+from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
@@ -23,9 +27,10 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.reconcile.ownership import EVERYWHERE
 from ipvsproxy.translate import chains, skeleton, view
-from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, memory_node
+from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, left_tables, memory_node
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.left_rules import CHAIN, OTHER, USED, Tables, run
+from tests.support.left_tables import IPV4, LEFT, MemoryTables
 from tests.support.virtual_time import in_virtual_time
 
 FOREIGN = builders.frontend("192.0.2.1", 80)
@@ -59,10 +64,19 @@ def kernel() -> FakeKernel:
     return node.kernel
 
 
+def examinations(left: Tables, tables: MemoryTables) -> dict[leftovers.AnyPlace, leftovers.Examine]:
+    return leftovers.of_iptables(left, (USED, OTHER)) | leftovers.of_nftables(tables)
+
+
 def clean(
-    kernel: FakeKernel, left: Tables | None = None, *, dry_run: bool = False, excluded: Sequence[str] = ()
+    kernel: FakeKernel,
+    left: Tables | None = None,
+    tables: MemoryTables | None = None,
+    *,
+    dry_run: bool = False,
+    excluded: Sequence[str] = (),
 ) -> cleanup.Result:
-    node = cleanup.Node(kernel, Rules(), left or Tables(), (USED, OTHER))
+    node = cleanup.Node(kernel, Rules(), examinations(left or Tables(), tables or MemoryTables()))
     return cleanup.clean(node, builders.networks(*excluded), EVERYWHERE, dry_run=dry_run)
 
 
@@ -140,7 +154,7 @@ def test_what_could_not_be_read_is_a_problem_and_costs_no_witness(kernel: FakeKe
 def test_a_set_that_a_strange_rule_uses_is_named_with_the_rule(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
     users = ("-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst")
-    result = cleanup.clean(cleanup.Node(kernel, Rules(*users), Tables()), (), EVERYWHERE, dry_run=False)
+    result = cleanup.clean(cleanup.Node(kernel, Rules(*users), {}), (), EVERYWHERE, dry_run=False)
     (line,) = [line for line in cleanup.render_text(result, dry_run=False).splitlines() if line.startswith("failed: ")]
     assert line.endswith(": -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP")
     assert not kernel.device, "one failure does not stop the rest"
@@ -345,6 +359,67 @@ def test_rules_of_the_iptables_mode_are_named_and_go_and_those_of_others_stay(va
     assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: 2 rules"
     assert all(rules(program) == left_rules.OF_OTHERS for program in families.values())
     assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: nothing, there was nothing of ours"
+
+
+def test_a_table_of_kube_proxys_nftables_mode_goes_and_is_listed(kernel: FakeKernel) -> None:
+    tables = MemoryTables({IPV4: LEFT})
+    planned = clean(kernel, tables=tables, dry_run=True)
+    assert tables.held == {IPV4: LEFT}
+    assert "would remove rules IPv4 rules left in the table ip kube-proxy\n" in cleanup.render_text(planned, dry_run=True)
+    assert {"verb": "remove", "kind": "rules", "name": "IPv4 rules left in the table ip kube-proxy", "error": ""} in json.loads(
+        cleanup.render_json(planned, dry_run=True)
+    )["operations"]
+    done = clean(kernel, tables=tables)
+    assert tables.held == {}
+    assert done.is_fine
+    assert cleanup.render_text(done, dry_run=False) == "removed: 1 virtual_server, 3 rules, 34 set, 1 device\n"
+
+
+def test_a_table_of_kube_proxy_that_resists_is_a_failure(kernel: FakeKernel) -> None:
+    tables = MemoryTables({IPV4: LEFT})
+    tables.failing = {("remove", IPV4)}
+    (failure,) = clean(kernel, tables=tables).failures
+    assert failure == "IPv4 rules left in the table ip kube-proxy: remove the table: no memory"
+    tables.failing = {("read", IPV4)}
+    (problem,) = clean(kernel, tables=tables).problems
+    assert problem == "read the table: no memory"
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_table_that_only_has_kube_proxys_name_is_left_and_told(kernel: FakeKernel, *, dry_run: bool) -> None:
+    foreign = dataclasses.replace(LEFT, maps=frozenset())
+    tables = MemoryTables({IPV4: foreign})
+    result = clean(kernel, tables=tables, dry_run=dry_run)
+    assert tables.held == {IPV4: foreign}
+    assert result.is_fine
+    assert result.left == ()
+    assert result.notes == ("the table ip kube-proxy is not kube-proxy's, since it has no map service-ips",)
+
+
+@pytest.mark.usefixtures("network_namespace")
+def test_on_a_real_kernel_kube_proxys_nftables_tables_go_without_the_program_nft(tmp_path: pathlib.Path) -> None:
+    programs = {name: shutil.which(name) for name in ("nft", "iptables")}
+    if programs["nft"] is None:
+        pytest.skip("nft is not installed")
+    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
+        if refusal := driver.try_writing(Family.IPV4):
+            pytest.skip(refusal.reason)
+    foreign = "table inet kube-proxy { }\ntable ip6 kube-proxy { chain services { }\n }\n"
+    run(
+        "nft", "-f", "-", stdin=left_tables.nftables_mode(Family.IPV4, served={("10.96.0.1", 443): ("192.0.2.1", 6443)}) + foreign
+    )
+    environment = {"PATH": str(tmp_path)}
+    command = (sys.executable, "-m", "ipvsproxy", "cleanup")
+    planned, done = (
+        subprocess.run((*command, *flags), capture_output=True, text=True, check=False, env=environment)
+        for flags in (["--dry-run", "--output=json"], [])
+    )
+    assert [one["name"] for one in json.loads(planned.stdout)["operations"]] == ["IPv4 rules left in the table ip kube-proxy"]
+    assert done.stdout.splitlines()[-1] == "removed: 1 rules", done
+    assert "left out: the table ip6 kube-proxy is not kube-proxy's, since it has no chain nat-prerouting" in done.stdout
+    listing = run("nft", "list", "tables").splitlines()
+    assert "table ip kube-proxy" not in listing
+    assert {"table inet kube-proxy", "table ip6 kube-proxy"} <= set(listing)
 
 
 @pytest.mark.usefixtures("network_namespace")

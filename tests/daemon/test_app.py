@@ -40,6 +40,7 @@ from tests.config import loading
 from tests.support import api_server, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.left_rules import LEFT, USED, Tables
+from tests.support.left_tables import MemoryTables
 
 MANIFEST = """
 apiVersion: v1
@@ -64,6 +65,7 @@ class Kernel(FakeKernel):
         self.schedulers = frozenset({"rr", "wlc"})
         self.read_ahead: list[Family] = []
         self.leftover_rules = Tables()
+        self.leftover_tables = MemoryTables()
         self.traffic = self
         self.backend = Backend.IPTABLES
         self.rules_changes = None

@@ -73,7 +73,8 @@ EVENTS: Mapping[str, str] = {
         "again soon; everything else goes on. `/healthz` and `ipvsproxy_unreadable_parts` show it meanwhile"
     ),
     "leftover_rules_come_back": (
-        "a kube-proxy in iptables mode runs on this node and writes the rules again: stop it. They are removed every ten minutes"
+        "a kube-proxy in iptables or nftables mode runs on this node and writes the rules again: stop it. They are removed every "
+        "ten minutes"
     ),
     "leftover_rules_gone": "the cause of `leftover_rules_come_back` or `leftover_rules_not_removed` has ended",
     "leftover_rules_not_removed": (
@@ -81,8 +82,12 @@ EVENTS: Mapping[str, str] = {
         "pauses; `ipvsproxy_leftover_rules` is 1 meanwhile"
     ),
     "leftover_rules_removed": (
-        "rules of kube-proxy's iptables mode, or our own in the unused variant of iptables, were removed: how many "
-        "`jumps` and `chains`, and of which `rules`"
+        "rules of kube-proxy's iptables mode, a table of its nftables mode, or our own rules in the unused variant of iptables "
+        "were removed: how many `jumps` and `chains`, and of which `rules`"
+    ),
+    "leftover_table_found": (
+        "a start meets a table of kube-proxy's nftables mode, which decides about packets of Services until it is removed: once "
+        "most virtual servers are in force (`leftover_rules_removed`)"
     ),
     "library_message": (
         "a library has logged a message, such as the Kubernetes client about an entry of the kubeconfig; the same text "
@@ -225,7 +230,7 @@ KEYS: Mapping[str, Key] = {
     "pending": Key("number", "kernel objects that are not in their desired state"),
     "reason": Key("text", "why, in a word or a sentence"),
     "retry_in_s": Key("seconds", "time until the next try"),
-    "rules": Key("text", "variant of iptables and family"),
+    "rules": Key("text", "variant of iptables, or `nftables`, and family"),
     "scheduler": Key("text", "the IPVS scheduler in use"),
     "served": Key("text", "the Service that has the address and port"),
     "server": Key("text", "an API server, or one of our HTTP servers"),

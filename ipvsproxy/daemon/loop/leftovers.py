@@ -1,5 +1,7 @@
 """Removes rules that another proxy, or a former process of ours, has left behind, once ours are in force.
 
+They are in a variant of iptables, or in a table of kube-proxy's nftables mode.
+
 Rule 1: a family is examined when its rules come into force, and after each audit; a program runs only if a rule has changed
 since. While most virtual servers of a family are missing, none is examined: the other proxy's rules are what serves it.
 Rule 2: a failed examination or removal is repeated with growing pauses. Unreadable rules count as present.
@@ -10,6 +12,7 @@ Rule 4: one log line when the rules of a place resist, and one when none are lef
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
@@ -20,14 +23,19 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel import iptables
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.leftover_rules import Place
+from ipvsproxy.kernel.leftover_tables import TablePlace
 from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.nft_table import NftTable
 from ipvsproxy.model.rules import ChainKey
-from ipvsproxy.reconcile import leftovers, retry
+from ipvsproxy.reconcile import leftover_tables, leftovers, retry
 from ipvsproxy.translate import chains
 
 REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
 RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
+FOUND = "leftover_table_found"
+
+AnyPlace = Place | TablePlace
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -45,10 +53,24 @@ class Rules(Protocol):
         """Remove these chains and rules."""
 
 
+class Tables(Protocol):
+    """The part of ``LeftoverTables`` that is used here."""
+
+    def mark(self, place: TablePlace) -> object:
+        """A mark that changes with the table of a place; None if the kernel has none."""
+
+    def read(self, place: TablePlace) -> NftTable | None:
+        """The table; None if there is none."""
+
+    def remove(self, place: TablePlace, is_left: Callable[[NftTable], bool]) -> None:
+        """Remove the table if ``is_left`` is still true of it."""
+
+
 class Examined(NamedTuple):
     """The result of examining a place, with the mark of its rules before.
 
-    ``failure`` says why a permitted removal did not happen. ``hidden`` names tables that cannot be listed.
+    ``failure`` says why a permitted removal did not happen. ``hidden`` names tables that cannot be listed, ``foreign`` one that
+    has the name of a leftover, and why it is none.
     """
 
     mark: object
@@ -56,6 +78,25 @@ class Examined(NamedTuple):
     is_removed: bool = False
     failure: str = ""
     hidden: str = ""
+    foreign: str = ""
+
+
+class Examine(Protocol):
+    """Looks for leftover rules in one place, as ``examine`` and ``examine_table`` do."""
+
+    def __call__(self, known: Examined | None = None, *, may_remove: bool) -> Examined:
+        """Look, and with ``may_remove`` remove what was found."""
+
+
+def of_iptables(rules: Rules, places: Collection[Place]) -> dict[AnyPlace, Examine]:
+    """The examinations of places of iptables."""
+    return {place: functools.partial(examine, rules, place) for place in places}
+
+
+def of_nftables(tables: Tables) -> dict[AnyPlace, Examine]:
+    """The examinations of kube-proxy's tables of both families."""
+    places = [TablePlace(family, leftover_tables.NAME) for family in Family]
+    return {place: functools.partial(examine_table, tables, place) for place in places}
 
 
 def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_remove: bool) -> Examined:
@@ -79,6 +120,35 @@ def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_re
     except KernelError as error:
         return examined._replace(failure=str(error))
     return examined._replace(is_removed=True)
+
+
+def examine_table(tables: Tables, place: TablePlace, known: Examined | None = None, *, may_remove: bool) -> Examined:
+    """Look for a table that kube-proxy's nftables mode has left; otherwise as ``examine``."""
+    mark = tables.mark(place)
+    if known is not None and known.mark is not None and mark == known.mark:
+        return known
+    table = tables.read(place)
+    why_foreign = leftover_tables.why_foreign(table) if table else ""
+    foreign = f"the table {place.table} is not kube-proxy's, since {why_foreign}" if why_foreign else ""
+    examined = Examined(mark, leftover_tables.removal(table), foreign=foreign)
+    if not (examined.removal.is_needed and may_remove):
+        return examined
+    try:
+        tables.remove(place, lambda found: not leftover_tables.why_foreign(found))
+    except KernelError as error:
+        return examined._replace(failure=str(error))
+    return examined._replace(is_removed=True)
+
+
+def announce(examinations: Mapping[AnyPlace, Examine]) -> None:
+    """Log the tables of kube-proxy's nftables mode that a start meets. Blocks."""
+    for place, examined_by in examinations.items():
+        if not isinstance(place, TablePlace):
+            continue
+        with contextlib.suppress(KernelError):  # the examination after the first sync meets with the same error
+            if examined_by(may_remove=False).removal.is_needed:
+                hint = f"the table {place.table} goes once most virtual servers are in force; until then, packets meet it"
+                log.warning(FOUND, rules=str(place), hint=hint)
 
 
 class OtherBackend:
@@ -135,35 +205,34 @@ class Leftovers:
 
     def __init__(
         self,
-        rules: Rules,
-        places: Collection[Place],
+        examinations: Mapping[AnyPlace, Examine],
         clock: Callable[[], float],
         in_thread: Callable[..., Awaitable[Examined]] = asyncio.to_thread,
     ) -> None:
-        """``in_thread`` calls ``examine`` in another thread."""
+        """``in_thread`` calls one of the examinations in another thread."""
         self._clock = clock
         self._in_thread = in_thread
         self._examining = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._watch(rules, places)
+        self._watch(examinations)
 
-    def _watch(self, rules: Rules, places: Collection[Place]) -> None:
-        self._rules = rules
-        self._states = {place: _State() for place in places}
+    def _watch(self, examinations: Mapping[AnyPlace, Examine]) -> None:
+        self._examinations = examinations
+        self._states = {place: _State() for place in examinations}
         self._in_force: frozenset[Family] = frozenset()
         self._returns = leftovers.Returns()
 
-    async def watch_others(self, move: Callable[[], Awaitable[tuple[Rules, Collection[Place]]]]) -> None:
+    async def watch_others(self, move: Callable[[], Awaitable[Mapping[AnyPlace, Examine]]]) -> None:
         """Look for leftovers in other places from now on: our rules move to another backend by ``move``.
 
         Nothing is examined meanwhile, nor before a sync shows that the rules are in force there: what is a leftover then, serves
         until then.
         """
         async with self._examining:
-            self._watch(*await move())
+            self._watch(await move())
 
     @property
-    def present(self) -> Mapping[Place, bool]:
+    def present(self) -> Mapping[AnyPlace, bool]:
         """For each place, whether rules resist removal there, or may do so because they cannot be read."""
         return {place: bool(state.ongoing) for place, state in self._states.items()}
 
@@ -200,18 +269,18 @@ class Leftovers:
                 state.due_s = math.inf
                 may_remove = self._returns.due_s(place) <= now
                 try:
-                    examined = await self._in_thread(examine, self._rules, place, state.known, may_remove=may_remove)
+                    examined = await self._in_thread(self._examinations[place], state.known, may_remove=may_remove)
                 except (KernelError, OSError) as error:
                     self._fail(place, state, str(error))
                 else:
                     self._take_in(place, state, examined)
 
-    def _fail(self, place: Place, state: _State, error: str) -> None:
+    def _fail(self, place: AnyPlace, state: _State, error: str) -> None:
         state.failures += 1
         state.due_s = self._clock() + retry.delay_s(state.failures)
         self._log_once(place, state, RESISTS, error=error, hint="it is tried again; packets meet these rules meanwhile")
 
-    def _take_in(self, place: Place, state: _State, examined: Examined) -> None:
+    def _take_in(self, place: AnyPlace, state: _State, examined: Examined) -> None:
         if examined.failure:
             self._fail(place, state, examined.failure)
             return
@@ -231,12 +300,15 @@ class Leftovers:
             )
         elif examined.hidden:
             self._log_once(place, state, RESISTS, error=examined.hidden, hint="what iptables cannot show is not removed")
+        elif examined.foreign:
+            hint = "it is left alone; if no program needs it, remove it: it may decide about packets of Services"
+            self._log_once(place, state, RESISTS, error=examined.foreign, hint=hint)
         else:
             if state.ongoing:
                 log.info(GONE, rules=str(place))
             state.ongoing.clear()
 
-    def _log_once(self, place: Place, state: _State, event: str, **keys: str) -> None:
+    def _log_once(self, place: AnyPlace, state: _State, event: str, **keys: str) -> None:
         """Log an event, unless it was logged and is not over."""
         if event not in state.ongoing:
             log.warning(event, rules=str(place), **keys)

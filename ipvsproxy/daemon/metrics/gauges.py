@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.kernel.leftover_rules import Place
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.reconcile.survey import Statistics, Survey
@@ -33,7 +33,7 @@ class Sources:
     clock: Callable[[], float]
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
     stale: Callable[[], Collection[ObjectKind]] = tuple
-    leftovers: Callable[[], Mapping[Place, bool]] = dict
+    leftovers: Callable[[], Mapping[AnyPlace, bool]] = dict
 
 
 class Watch(NamedTuple):
@@ -58,7 +58,7 @@ class Snapshot:
     untaken: Mapping[ObjectKind, int]
     oldest_change_age_s: float
     unreadable: int
-    leftovers: Mapping[Place, bool]
+    leftovers: Mapping[AnyPlace, bool]
     watches: Mapping[ObjectKind, Watch]
 
 
@@ -95,7 +95,7 @@ def gauges(snapshot: Snapshot, families: Collection[Family]) -> Iterator[Counted
     yield _one(series.OLDEST_CHANGE_AGE, snapshot.oldest_change_age_s)
     yield _one(series.UNREADABLE_PARTS, snapshot.unreadable)
     places = snapshot.leftovers.items()
-    yield Counted(series.LEFTOVER_RULES, {(place.family.label, place.variant.value): is_there for place, is_there in places})
+    yield Counted(series.LEFTOVER_RULES, {(place.family.label, str(place.variant)): is_there for place, is_there in places})
     # By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``.
     by_length = {family.bits // 8: family for family in families}
     virtual_servers, real_servers = (dict.fromkeys(families, 0) for _ in range(2))

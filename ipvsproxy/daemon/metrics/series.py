@@ -157,7 +157,7 @@ UNREADABLE_PARTS = _gauge(
 )
 LEFTOVER_RULES = _gauge(
     "ipvsproxy_leftover_rules",
-    "Whether rules of kube-proxy's iptables mode, or ours in an unused variant of iptables, resist removal.",
+    "Whether rules of kube-proxy's iptables or nftables mode, or ours in an unused variant of iptables, resist removal.",
     "ip_family",
     "variant",
 )

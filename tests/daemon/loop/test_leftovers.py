@@ -5,20 +5,33 @@ The last part uses the real programs of both variants, in a network namespace of
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.loop.leftovers import COMES_BACK, GONE, REMOVED, RESISTS, Examined, Leftovers, OtherBackend
+from ipvsproxy.daemon.loop import leftovers
+from ipvsproxy.daemon.loop.leftovers import (
+    COMES_BACK,
+    FOUND,
+    GONE,
+    REMOVED,
+    RESISTS,
+    AnyPlace,
+    Examine,
+    Examined,
+    Leftovers,
+    OtherBackend,
+)
 from ipvsproxy.kernel import iptables_variant
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import IptablesDriver
 from ipvsproxy.kernel.iptables_variant import Variant
-from ipvsproxy.kernel.leftover_rules import LeftoverRules, Place
+from ipvsproxy.kernel.leftover_rules import LeftoverRules
 from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
@@ -26,8 +39,9 @@ from ipvsproxy.model.rules import ChainKey, Skeleton
 from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S
 from ipvsproxy.reconcile.retry import FIRST_DELAY_S
 from ipvsproxy.translate import chains
-from tests.support import left_rules
+from tests.support import left_rules, left_tables
 from tests.support.left_rules import CHAIN, LEFT, OTHER, PLACES, USED, USED_V6, Tables, listed, run
+from tests.support.left_tables import IPV4, IPV6, MemoryTables
 from tests.support.summaries import summary
 from tests.support.virtual_time import in_virtual_time
 
@@ -41,13 +55,15 @@ class Scene:
 
     def __init__(self, tables: Tables, logs: list[Any]) -> None:
         self.tables = tables
+        self.of_kube_proxy = MemoryTables()
         self._logs = logs
         loop = asyncio.get_running_loop()
 
         async def inline(job: Callable[..., Examined], *arguments: object, **options: bool) -> Examined:
             return job(*arguments, **options)
 
-        self.subject = Leftovers(tables, PLACES, loop.time, inline)
+        examinations = leftovers.of_iptables(tables, PLACES) | leftovers.of_nftables(self.of_kube_proxy)
+        self.subject = Leftovers(examinations, loop.time, inline)
 
     async def sync(self, *lacking: Family, unserved: Collection[Family] = (), is_audit: bool = False) -> None:
         """Let a sync end, and all that follows at once."""
@@ -140,7 +156,7 @@ def test_a_failure_is_logged_once_tried_again_after_growing_pauses_shown_and_log
             node.tables.failing = {(call, USED)}
             await node.sync()
             assert sorted(node.logged) == [(RESISTS, "nf_tables IPv4"), (REMOVED, "nf_tables IPv6")]
-            assert node.subject.present == {USED: True, OTHER: False, USED_V6: False}
+            assert node.subject.present == {USED: True, OTHER: False, USED_V6: False, IPV4: False, IPV6: False}
             assert node.tables.held[USED] == LEFT
             node.tables.reads.clear()
             await asyncio.sleep(FIRST_DELAY_S * (1 + 2 + 4) + 0.1)
@@ -242,6 +258,89 @@ async def test_rules_that_return_are_logged_once_and_removed_every_ten_minutes()
         assert node.tables.writes == [USED] * 5
 
 
+# Tables of kube-proxy's nftables mode.
+
+
+@in_virtual_time
+async def test_kube_proxys_tables_go_by_family_once_our_rules_serve_and_that_is_logged() -> None:
+    async with scene() as node:
+        for place in (IPV4, IPV6):
+            node.of_kube_proxy.put(place, left_tables.LEFT)
+        await asyncio.sleep(100)
+        await node.sync(Family.IPV4, unserved=[Family.IPV6])
+        await node.sync(unserved=[Family.IPV4, Family.IPV6], is_audit=True)
+        assert set(node.of_kube_proxy.held) == {IPV4, IPV6}, "they are what serves"
+        await node.sync(Family.IPV6)
+        assert set(node.of_kube_proxy.held) == {IPV6}
+        assert node.logged == [(REMOVED, "nftables IPv4")]
+        await node.sync()
+        assert node.of_kube_proxy.held == {}
+        assert node.logged == [(REMOVED, "nftables IPv6")]
+        assert not any(node.subject.present.values())
+
+
+@in_virtual_time
+async def test_without_a_change_of_tables_no_audit_reads_them() -> None:
+    async with scene() as node:
+        await node.sync()
+        assert node.of_kube_proxy.reads == [IPV4, IPV6]
+        await node.audits(300)
+        assert node.of_kube_proxy.reads == [IPV4, IPV6]
+
+
+@in_virtual_time
+async def test_a_table_of_another_shape_is_left_alone_and_told_once() -> None:
+    async with scene() as node:
+        foreign = dataclasses.replace(left_tables.LEFT, comment="somebody else's")
+        node.of_kube_proxy.put(IPV4, foreign)
+        await node.sync()
+        await node.audits(300)
+        assert node.of_kube_proxy.held == {IPV4: foreign}
+        assert node.logged == [(RESISTS, "nftables IPv4")]
+        assert node.subject.present[IPV4]
+
+
+@pytest.mark.parametrize("call", ["read", "remove"])
+def test_a_table_that_cannot_be_read_or_removed_counts_as_left_and_is_tried_again(call: str) -> None:
+    async def live() -> None:
+        async with scene() as node:
+            node.of_kube_proxy.put(IPV4, left_tables.LEFT)
+            node.of_kube_proxy.failing = {(call, IPV4)}
+            await node.sync()
+            assert node.logged == [(RESISTS, "nftables IPv4")]
+            assert node.subject.present[IPV4]
+            node.of_kube_proxy.failing.clear()
+            await asyncio.sleep(FIRST_DELAY_S + 0.1)
+            assert node.of_kube_proxy.held == {}
+            assert node.logged == [(REMOVED, "nftables IPv4"), (GONE, "nftables IPv4")]
+
+    in_virtual_time(live)()
+
+
+@in_virtual_time
+async def test_a_kube_proxy_that_makes_its_table_again_and_again_is_told_to_be_stopped() -> None:
+    async with scene() as node:
+        node.of_kube_proxy.put(IPV4, left_tables.LEFT)
+        await node.sync()
+        for _ in range(2):
+            node.of_kube_proxy.put(IPV4, left_tables.LEFT)
+            await node.audits()
+        assert [event for event, _ in node.logged] == [REMOVED, REMOVED, COMES_BACK]
+        assert node.of_kube_proxy.held == {IPV4: left_tables.LEFT}, "it is removed more rarely now"
+        await node.audits(PATIENCE_S)
+        assert node.of_kube_proxy.held == {}
+
+
+def test_a_start_tells_of_kube_proxys_tables_and_changes_nothing() -> None:
+    tables = MemoryTables({IPV6: left_tables.LEFT})
+    tables.failing = {("read", IPV4)}
+    with structlog.testing.capture_logs() as logs:
+        leftovers.announce(leftovers.of_iptables(Tables(), PLACES) | leftovers.of_nftables(tables))
+    assert [(line["event"], line["rules"]) for line in logs] == [(FOUND, "nftables IPv6")]
+    assert "the table ip6 kube-proxy" in logs[0]["hint"]
+    assert tables.held == {IPV6: left_tables.LEFT}
+
+
 # The real programs.
 
 
@@ -267,7 +366,7 @@ async def test_on_a_real_kernel_leftover_rules_go_in_both_variants_and_foreign_o
                 all_examined.set()
             return examined
 
-        subject = Leftovers(rules, places, asyncio.get_running_loop().time, in_thread)
+        subject = Leftovers(leftovers.of_iptables(rules, places), asyncio.get_running_loop().time, in_thread)
         running = asyncio.create_task(subject.run())
         subject.synced(summary())
         await all_examined.wait()
@@ -355,9 +454,9 @@ async def test_rules_that_move_make_the_former_ones_leftovers_once_they_are_in_f
     async with scene() as node:
         await node.sync()
 
-        async def move() -> tuple[Tables, tuple[Place, ...]]:
+        async def move() -> Mapping[AnyPlace, Examine]:
             assert moved.writes == []
-            return moved, (OTHER,)
+            return leftovers.of_iptables(moved, (OTHER,))
 
         await node.subject.watch_others(move)
         await asyncio.sleep(AUDIT_S)
@@ -381,11 +480,11 @@ async def test_rules_do_not_move_while_leftovers_are_examined() -> None:
         order.append("examined")
         return job(*arguments, **options)
 
-    async def move() -> tuple[Tables, tuple[Place, ...]]:
+    async def move() -> Mapping[AnyPlace, Examine]:
         order.append("moved")
-        return Tables(), ()
+        return {}
 
-    subject = Leftovers(tables, (USED, OTHER), asyncio.get_running_loop().time, slowly)
+    subject = Leftovers(leftovers.of_iptables(tables, (USED, OTHER)), asyncio.get_running_loop().time, slowly)
     running = asyncio.create_task(subject.run())
     subject.synced(summary())
     await asyncio.sleep(1)

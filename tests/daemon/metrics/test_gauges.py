@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 
 from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.kernel.iptables_variant import Variant
 from ipvsproxy.kernel.leftover_rules import Place
+from ipvsproxy.kernel.leftover_tables import TablePlace
 from ipvsproxy.model.kernel import (
     Connections,
     IpSet,
@@ -44,7 +46,7 @@ class Figures:
         self.store = Store(started_s=0)
         self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=self.clock)
         self.watches: Mapping[ObjectKind, WatchStatus] = {}
-        self.leftovers: Mapping[Place, bool] = {}
+        self.leftovers: Mapping[AnyPlace, bool] = {}
 
     def put_web(self) -> None:
         """Desire a virtual server without real servers."""
@@ -73,8 +75,13 @@ def test_leftover_rules_are_shown_by_family_and_variant() -> None:
     figures.leftovers = {
         Place(Variant.NF_TABLES, Family.IPV4, is_used=True): False,
         Place(Variant.LEGACY, Family.IPV6, is_used=False): True,
+        TablePlace(Family.IPV4, "kube-proxy"): True,
     }
-    assert figures.read()["ipvsproxy_leftover_rules"] == {("IPv4", "nf_tables"): 0, ("IPv6", "legacy"): 1}
+    assert figures.read()["ipvsproxy_leftover_rules"] == {
+        ("IPv4", "nf_tables"): 0,
+        ("IPv6", "legacy"): 1,
+        ("IPv4", "nftables"): 1,
+    }
 
 
 def test_virtual_and_real_servers_are_counted_by_family_without_foreign_ones() -> None:
