@@ -2,6 +2,8 @@
 
 Docker: the listings that its own tests generate (moby/moby, integration/network/bridge/iptablesdoc/generated/usernet-portmap.md
 and nftablesdoc/generated/usernet-portmap.md): a container at 192.0.2.2:80 with the host port 8080.
+
+flannel: the rules of its nftables mode (flannel-io/flannel, pkg/trafficmngr/nftables/nftables.go), for a node with 10.244.0.0/24.
 """
 
 DOCKER_IPTABLES = """\
@@ -37,3 +39,85 @@ COMMIT
 COMMIT
 """
 """For ``iptables-restore``. The policy of FORWARD is ``DROP``, as Docker sets it when it enables forwarding itself."""
+
+DOCKER_NFTABLES = """\
+table ip docker-bridges {
+        map filter-forward-in-jumps { type ifname : verdict; elements = { "bridge1" : jump filter-forward-in__bridge1 }; }
+        map filter-forward-out-jumps { type ifname : verdict; elements = { "bridge1" : jump filter-forward-out__bridge1 }; }
+        map nat-postrouting-out-jumps { type ifname : verdict; elements = { "bridge1" : jump nat-postrouting-out__bridge1 }; }
+        chain filter-forward-in__bridge1 {
+                ct state established,related counter accept
+                iifname "bridge1" counter accept comment "ICC"
+                ip daddr 192.0.2.2 tcp dport 80 counter accept
+                counter drop comment "UNPUBLISHED PORT DROP"
+        }
+        chain filter-forward-out__bridge1 {
+                ct state established,related counter accept
+                counter accept comment "OUTGOING"
+        }
+        chain nat-postrouting-out__bridge1 { oifname != "bridge1" ip saddr 192.0.2.0/24 counter masquerade comment "MASQUERADE"; }
+        chain nat-prerouting-and-output { iifname != "bridge1" tcp dport 8080 counter dnat to 192.0.2.2:80 comment "DNAT"; }
+        chain filter-FORWARD {
+                type filter hook forward priority filter; policy accept;
+                oifname vmap @filter-forward-in-jumps
+                iifname vmap @filter-forward-out-jumps
+        }
+        chain nat-OUTPUT {
+                type nat hook output priority -100; policy accept;
+                ip daddr != 127.0.0.0/8 fib daddr type local counter jump nat-prerouting-and-output
+        }
+        chain nat-POSTROUTING {
+                type nat hook postrouting priority srcnat; policy accept;
+                iifname vmap @nat-postrouting-out-jumps
+        }
+        chain nat-PREROUTING {
+                type nat hook prerouting priority dstnat; policy accept;
+                fib daddr type local counter jump nat-prerouting-and-output
+        }
+        chain raw-PREROUTING {
+                type filter hook prerouting priority raw; policy accept;
+                ip daddr 192.0.2.2 iifname != "bridge1" counter drop comment "DROP DIRECT ACCESS"
+        }
+}
+"""
+"""For ``nft -f``."""
+
+FLANNEL = """\
+table ip flannel-ipv4 {
+        comment "rules for flannel-ipv4"
+        chain postrtg {
+                comment "chain to manage traffic masquerading by flannel"
+                type nat hook postrouting priority srcnat; policy accept;
+                meta mark 0x00004000 return
+                ip saddr 10.244.0.0/24 ip daddr 10.244.0.0/16 return
+                ip saddr 10.244.0.0/16 ip daddr 10.244.0.0/24 return
+                ip saddr != 10.244.0.0/24 ip daddr 10.244.0.0/16 return
+                ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
+                ip saddr != 10.244.0.0/16 ip daddr 10.244.0.0/16 masquerade fully-random
+        }
+        chain forward {
+                comment "chain to accept flannel traffic"
+                type filter hook forward priority filter; policy accept;
+                ip saddr 10.244.0.0/16 accept
+                ip daddr 10.244.0.0/16 accept
+        }
+}
+table ip6 flannel-ipv6 {
+        comment "rules for flannel-ipv6"
+        chain postrtg {
+                type nat hook postrouting priority srcnat; policy accept;
+                meta mark 0x00004000 return
+                ip6 saddr fd00:10:244::/64 ip6 daddr fd00:10:244::/56 return
+                ip6 saddr fd00:10:244::/56 ip6 daddr fd00:10:244::/64 return
+                ip6 saddr != fd00:10:244::/64 ip6 daddr fd00:10:244::/56 return
+                ip6 saddr fd00:10:244::/56 ip6 daddr != ff00::/8 masquerade fully-random
+                ip6 saddr != fd00:10:244::/56 ip6 daddr fd00:10:244::/56 masquerade fully-random
+        }
+        chain forward {
+                type filter hook forward priority filter; policy accept;
+                ip6 saddr fd00:10:244::/56 accept
+                ip6 daddr fd00:10:244::/56 accept
+        }
+}
+"""
+"""For ``nft -f``, with the ranges of the lab's pods."""

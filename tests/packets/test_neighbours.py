@@ -1,0 +1,313 @@
+"""Other programs' rules beside ours, with packets: kube-proxy's nftables mode, Docker, a network plug-in, a real firewalld.
+
+Each test ends by comparing the tables of the others with what they were: ours is the only one that we change.
+"""
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ipvsproxy.kernel.nft_rules import NftRulesDriver
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
+from tests.packets import questions
+from tests.packets.questions import ANSWERED, MASQUERADED, Row
+from tests.packets.switching import losing_nothing
+from tests.support import firewalld, lab, neighbours
+from tests.support.cluster import Cluster, address, service
+from tests.support.firewalld import Firewalld
+from tests.support.left_tables import nftables_mode
+
+
+def _lacks_nf_tables() -> bool:
+    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
+        return driver.try_writing(Family.IPV4) is not None
+
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(_lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
+]
+
+HEALED_WITHIN_S = 40.0
+BACKENDS = pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES], ids=str)
+NFTABLES = "--rules-backend=nftables"
+EVERYBODY = ("p1", "r1")
+SERVICES = [
+    service("web", 1, *EVERYBODY, balancer=True, external=True, node_port=30001),
+    service("hairpin", 2, "p1"),
+    service("local", 3, *EVERYBODY, balancer=True, node_port=30003, externalTrafficPolicy="Local"),
+    service("empty", 4),
+]
+ROWS = [
+    Row("a pod reaches a cluster IP", "p2", "cluster 1", 0, ANSWERED, "p1 r1", "p2"),
+    Row("the node reaches a cluster IP", "host", "cluster 1", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a pod reaches itself through its Service", "p1", "cluster 2", 0, ANSWERED, "p1", "bridge"),
+    Row("a client reaches a node port", "client", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a pod reaches a node port", "p2", "node", 30001, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a client reaches an external IP", "client", "external 1", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a client reaches a load balancer's IP", "client", "balancer 1", 0, ANSWERED, "p1 r1", MASQUERADED),
+    Row("a client reaches a local load balancer with its address", "client", "balancer 3", 0, ANSWERED, "p1", "client"),
+    Row("a cluster IP without endpoints refuses", "p2", "cluster 4", 0, "refused"),
+]
+CLIENTS = [
+    (from_, protocol, to, family)
+    for from_, to in (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
+    for protocol in ("TCP", "UDP")
+    for family in Family
+]
+
+
+@pytest.fixture(name="laboratory", scope="module")
+def _laboratory() -> Iterator[lab.Lab]:
+    with lab.Lab() as laboratory:
+        yield laboratory
+
+
+@pytest.fixture(autouse=True)
+def _clean(laboratory: lab.Lab) -> Iterator[None]:
+    """No test meets the tables of another."""
+    laboratory.run("node", "nft", "flush", "ruleset")
+    yield
+    laboratory.run("node", "nft", "flush", "ruleset")
+
+
+def foreign(laboratory: lab.Lab) -> list[Any]:
+    """All tables but ours, without what packets change: counters; and without handles, which the kernel gives."""
+    listing = json.loads(laboratory.run("node", "nft", "-j", "--stateless", "list", "ruleset"))["nftables"]
+    return [_lasting(entry) for entry in listing if "metainfo" not in entry and "ipvsproxy" not in _names(entry)]
+
+
+def _names(entry: dict[str, dict[str, Any]]) -> set[str]:
+    return {str(value.get(key)) for value in entry.values() for key in ("name", "table") if isinstance(value, dict)}
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lasting(one) for key, one in value.items() if key not in ("handle", "counter")}
+    return [_lasting(one) for one in value] if isinstance(value, list) else value
+
+
+def wait_until(reached: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + HEALED_WITHIN_S
+    while not reached():
+        assert time.monotonic() < deadline, f"not {what} within {HEALED_WITHIN_S} s"
+        time.sleep(0.2)
+
+
+def wrong(laboratory: lab.Lab, rows: list[Row]) -> list[str]:
+    """The questions of these rows without the expected result, each with its result."""
+    answers = questions.ask(laboratory, questions.questions(rows))
+    return [f"{question}: {answer}" for question, answer in answers.items() if answer != question.expected]
+
+
+def doctor(running: Cluster, topic: str) -> list[str]:
+    """What ``doctor`` says on a topic, without what is in order."""
+    (ended,) = running.run("doctor --output=json")
+    found = json.loads(ended.output)["findings"]
+    return [f"{one['text']}; {one['remedy']}" for one in found if one["topic"] == topic and one["remedy"]]
+
+
+# A table that kube-proxy's nftables mode has left behind.
+
+
+def kube_proxys(pod: str) -> str:
+    """Its tables of the time when ``pod`` was the endpoint of the Service ``web``, and ``late`` had none."""
+    return "".join(
+        nftables_mode(
+            family,
+            served={(address(to, family), 80): (address(pod, family), 8080) for to in ("balancer 1", "cluster 1")},
+            refused={address("cluster 5", family): 80},
+        )
+        for family in Family
+    )
+
+
+def tables(laboratory: lab.Lab) -> set[str]:
+    return set(laboratory.run("node", "nft", "list", "tables").splitlines())
+
+
+LEFT = {"table ip kube-proxy", "table ip6 kube-proxy"}
+LATE = [service("web", 1, "r1", balancer=True), service("late", 5, "r1")]
+
+
+@BACKENDS
+def test_a_table_left_by_kube_proxy_serves_until_ours_do_and_goes_without_a_lost_connection(
+    laboratory: lab.Lab, tmp_path: Path, backend: Backend
+) -> None:
+    with Cluster(laboratory, tmp_path, f"--rules-backend={backend}") as running:
+        running.program.__exit__(None, None, None)
+        laboratory.run("node", "nft", "-f", "-", stdin=kube_proxys("p1") + neighbours.FLANNEL)
+        before = [entry for entry in foreign(laboratory) if "kube-proxy" not in _names(entry)]
+        held = [laboratory.open("client", "TCP", address("balancer 1", family), 80) for family in Family]
+        assert [one.backend for one in held] == [address("p1", family) for family in Family]
+        running.objects = list(itertools.chain.from_iterable(LATE))
+        running.start()
+        wait_until(lambda: not LEFT & tables(laboratory), "removed")
+        assert [one.ask() for one in held] == [address("p1", family) for family in Family]
+        for family in Family:
+            for to in ("balancer 1", "cluster 5"):
+                result = laboratory.probe("client", "TCP", address(to, family), 80)
+                assert (result.outcome, result.backends) == ("ok", (address("r1", family),)), (to, family)
+        assert len(running.logged("event=leftover_table_found")) == len(Family)
+        assert len(running.logged("event=leftover_rules_removed.*nftables")) == len(Family)
+        assert foreign(laboratory) == before
+        for one in held:
+            one.abort()
+
+
+@BACKENDS
+def test_what_a_left_table_decides_in_between(laboratory: lab.Lab, tmp_path: Path, backend: Backend) -> None:
+    """Between two audits nothing examines tables, so this one stays while it is asked."""
+    with Cluster(laboratory, tmp_path, f"--rules-backend={backend}", "--ipvs-sync-period=300s") as running:
+        running.have(*LATE)
+        laboratory.run("node", "nft", "-f", "-", stdin=kube_proxys("p1"))
+        redirected = "p1" if backend is Backend.IPTABLES else "r1"
+        for family in Family:
+            web = laboratory.probe("client", "TCP", address("balancer 1", family), 80)
+            late = laboratory.probe("client", "TCP", address("cluster 5", family), 80)
+            assert (web.outcome, web.backends) == ("ok", (address(redirected, family),)), family
+            assert late.outcome == "refused", family
+        assert tables(laboratory) >= LEFT
+        assert "tables of its nftables mode (ip kube-proxy, ip6 kube-proxy)" in doctor(running, "kube-proxy")[0]
+
+
+def test_a_foreign_table_with_kube_proxys_name_is_left_alone(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with Cluster(laboratory, tmp_path, NFTABLES) as running:
+        running.program.__exit__(None, None, None)
+        laboratory.run("node", "nft", "add", "table", "ip", "kube-proxy", '{ comment "mine" ; }')
+        running.begin()
+        wait_until(lambda: bool(running.logged("event=leftover_rules_not_removed")), "told")
+        shown, done = running.run("cleanup --dry-run", "doctor")
+        assert "left out: the table ip kube-proxy is not kube-proxy's, since its comment is 'mine'" in shown.output
+        assert "the table ip kube-proxy has its name only: its comment is 'mine'" in done.output
+        assert "table ip kube-proxy" in tables(laboratory)
+
+
+# Docker, and a network plug-in.
+
+
+@pytest.mark.parametrize(
+    ("program", "rules"),
+    [
+        (("iptables-nft-restore",), neighbours.DOCKER_IPTABLES.replace("FORWARD DROP", "FORWARD ACCEPT")),
+        (("nft", "-f", "-"), neighbours.DOCKER_NFTABLES),
+        (("nft", "-f", "-"), neighbours.FLANNEL),
+    ],
+    ids=["Docker with iptables", "Docker with nftables", "flannel"],
+)
+def test_services_work_beside_a_neighbour_and_nothing_of_it_changes(
+    laboratory: lab.Lab, tmp_path: Path, program: tuple[str, ...], rules: str
+) -> None:
+    laboratory.run("node", *program, stdin=rules)
+    with Cluster(laboratory, tmp_path, NFTABLES) as running:
+        laboratory.run("node", *program, stdin=rules)  # the start has emptied the kernel
+        before = foreign(laboratory)
+        running.have(*SERVICES)
+        assert wrong(laboratory, ROWS) == []
+        assert doctor(running, "firewall") == []
+        assert foreign(laboratory) == before
+        running.run("cleanup")
+    assert foreign(laboratory) == before
+
+
+def test_a_service_wins_its_node_port_against_a_neighbour_that_publishes_the_same(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with Cluster(laboratory, tmp_path, NFTABLES) as running:
+        running.have(*SERVICES)
+        laboratory.run("node", "nft", "-f", "-", stdin=neighbours.DOCKER_NFTABLES.replace("dport 8080", "dport 30001"))
+        before = foreign(laboratory)
+        assert wrong(laboratory, [row for row in ROWS if row.port == 30001]) == []
+        assert foreign(laboratory) == before
+
+
+def test_a_forward_policy_of_docker_wins_until_its_own_chain_accepts_and_doctor_says_so(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
+    outside = Row("a pod reaches an endpoint of another node", "p2", "cluster 5", 0, ANSWERED, "r1", "p2", ("TCP",))
+    with Cluster(laboratory, tmp_path, NFTABLES) as running:
+        running.have(*LATE)
+        assert wrong(laboratory, [outside]) == []
+        laboratory.run("node", "iptables-nft-restore", stdin=neighbours.DOCKER_IPTABLES)
+        (dropped,) = {laboratory.probe("p2", "TCP", address("cluster 5", Family.IPV4), 80).outcome}
+        assert dropped == "timeout"
+        (told,) = doctor(running, "firewall")
+        assert "the chain FORWARD of the table ip filter (hook forward) refuses what pods send" in told
+        # The chain that Docker leaves to operators.
+        laboratory.run("node", "iptables-nft", "-I", "DOCKER-USER", "-o", "cni0", "-j", "ACCEPT")
+        assert wrong(laboratory, [outside]) == []
+
+
+# A real firewalld.
+
+
+@pytest.fixture(name="wall")
+def _wall(laboratory: lab.Lab, tmp_path: Path) -> Iterator[Firewalld]:
+    if missing := firewalld.missing():
+        pytest.skip(f"not installed: {missing}")
+    directory = tmp_path / "wall"
+    directory.mkdir()
+    with Firewalld(directory) as wall:
+        yield wall
+
+
+def trust(wall: Firewalld) -> None:
+    """What docs/running.md asks for: the interfaces of pods, and those by which clients come, are in a zone that accepts."""
+    for interface in ("cni0", "eth0"):
+        wall.command("--zone=trusted", f"--change-interface={interface}")
+        wall.command("--permanent", "--zone=trusted", f"--add-interface={interface}")
+
+
+def test_firewalld_wins_until_its_zones_accept_and_doctor_says_so(laboratory: lab.Lab, tmp_path: Path, wall: Firewalld) -> None:
+    with Cluster(laboratory, tmp_path, NFTABLES) as running:
+        running.have(*SERVICES)
+        refused = laboratory.probe("client", "TCP", address("balancer 1", Family.IPV4), 80)
+        assert refused.outcome != "ok"
+        told = doctor(running, "firewall")
+        assert [one.partition(" refuses")[0] for one in told] == [
+            "the chain filter_INPUT of the table inet firewalld (hook input)",
+            "the chain filter_FORWARD of the table inet firewalld (hook forward)",
+        ]
+        trust(wall)
+        before = foreign(laboratory)
+        assert wrong(laboratory, ROWS) == []
+        assert foreign(laboratory) == before
+
+
+@pytest.mark.parametrize("event", ["reload", "restart", "flush ruleset"])
+def test_what_firewalld_does_to_all_tables_heals_without_a_lost_connection(
+    laboratory: lab.Lab, tmp_path: Path, wall: Firewalld, event: str
+) -> None:
+    with Cluster(laboratory, tmp_path, NFTABLES) as running:
+        running.have(*SERVICES)
+        trust(wall)
+        ours = ours_listed(laboratory)
+        with losing_nothing(running, []) as check_held:
+            if event == "reload":
+                wall.command("--reload")
+            elif event == "restart":
+                wall.restart()
+            else:
+                laboratory.run("node", "nft", "flush", "ruleset")
+                wall.restart()
+            check_held()
+            wait_until(lambda: ours_listed(laboratory) == ours, "healed")
+            check_held()
+        before = foreign(laboratory)
+        assert any("firewalld" in _names(entry) for entry in before)
+        assert wrong(laboratory, ROWS) == []
+        assert foreign(laboratory) == before
+
+
+def ours_listed(laboratory: lab.Lab) -> list[str]:
+    """Our table without its handles, in an order that does not depend on the sets' memory; empty without one."""
+    if "table inet ipvsproxy" not in tables(laboratory):
+        return []
+    text = laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy")
+    return sorted(word for line in text.splitlines() for word in line.strip().split(", "))

@@ -1,0 +1,99 @@
+"""The real firewalld, as a daemon in this network namespace, with a message bus of its own."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+RUNS_WITHIN_S = 60.0
+PROGRAMS = ("firewalld", "firewall-cmd", "dbus-daemon")
+
+_BUS = """\
+<busconfig>
+  <type>system</type>
+  <listen>unix:path={bus}</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/><allow user="*"/>
+  </policy>
+</busconfig>
+"""
+_CONFIGURATION = "DefaultZone=public\nFirewallBackend=nftables\nIPv6_rpfilter=no\n"
+
+
+def missing() -> str:
+    """The programs that are not installed; empty if all are."""
+    return ", ".join(name for name in PROGRAMS if shutil.which(name) is None)
+
+
+class Firewalld:
+    """firewalld with the default zone ``public``, while the block runs. ``directory`` is for its files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._closing = contextlib.ExitStack()
+        self._daemon: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        bus = self._directory / "bus"
+        configuration = self._directory / "bus.conf"
+        configuration.write_text(_BUS.format(bus=bus))
+        (self._directory / "firewalld").mkdir()
+        (self._directory / "firewalld" / "firewalld.conf").write_text(_CONFIGURATION)
+        self._environment: Mapping[str, str] = {**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={bus}"}
+        with contextlib.ExitStack() as closing:
+            closing.callback(self._stop)
+            closing.callback(_end, self._start("dbus-daemon", f"--config-file={configuration}", "--nofork"))
+            deadline = time.monotonic() + RUNS_WITHIN_S
+            while not bus.exists():
+                assert time.monotonic() < deadline, "the message bus does not run"
+                time.sleep(0.1)
+            self.start()
+            self._closing = closing.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stop()
+        self._closing.close()
+
+    def start(self) -> None:
+        """Start the daemon, and wait until its rules are in force."""
+        configuration = self._directory / "firewalld"
+        self._daemon = self._start("firewalld", "--nofork", "--nopid", f"--system-config={configuration}")
+        deadline = time.monotonic() + RUNS_WITHIN_S
+        while self._command("--state").returncode != 0:
+            assert time.monotonic() < deadline, (self._directory / "log").read_text()
+            time.sleep(0.2)
+
+    def restart(self) -> None:
+        """Stop the daemon, which removes its rules, and start it again."""
+        self._stop()
+        self.start()
+
+    def command(self, *words: str) -> str:
+        """Run ``firewall-cmd``; returns its output."""
+        done = self._command(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(("firewall-cmd", *words), env=self._environment, capture_output=True, text=True, check=False)
+
+    def _start(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self._directory / "log").open("ab") as log:
+            return subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _stop(self) -> None:
+        if self._daemon is not None:
+            _end(self._daemon)
+            self._daemon = None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(RUNS_WITHIN_S)
