@@ -74,7 +74,8 @@ def by_mark(family: Family, settings: Settings, view: NodeView, occupied: Abstra
 def by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRules:
     """The rules that masquerade by the destination that a client has chosen. They use no mark.
 
-    Before IPVS, ``KUBE-SERVICES`` only keeps a connection at its Service address, so that no rule of others redirects it.
+    Before IPVS, ``KUBE-SERVICES`` only keeps a connection at its Service address or node port, so that no rule of others
+    redirects it.
     """
     target = masquerade(family, settings)
     kept = (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL)
@@ -82,6 +83,7 @@ def by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRu
         chains.SERVICES: [
             Rule(source=_LOOPBACK[family], target=Verdict.RETURN),
             *(on_set(kind, family, TO_PORT, Verdict.ACCEPT) for kind in kept),
+            *_kept_node_ports(family, view),
         ],
         chains.POSTROUTING: [
             on_set(SetKind.LOOP_BACK, family, TO_PORT_FROM, Masquerade()),
@@ -163,6 +165,15 @@ def _this_host(family: Family, settings: Settings, target: Target) -> Iterable[R
     """The rule for this host's own connections where an interface tells pods: behind IPVS, they have come from none."""
     if settings.detect_local in (LocalMode.BRIDGE_INTERFACE, LocalMode.INTERFACE_NAME_PREFIX) and not settings.masquerade_all:
         yield on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT, target, from_this_host=True)
+
+
+def _kept_node_ports(family: Family, view: NodeView) -> Iterable[Rule]:
+    """The rules that keep a connection at its node port. Each node port is in the set of its protocol, local ones as well."""
+    for address in view.node_port_addresses[family]:
+        for protocol, _, every in _NODE_PORT_SETS:
+            asked = TO_PORT if protocol is Protocol.SCTP else TO
+            rule = on_set(every, family, asked, Verdict.ACCEPT, protocol)
+            yield dataclasses.replace(rule, original_destination=address)
 
 
 def _node_ports(family: Family, occupied: Collection[SetKind], sides: tuple[Side, ...], target: Target) -> Iterable[Rule]:

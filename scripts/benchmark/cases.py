@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from scripts.benchmark import figures
 from scripts.benchmark import kube_proxy as kube_proxies
@@ -35,6 +35,9 @@ BINDING_TARGETS: Mapping[tuple[int, int], Mapping[str, tuple[float | None, float
 
 With routes, the kernel's share is so small that the ratio says little: at 10,000 Services it is a tenth of the start.
 """
+BACKENDS = ("iptables", "nftables")
+BACKEND_RATIOS: Mapping[tuple[int, int], float | None] = {SMALL[1]: 2.5, MAIN: None, LARGEST: None}
+"""The largest ratio of a start with nftables to its replay. A start of 1,000 Services is bound by processes where it has any."""
 ONE_MORE = ((10_000, 1), LARGEST)
 """The sizes between which one more of everything costs the same."""
 CHANGES = 500
@@ -75,6 +78,15 @@ class Case:
     timeout_s: int = 1500
 
 
+class Side(NamedTuple):
+    """One of several ways to do the same: the flags that choose it, and the most seconds, ratio to the replay and processes."""
+
+    flags: Sequence[str]
+    most_s: float | None = None
+    most_ratio: float | None = None
+    most_processes: int | None = None
+
+
 def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
     """All cases; ``quick`` shortens some and leaves out others. ``kube_proxy`` is another program to measure beside ipvsproxy."""
     repeats = 2 if quick else 3
@@ -104,6 +116,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
             for size in BINDING_TARGETS
             for family in ("IPv4", "IPv6")
         ),
+        *(_backend(size, repeats=repeats if size[0] <= MAIN[0] else 1, quick=size in SMALL) for size in BACKEND_RATIOS),
         Case(name="own", measurements=[("own", {"what": "cold", "arguments": {"pages": MAIN}})] * repeats, rows=_own),
         Case(name="own change", measurements=[_own_steady("change")], rows=_own_change),
         Case(
@@ -352,34 +365,57 @@ def _annotations_rows(found: Sequence[Found]) -> Iterator[Row]:
 
 def _binding(size: tuple[int, int], family: str, *, repeats: int, quick: bool) -> Case:
     """Starts with addresses on the device and with local routes, each with its replay, in turn."""
-    name = f"binding {size[0]}x{size[1]} {family}"
+    sides = {way: Side([f"--ipvs-vip-binding={way}"], *BINDING_TARGETS[size].get(way, ())) for way in BINDINGS}
     pages = (*size, 0, 3 if family == "IPv6" else 0)
+    return _in_turn(f"binding {size[0]}x{size[1]} {family}", pages, sides, repeats=repeats, quick=quick)
+
+
+def _backend(size: tuple[int, int], *, repeats: int, quick: bool) -> Case:
+    """Starts with rules and sets in iptables and ipset, and in nftables, each with its replay, in turn.
+
+    Service addresses are local routes: the kernel's cost of addresses would hide what a backend costs.
+    """
+    sides = {
+        backend: Side(
+            ["--ipvs-vip-binding=routes", f"--rules-backend={backend}"],
+            most_ratio=BACKEND_RATIOS.get(size) if backend == "nftables" else None,
+            most_processes=0 if backend == "nftables" else None,
+        )
+        for backend in BACKENDS
+    }
+    return _in_turn(f"backends {size[0]}x{size[1]}", (*size, 0, 0), sides, repeats=repeats, quick=quick)
+
+
+def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
+    """Starts of each side with its replay, in turn: the speed of the machine changes from minute to minute."""
     firsts, rounds = list[Measurement](), list[Measurement]()
-    for way in BINDINGS:
-        flags, recording = [f"--ipvs-vip-binding={way}"], _recording((*pages, way))
-        firsts.append(("cold", {"pages": pages, "recording": recording, "flags": flags}))
-        rounds.append(("cold", {"pages": pages, "times": False, "flags": flags}))
+    for side, given in sides.items():
+        recording = _recording((*pages, side))
+        firsts.append(("cold", {"pages": pages, "recording": recording, "flags": given.flags}))
+        rounds.append(("cold", {"pages": pages, "times": False, "flags": given.flags}))
         rounds.append(("replay", {"recording": recording}))
-    rows = functools.partial(_binding_rows, name, BINDING_TARGETS[size])
+    rows = functools.partial(_rows_in_turn, name, sides)
     return Case(name=name, measurements=[*firsts, *rounds * repeats], rows=rows, quick=quick, timeout_s=3000)
 
 
-def _binding_rows(name: str, targets: Mapping[str, tuple[float | None, float | None]], found: Sequence[Found]) -> Iterator[Row]:
-    firsts, rounds = found[: len(BINDINGS)], found[len(BINDINGS) :]
+def _rows_in_turn(name: str, sides: Mapping[str, Side], found: Sequence[Found]) -> Iterator[Row]:
+    firsts, rounds = found[: len(sides)], found[len(sides) :]
     walls = dict[str, float]()
-    for number, way in enumerate(BINDINGS):
-        starts, replays = (rounds[2 * number + side :: 2 * len(BINDINGS)] for side in (0, 1))
+    for number, (side, given) in enumerate(sides.items()):
+        starts, replays = (rounds[2 * number + part :: 2 * len(sides)] for part in (0, 1))
         start, replay = _typical(starts), _typical(replays)
-        walls[way] = start["wall_s"]
-        most_s, most_ratio = targets.get(way, (None, None))
-        yield Row(name, f"wall s, median, {way}", start["wall_s"], most_s)
-        yield Row(name, f"replay s, median, {way}", replay["wall_s"])
-        yield Row(name, f"replay: addresses and routes s, {way}", replay["addresses"])
-        yield Row(name, f"ratio to replay, {way}", _ratio(start, replay), most_ratio)
-        yield Row(name, f"resident MB, {way}", max(one["resident_mb"] for one in starts))
+        walls[side] = start["wall_s"]
+        yield Row(name, f"wall s, median, {side}", start["wall_s"], given.most_s)
+        yield Row(name, f"replay s, median, {side}", replay["wall_s"])
+        yield Row(name, f"replay: addresses and routes s, {side}", replay["addresses"])
+        yield Row(name, f"ratio to replay, {side}", _ratio(start, replay), given.most_ratio)
+        yield Row(name, f"resident MB, {side}", max(one["resident_mb"] for one in starts))
+        processes = max(one["counts"].get("processes", 0) for one in starts)
+        yield Row(name, f"processes started, {side}", processes, given.most_processes)
         both = (firsts[number], *starts)
-        yield Row(name, f"failed or pending, {way}", sum(one["failed"] + one["pending"] for one in both), 0)
-    yield Row(name, "a start with routes, relative to one with addresses", walls["routes"] / walls["addresses"])
+        yield Row(name, f"failed or pending, {side}", sum(one["failed"] + one["pending"] for one in both), 0)
+    first, last = walls
+    yield Row(name, f"a start with {last}, relative to one with {first}", walls[last] / walls[first])
 
 
 def _own_steady(part: str, churn_s: float = 0) -> Measurement:

@@ -6,10 +6,17 @@ They are written as they go: in memory, they would count as the program's in eac
 import os
 import pathlib
 import pickle
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pyroute2.netlink import NETLINK_NETFILTER
+
 from ipvsproxy.kernel import netlink
+
+_HEADER = struct.Struct("=IHHII")
+_TRANSACTION_BEGINS = 16  # NFNL_MSG_BATCH_BEGIN
+_PLAIN_BEGIN_SIZE = 20  # of one without attributes: the netlink header and struct nfgenmsg
 
 
 class Recorded(NamedTuple):
@@ -29,11 +36,18 @@ class Recording:
         self.rules: list[tuple[str, ...]] = []
 
     def add(self, protocol: int, messages: Sequence[bytes]) -> None:
-        """Add a chunk, with the flag that requests an acknowledgement of its last message."""
-        final = bytearray(messages[-1])
+        """Add a chunk, with the flag that requests an acknowledgement of its last message.
+
+        A transaction of nf_tables loses the generation that it was made for, since it is another one in the replay.
+        """
+        first, *others = messages
+        if protocol == NETLINK_NETFILTER and _HEADER.unpack_from(first)[1] == _TRANSACTION_BEGINS:
+            first = _HEADER.pack(_PLAIN_BEGIN_SIZE, *_HEADER.unpack_from(first)[1:]) + first[_HEADER.size : _PLAIN_BEGIN_SIZE]
+        final = bytearray(others.pop() if others else first)
         final[6] |= netlink.ACKNOWLEDGE
-        length = sum(map(len, messages))
-        if os.writev(self._file.fileno(), [*messages[:-1], final]) != length:
+        sent = [*([first] if len(messages) > 1 else []), *others, final]
+        length = sum(map(len, sent))
+        if os.writev(self._file.fileno(), sent) != length:
             raise OSError(f"{self._file.name} could not be written as a whole")
         self._chunks.append((protocol, length))
 

@@ -52,6 +52,9 @@ def test_before_ipvs_connections_only_stay_at_their_service_address() -> None:
         ("KUBE-CLUSTER-IP", "ACCEPT"),
         ("KUBE-EXTERNAL-IP", "ACCEPT"),
         ("KUBE-EXTERNAL-IP-LOCAL", "ACCEPT"),
+        ("KUBE-NODE-PORT-TCP", "ACCEPT"),
+        ("KUBE-NODE-PORT-UDP", "ACCEPT"),
+        ("KUBE-NODE-PORT-SCTP-HASH", "ACCEPT"),
     ]
 
 
@@ -75,6 +78,18 @@ def test_behind_ipvs_each_set_is_asked_for_the_destination_that_the_client_has_c
     assert [text.split(" -m set ")[-1] for text in reading.texts(rules, "nat", "KUBE-LOAD-BALANCER")] == [
         "--match-set KUBE-LOAD-BALANCER-LOCAL origdst,origdst -j RETURN",
         MASQUERADE,
+    ]
+
+
+def test_only_at_an_address_with_node_ports_a_connection_stays_at_its_node_port() -> None:
+    texts = reading.texts(reading.skeleton_of(settings=BY_CLUSTER), "nat", "KUBE-SERVICES")
+    kept = [text for text in texts if "NODE-PORT" in text]
+    assert len(kept) == 3
+    assert all(f"--ctorigdst {builders.NODE_ADDRESS} " in text for text in kept)
+    assert [text.rpartition("--match-set ")[2] for text in kept] == [
+        "KUBE-NODE-PORT-TCP dst -j ACCEPT",
+        "KUBE-NODE-PORT-UDP dst -j ACCEPT",
+        "KUBE-NODE-PORT-SCTP-HASH dst,dst -j ACCEPT",
     ]
 
 
