@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 
+from tests.support import patience
+
 # The duration of an example depends more on the load of the machine than on the code.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
@@ -30,10 +32,14 @@ _IFF_UP = 0x1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent in CORE:
             item.add_marker("core")
+        if patience.FACTOR != 1:
+            own = item.get_closest_marker("timeout")
+            usual = own.args[0] if own else float(config.getini("timeout"))
+            item.add_marker(pytest.mark.timeout(patience.seconds(usual)), append=False)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.net import Family
-from tests.support import api_server, golden_state, left_rules
+from tests.support import api_server, golden_state, left_rules, patience
 from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
 from tests.support.program import run_in_turn
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
-STOPPED_WITHIN_S = 2
-SYNCED_WITHIN_S = 60
+STOPPED_WITHIN_S = patience.seconds(2.0)
+SYNCED_WITHIN_S = patience.seconds(60.0)
 FLAGS = (
     "--proxy-mode=ipvs",
     "--hostname-override=node-a",
@@ -170,6 +170,7 @@ def read_state() -> State:
     return golden_state.read_state()
 
 
+@pytest.mark.distribution
 async def test_it_programs_the_servers_objects_follows_changes_and_leaves_all_in_force_when_stopped(
     server: ApiServer, kubeconfig: str
 ) -> None:
@@ -192,6 +193,7 @@ async def test_it_programs_the_servers_objects_follows_changes_and_leaves_all_in
     assert read_state() == last
 
 
+@pytest.mark.distribution
 async def test_a_restart_adopts_everything_without_a_single_operation(server: ApiServer, kubeconfig: str) -> None:
     for item in server.store.objects(SERVICES):
         # Each start reads the tracked flows of UDP ports.
@@ -339,6 +341,7 @@ async def test_rules_left_by_an_iptables_mode_refuse_no_service_and_foreign_rule
         assert await program.stop() == 0
 
 
+@pytest.mark.distribution
 async def test_an_address_removed_by_another_program_is_soon_back(folder: pathlib.Path) -> None:
     async with running(f"--manifests={folder}", "--ipvs-sync-period=1h") as program:
         await program.read_until("event=synced")

@@ -19,12 +19,13 @@ import pytest
 
 from ipvsproxy.kernel import preload
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
+from tests.support import patience
 from tests.support.program import Program
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
 HEALTH = "http://127.0.0.1:10256/healthz"
-STOPPED_WITHIN_S = 2.0
+STOPPED_WITHIN_S = patience.seconds(2.0)
 FLAGS = ("--hostname-override=node-a", "--conntrack-max-per-core=0")  # writable only in the host's own namespace
 CAPABILITIES = "+net_admin" if preload.LIBRARY.exists() else "+net_admin,+net_raw"  # after an installation without a compiler
 UNPRIVILEGED = (

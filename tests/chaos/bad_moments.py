@@ -17,17 +17,17 @@ from tests.chaos.faults import Faults, Kind, Order
 from tests.chaos.figures import Figures
 from tests.chaos.moments import Moment
 from tests.chaos.world import Question
-from tests.support import lab
+from tests.support import lab, patience
 
-REACHED_WITHIN_S = 150.0
+REACHED_WITHIN_S = patience.seconds(150.0)
 """Until everything except rules is in force, including another start."""
-SILENCE_NOTICED_WITHIN_S = 60.0
+SILENCE_NOTICED_WITHIN_S = patience.seconds(60.0)
 """Until a change behind a silent proxy is in force: six times the silence that the program tolerates here."""
-RELOADED_WITHIN_S = 60.0
+RELOADED_WITHIN_S = patience.seconds(60.0)
 """Until a configuration is in force that failed before: it is tried again with growing pauses."""
-SHOWN_WITHIN_S = 60.0
+SHOWN_WITHIN_S = patience.seconds(60.0)
 """Until ``/healthz`` reports a part of the kernel that cannot be read."""
-ANSWERED_WITHIN_S = 5.0
+ANSWERED_WITHIN_S = patience.seconds(5.0)
 ACKNOWLEDGED_S = 0.5
 """A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
 LOOK_S = 0.02

@@ -13,11 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from tests.chaos.silent_proxy import SilentProxy
 from tests.chaos.world import Key, Object, key_of
-from tests.support import api_server, api_store
+from tests.support import api_server, api_store, patience
 
 T = TypeVar("T")
 
-WITHIN_S = 60.0
+WITHIN_S = patience.seconds(60.0)
 """Until the server's thread has finished a call, which may wait for the program."""
 BACKUPS = 4
 """How many changes a restored backup lacks."""

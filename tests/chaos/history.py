@@ -19,17 +19,17 @@ from tests.chaos.faults import Faults, Order
 from tests.chaos.figures import Figures
 from tests.chaos.moments import Moment
 from tests.chaos.world import World
-from tests.support import golden_state, lab, program
+from tests.support import golden_state, lab, patience, program
 
-QUIET_WITHIN_S = 150.0
+QUIET_WITHIN_S = patience.seconds(150.0)
 """Until everything is in force, on a slow kernel, including another start of the program."""
-HEALED_WITHIN_S = 60.0
+HEALED_WITHIN_S = patience.seconds(60.0)
 """Until drift is repaired: five seconds on a node; here each reading, also the suite's, takes a hundred times as long."""
 SETTLE_S = 0.5
 """Wait before the first reading, so that it need not be repeated: readings are slow here."""
 POLL_S = 0.2
 """Between two readings of a spoiled section."""
-INJECTED_WITHIN_S = 10.0
+INJECTED_WITHIN_S = patience.seconds(10.0)
 """Until a suitable message: it comes with a change, or with the next poll."""
 PATIENT = b"drift_returns"
 """The log event if drift is not repaired at once."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support import golden_fixtures, golden_state, lab
+from tests.support import golden_fixtures, golden_state, lab, patience
 
 PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.sources.directory")
 """Modules imported before each start, because importing them on user-mode Linux takes seconds."""
-WITHIN_S = 60.0
+WITHIN_S = patience.seconds(60.0)
 POLL_S = 0.02
 SYNCED = b"event=synced"
 SIZE_OF_TABLE = Path("/proc/sys/net/netfilter/nf_conntrack_max")

@@ -6,6 +6,8 @@ import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
+from tests.support import patience
+
 PRELOADED = (
     "ipvsproxy.cli",
     "ipvsproxy.commands.verify",
@@ -14,7 +16,7 @@ PRELOADED = (
     "tests.chaos.history",
 )
 """Imports of a suite's main module, because each process runs that module again."""
-WITHIN_S = 60.0
+WITHIN_S = patience.seconds(60.0)
 
 
 def verify(flags: Sequence[str]) -> tuple[int, str]:

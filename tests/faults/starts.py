@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tests.faults import acts
-from tests.support import golden_state
+from tests.support import golden_state, patience
 
 PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.sources.directory", "tests.faults.acts")
 SYNC_PERIOD_S = 1
-WITHIN_S = 20.0
+WITHIN_S = patience.seconds(20.0)
 """Until everything is in force after an act that failed once: a start, the end of a hanging process, and two tries."""
-SHOWN_WITHIN_S = 45.0
+SHOWN_WITHIN_S = patience.seconds(45.0)
 """Until a fault is reported, or a start is given up after all its tries."""
 TOLD_WITHIN_S = 1.0
 """Until a permanent failure is reported, once everything is in force."""

@@ -33,6 +33,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
 from ipvsproxy.reconcile import diff, pace
 from tests.kernel.ipvs_examples import changes, clean, operations, real, server
+from tests.support import patience
 
 
 @pytest.fixture
@@ -301,7 +302,7 @@ def listed(counts: Sequence[int]) -> list[VirtualServerKey]:
 
     The kernel takes its time to let go of the network namespace of the test before, whose table counts until then.
     """
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patience.seconds(20)
     while True:
         blocks = [block for piece in pieces() for block in ipvs_listing.blocks(piece)]
         found = sorted((len(ipvs_listing.weights(block.real_servers)) for block in blocks), reverse=True)
@@ -397,7 +398,7 @@ def test_traffic_is_counted_by_virtual_and_by_real_server(driver: ipvs.IpvsDrive
             client.sendall(b"x" * 1000)
             accepted.recv(1000, socket.MSG_WAITALL)
             counted = counters(driver, virtual.key, idle.key)
-            deadline_s = time.monotonic() + 10
+            deadline_s = time.monotonic() + patience.seconds(10)
             while counted[virtual.key].bytes_in < 1000 and time.monotonic() < deadline_s:
                 time.sleep(0.1)  # the kernel adds up the processors' counters every two seconds
                 counted = counters(driver, virtual.key, idle.key)

@@ -16,7 +16,7 @@ from ipvsproxy.kernel import ipvs, ipvs_handover, ipvs_operations
 from ipvsproxy.model.kernel import VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
-from tests.support import cluster, lab
+from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service, slices
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
@@ -25,9 +25,10 @@ by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.
 
 PODS = ("p1", "p2", "r1", "r2")
 TCP = ("TCP",)
-WAITED_S = 25.0
+WAITED_S = patience.seconds(25.0)
 """The kernel forgets a connection that was reset after 10 s."""
 CLIENTS = 24
+REQUESTS = 200
 
 
 @pytest.fixture(scope="module", name="running")
@@ -48,15 +49,15 @@ def _wait_until(reached: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def _shares(running: Cluster, family: Family, seconds: float = 3.0) -> Mapping[str, float]:
-    """The share of new connections of each pod, by its name, over a few hundred of them."""
-    with running.lab.load("p2", "TCP", cluster.address("cluster 1", family), 80, interval_s=0.005) as loads:
-        time.sleep(seconds)
-    (load,) = loads
-    assert load.failed == 0
-    total = sum(load.backends.values())
-    assert total > 100
-    return {name: load.backends.get(cluster.address(name, family), 0) / total for name in PODS}
+def _shares(running: Cluster, family: Family) -> Mapping[str, float]:
+    """The share of each pod, by its name, of a few hundred new connections."""
+    load = running.lab.repeat("p2", "TCP", cluster.address("cluster 1", family), 80, count=REQUESTS)
+    assert load.outcomes == {"ok": REQUESTS}
+    return _by_pod(load, family)
+
+
+def _by_pod(load: lab.Load, family: Family) -> Mapping[str, float]:
+    return {name: load.backends.get(cluster.address(name, family), 0) / load.outcomes["ok"] for name in PODS}
 
 
 @by_family
@@ -83,11 +84,11 @@ def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_ones(r
     running.have(_web("p1"))
     connection = running.lab.open("p2", "TCP", cluster.address("cluster 1", family), 80)
     running.have(_web("p1", "r1", weights="zone/zone-a=0"))
-    assert _shares(running, family, 1.0)["p1"] == 0
+    assert _shares(running, family)["p1"] == 0
     assert connection.ask() == cluster.address("p1", family)
     assert running.real_servers("TCP", cluster.address("cluster 1", family), 80)[cluster.address("p1", family)] == 0
     running.have(_web("p1", "r1"))
-    assert _shares(running, family, 1.0)["p1"] == pytest.approx(0.5, abs=0.05)
+    assert _shares(running, family)["p1"] == pytest.approx(0.5, abs=0.05)
     assert connection.ask() == cluster.address("p1", family)
     connection.close()
 
@@ -215,7 +216,7 @@ def test_a_client_goes_to_one_endpoint_from_two_nodes(running: Cluster, tmp_path
         running.objects = [cluster.node() | {"metadata": {"name": name}}, *_web(*PODS, scheduler=scheduler)]
         running.start(f"--hostname-override={name}")
         probes = [
-            lab.Probe("client", "TCP", cluster.address("cluster 1", family), 80, src=source, count=2)
+            lab.Probe("client", "TCP", cluster.address("cluster 1", family), 80, src=source, count=2, timeout_s=10.0)
             for family in Family
             for source in sources[family]
         ]
@@ -230,11 +231,19 @@ def test_a_client_goes_to_one_endpoint_from_two_nodes(running: Cluster, tmp_path
 
 @by_family
 def test_a_new_endpoint_climbs_to_its_share(running: Cluster, family: Family) -> None:
-    slow = {"scheduler": "wrr", "slow_start": "8s"}
+    part_s = patience.seconds(2)
+    slow = {"scheduler": "wrr", "slow_start": f"{4 * part_s:.0f}s"}
     running.have()
     running.have(_web("p1", **slow))
     running.have(_web("p1", "r1", **slow))
-    shares = [_shares(running, family, 2.0)["r1"] for _ in range(5)]
+    shares = []
+    for _ in range(5):
+        with running.lab.load("p2", "TCP", cluster.address("cluster 1", family), 80, interval_s=0.005) as loads:
+            time.sleep(part_s)
+        (load,) = loads
+        assert load.failed == 0
+        assert load.outcomes["ok"] > 100
+        shares.append(_by_pod(load, family)["r1"])
     assert shares[0] < 0.25
     assert shares[0] < shares[2] < shares[4]
     assert shares[4] == pytest.approx(0.5, abs=0.05)
@@ -242,10 +251,11 @@ def test_a_new_endpoint_climbs_to_its_share(running: Cluster, family: Family) ->
 
 @by_family
 def test_a_drain_ends_at_the_deadline_of_its_service(running: Cluster, family: Family) -> None:
-    running.have(_web("p1", "r1", drain_deadline="3s"))
+    deadline = f"{patience.seconds(3):.0f}s"
+    running.have(_web("p1", "r1", drain_deadline=deadline))
     to = cluster.address("cluster 1", family)
     connections = [running.lab.open("p2", "TCP", to, 80) for _ in range(2)]
-    running.have(_web("p1", drain_deadline="3s"))
+    running.have(_web("p1", drain_deadline=deadline))
     far = cluster.address("r1", family)
     assert running.real_servers("TCP", to, 80)[far] == 0
     _wait_until(lambda: far not in running.real_servers("TCP", to, 80), "removed")

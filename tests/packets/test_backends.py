@@ -18,7 +18,7 @@ from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.switching import configure, losing_nothing
-from tests.support import lab, program
+from tests.support import lab, patience, program
 from tests.support.cluster import Cluster, service
 
 
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(_lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
 ]
 
-HEALED_WITHIN_S = 40.0
+HEALED_WITHIN_S = patience.seconds(40.0)
 SERVICES = [
     service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001),
     service("local", 2, "p1", "r1", balancer=True, node_port=30002, externalTrafficPolicy="Local"),
@@ -67,7 +67,7 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 
 def holds(laboratory: lab.Lab, backend: Backend) -> bool:
     """Whether rules and sets are in this backend, and nothing of ours is in the other one."""
-    chains = "".join(laboratory.run("node", f"{program}-legacy-save") for program in ("iptables", "ip6tables"))
+    chains = "".join(laboratory.run("node", f"{program}-save") for program in ("iptables", "ip6tables"))
     sets = laboratory.run("node", "ipset", "list", "-name")
     in_iptables = (":KUBE-SERVICES" in chains, "KUBE-CLUSTER-IP" in sets)
     wanted = backend is Backend.IPTABLES
@@ -105,7 +105,7 @@ def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_reque
 @pytest.mark.parametrize(
     "harm",
     [
-        "delete table inet ipvsproxy",
+        pytest.param("delete table inet ipvsproxy", marks=pytest.mark.distribution),
         "flush chain inet ipvsproxy IPv4-nat-KUBE-SERVICES",
         "flush set inet ipvsproxy KUBE-CLUSTER-IP",
         "flush chain inet ipvsproxy IPv6-filter-INPUT",

@@ -13,7 +13,7 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.view import Binding
 from tests.packets.switching import configure, losing_nothing
-from tests.support import cluster, lab
+from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
@@ -29,7 +29,7 @@ CLIENTS = [
     for protocol in ("TCP", "UDP")
     for family in Family
 ]
-HEALED_WITHIN_S = 5.0
+HEALED_WITHIN_S = patience.seconds(5.0)
 FOREIGN = ("local", "10.96.200.200", "dev", "lo", "table", "local", "protocol", "252", "metric", "1024")
 
 
@@ -109,6 +109,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.distribution
 def test_lost_and_stray_routes_are_found_and_healed(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--ipvs-vip-binding=routes") as running:
         running.have(WEB)

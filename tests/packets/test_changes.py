@@ -13,7 +13,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.view import Binding
-from tests.support import cluster, lab
+from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Endpoint, Manifest, service, slices
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
@@ -22,7 +22,7 @@ by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.
 
 UDP_TIMEOUT_S = 2
 LOAD_TIMEOUT_S = 0.25
-WAITED_S = 10.0
+WAITED_S = patience.seconds(10.0)
 
 
 @pytest.fixture(scope="module", name="running")

@@ -11,12 +11,12 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.view import Binding
-from tests.support import cluster, lab
+from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
 
-FORGOTTEN_WITHIN_S = 25.0
+FORGOTTEN_WITHIN_S = patience.seconds(25.0)
 """IPVS remembers a connection that was reset for 10 s."""
 DEADLINE_S = 6
 

@@ -8,12 +8,12 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.lingering import GRACE_S
 from ipvsproxy.translate.view import Binding
-from tests.support import cluster, lab
+from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
 
-FOLLOWED_WITHIN_S = 3.0
+FOLLOWED_WITHIN_S = patience.seconds(3.0)
 """One second is guaranteed; on a busy machine, user-mode Linux takes longer for the reading itself."""
 ACKNOWLEDGED_S = 0.5
 """A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""

@@ -14,7 +14,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.questions import ANSWERED, ATTEMPTS
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
-from tests.support import cluster, lab
+from tests.support import cluster, lab, patience
 from tests.support.cluster import service
 
 pytestmark = [
@@ -49,7 +49,7 @@ def traces(running: cluster.Cluster) -> list[str]:
 
 
 def wait_until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience.seconds(30)
     while not reached():
         assert time.monotonic() < deadline, f"not {what}"
         time.sleep(0.2)

@@ -18,7 +18,7 @@ from ipvsproxy.translate.view import TrafficScopes
 from tests.chaos.take_overs import CLIENTS, add_second_address
 from tests.support import golden_fixtures, golden_state, lab, program, scope_rows
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kernel, pytest.mark.distribution, pytest.mark.timeout(300)]
 
 RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)

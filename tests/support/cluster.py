@@ -19,10 +19,10 @@ from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.view import Binding
-from tests.support import golden_state, lab, program
+from tests.support import golden_state, lab, patience, program
 
 THIS_NODE, OTHER_NODE = "node-a", "node-b"
-CHANGED_WITHIN_S = 20.0
+CHANGED_WITHIN_S = patience.seconds(20.0)
 BACKEND = Backend(os.environ.get("IPVSPROXY_TEST_RULES_BACKEND") or Backend.IPTABLES)
 """The backend of the rules of every program under test, unless its own flags name another one."""
 FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")

@@ -8,13 +8,14 @@ ipvsproxy's drivers, so that no error of ours affects both sides of a comparison
 import importlib
 import json
 import subprocess
+import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
-from tests.support import scope_rows
+from tests.support import patience, scope_rows
 
 # Part of the recordings: untyped, and not edited.
 compare: Any = importlib.import_module("tests.golden.compare")
@@ -189,7 +190,7 @@ def restore_state(expected: Mapping[str, Any]) -> None:
     clear_state()
     _run("ipset", "restore", stdin="".join(_set_lines(expected["ipsets"])))
     _run("ipvsadm", "--restore", stdin="".join(_server_lines(expected["virtual_servers"], expected["real_servers"])))
-    for label, program in (("v4", "iptables-legacy-restore"), ("v6", "ip6tables-legacy-restore")):
+    for label, program in (("v4", "iptables-restore"), ("v6", "ip6tables-restore")):
         _run(program, "--noflush", stdin=_rule_text(label, expected["iptables"]))
     commands = ["link add kube-ipvs0 type dummy"]
     commands += [f"address add {address} dev kube-ipvs0" for address in expected["addresses"] if address != "(device)"]
@@ -227,10 +228,21 @@ def clear_state() -> None:
         if program.startswith(("iptables-legacy", "ip6tables-legacy")):
             for table in _BUILT_IN_TABLES:
                 _run(program, "--table", table, stdin=f"*{table}\nCOMMIT\n")
-    _run("ipset", "destroy")
+    if Path("/sys/module/nf_tables").exists():
+        _run("nft", "flush", "ruleset")
+    _destroy_sets()
     _start("ip", "link", "delete", "kube-ipvs0")
     for option in ("-4", "-6"):
         _start("ip", option, "route", "flush", "table", "local", "protocol", str(ROUTE_PROTOCOL))
+
+
+def _destroy_sets() -> None:
+    """Destroy all sets, once the kernel has let go of them: it frees rules of nf_tables later than it removes them."""
+    deadline = time.monotonic() + patience.seconds(10)
+    while (done := _start("ipset", "destroy")).returncode != 0:
+        if "in use by a kernel component" not in done.stderr or time.monotonic() > deadline:
+            raise RuntimeError(f"ipset destroy: status {done.returncode}: {done.stderr.strip()}")
+        time.sleep(0.05)
 
 
 def _set_lines(sets: Mapping[str, Any]) -> Iterable[str]:

@@ -27,6 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from tests.support import patience
+
 POD_PORTS = (("TCP", 8080), ("SCTP", 8080), ("UDP", 8053))
 
 # Redirects between node and pods on one wire, and answers by a shorter way, are normal here.
@@ -112,7 +114,7 @@ class Connection:
         Raises:
             LabError: the connection is broken or silent.
         """
-        answer: str = self._lab.call("ask", number=self._number, timeout_s=timeout_s)["backend"]
+        answer: str = self._lab.call("ask", number=self._number, timeout_s=patience.seconds(timeout_s))["backend"]
         return answer
 
     def close(self) -> None:
@@ -264,7 +266,7 @@ class Lab:
         probes = [Probe("host", "TCP", f"10.244.{node}.{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("host", "TCP", f"fd00:10:244:{node}::{pod}", 8080) for node, pod in itertools.product((0, 1), (11, 12))]
         probes += [Probe("client", "TCP", address, 22) for address in ("172.18.0.2", "fc00:f853:ccd::2")]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patience.seconds(10)
         while any(result.outcome != "ok" for result in self.probe_all(probes)):
             if time.monotonic() > deadline:
                 raise LabError(f"the lab is not connected: {list(zip(probes, self.probe_all(probes), strict=True))}")
@@ -317,7 +319,7 @@ class Lab:
                 {
                     "target": _target(probe.from_, probe.protocol, probe.to, probe.port, probe.src),
                     "count": probe.count,
-                    "timeout_s": probe.timeout_s,
+                    "timeout_s": patience.seconds(probe.timeout_s),
                 },
             )
             for probe in probes
@@ -330,8 +332,13 @@ class Lab:
         Raises:
             LabError: no answer.
         """
-        number, first = self.call("hold", target=_target(from_, protocol, to, port, src), timeout_s=1.5)
+        number, first = self.call("hold", target=_target(from_, protocol, to, port, src), timeout_s=patience.seconds(1.5))
         return Connection(self, number, first)
+
+    def repeat(self, from_: str, protocol: str, to: str, port: int, *, count: int, timeout_s: float = 5.0) -> Load:
+        """Send this many requests one after the other, each on a new connection."""
+        target = _target(from_, protocol, to, port, None)
+        return Load(**self.call("repeat", target=target, count=count, timeout_s=patience.seconds(timeout_s)))
 
     @contextlib.contextmanager
     def load(

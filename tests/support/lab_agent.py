@@ -9,6 +9,7 @@ the order of completion. It needs only the standard library.
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import json
 import os
@@ -44,6 +45,16 @@ class Target(NamedTuple):
     to: str
     port: int
     src: str | None
+
+
+@dataclasses.dataclass
+class Counts:
+    """Requests so far: counts of each outcome and each backend, the slowest answer, and time and outcome of each failure."""
+
+    outcomes: dict[str, int] = dataclasses.field(default_factory=dict)
+    backends: dict[str, int] = dataclasses.field(default_factory=dict)
+    slowest_s: float = 0.0
+    failures: list[tuple[float, str]] = dataclasses.field(default_factory=list)
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -245,23 +256,30 @@ class Agent:
         return len(self._loads) - 1
 
     async def _load(self, target: Target, interval_s: float, timeout_s: float, stopping: asyncio.Event) -> dict[str, Any]:
-        outcomes: dict[str, int] = {}
-        backends: dict[str, int] = {}
-        slowest_s = 0.0
-        failures: list[tuple[float, str]] = []
+        counts = Counts()
         while not stopping.is_set():
-            begin = time.monotonic()
-            outcome, answer = await self._attempt(target, timeout_s)
-            slowest_s = max(slowest_s, time.monotonic() - begin)
-            outcomes[outcome] = outcomes.get(outcome, 0) + 1
-            if answer is None:
-                failures.append((begin, outcome))
-            else:
-                backends[answer["backend"]] = backends.get(answer["backend"], 0) + 1
+            await self._count(counts, target, timeout_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await stopping.wait()
-        return {"outcomes": outcomes, "backends": backends, "slowest_s": slowest_s, "failures": failures}
+        return dataclasses.asdict(counts)
+
+    async def _count(self, counts: Counts, target: Target, timeout_s: float) -> None:
+        begin = time.monotonic()
+        outcome, answer = await self._attempt(target, timeout_s)
+        counts.slowest_s = max(counts.slowest_s, time.monotonic() - begin)
+        counts.outcomes[outcome] = counts.outcomes.get(outcome, 0) + 1
+        if answer is None:
+            counts.failures.append((begin, outcome))
+        else:
+            counts.backends[answer["backend"]] = counts.backends.get(answer["backend"], 0) + 1
+
+    async def repeat(self, target: list[Any], count: int, timeout_s: float) -> dict[str, Any]:
+        """Send this many requests one after the other, each on a new connection; returns the same as :meth:`stop_load`."""
+        counts = Counts()
+        for _ in range(count):
+            await self._count(counts, Target(*target), timeout_s)
+        return dataclasses.asdict(counts)
 
     async def stop_load(self, number: int) -> dict[str, Any]:
         """End a load with its last answer; returns the counts of outcomes and backends, and the slowest answer."""

@@ -10,8 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-SYNCED_WITHIN_S = 60.0
-STOPPED_WITHIN_S = 10.0
+from tests.support import patience
+
+SYNCED_WITHIN_S = patience.seconds(60.0)
+STOPPED_WITHIN_S = patience.seconds(10.0)
 _BETWEEN_LOOKS_S = 0.05
 _ONE_AFTER_THE_OTHER = """
 import contextlib, io, json, sys
@@ -38,7 +40,8 @@ def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
         subprocess.SubprocessError: one of them ended the process, or they took too long.
     """
     command = [sys.executable, "-c", _ONE_AFTER_THE_OTHER, json.dumps(commands)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True, timeout=within_s)
+    limit_s = patience.seconds(within_s)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s)
     return [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
 
 

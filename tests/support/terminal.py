@@ -15,7 +15,9 @@ from typing import Self
 
 import pyte
 
-PATIENCE_S = 30.0
+from tests.support import patience
+
+PATIENCE_S = patience.seconds(30.0)
 _LOOK_S = 0.2
 _KEYBOARD_PROTOCOL = b"\x1b[<u"
 """Ends the keyboard protocol of some terminals. pyte does not know it, and would show the letter."""

@@ -12,12 +12,12 @@ import pytest
 
 from ipvsproxy.daemon.sources import watch
 from ipvsproxy.daemon.sources.reflector import Trouble
-from tests.support import api_server
+from tests.support import api_server, patience
 from tests.support.api_server import ApiServer
 from tests.support.api_store import RESOURCES, SERVICES
 from tests.support.following import following, service, wait_for_trouble
 
-WITHIN_S = 15.0
+WITHIN_S = patience.seconds(15.0)
 
 
 def drop(verb: str, port: int) -> None:

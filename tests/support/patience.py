@@ -1,0 +1,16 @@
+"""How long tests wait on a slow kernel.
+
+Debian's kernel in QEMU takes 10 to 25 times as long as others, so scripts/test --kernel=debian sets the variable
+``IPVSPROXY_TEST_PATIENCE``. It stretches how long a test waits for what must happen, and the periods that a test sets so that
+something else can happen meanwhile.
+"""
+
+import os
+
+FACTOR = float(os.environ.get("IPVSPROXY_TEST_PATIENCE") or 1)
+"""1 on user-mode Linux and on the host."""
+
+
+def seconds(usual: float) -> float:
+    """As many seconds here as ``usual`` on a fast kernel."""
+    return usual * FACTOR
