@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.model.kernel import (
     INDISPENSABLE_SETTINGS,
+    IP_SETS,
     PERSISTENT,
     SCOPE_KINDS,
     Connections,
@@ -213,6 +214,10 @@ class Reconciler:
         without_sets = {ip_set.family for ip_set in tables.sets.pending if ip_set.kind not in SCOPE_KINDS}
         without_rules = {family for family in tables.skeletons.pending if tables.lacks_rules(family)}
         return frozenset(families) & (unset | without_sets | without_rules)
+
+    def missing_entries(self) -> frozenset[Family]:
+        """The families of which a set that rules look into lacks a desired entry."""
+        return frozenset(IP_SETS[name].family for name, table in self._tables.unequal_entries() if table.pending)
 
     def unserved(self, families: Collection[Family]) -> frozenset[Family]:
         """The families of which the kernel lacks more than half of the desired virtual servers."""

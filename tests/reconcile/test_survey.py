@@ -10,11 +10,12 @@ from ipvsproxy.model.kernel import (
     Connections,
     HealthCheckPort,
     IpSet,
+    SetEntry,
     SetKind,
     Timeouts,
     VirtualServer,
 )
-from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import KINDS
 from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.reconcile.survey import Draining, Sides
@@ -142,6 +143,18 @@ def test_a_family_is_unserved_while_more_than_half_of_its_virtual_servers_are_ab
     node.observe()
     assert unserved(tuple(Family)) == {Family.IPV4}
     assert unserved([Family.IPV6]) == frozenset()
+
+
+def test_a_family_misses_entries_while_one_is_not_in_its_set(node: simulation.SimulatedNode) -> None:
+    assert node.reconciler.missing_entries() == frozenset()
+    node.kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
+    node.observe()
+    assert node.reconciler.missing_entries() == {Family.IPV4}
+    node.sync()
+    assert node.reconciler.missing_entries() == frozenset()
+    node.kernel.sets["KUBE-CLUSTER-IP"].entries.add(SetEntry("KUBE-CLUSTER-IP", parse_address("10.96.9.9"), Protocol.TCP, 80))
+    node.observe()
+    assert node.reconciler.missing_entries() == frozenset(), "one too many is not missing"
 
 
 def test_without_the_device_every_family_is_lacking(node: simulation.SimulatedNode) -> None:

@@ -308,6 +308,7 @@ class Engine:
             lacking=self._reconciler.lacking(self._translator.settings.families),
             unmet_settings=self._reconciler.unmet_settings(),
             unserved=self._unserved(),
+            missing_entries=self._reconciler.missing_entries(),
             states=self._reconciler.survey.states,
             health_checks=self._reconciler.survey.health_checks,
             view=node_view,

@@ -3,7 +3,8 @@
 They are in a variant of iptables, or in a table of kube-proxy's nftables mode.
 
 Rule 1: a family is examined when its rules come into force, and after each audit; a program runs only if a rule has changed
-since. While most virtual servers of a family are missing, none is examined: the other proxy's rules are what serves it.
+since. While most virtual servers of a family or an entry of a set are missing, none is examined: the rules that were left are
+what serves it.
 Rule 2: a failed examination or removal is repeated with growing pauses. Unreadable rules count as present.
 Rule 3: rules that a running proxy writes again and again are removed less and less often (see ``reconcile.leftovers``).
 Rule 4: one log line when the rules of a place resist, and one when none are left.
@@ -152,7 +153,7 @@ def announce(examinations: Mapping[AnyPlace, Examine]) -> None:
 
 
 class OtherBackend:
-    """Removes what the other backend of the rules holds of ours, once the rules of all served families are in force."""
+    """Removes what the other backend of the rules holds of ours, once the rules and sets of all served families are in force."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
@@ -160,7 +161,7 @@ class OtherBackend:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
-        if not summary.lacking and not summary.unserved and not self._is_done:
+        if not (summary.lacking or summary.unserved or summary.missing_entries) and not self._is_done:
             self._wake.set()
 
     def begin_again(self) -> None:
@@ -239,7 +240,8 @@ class Leftovers:
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
         families = frozenset(place.family for place in self._states)
-        before, self._in_force = self._in_force, families - frozenset(summary.lacking) - frozenset(summary.unserved)
+        serving = families.difference(summary.lacking, summary.unserved, summary.missing_entries)
+        before, self._in_force = self._in_force, serving
         due = self._in_force if summary.is_audit else self._in_force - before
         for place, state in self._states.items():
             if place.family in due and state.due_s == math.inf:

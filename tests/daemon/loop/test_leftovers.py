@@ -65,9 +65,15 @@ class Scene:
         examinations = leftovers.of_iptables(tables, PLACES) | leftovers.of_nftables(self.of_kube_proxy)
         self.subject = Leftovers(examinations, loop.time, inline)
 
-    async def sync(self, *lacking: Family, unserved: Collection[Family] = (), is_audit: bool = False) -> None:
+    async def sync(
+        self,
+        *lacking: Family,
+        unserved: Collection[Family] = (),
+        missing_entries: Collection[Family] = (),
+        is_audit: bool = False,
+    ) -> None:
         """Let a sync end, and all that follows at once."""
-        self.subject.synced(summary(lacking=lacking, unserved=unserved, is_audit=is_audit))
+        self.subject.synced(summary(lacking=lacking, unserved=unserved, missing_entries=missing_entries, is_audit=is_audit))
         await asyncio.sleep(0.001)
 
     async def audits(self, duration_s: float = AUDIT_S) -> None:
@@ -119,6 +125,7 @@ async def test_the_rules_of_the_other_proxy_stay_while_only_they_serve() -> None
     async with scene(used=LEFT, used_v6=LEFT) as node:
         await node.sync(unserved=[Family.IPV4])
         await node.sync(unserved=[Family.IPV4], is_audit=True)
+        await node.sync(missing_entries=[Family.IPV4], is_audit=True)
         await asyncio.sleep(100)
         assert node.tables.writes == [USED_V6]
         await node.sync()
@@ -410,8 +417,12 @@ async def test_the_other_backend_goes_once_ours_is_in_force_and_a_failure_is_rep
     subject = OtherBackend()
     with structlog.testing.capture_logs() as logs:
         running = asyncio.create_task(subject.run(remove))
-        for lacking, unserved in (((Family.IPV4,), ()), ((), (Family.IPV6,))):
-            subject.synced(summary(lacking=lacking, unserved=unserved))
+        for unfinished in (
+            summary(lacking=[Family.IPV4]),
+            summary(unserved=[Family.IPV6]),
+            summary(missing_entries=[Family.IPV4]),
+        ):
+            subject.synced(unfinished)
             await asyncio.sleep(1)
         assert calls == []
         for _ in range(5):
