@@ -8,7 +8,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.modules import ModuleState
-from ipvsproxy.model import features
+from ipvsproxy.model import feature, features
 from ipvsproxy.model.kernel import FirewallMark, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
@@ -47,8 +47,8 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
     yield from (fail("privileges", one.what, one.remedy) for one in facts.privileges)
     if not facts.privileges:
         yield ok("privileges", "this process may change the network")
-    if facts.version < features.OLDEST:
-        oldest = features.dotted(features.OLDEST)
+    if facts.version < feature.OLDEST:
+        oldest = feature.dotted(feature.OLDEST)
         remedy = "use a newer kernel: nobody has looked up what this one lacks"
         yield warn("kernel", f"Linux {facts.release} is older than {oldest}", remedy)
     else:

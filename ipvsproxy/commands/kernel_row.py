@@ -6,7 +6,7 @@ from ipvsproxy.commands.inspection import Document
 from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.model import features
-from ipvsproxy.model.features import Feature
+from ipvsproxy.model.feature import OLDEST, Feature, dotted
 
 NOT_ASKED = Answer(None)
 
@@ -16,7 +16,7 @@ def describe(facts: Facts) -> Document:
     row = features.row_of(facts.version)
     return {
         "release": facts.release,
-        "row": {"kernel": features.dotted(row.version), "distributions": list(row.distributions)} if row else None,
+        "row": {"kernel": dotted(row.version), "distributions": list(row.distributions)} if row else None,
         "features": [_feature(feature, facts.answers.get(feature, NOT_ASKED)) for feature in features.FEATURES],
     }
 
@@ -27,8 +27,9 @@ def _feature(feature: Feature, answer: Answer) -> Document:
         "has": answer.has,
         "remark": answer.remark,
         "feature": feature.words,
+        "parts": list(feature.parts),
         "use": feature.use,
-        "since": features.dotted(feature.since),
+        "since": dotted(feature.since),
         "without": feature.without.value,
         "meaning": feature.sentence,
     }
@@ -37,7 +38,7 @@ def _feature(feature: Feature, answer: Answer) -> Document:
 def render(kernel: Document) -> Iterator[str]:
     """The row for people: one line for what the kernel has, one for each feature that it lacks, and one for all others."""
     row = kernel["row"]
-    near = f"{row['kernel']} ({', '.join(row['distributions'])})" if row else f"none, before {features.dotted(features.OLDEST)}"
+    near = f"{row['kernel']} ({', '.join(row['distributions'])})" if row else f"none, before {dotted(OLDEST)}"
     yield f"kernel features, as in docs/compatibility.md; the row of this kernel is {near}:"
     by_answer = {answer: [one for one in kernel["features"] if one["has"] is answer] for answer in (True, False, None)}
     yield f"  has: {_names(by_answer[True])}"

@@ -18,7 +18,8 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.routes import LOOPBACK_INDEX
 from ipvsproxy.kernel.rules_backend import BackendChoice
-from ipvsproxy.model.features import IPVS, IPVS_IPV6, OLDER_INTERFACE, SHORT_ANSWERS, Feature
+from ipvsproxy.model import basic_features
+from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import IP_SETS, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import NftTable
@@ -100,7 +101,9 @@ def gather(
     timeouts: Timeouts | None = None
     unserved: Mapping[Family, str] = {}
     unreadable = "; ".join(map(str, (*privileges, *features)))
-    answers: dict[Feature, Answer] = {IPVS: Answer(not features)} | dict(questions.of_sysctls()) | dict(questions.of_modules())
+    answers: dict[Feature, Answer] = (
+        {basic_features.IPVS: Answer(not features)} | dict(questions.of_sysctls()) | dict(questions.of_modules())
+    )
     try:
         chosen = rules_backend.choose(backend)
         if chosen.backend is Backend.IPTABLES:
@@ -147,9 +150,9 @@ def gather(
 def _answers(kernel: NodeKernel) -> questions.Answers:
     """What this kernel answers by netlink. Modules of the backend that is not used stay unloaded."""
     answers = {
-        SHORT_ANSWERS: Answer(has=True),  # or no socket would have been opened
-        IPVS_IPV6: Answer(kernel.ipvs.has_ipv6()),
-        OLDER_INTERFACE: Answer(kernel.ipvs.has_older_interface()),
+        basic_features.SHORT_ANSWERS: Answer(has=True),  # or no socket would have been opened
+        basic_features.IPVS_IPV6: Answer(kernel.ipvs.has_ipv6()),
+        basic_features.OLDER_INTERFACE: Answer(kernel.ipvs.has_older_interface()),
         **questions.ask(),
     }
     if kernel.backend is Backend.NFTABLES:

@@ -65,7 +65,6 @@ _REAL_SERVER = message.Layout(
         for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (3, "I"), (4, "I"), (5, "I"), (6, "I"))
     ]
 )
-_NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or later, which tells the address family of each"
 _CONNECTIONS = message.Layout(
     [message.Field((_DESTINATION, kind), code) for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
 )
@@ -402,8 +401,8 @@ class IpvsDriver:
         """The real servers of a virtual server, with the ``layout`` fields behind address and port; none if it does not exist."""
         for part in self._gather(lambda encoder: encoder.destinations(key), f"list the real servers of {key}", list):
             values = layout.read(*part)
-            if values is None:  # not even an unknown real server may count as absent
-                raise KernelError(action=f"list the real servers of {key}", detail=_NO_ADDRESS_FAMILY)
+            if values is None:
+                raise KernelError(action=f"list the real servers of {key}", detail=ipvs_message.NO_ADDRESS_FAMILY)
             family, address, port, *others = values
             yield RealServerKey(_address(family, address) + port), others
 

@@ -155,14 +155,14 @@ def _engine(data: bytes, start: int, end: int) -> str:
 def _real_servers(channel: netlink.Channel, encoder: ipvs_message.Encoder, key: VirtualServerKey) -> tuple[RealServerRow, ...]:
     """Those of one virtual server; none if it does not exist any more."""
     rows = []
-    for part in map(ipvs_message.attributes, channel.dump(encoder.destinations(key), f"list the real servers of {key}")):
+    action = f"list the real servers of {key}"
+    for part in map(ipvs_message.attributes, channel.dump(encoder.destinations(key), action)):
         values = _REAL_SERVER.read(*part)
-        if values is not None:
-            family, address, port, method, weight, active, inactive = values
-            name = METHODS.get(method & _METHODS, "unknown")
-            rows.append(
-                RealServerRow(RealServerKey(_address(family, address) + port), name, weight, Connections(active, inactive))
-            )
+        if values is None:
+            raise KernelError(action=action, detail=ipvs_message.NO_ADDRESS_FAMILY)
+        family, address, port, method, weight, active, inactive = values
+        name = METHODS.get(method & _METHODS, "unknown")
+        rows.append(RealServerRow(RealServerKey(_address(family, address) + port), name, weight, Connections(active, inactive)))
     return tuple(sorted(rows))
 
 

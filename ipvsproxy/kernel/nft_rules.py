@@ -17,8 +17,9 @@ from ipvsproxy.kernel import iptables, iptables_rule, message, netlink, nft_rule
 from ipvsproxy.kernel import nft_message as nft
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Program, Refusal
-from ipvsproxy.kernel.nft_message import Hook, Message
+from ipvsproxy.kernel.nft_message import Base, Hook, Message, Meta, Shape
 from ipvsproxy.model import features
+from ipvsproxy.model.feature import dotted
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
@@ -320,25 +321,27 @@ def _rule(printed: Sequence[_Printed], family: Family, table: str) -> tuple[Obse
 
 
 _TRIED = Rule(target=Verdict.ACCEPT)
+_TRIED_SET = "ipvsproxy-trial"
 _HOLD_ELSEWHERE = "load the module that has it, use a newer kernel, or hold rules in iptables (--rules-backend=iptables)"
-_NAT = (
-    f"chains of the type nat in a table of the family inet, which came with Linux {features.dotted(features.NAT_IN_INET.since)}"
-)
+_NAT = f"chains of the type nat in a table of the family inet, which came with Linux {dotted(features.NAT_IN_INET.since)}"
 
 
 def _trial(family: Family) -> list[tuple[Message, str]]:
-    """A base chain of each type with one rule of each kind, each with what a kernel lacks that refuses it."""
+    """A set, and a base chain of each type with one rule of each kind, each with what a kernel lacks that refuses it."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft.address_type(is_source=True)
     number = 2 if family is Family.IPV4 else 10
     address = nft_rule.expand(_TRIED, family, "nat")[0]
+    looked_up = [nft.meta(Meta.MARK), nft.meta(Meta.PROTOCOL, 1), nft.payload(Base.TRANSPORT, 2, 2, 2), nft.lookup(_TRIED_SET)]
     masquerading = [nft.original_destination(number), local, nft.masquerade(fully_random=True)]
     return [
         (nft.table(), "tables of the family inet"),
+        (nft.new_set(_TRIED_SET, Shape(0, 12), 1), "sets with keys of several fields"),
         (nft.chain(nat, HOOKS["nat", "PREROUTING"]), _NAT),
         (nft.chain(postrouting, HOOKS["nat", "POSTROUTING"]), _NAT),
         (nft.chain(filtering, HOOKS["filter", "INPUT"]), "chains of the type filter"),
         (nft.rule(nat, address, "trial"), "expression nat for the family inet"),
         (nft.rule(postrouting, masquerading, "trial"), "expressions ct, fib and masq for the family inet"),
+        (nft.rule(filtering, looked_up, "trial"), "expressions meta, payload and lookup"),
         (nft.rule(filtering, [nft.connection_state(), nft.reject()], "trial"), "expression reject for the family inet"),
     ]

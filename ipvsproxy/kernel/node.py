@@ -26,7 +26,7 @@ from ipvsproxy.kernel.leftover_tables import LeftoverTables
 from ipvsproxy.kernel.nft_changes import NftChanges
 from ipvsproxy.kernel.routes import RouteDriver
 from ipvsproxy.kernel.rule_changes import RuleChanges
-from ipvsproxy.model.features import Feature
+from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import (
     IP_SETS,
     ROUTE_PROTOCOL,

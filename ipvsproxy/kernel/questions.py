@@ -12,8 +12,8 @@ from ipvsproxy.kernel import conntrack, host, ipset_message, ipset_types, module
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables import Refusal
 from ipvsproxy.kernel.modules import ModuleState
-from ipvsproxy.model import features
-from ipvsproxy.model.features import Feature
+from ipvsproxy.model import basic_features, features
+from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import SetType
 from ipvsproxy.model.net import Family
 
@@ -43,7 +43,7 @@ def ask(connect: Callable[[int], socket.socket] = netlink.open_socket, proc: pat
     return {
         features.FILTERED_ROUTES: Answer(_filters_routes(connect)),
         features.FILTERED_CONNECTIONS: Answer(listings.are_filtered),
-        features.TRACKED_FLOWS: Answer(listings.is_there),
+        basic_features.TRACKED_FLOWS: Answer(listings.is_there),
         features.PROMPT_REUSE: Answer(is_prompt, "by its version"),
     }
 
@@ -65,9 +65,9 @@ def of_modules(root: pathlib.Path = pathlib.Path("/")) -> Answers:
     """The features that are modules, as the files of this host show them. Nothing is loaded."""
     return {
         features.SCHEDULER_TWOS: _in_modules(("ip_vs_twos",), root),
-        features.SCHEDULER_MH: _in_modules(("ip_vs_mh",), root),
-        features.DUMMY_DEVICE: _in_modules(("dummy",), root),
-        features.RULE_MATCHES: _in_modules(("xt_set", "xt_ipvs", "xt_physdev"), root),
+        basic_features.SCHEDULER_MH: _in_modules(("ip_vs_mh",), root),
+        basic_features.DUMMY_DEVICE: _in_modules(("dummy",), root),
+        basic_features.RULE_MATCHES: _in_modules(("xt_set", "xt_ipvs", "xt_physdev"), root),
         features.ONE_CONNECTION_MODULE: Answer(_has_one_connection_module(root)),
         features.SELF_LOADING: Answer(modules.is_loaded_by(FAMILY_ALIAS, "ip_vs", root)),
     }
@@ -91,9 +91,9 @@ def of_sysctls(proc: pathlib.Path = pathlib.Path("/proc")) -> Answers:
     if not (proc / "sys/net/ipv4/vs").exists():
         return {}
     return {
-        features.IPVS_CONNECTION_TRACKING: Answer((proc / "sys/net/ipv4/vs/conntrack").exists()),
-        features.REUSE_MODE: Answer((proc / "sys" / _REUSE).exists()),
-        features.EXPIRY_SETTINGS: Answer(all((proc / "sys" / path).exists() for path in _EXPIRY)),
+        basic_features.IPVS_CONNECTION_TRACKING: Answer((proc / "sys/net/ipv4/vs/conntrack").exists()),
+        basic_features.REUSE_MODE: Answer((proc / "sys" / _REUSE).exists()),
+        basic_features.EXPIRY_SETTINGS: Answer(all((proc / "sys" / path).exists() for path in _EXPIRY)),
     }
 
 
@@ -102,10 +102,10 @@ def of_ipset(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> 
     try:
         missing = host.missing_set_types(connect)
         if missing:
-            return {features.SETS: Answer(has=False, remark=missing[0].what)}
-        return {features.SETS: Answer(has=True), **dict(_of_revisions(connect))}
+            return {basic_features.SETS: Answer(has=False, remark=missing[0].what)}
+        return {basic_features.SETS: Answer(has=True), **dict(_of_revisions(connect))}
     except KernelError as error:
-        return {features.SETS: Answer(None, str(error))}
+        return {basic_features.SETS: Answer(None, str(error))}
 
 
 def _of_revisions(connect: Callable[[int], netlink.Socket]) -> Iterator[tuple[Feature, Answer]]:
@@ -116,13 +116,13 @@ def _of_revisions(connect: Callable[[int], netlink.Socket]) -> Iterator[tuple[Fe
             if (known := ipset_types.revisions(channel, set_type, Family.IPV4)) is not None
         }
     sufficient = ipset_message.SUFFICIENT_REVISIONS
-    yield features.SETS_WITH_SCTP, Answer(all(newest.get(one, 0) >= lowest for one, lowest in sufficient.items()))
+    yield basic_features.SETS_WITH_SCTP, Answer(all(newest.get(one, 0) >= lowest for one, lowest in sufficient.items()))
     marked = newest.get(SetType.ADDRESS_PORT, 0)
-    yield features.SETS_WITH_MARKS, Answer(marked >= ipset_message.MARK_REVISION, f"revision {marked} is the newest")
+    yield basic_features.SETS_WITH_MARKS, Answer(marked >= ipset_message.MARK_REVISION, f"revision {marked} is the newest")
 
 
 def of_nf_tables(refusal: Refusal | None) -> Answers:
     """The features of nf_tables. ``refusal`` is the result of a trial, None if the kernel takes our rules."""
     if refusal is None:
-        return {features.NAT_IN_INET: Answer(has=True), features.ORIGINAL_ADDRESSES: Answer(has=True)}
+        return {features.NAT_IN_INET: Answer(has=True), basic_features.ORIGINAL_ADDRESSES: Answer(has=True)}
     return {features.NAT_IN_INET: Answer(False if refusal.is_certain else None, refusal.reason)}

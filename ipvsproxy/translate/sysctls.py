@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from ipvsproxy.model import features
+from ipvsproxy.model import basic_features, features
 from ipvsproxy.model.kernel import Sysctl
 
 CONNTRACK_CEILING = 1024 * 1024
@@ -30,7 +30,7 @@ class ConntrackChoices:
 def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterator[Sysctl]:
     """The settings that IPVS with masquerading needs (pkg/proxy/ipvs/proxier.go). IPv4 forwarding counts for both families."""
     yield Sysctl("net/ipv4/vs/conntrack", "1")
-    if features.REUSE_MODE.since <= kernel_version < features.PROMPT_REUSE.since:
+    if basic_features.REUSE_MODE.since <= kernel_version < features.PROMPT_REUSE.since:
         # With 1, each reused source port would cost a second (kubernetes/kubernetes #81775).
         yield Sysctl("net/ipv4/vs/conn_reuse_mode", "0")
     yield Sysctl("net/ipv4/vs/expire_nodest_conn", "1")

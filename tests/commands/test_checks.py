@@ -18,7 +18,7 @@ from ipvsproxy.kernel.mark_rules import MarkRule
 from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.rules_backend import BackendChoice
-from ipvsproxy.model import features
+from ipvsproxy.model import basic_features, features
 from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
@@ -328,10 +328,10 @@ def test_people_see_one_line_each_and_a_sum() -> None:
 
 def test_the_row_of_the_kernel_tells_what_it_has_what_it_lacks_and_what_is_not_known() -> None:
     answers = {
-        features.IPVS: Answer(has=True),
+        basic_features.IPVS: Answer(has=True),
         features.FILTERED_ROUTES: Answer(has=False),
-        features.SETS_WITH_MARKS: Answer(has=False, remark="revision 3 is the newest"),
-        features.WIDE_COUNTERS: Answer(None),
+        basic_features.SETS_WITH_MARKS: Answer(has=False, remark="revision 3 is the newest"),
+        basic_features.WIDE_COUNTERS: Answer(None),
     }
     facts = dataclasses.replace(FINE, version=(4, 18), release="4.18.0-553.el8", answers=answers)
     document = kernel_row.describe(facts)
@@ -340,7 +340,7 @@ def test_the_row_of_the_kernel_tells_what_it_has_what_it_lacks_and_what_is_not_k
     assert has == "  has: ipvs"
     assert lacks == [
         f"  lacks filtered-routes: fall-back: {features.FILTERED_ROUTES.sentence}",
-        f"  lacks sets-with-marks (revision 3 is the newest): refused: {features.SETS_WITH_MARKS.sentence}",
+        f"  lacks sets-with-marks (revision 3 is the newest): refused: {basic_features.SETS_WITH_MARKS.sentence}",
     ]
     assert "wide-counters" in unknown
     assert "ipvs-sctp" in unknown, "what nobody asked is not known"

@@ -32,7 +32,7 @@ from ipvsproxy.kernel.iptables import COMMANDS, Program, Refusal
 from ipvsproxy.kernel.iptables_variant import Choice, Variant
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model import features
-from ipvsproxy.model.features import Feature
+from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend

@@ -10,7 +10,8 @@ import pytest
 from ipvsproxy.kernel import questions
 from ipvsproxy.kernel.iptables import Refusal
 from ipvsproxy.kernel.questions import Answer
-from ipvsproxy.model import features
+from ipvsproxy.model import basic_features, features
+from ipvsproxy.model.feature import Feature
 from tests.support import fake_netlink
 from tests.support.old_kernel import OLD_KERNELS, OldSocket
 
@@ -59,11 +60,11 @@ def proc_of(tmp_path: pathlib.Path, release: str) -> pathlib.Path:
     ],
 )
 def test_a_start_finds_out_which_fall_backs_it_needs(
-    connect: Callable[[int], fake_netlink.FakeSocket], release: str, lacking: list[features.Feature], tmp_path: pathlib.Path
+    connect: Callable[[int], fake_netlink.FakeSocket], release: str, lacking: list[Feature], tmp_path: pathlib.Path
 ) -> None:
     answers = questions.ask(connect, proc_of(tmp_path, release))  # type: ignore[arg-type]  # a double
     assert questions.lacking(answers) == lacking
-    assert answers[features.TRACKED_FLOWS].has, "no kernel of these is without it"
+    assert answers[basic_features.TRACKED_FLOWS].has, "no kernel of these is without it"
 
 
 def test_a_start_asks_by_two_messages_and_one_option(tmp_path: pathlib.Path) -> None:
@@ -87,7 +88,7 @@ def test_a_kernel_without_netlink_for_connections_is_told_from_one_that_did_not_
         return fake_netlink.FakeSocket(lambda data: [fake_netlink.error(fake_netlink.sequences(data)[0], number)])
 
     answers = questions.ask(connect, proc_of(tmp_path, "6.1.0"))  # type: ignore[arg-type]  # a double
-    assert (answers[features.TRACKED_FLOWS].has, answers[features.FILTERED_CONNECTIONS].has) == (is_there, None)
+    assert (answers[basic_features.TRACKED_FLOWS].has, answers[features.FILTERED_CONNECTIONS].has) == (is_there, None)
 
 
 def test_a_lost_answer_and_a_version_that_cannot_be_read_prove_nothing(tmp_path: pathlib.Path) -> None:
@@ -103,17 +104,17 @@ def test_a_lost_answer_and_a_version_that_cannot_be_read_prove_nothing(tmp_path:
 def test_an_old_ipset_has_all_that_our_sets_need(version: str) -> None:
     answers = questions.of_ipset(old(version))
     assert {feature: answer.has for feature, answer in answers.items()} == {
-        features.SETS: True,
-        features.SETS_WITH_SCTP: True,
-        features.SETS_WITH_MARKS: True,
+        basic_features.SETS: True,
+        basic_features.SETS_WITH_SCTP: True,
+        basic_features.SETS_WITH_MARKS: True,
     }
-    assert answers[features.SETS_WITH_MARKS].remark == "revision 5 is the newest"
+    assert answers[basic_features.SETS_WITH_MARKS].remark == "revision 5 is the newest"
 
 
 def test_an_ipset_that_does_not_answer_proves_nothing() -> None:
     answers = questions.of_ipset(lambda _protocol: fake_netlink.FakeSocket(lambda _data: []))
-    assert answers.keys() == {features.SETS}
-    assert answers[features.SETS].has is None
+    assert answers.keys() == {basic_features.SETS}
+    assert answers[basic_features.SETS].has is None
 
 
 def test_a_refused_trial_of_nf_tables_tells_why() -> None:
@@ -133,9 +134,9 @@ def test_features_that_are_modules_are_as_the_files_of_the_host_show(tmp_path: p
     (directory / "modules.alias").write_text(f"alias {questions.FAMILY_ALIAS} ip_vs\n")
     assert questions.of_modules(tmp_path) == {
         features.SCHEDULER_TWOS: Answer(has=False, remark="ip_vs_twos is missing"),
-        features.SCHEDULER_MH: Answer(has=True),
-        features.DUMMY_DEVICE: Answer(has=True),
-        features.RULE_MATCHES: Answer(has=False, remark="xt_physdev is missing"),
+        basic_features.SCHEDULER_MH: Answer(has=True),
+        basic_features.DUMMY_DEVICE: Answer(has=True),
+        basic_features.RULE_MATCHES: Answer(has=False, remark="xt_physdev is missing"),
         features.ONE_CONNECTION_MODULE: Answer(has=False),
         features.SELF_LOADING: Answer(has=True),
     }
@@ -150,9 +151,9 @@ def test_settings_are_only_looked_for_while_ipvs_is_there(tmp_path: pathlib.Path
     for name in ("conntrack", "expire_nodest_conn"):
         (directory / name).write_text("0\n")
     assert {feature: answer.has for feature, answer in questions.of_sysctls(tmp_path).items()} == {
-        features.IPVS_CONNECTION_TRACKING: True,
-        features.REUSE_MODE: False,
-        features.EXPIRY_SETTINGS: False,
+        basic_features.IPVS_CONNECTION_TRACKING: True,
+        basic_features.REUSE_MODE: False,
+        basic_features.EXPIRY_SETTINGS: False,
     }
 
 

@@ -13,7 +13,8 @@ from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import Option, Status
 from ipvsproxy.daemon.base import log_events
 from ipvsproxy.daemon.metrics.series import ALL
-from ipvsproxy.model import features
+from ipvsproxy.model import basic_features, features
+from ipvsproxy.model.feature import OLDEST, Feature, Row, dotted
 from tests.test_monitoring import our_page
 
 HISTOGRAM_ENDINGS = ("_bucket", "_sum", "_count")
@@ -141,44 +142,45 @@ def _kernels() -> Iterator[str]:
     yield from (
         "## Kernels",
         "",
-        f"What ipvsproxy uses of the kernel, from Linux {features.dotted(features.OLDEST)} on. What an older kernel lacks has",
-        "a fall-back, or is refused in one sentence. Distributions take younger features into older kernels, so the answer",
-        "of the kernel counts, and not its version: `ipvsproxy doctor` prints the answers of this node.",
-        "[testing.md](testing.md) says on which kernels ipvsproxy has run. What the others answer is taken from their source,",
-        "and tests speak as they would.",
+        f"What ipvsproxy uses of the kernel, from Linux {dotted(OLDEST)} on. What an older kernel lacks has a fall-back, or is",
+        "refused in one sentence. Distributions take younger features into older kernels (the 4.18 of RHEL 8.3 has",
+        "`one-connection-module`), so the answer of the kernel counts, and not its version: `ipvsproxy doctor` prints the",
+        "answers of this node. [testing.md](testing.md) says on which kernels ipvsproxy has run. What the others answer is taken",
+        "from their source, and tests speak as they would.",
         "",
         *_table(
-            ("kernel", *(f"`{one.name}`" for one in features.young())),
-            ((str(row), *(_on(row, one) for one in features.young())) for row in features.ROWS),
+            ("kernel", *(f"`{one.name}`" for one in features.YOUNG)),
+            ((str(row), *(_on(row, one) for one in features.YOUNG)) for row in features.ROWS),
         ),
         "",
         "What a kernel of this table may be too old for:",
         "",
-        *_feature_table(list(features.young())),
+        *_feature_table(features.YOUNG),
         "",
         "What all of them have, unless their configuration leaves it out:",
         "",
-        *_feature_table([one for one in features.FEATURES if not one.is_young]),
+        *_feature_table(basic_features.BASIC),
         "",
         "\\* The version is the commonly documented one, and was not looked up in the kernel's history. The source of Linux",
         "5.10, 6.1 and 6.12 has the feature.",
     )
 
 
-def _on(row: features.Row, feature: features.Feature) -> str:
+def _on(row: Row, feature: Feature) -> str:
     return "yes" if feature.since <= row.version else str(feature.without)
 
 
-def _feature_table(listed: Sequence[features.Feature]) -> Iterator[str]:
-    titles = ("name", "feature", "for", "since", "source", "asked", "without it")
+def _feature_table(listed: Sequence[Feature]) -> Iterator[str]:
+    titles = ("name", "feature", "in the kernel", "for", "since", "source", "asked", "without it")
     return _table(
         titles,
         (
             (
                 f"`{one.name}`",
                 one.words,
+                _code(one.parts),
                 one.use,
-                features.dotted(one.since) + ("" if one.is_dated else "\\*"),
+                dotted(one.since) + ("" if one.is_dated else "\\*"),
                 one.source,
                 one.asked,
                 f"{one.without}: {one.sentence}",
