@@ -66,7 +66,7 @@ def run(*command: str) -> str:
 
 @pytest.mark.usefixtures("fresh_namespace")
 def test_local_routes_are_found_among_all_routes_of_the_host(kernel: old_kernel.OldKernel) -> None:
-    run("ip", "route", "add", "local", "10.97.0.1", "dev", "lo", "table", "local", "protocol", "250")
+    run("ip", "route", "add", "local", "10.97.0.1", "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
     with contextlib.closing(RouteDriver()) as driver:
         outcomes = driver.apply([Operation(Verb.ADD, LocalRoutes.of(address)) for address in (V4, V6)])
         assert not any(one.error or one.surprise for one in outcomes)
