@@ -59,15 +59,19 @@ def _read(channel: netlink.Channel, name: TableName) -> NftTable | None:
             found = message.attributes(data, start + nft.HEADER_SIZE, end)
             expressions = nft.expressions(data, *found[nft.RULE_EXPRESSIONS]) if nft.RULE_EXPRESSIONS in found else []
             rules.setdefault(message.text(data, found[nft.RULE_CHAIN]), []).append(expressions)
-    closed = tuple(
-        chain
-        for chain, place in table.chains.items()
-        if place and place.kind == "filter" and (place.drops or (chain in rules and _refuses_all(rules[chain][-1])))
-    )
-    redirects = tuple(
-        _redirect(chain, rule) for chain, of_chain in rules.items() for rule in of_chain if _gives_destination(rule)
-    )
-    return dataclasses.replace(table, closed=closed, redirects=redirects)
+    with netlink.parsing(action):
+        return dataclasses.replace(
+            table,
+            closed=tuple(chain for chain, place in table.chains.items() if _is_closed(place, rules.get(chain, ()))),
+            redirects=tuple(
+                _redirect(chain, rule) for chain, of_chain in rules.items() for rule in of_chain if _gives_destination(rule)
+            ),
+        )
+
+
+def _is_closed(place: BaseChain | None, rules: Sequence[Sequence[Expression]]) -> bool:
+    """Whether a base chain of type ``filter`` refuses every packet that no rule accepts before."""
+    return place is not None and place.kind == "filter" and (place.drops or (bool(rules) and _refuses_all(rules[-1])))
 
 
 def _refuses_all(rule: Sequence[Expression]) -> bool:

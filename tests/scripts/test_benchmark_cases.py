@@ -39,6 +39,17 @@ def test_a_node_with_impossibly_many_pods_is_measured_without_a_target() -> None
     assert (row.value, row.target) == (1.5, None)
 
 
+def test_both_backends_take_turns_and_a_start_with_nftables_may_start_no_process() -> None:
+    one_round = [_start(9.0), _replay(2.0), _start(4.0), _replay(1.0)]
+    one_round[2]["counts"] = {"processes": 1}
+    rows = _rows("backends 1000x10", [_start(99.0), _start(99.0), *one_round * 3])
+    assert rows["a start with nftables, relative to one with iptables"].value == 4 / 9
+    assert (rows["ratio to replay, nftables"].value, rows["ratio to replay, nftables"].target) == (4.0, 2.5)
+    assert rows["ratio to replay, iptables"].target is None
+    assert (rows["processes started, nftables"].value, rows["processes started, nftables"].ok) == (1, False)
+    assert rows["processes started, iptables"].target is None
+
+
 def test_starts_are_measured_in_several_pairs_except_the_one_that_takes_minutes() -> None:
     measured = {
         case.name: [

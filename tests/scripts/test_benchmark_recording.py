@@ -1,0 +1,35 @@
+"""The recording of a run: the same messages, but without what holds for that run alone."""
+
+import pathlib
+
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel import message
+from ipvsproxy.kernel import nft_message as nft
+from scripts.benchmark import recording as recordings
+
+GENERIC = 16
+
+
+def recorded(directory: pathlib.Path, protocol: int, messages: list[bytes]) -> bytes:
+    made = recordings.Recording(directory / "run")
+    made.add(protocol, messages)
+    made.close()
+    ((_, data),) = recordings.read(directory / "run").chunks
+    return data
+
+
+def test_a_transaction_is_recorded_without_the_generation_that_it_was_made_for(tmp_path: pathlib.Path) -> None:
+    messages = [nft.table(), nft.chain("one")]
+    data = recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages, 7, 1234))
+    assert data == recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages, 7))
+    assert int.from_bytes(data[:4], "little") == 20
+
+
+def test_other_messages_are_recorded_as_they_were_and_the_last_one_asks_for_an_answer(tmp_path: pathlib.Path) -> None:
+    one = message.numbered(bytes(16), b"\x01\0\0\0")
+    two = message.numbered(bytes(20), b"\x02\0\0\0")
+    for messages in ([two], [one, two]):
+        asking = bytearray(two)
+        asking[6] |= 0x4
+        assert recorded(tmp_path, GENERIC, messages) == b"".join([*messages[:-1], asking])
