@@ -45,7 +45,7 @@ class Recording:
             first = _HEADER.pack(_PLAIN_BEGIN_SIZE, *_HEADER.unpack_from(first)[1:]) + first[_HEADER.size : _PLAIN_BEGIN_SIZE]
         final = bytearray(others.pop() if others else first)
         final[6] |= netlink.ACKNOWLEDGE
-        sent = [*([first] if len(messages) > 1 else []), *others, final]
+        sent: list[bytes | bytearray] = [*([first] if len(messages) > 1 else []), *others, final]
         length = sum(map(len, sent))
         if os.writev(self._file.fileno(), sent) != length:
             raise OSError(f"{self._file.name} could not be written as a whole")
