@@ -19,6 +19,7 @@ MOUNTS = [
     "tmpfs /dev/shm tmpfs X-mount.mkdir,mode=1777 0 0",
 ]
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+STARTS = 3
 TIME_IN_LOG = re.compile(r"^\[ *\d+\.\d+\] ")
 
 
@@ -28,6 +29,15 @@ class Started:
 
     process: subprocess.Popen[bytes]
     pass_on: Callable[[float | None], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a guest ended: the command's status, None if the guest died; its log's last words; whether only its program crashed."""
+
+    status: int | None
+    words: str
+    crashed_early: bool
 
 
 class Guest(Protocol):
@@ -69,6 +79,8 @@ class Guest(Protocol):
 def run(guest: Guest, command: list[str], deadline: float | None, iptables: str | None, memory: str | None) -> int:
     """Run on a guest; returns the command's exit status.
 
+    A guest whose program a signal ends before the command has begun is started again: the QEMU of Debian 12 crashes now and then.
+
     Args:
         guest: the kind of guest.
         command: the command and its arguments.
@@ -87,15 +99,29 @@ def run(guest: Guest, command: list[str], deadline: float | None, iptables: str 
     if variant not in guest.variants:
         raise NoKernelError(f"iptables-{variant} does not work on {guest.name}: it works with {' or '.join(guest.variants)}")
     size = memory_size(memory or guest.memory)
+    for left in reversed(range(STARTS)):
+        ended = run_once(guest, command, deadline, variant, size)
+        if ended.status is not None:
+            return ended.status
+        if not left or not ended.crashed_early:
+            break
+        print(f"scripts/kernel: {guest.name} died before the command began, and is started again: {ended.words}", file=sys.stderr)
+    raise NoKernelError(f"{guest.name} died: {ended.words}")
+
+
+def run_once(guest: Guest, command: list[str], deadline: float | None, variant: str, memory: int) -> Ended:
+    """Start a guest and wait for its end. See run."""
     with control.directory(command, MOUNTS, variant) as directory, (directory / "kernel.log").open("a+b") as log:
         write_inputs(guest, directory, variant)
-        with guest.start(directory, size, log) as started, processes.killed_at_the_end(started.process):
+        with guest.start(directory, memory, log) as started, processes.killed_at_the_end(started.process):
             started.pass_on(deadline)
-            started.process.wait()
+            code = started.process.wait()
         try:
-            return int((directory / "status").read_text())
+            status = int((directory / "status").read_text())
         except (FileNotFoundError, ValueError):
-            raise NoKernelError(f"{guest.name} died: {last_words(log)}") from None
+            status = None
+        words = last_words(log) or f"its status is {code}, and its log is empty"
+        return Ended(status, words, crashed_early=code < 0 and not (directory / "began").exists())
 
 
 def write_inputs(guest: Guest, directory: pathlib.Path, variant: str) -> None:
@@ -128,11 +154,11 @@ def memory_size(memory: str) -> int:
 
 
 def last_words(log: IO[bytes]) -> str:
-    """Find the line of the kernel's log that explains best why it ended."""
+    """Find the line of the kernel's log that explains best why it ended; empty if the log is."""
     log.seek(0)
     lines = [TIME_IN_LOG.sub("", line.strip()) for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     for sign in ("scripts/kernel:", "Kernel panic", "Out of memory"):
         for line in lines:
             if sign in line:
                 return line.removeprefix("scripts/kernel: ")
-    return lines[-1] if lines else "its log is empty"
+    return lines[-1] if lines else ""

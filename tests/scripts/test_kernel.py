@@ -143,6 +143,47 @@ def test_a_working_directory_that_would_vanish_is_refused() -> None:
     assert b"the working directory cannot be /tmp itself" in ended.stderr
 
 
+# The script itself, with a guest that is a shell: it crashes at its first start, before or after the command has begun.
+CRASHING = f"""
+import contextlib, importlib.machinery, importlib.util, pathlib, subprocess, sys
+loader = importlib.machinery.SourceFileLoader("kernel", {str(SCRIPT)!r})
+kernel = importlib.util.module_from_spec(importlib.util.spec_from_loader("kernel", loader))
+loader.exec_module(kernel)
+
+class Crashing:
+    name, consoles, variants, memory = "the guest", ("a", "b"), ("legacy",), "1M"
+
+    def why_not(self):
+        return ""
+
+    def modules(self):
+        return pathlib.Path("/")
+
+    @contextlib.contextmanager
+    def start(self, directory, memory, log):
+        script = "[ -e ran ] || {{ touch ran $3; kill -SEGV $$; }}; echo 7 >$1/status; echo $2"
+        words = [str(directory), "output", str(directory / "began") if "late" in sys.argv else "ran"]
+        process = subprocess.Popen(["sh", "-c", script, "sh", *words], start_new_session=True)
+        yield kernel.guest.Started(process, lambda deadline: None)
+
+kernel.GUESTS["uml"] = Crashing()
+sys.exit(kernel.main())
+"""
+
+
+def test_a_guest_that_crashes_before_the_command_has_begun_is_started_again(place: pathlib.Path) -> None:
+    ended = run([sys.executable, "-B", "-c", CRASHING, "--kernel", "uml"], "early", place)
+    assert (ended.returncode, ended.stdout) == (7, b"output\n")
+    why = b"its status is -11, and its log is empty"
+    assert ended.stderr == b"scripts/kernel: the guest died before the command began, and is started again: " + why + b"\n"
+
+
+def test_a_guest_that_crashes_later_is_not_started_again(place: pathlib.Path) -> None:
+    ended = run([sys.executable, "-B", "-c", CRASHING, "--kernel", "uml"], "late", place)
+    assert (ended.returncode, ended.stdout) == (125, b"")
+    assert ended.stderr == b"scripts/kernel: the guest died: its status is -11, and its log is empty\n"
+
+
 @guests
 def test_memory_without_a_unit_is_refused(kind: str, place: pathlib.Path) -> None:
     ended = run(GUESTS[kind][0], "true", place, "--memory", "1024")
