@@ -2,6 +2,7 @@
 
 import enum
 import uuid
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import msgspec
@@ -253,7 +254,7 @@ class Listed(NamedTuple):
     """A list of one kind is complete: objects with other ``keys`` do not exist any more."""
 
     kind: ObjectKind
-    keys: frozenset[ObjectKey]
+    keys: AbstractSet[ObjectKey]
 
 
 class Rejected(NamedTuple):

@@ -26,6 +26,7 @@ import random
 import time
 import urllib.parse
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, assert_never
 
 from ipvsproxy.daemon.base import backoff
@@ -289,7 +290,7 @@ class Reflector:
         self._list_again_at_s = math.inf  # Before the delivery, which may request another list.
         deliver((Listed(self._kind, keys),))
 
-    async def _pages(self, connection: Connection, version: str, limit: int, deliver: Deliver) -> frozenset[ObjectKey]:
+    async def _pages(self, connection: Connection, version: str, limit: int, deliver: Deliver) -> AbstractSet[ObjectKey]:
         """Read a whole list; returns the keys of all of its objects, also of those that cannot be read."""
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (Listing(self._kind),)
@@ -309,7 +310,7 @@ class Reflector:
             self.status.contact_s = self._pace.now()
             self._version, token, self._is_known_there = page.resource_version, page.continue_token, True
             if not token:
-                return frozenset(keys)
+                return keys
 
     async def _page(
         self, connection: Connection, query: str, deliver: Callable[[Sequence[Put | Rejected], str], None]
