@@ -4,7 +4,8 @@
 
 A measurement is a name of ``measure`` and its arguments. ``pages`` there is a number of Services, one of endpoints each, and
 perhaps one of nodes; ``recording`` is the name of a file. A measurement ``restart`` runs in the namespace of the one before, in
-the state that it left. Each line of output is JSON: a result, or ``error``.
+the state that it left. ``limit_s`` stops a measurement that takes longer; what is alike, or needs its recording, is not begun
+then. Each line of output is JSON: a result, ``error``, or ``stopped_s``, the time after which it was stopped.
 """
 
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from scripts.benchmark import cases
@@ -32,7 +34,12 @@ def main() -> None:
 def run(directory: pathlib.Path) -> None:
     """As ``main``, with a directory for intermediate files."""
     quiet("ip", "link", "set", "lo", "up")
+    stopped: dict[str, dict[str, Any]] = {}
     for what, arguments in json.loads(sys.argv[1]):
+        names = same_names(arguments)
+        if before := next((stopped[name] for name in names if name in stopped), None):
+            print_result(before)
+            continue
         if what not in ("restart", *cases.WITHOUT_KERNEL):
             quiet("ip", "netns", "del", NAMESPACE)
             rest()
@@ -44,20 +51,38 @@ def run(directory: pathlib.Path) -> None:
             inner["pages"] = str(pages(directory, *inner["pages"]))
         if "recording" in given:
             given["recording"] = str(directory / given["recording"])
-        sys.stdout.write(json.dumps(measure(what, given, directory)) + "\n")
-        sys.stdout.flush()
+        result = measure(what, given, directory)
+        if "stopped_s" in result:
+            stopped |= dict.fromkeys(names, result)
+        print_result(result)
+
+
+def same_names(arguments: Mapping[str, Any]) -> list[str]:
+    """What a measurement has in common with others that are as slow: size and flags, and the recording."""
+    alike = [json.dumps([arguments["pages"], arguments.get("flags")])] if "pages" in arguments else []
+    return alike + ([arguments["recording"]] if "recording" in arguments else [])
+
+
+def print_result(result: Mapping[str, Any]) -> None:
+    """Print one line at once."""
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
 
 
 def measure(what: str, arguments: dict[str, Any], directory: pathlib.Path) -> dict[str, Any]:
     """Run one measurement in the namespace."""
     log = directory / "log"
+    limit_s = arguments.pop("limit_s", None)
     # Measurements without a kernel run in a namespace already, and leave nothing in it.
     inside = [] if what in cases.WITHOUT_KERNEL else ["ip", "netns", "exec", NAMESPACE]
     command = [*inside, sys.executable, "-m", "scripts.benchmark.measure", what, json.dumps(arguments)]
     if profile := os.environ.get("IPVSPROXY_PROFILE"):
         command[len(inside) + 1 : len(inside) + 2] = ["-m", "cProfile", "-o", profile, "-m"]
     with log.open("w") as opened:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=opened, text=True, check=False)
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=opened, text=True, check=False, timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return {"stopped_s": limit_s}
     if done.returncode:
         return {"error": f"ended with status {done.returncode}: {log.read_text()[-4000:]}"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

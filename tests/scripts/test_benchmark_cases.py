@@ -71,13 +71,25 @@ def test_starts_are_measured_in_several_pairs_except_the_one_that_takes_minutes(
 
 
 def test_routes_have_targets_and_addresses_beside_them_none() -> None:
-    one_round = [_start(60.0), _replay(40.0), _start(6.0), _replay(4.0)]
-    rows = _rows("binding 100000x1 IPv4", [_start(99.0), _start(99.0, pending=1), *one_round])
+    with_routes = [_start(99.0, pending=1), _start(6.0), _replay(4.0)]
+    rows = _rows("binding 100000x1 IPv4", [*with_routes, _start(99.0), _start(60.0), _replay(40.0)])
     assert (rows["wall s, median, routes"].value, rows["wall s, median, routes"].target) == (6.0, 8.0)
     assert (rows["ratio to replay, routes"].value, rows["ratio to replay, routes"].target) == (1.5, 2.5)
     assert (rows["wall s, median, addresses"].value, rows["wall s, median, addresses"].target) == (60.0, None)
     assert rows["a start with routes, relative to one with addresses"].value == 0.1
     assert (rows["failed or pending, addresses"].ok, rows["failed or pending, routes"].ok) == (True, False)
+
+
+def test_a_way_that_was_stopped_has_one_row_that_says_after_how_many_seconds() -> None:
+    with_routes = [_start(99.0), _start(6.0), _replay(4.0)]
+    stopped = {"stopped_s": cases.START_LIMIT_S}
+    rows = _rows("binding 44125x2 IPv6", [*with_routes, stopped, stopped, stopped])
+    assert [figure for figure in rows if "addresses" in figure] == [
+        "more than so many s, then stopped, addresses",
+        "replay: addresses and routes s, routes",
+    ]
+    assert rows["more than so many s, then stopped, addresses"].value == cases.START_LIMIT_S
+    assert rows["ratio to replay, routes"].value == 1.5
 
 
 def test_both_ways_are_measured_in_turn_in_one_boot_with_the_recordings_of_their_own() -> None:
