@@ -16,6 +16,7 @@ from ipvsproxy.kernel import (
     ipvs_handover,
     ipvs_message,
     ipvs_operations,
+    ipvs_pages,
     ipvs_table,
     ipvs_traffic,
     message,
@@ -95,7 +96,8 @@ class IpvsDriver:
         self.traffic = ipvs_traffic.TrafficReader(connect)
         self._make_table = functools.partial(ipvs_table.TableReader, table, self._settings, self._virtual_server)
         self._table = self._make_table()
-        self._entries = entries or ipvs_entries.EntryReader(self._virtual_server)
+        pages = ipvs_pages.PageReader(table, ipvs_entries.name_of)
+        self._entries = entries or ipvs_entries.EntryReader(self._virtual_server, pages=pages)
         self._reads_entries = False
         """Whether the last reading of everything met no IPv6, and none was written since."""
         self._channel = netlink.Channel(NETLINK_GENERIC, connect)

@@ -8,7 +8,8 @@ include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services``, ``ip_vs_g
 
 Nothing tells of a change of the table: IPVS sends no notifications and counts no generations. The entries of the virtual servers,
 a call of 5 ms for 10,000, show each change of a virtual server, and each added or removed real server by their number. A weight,
-or a real server in place of another, only shows in the entries of real servers.
+or a real server in place of another, only shows in the entries of real servers, and in the pages of the file: where these are
+as before, the questions are spared (see ``ipvs_pages``).
 
 Other calls may write between two parts. A virtual server that was written meanwhile waits for the next reading.
 """
@@ -22,8 +23,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from ipvsproxy.kernel import ipvs_message, ipvs_table, modules, sockopt
+from ipvsproxy.kernel import ipvs_message, ipvs_pages, ipvs_table, modules, sockopt
 from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.ipvs_pages import PageReader
 from ipvsproxy.model.kernel import (
     HAS_THRESHOLDS,
     HASHED,
@@ -49,6 +51,8 @@ _REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # all but connections and counter
 _SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIiII")  # address and port, forwarding method in flags, weight, upper and lower threshold
 _SCHEDULER_SIZE = 16
+_FLAGS, _FLAGS_AT = struct.Struct("=I"), _NAME.size + _SCHEDULER_SIZE
+_COUNT, _COUNT_AT = struct.Struct("=I"), _ROW.size - 4  # the number of real servers
 _NO_NAME = bytes(_NAME.size)
 _METHODS = 0x7
 _PROTOCOLS = {int(protocol): protocol for protocol in Protocol}
@@ -76,11 +80,13 @@ class EntryReader:
         ask: Ask = sockopt.ask_in,
         clock: Callable[[], float] = time.monotonic,
         scheduler_uses: Callable[[], Mapping[str, int] | None] = modules.scheduler_uses,
+        pages: PageReader | None = None,
     ) -> None:
         """``read_one`` reads one virtual server by netlink; None if it does not exist. ``ask`` is as ``sockopt.ask_in``.
 
-        ``scheduler_uses`` is as in ``modules``.
+        ``scheduler_uses`` is as in ``modules``. ``pages`` spare questions.
         """
+        self._pages = pages
         self._scheduler_uses = scheduler_uses
         self.foreign = 0
         self._read_one = read_one
@@ -152,13 +158,21 @@ class EntryReader:
         self._passed.clear()
         before, met, foreign = len(self._known), 0, 0
         rows = self._rows()
+        spared: set[bytes] = set()
+        if whole and self._pages is not None:
+            yield from self._read_pages(self._pages, rows, spared)
         reading: ipvs_table.Reading = {}
         ends_s = self._clock() + ipvs_table.PART_S
         for number, row in enumerate(rows, 1):
             name = row[: _NAME.size]
             known = self._known.get(name)
             met += known is not None
-            if name not in self._passed and (whole or not (known == _WRITTEN or (known or 0) >> _BITS == hash(row) & _SHORT)):
+            is_same = known is not None and known != _WRITTEN and known >> _BITS == hash(row) & _SHORT
+            if is_same and whole:
+                is_same = name in spared and not _has_thresholds(row)
+            elif known == _WRITTEN:
+                is_same = not whole
+            if name not in self._passed and not is_same:
                 key = _key(name)
                 if key is None:
                     foreign += 1
@@ -173,8 +187,23 @@ class EntryReader:
                 self._note_written()
                 reading, ends_s = {}, self._clock() + ipvs_table.PART_S
         self.foreign = foreign
+        if whole and self._pages is not None:
+            self._pages.keep()
         if met < before:
             yield from self._gone(rows)
+
+    def _read_pages(self, pages: PageReader, rows: list[bytes], spared: set[bytes]) -> Iterator[ipvs_table.Reading]:
+        """Gather the names of virtual servers that need not be asked for, with pauses for other calls."""
+        if not ipvs_pages.are_cheaper(len(rows), sum(_COUNT.unpack_from(row, _COUNT_AT)[0] for row in rows)):
+            pages.forget()
+            return
+        ends_s = self._clock() + ipvs_table.PART_S
+        for names in pages.read():
+            spared.update(names)
+            if self._clock() >= ends_s:
+                yield {}
+                self._note_written()
+                ends_s = self._clock() + ipvs_table.PART_S
 
     def _gone(self, rows: list[bytes]) -> Iterator[ipvs_table.Reading]:
         gone = self._known.keys() - {row[: _NAME.size] for row in rows} - self._passed
@@ -184,7 +213,7 @@ class EntryReader:
 
     def _note_written(self) -> None:
         for key, is_there in self._written.items():
-            name = _name(key)
+            name = name_of(key)
             self._passed.add(name)
             if is_there:
                 self._known[name] = _WRITTEN
@@ -252,7 +281,14 @@ class EntryReader:
         return memoryview(question)
 
 
-def _name(key: VirtualServerKey) -> bytes:
+def _has_thresholds(row: bytes) -> bool:
+    """Whether the real servers of this entry of a virtual server may have thresholds."""
+    (flags,) = _FLAGS.unpack_from(row, _FLAGS_AT)
+    return bool(flags & HAS_THRESHOLDS)
+
+
+def name_of(key: VirtualServerKey) -> bytes:
+    """How the entry of a virtual server begins."""
     if isinstance(key, FirewallMark):
         return _NAME.pack(key.protocol, key.address, bytes(2), key.mark)
     return _NAME.pack(key.protocol, key.address, key.port.to_bytes(2, "big"), 0)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import pathlib
 import shutil
 import socket
 import struct
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.kernel import ipvs, ipvs_entries, ipvs_table, netlink
+from ipvsproxy.kernel import ipvs, ipvs_entries, ipvs_pages, ipvs_table, netlink, sockopt
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.model.kernel import (
     HAS_THRESHOLDS,
@@ -36,6 +37,9 @@ INFO, SERVICES, DESTINATIONS = 1153, 1154, 1156
 
 def pod(number: int) -> RealServerKey:
     return RealServerKey.of(parse_address(f"10.244.0.{number}"), 8080)
+
+
+TITLE = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port\n"
 
 
 class Table:
@@ -112,6 +116,22 @@ class Table:
 
     def put(self, key: VirtualServerKey, *servers: RealServerKey, settings: VirtualServerSettings = RR) -> None:
         self.content[key] = settings, dict.fromkeys(servers, (0, 1))
+
+    def print(self, path: pathlib.Path, *, connections: int = 0) -> None:
+        """Write the table, without virtual servers by mark, as ``/proc/net/ip_vs`` shows it."""
+        lines = [TITLE]
+        for key, (settings, servers) in self.content.items():
+            lines.append(f"{key.protocol.name}  {key.address.hex().upper()}:{key.port:04X} {settings.scheduler} \n")
+            for name, (_, weight) in reversed(servers.items()):
+                where = f"{name.address.hex().upper()}:{name.port:04X}"
+                lines.append(f"  -> {where}      Masq    {weight:<6} {connections:<10} {connections:<10}\n")
+        path.write_text("".join(lines))
+
+    def questions(self, *, whole: bool = True) -> int:
+        """How many virtual servers a reading asks for."""
+        self.asked.clear()
+        self.read(whole=whole)
+        return self.asked.count(DESTINATIONS)
 
     def read(self, *, whole: bool = True) -> ipvs_table.Reading:
         return {key: observed for part in self.reader.read(whole=whole) for key, observed in part.items()}
@@ -309,6 +329,112 @@ def test_a_kernel_without_this_interface_is_recognised(table: Table) -> None:
     assert not table.reader.is_there()
 
 
+# With pages of the file, which spare questions.
+
+
+@pytest.fixture
+def printed(table: Table, tmp_path: pathlib.Path) -> Iterator[tuple[Table, pathlib.Path]]:
+    """A table of two virtual servers that were read, and its file."""
+    path = tmp_path / "ip_vs"
+    pages = ipvs_pages.PageReader(path, ipvs_entries.name_of)
+    table.reader = ipvs_entries.EntryReader(table._read_one, table._ask, table._clock, lambda: table.uses, pages)
+    table.put(WEB, pod(1), pod(2))
+    table.put(DNS, pod(3))
+    table.print(path)
+    with contextlib.closing(table.reader):
+        assert table.read().keys() == {WEB, DNS}
+        yield table, path
+
+
+def test_what_is_printed_as_before_is_not_asked_for(printed: tuple[Table, pathlib.Path]) -> None:
+    table, path = printed
+    assert [table.questions(), table.questions()] == [0, 0]
+    table.print(path, connections=7)
+    assert [table.questions(), table.questions()] == [0, 0], "connections are nobody's drift"
+
+
+@pytest.mark.parametrize("change", [_weight, _exchange, _more, _scheduler, _flag])
+def test_a_change_is_seen_by_the_next_whole_reading_and_spared_after_it(
+    printed: tuple[Table, pathlib.Path], change: Callable[[Table], None]
+) -> None:
+    table, path = printed
+    change(table)
+    table.print(path)
+    assert table.read().keys() == {WEB}
+    assert table.read() == {}
+    assert table.questions() == 0
+
+
+def test_what_another_virtual_server_moves_to_another_page_is_not_asked_for(printed: tuple[Table, pathlib.Path]) -> None:
+    table, path = printed
+    first = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.7"), 80)
+    table.content = {first: (RR, {pod(9): (0, 1)}), **table.content}
+    table.print(path, connections=3)
+    assert table.questions() == 1
+    del table.content[first]
+    table.print(path)
+    assert table.questions() == 0
+
+
+def test_thresholds_which_the_file_does_not_show_are_asked_for(printed: tuple[Table, pathlib.Path]) -> None:
+    table, path = printed
+    table.put(WEB, pod(1), pod(2), settings=VirtualServerSettings("rr", HAS_THRESHOLDS, 0))
+    table.print(path)
+    assert table.read().keys() == {WEB}
+    assert table.questions() == 1
+    table.limits[WEB] = {pod(1): Thresholds(9, 0)}
+    assert table.read().keys() == {WEB}
+
+
+def test_what_was_written_here_is_asked_for_though_it_is_printed_as_before(printed: tuple[Table, pathlib.Path]) -> None:
+    table, _ = printed
+    table.reader.note(WEB, is_there=True)
+    assert table.questions() == 1
+    table.reader.forget()
+    assert table.questions() == 2, "an audit reads everything"
+
+
+def test_what_the_file_skips_is_asked_for(printed: tuple[Table, pathlib.Path]) -> None:
+    table, path = printed
+    kept = table.content.pop(WEB)
+    table.print(path)
+    table.content = {WEB: kept, **table.content}
+    table.read()
+    assert table.questions() == 1
+
+
+def test_a_reading_that_broke_off_spares_no_question_of_the_next(printed: tuple[Table, pathlib.Path]) -> None:
+    table, path = printed
+    _weight(table)
+    table.print(path)
+    table.failing[DESTINATIONS] = errno.ENOMEM
+    with pytest.raises(KernelError):
+        table.read()
+    table.failing.clear()
+    assert table.read().keys() == {WEB}, "its pages were printed, and it was not asked for"
+    assert table.questions() == 0
+
+
+def test_a_file_that_cannot_be_read_spares_nothing(printed: tuple[Table, pathlib.Path]) -> None:
+    table, path = printed
+    path.write_text("nonsense")
+    assert table.questions() == 2
+    path.unlink()
+    assert table.questions() == 2
+    table.print(path)
+    assert [table.questions(), table.questions()] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("virtual_servers", "real_servers", "are_cheaper"),
+    [(10_000, 10_000, True), (10_000, 50_000, True), (10_000, 100_000, False), (100, 100, True), (50_000, 50_000, False)],
+)
+def test_pages_are_read_where_they_are_cheaper_than_questions(
+    virtual_servers: int, real_servers: int, *, are_cheaper: bool
+) -> None:
+    assert ipvs_pages.are_cheaper(virtual_servers, real_servers) is are_cheaper
+
+
 @pytest.mark.parametrize(
     ("uses", "shows_all"),
     [
@@ -395,6 +521,26 @@ def test_a_real_server_in_place_of_another_is_seen_by_the_whole_reading_alone(dr
     ipvsadm("-d", "-t", "10.96.0.1:80", "-r", "10.244.0.1:8080")
     assert polled(driver, whole=False) == {}
     assert polled(driver, whole=True) == {ONE.key: ObservedVirtualServer(RR, EvenWeights.of([pod(9)]))}
+
+
+@pytest.mark.kernel
+def test_a_whole_reading_of_an_unchanged_table_asks_for_no_virtual_server(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def ask(asking: socket.socket, level: int, option: int, buffer: bytearray, action: str) -> int:
+        asked.append(option)
+        return sockopt.ask_in(asking, level, option, buffer, action)
+
+    monkeypatch.setattr(driver._entries, "_ask", ask)
+    assert clean(driver.apply(operations(Verb.ADD, ONE, TWO, real(ONE, "10.244.0.1"), real(TWO, "10.244.0.3"))))
+    driver.observe()
+    asked.clear()
+    assert polled(driver, whole=True) == {}
+    assert DESTINATIONS not in asked
+    ipvsadm("-e", "-t", "10.96.0.1:80", "-r", "10.244.0.1:8080", "-m", "-w", "7")
+    assert polled(driver, whole=True).keys() == {ONE.key}
 
 
 @pytest.mark.kernel
