@@ -120,6 +120,7 @@ def all_cases(*, quick: bool, kube_proxy: str = "") -> list[Case]:
         ),
         *(_backend(size, repeats=repeats if size[0] <= MAIN[0] else 1, quick=size in SMALL) for size in BACKEND_RATIOS),
         Case(name="own", measurements=[("own", {"what": "cold", "arguments": {"pages": MAIN}})] * repeats, rows=_own),
+        _own_backends(repeats),
         Case(name="own change", measurements=[_own_steady("change")], rows=_own_change),
         Case(
             name=f"own {churn}", measurements=[_own_steady("churn", churn_s)], rows=functools.partial(_own_churn, f"own {churn}")
@@ -379,13 +380,17 @@ def _backend(size: tuple[int, int], *, repeats: int, quick: bool) -> Case:
     """
     sides = {
         backend: Side(
-            ["--ipvs-vip-binding=routes", f"--rules-backend={backend}"],
+            _backend_flags(backend),
             most_ratio=BACKEND_RATIOS.get(size) if backend == "nftables" else None,
             most_processes=0 if backend == "nftables" else None,
         )
         for backend in BACKENDS
     }
     return _in_turn(f"backends {size[0]}x{size[1]}", (*size, 0, 0), sides, repeats=repeats, quick=quick)
+
+
+def _backend_flags(backend: str) -> list[str]:
+    return ["--ipvs-vip-binding=routes", f"--rules-backend={backend}"]
 
 
 def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repeats: int, quick: bool) -> Case:
@@ -453,6 +458,21 @@ def _own(found: Sequence[Found]) -> Iterator[Row]:
             yield Row("own", f"processor s: {phase}", sum(best["phases"].get(part, {}).get("cpu_s", 0.0) for part in parts))
     yield Row("own", "processor s: all", best["cpu_s"])
     yield Row("own", "page faults", best["page_faults"])
+
+
+def _own_backends(repeats: int) -> Case:
+    """Starts with each backend, in turn, without a kernel: what its messages cost the program. The kernel must have nf_tables."""
+    sides = {name: {"pages": MAIN, "times": False, "flags": _backend_flags(name)} for name in BACKENDS}
+
+    def rows(found: Sequence[Found]) -> Iterator[Row]:
+        spent = [min(float(one["cpu_s"]) for one in found[at :: len(sides)]) for at in range(len(sides))]
+        for name, processor_s in zip(sides, spent, strict=True):
+            yield Row("backends without a kernel", f"processor s, best, {name}", processor_s)
+        yield Row("backends without a kernel", "processor of nftables, relative to iptables", spent[1] / spent[0])
+        yield Row("backends without a kernel", "failed or pending", sum(one["failed"] + one["pending"] for one in found), 0)
+
+    measurements: list[Measurement] = [("own", {"what": "cold", "arguments": given}) for given in sides.values()]
+    return Case(name="backends without a kernel", measurements=measurements * repeats, rows=rows)
 
 
 def _own_change(found: Sequence[Found]) -> Iterator[Row]:

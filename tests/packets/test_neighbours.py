@@ -19,7 +19,7 @@ from ipvsproxy.model.rules import Backend
 from tests.packets import questions
 from tests.packets.questions import ANSWERED, MASQUERADED, Row
 from tests.packets.switching import losing_nothing
-from tests.support import firewalld, lab, neighbours
+from tests.support import firewalld, lab, neighbours, patience
 from tests.support.cluster import Cluster, address, service
 from tests.support.firewalld import Firewalld
 from tests.support.left_tables import nftables_mode
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.skipif(_lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
 ]
 
-HEALED_WITHIN_S = 40.0
+HEALED_WITHIN_S = patience.seconds(40.0)
 BACKENDS = pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES], ids=str)
 NFTABLES = "--rules-backend=nftables"
 EVERYBODY = ("p1", "r1")
@@ -138,6 +138,7 @@ LEFT = {"table ip kube-proxy", "table ip6 kube-proxy"}
 LATE = [service("web", 1, "r1", balancer=True), service("late", 5, "r1")]
 
 
+@pytest.mark.distribution
 @BACKENDS
 def test_a_table_left_by_kube_proxy_serves_until_ours_do_and_goes_without_a_lost_connection(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
@@ -206,9 +207,8 @@ def test_a_foreign_table_with_kube_proxys_name_is_left_alone(laboratory: lab.Lab
 def test_services_work_beside_a_neighbour_and_nothing_of_it_changes(
     laboratory: lab.Lab, tmp_path: Path, program: tuple[str, ...], rules: str
 ) -> None:
-    laboratory.run("node", *program, stdin=rules)
     with Cluster(laboratory, tmp_path, NFTABLES) as running:
-        laboratory.run("node", *program, stdin=rules)  # the start has emptied the kernel
+        laboratory.run("node", *program, stdin=rules)
         before = foreign(laboratory)
         running.have(*SERVICES)
         assert wrong(laboratory, ROWS) == []
@@ -264,6 +264,7 @@ def trust(wall: Firewalld) -> None:
         wall.command("--permanent", "--zone=trusted", f"--add-interface={interface}")
 
 
+@pytest.mark.distribution
 def test_firewalld_wins_until_its_zones_accept_and_doctor_says_so(laboratory: lab.Lab, tmp_path: Path, wall: Firewalld) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running:
         running.have(*SERVICES)
@@ -280,7 +281,7 @@ def test_firewalld_wins_until_its_zones_accept_and_doctor_says_so(laboratory: la
         assert foreign(laboratory) == before
 
 
-@pytest.mark.parametrize("event", ["reload", "restart", "flush ruleset"])
+@pytest.mark.parametrize("event", [pytest.param("reload", marks=pytest.mark.distribution), "restart", "flush ruleset"])
 def test_what_firewalld_does_to_all_tables_heals_without_a_lost_connection(
     laboratory: lab.Lab, tmp_path: Path, wall: Firewalld, event: str
 ) -> None:

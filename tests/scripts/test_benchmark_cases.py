@@ -50,6 +50,13 @@ def test_both_backends_take_turns_and_a_start_with_nftables_may_start_no_process
     assert rows["processes started, iptables"].target is None
 
 
+def test_without_a_kernel_the_best_processor_time_of_each_backend_counts() -> None:
+    times = [{**_start(1.0), "cpu_s": spent} for spent in (2.0, 3.0, 4.0, 2.5)]
+    rows = _rows("backends without a kernel", times)
+    assert rows["processor of nftables, relative to iptables"].value == 1.25
+    assert (rows["failed or pending"].value, rows["failed or pending"].target) == (0, 0)
+
+
 def test_starts_are_measured_in_several_pairs_except_the_one_that_takes_minutes() -> None:
     measured = {
         case.name: [

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-RUNS_WITHIN_S = 60.0
+from tests.support import patience
+
+RUNS_WITHIN_S = patience.seconds(60.0)
 PROGRAMS = ("firewalld", "firewall-cmd", "dbus-daemon")
 
 _BUS = """\
