@@ -104,7 +104,7 @@ def run(*command: str, status: int = 0) -> str:
 
 def ask_health() -> int:
     try:
-        with urllib.request.urlopen(HEALTH, timeout=5) as answer:
+        with urllib.request.urlopen(HEALTH, timeout=patience.seconds(5)) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -271,7 +271,7 @@ def test_a_swapped_config_map_changes_the_scheduler_and_connections_continue(fol
     path = swap(volume, "..1", CONFIGURATION)
     with Started(folder, f"--config={path}") as program, echo_server():
         program.wait_until_synced()
-        with socket.create_connection(("10.96.0.10", 80), timeout=10) as connection:
+        with socket.create_connection(("10.96.0.10", 80), timeout=patience.seconds(10)) as connection:
             assert ask(connection, b"before") == b"before"
             swap(volume, "..2", CONFIGURATION + "ipvs: {scheduler: wrr}\nmetricsBindAddress: 127.0.0.1:1\n")
             program.wait_until(lambda: virtual_servers() == ["-A -t 10.96.0.10:80 -s wrr"], "reconfigured", 20)

@@ -35,6 +35,7 @@ class DebianKernel:
     consoles = ("hvc0", "hvc1")
     variants: tuple[str, ...] = ("nft", "legacy")
     memory = "2048M"
+    processors = 2  # a single one would hide races that a node has
 
     def why_not(self) -> str:
         """See guest.Guest."""
@@ -49,7 +50,7 @@ class DebianKernel:
         return FILES / "lib/modules"
 
     @contextlib.contextmanager
-    def start(self, directory: pathlib.Path, memory: int, log: IO[bytes]) -> Iterator[guest.Started]:
+    def start(self, directory: pathlib.Path, size: guest.Size, log: IO[bytes]) -> Iterator[guest.Started]:
         """See guest.Guest.
 
         QEMU writes to files, because it discards what a full pipe does not take.
@@ -59,8 +60,8 @@ class DebianKernel:
         process = subprocess.Popen(
             [
                 # Without KVM even where it seems to be: inside another virtual machine it may not work, and QEMU dies of it then.
-                # A single processor would hide races that a node has.
-                str(QEMU), "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", f"{memory // 2**20}M",
+                str(QEMU), "-accel", "tcg,thread=multi", "-cpu", "max",
+                "-smp", str(size.processors), "-m", f"{size.memory // 2**20}M",
                 "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
                 "-kernel", str(kernel), "-initrd", str(initramfs),
                 "-append", "console=ttyS0 quiet panic=-1 mitigations=off",

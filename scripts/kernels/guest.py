@@ -24,6 +24,14 @@ TIME_IN_LOG = re.compile(r"^\[ *\d+\.\d+\] ")
 
 
 @dataclasses.dataclass(frozen=True)
+class Size:
+    """Memory in bytes, and the number of processors."""
+
+    memory: int
+    processors: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Started:
     """A guest that runs: its process, and what copies the command's output until its end, or raises TimeoutError."""
 
@@ -48,6 +56,7 @@ class Guest(Protocol):
         consoles: its devices that carry the command's stdout and stderr.
         variants: the variants of iptables that work there, the default one first.
         memory: its default memory.
+        processors: its default number of processors.
 
     """
 
@@ -55,6 +64,7 @@ class Guest(Protocol):
     consoles: tuple[str, str]
     variants: tuple[str, ...]
     memory: str
+    processors: int
 
     def why_not(self) -> str:
         """Say why this guest cannot be started; empty if it can."""
@@ -62,21 +72,29 @@ class Guest(Protocol):
     def modules(self) -> pathlib.Path:
         """Return the host's directory that is /lib/modules to the guest's modprobe."""
 
-    def start(self, directory: pathlib.Path, memory: int, log: IO[bytes]) -> contextlib.AbstractContextManager[Started]:
+    def start(self, directory: pathlib.Path, size: Size, log: IO[bytes]) -> contextlib.AbstractContextManager[Started]:
         """Start the kernel, with `init` of the control directory as its first process.
 
         Args:
             directory: the control directory.
-            memory: in bytes.
+            size: of the machine.
             log: for what kernel and program have to say; opened to append.
 
         Raises:
-            NoKernelError: something is missing.
+            NoKernelError: something is missing, or of the wrong size.
 
         """
 
 
-def run(guest: Guest, command: list[str], deadline: float | None, iptables: str | None, memory: str | None) -> int:
+def run(
+    guest: Guest,
+    command: list[str],
+    deadline: float | None,
+    iptables: str | None,
+    *,
+    memory: str | None = None,
+    processors: int | None = None,
+) -> int:
     """Run on a guest; returns the command's exit status.
 
     A guest whose program a signal ends before the command has begun is started again: the QEMU of Debian 12 crashes now and then.
@@ -87,6 +105,7 @@ def run(guest: Guest, command: list[str], deadline: float | None, iptables: str 
         deadline: of time.monotonic; None for no limit.
         iptables: a variant of iptables; None for the guest's default.
         memory: of the guest, a number with a unit; None for its default.
+        processors: of the guest; None for its default.
 
     Raises:
         NoKernelError: the guest cannot be started, or died.
@@ -98,7 +117,7 @@ def run(guest: Guest, command: list[str], deadline: float | None, iptables: str 
     variant = iptables or guest.variants[0]
     if variant not in guest.variants:
         raise NoKernelError(f"iptables-{variant} does not work on {guest.name}: it works with {' or '.join(guest.variants)}")
-    size = memory_size(memory or guest.memory)
+    size = Size(memory_size(memory or guest.memory), processors or guest.processors)
     for left in reversed(range(STARTS)):
         ended = run_once(guest, command, deadline, variant, size)
         if ended.status is not None:
@@ -109,11 +128,11 @@ def run(guest: Guest, command: list[str], deadline: float | None, iptables: str 
     raise NoKernelError(f"{guest.name} died: {ended.words}")
 
 
-def run_once(guest: Guest, command: list[str], deadline: float | None, variant: str, memory: int) -> Ended:
+def run_once(guest: Guest, command: list[str], deadline: float | None, variant: str, size: Size) -> Ended:
     """Start a guest and wait for its end. See run."""
     with control.directory(command, MOUNTS, variant) as directory, (directory / "kernel.log").open("a+b") as log:
         write_inputs(guest, directory, variant)
-        with guest.start(directory, memory, log) as started, processes.killed_at_the_end(started.process):
+        with guest.start(directory, size, log) as started, processes.killed_at_the_end(started.process):
             started.pass_on(deadline)
             code = started.process.wait()
         try:

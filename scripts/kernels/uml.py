@@ -35,6 +35,7 @@ class UserModeLinux:
         "legacy",
     )  # this kernel has no nf_tables for IPv4 and IPv6, so Debian's default variant finds no table
     memory = "1024M"
+    processors = 1
 
     def why_not(self) -> str:
         """See guest.Guest."""
@@ -46,8 +47,10 @@ class UserModeLinux:
         return MODULES
 
     @contextlib.contextmanager
-    def start(self, directory: pathlib.Path, memory: int, log: IO[bytes]) -> Iterator[guest.Started]:
+    def start(self, directory: pathlib.Path, size: guest.Size, log: IO[bytes]) -> Iterator[guest.Started]:
         """See guest.Guest."""
+        if size.processors != 1:
+            raise NoKernelError(f"--processors {size.processors}: {self.name} has one processor")
         allow_many_mappings()
         with on_one_processor():
             registers = room_for_registers(directory)
@@ -55,12 +58,12 @@ class UserModeLinux:
             process = subprocess.Popen(
                 [
                     *(() if processes.why_no_namespaces() else CONTAINED),
-                    str(PROGRAM), f"mem={memory // 2**10}K", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw",
+                    str(PROGRAM), f"mem={size.memory // 2**10}K", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw",
                     "quiet", "panic=1", "noreboot", f"init={directory}/init", f"uml_dir={directory}/", "umid=kernel",
                     "con=null", "con0=null,fd:1", f"con1=null,fd:{guest_stdout}", f"con2=null,fd:{guest_stderr}",
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(guest_stdout, guest_stderr),
-                env={"PATH": processes.SYSTEM_PATH, "TMPDIR": memory_directory(directory, memory), **registers},
+                env={"PATH": processes.SYSTEM_PATH, "TMPDIR": memory_directory(directory, size.memory), **registers},
                 start_new_session=True,
                 preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see there
             )  # fmt: skip

@@ -171,7 +171,7 @@ def _is_served(question: Question) -> bool:
 def _health() -> str:
     """The body of ``/healthz``, whatever its status; empty without an answer."""
     try:
-        with urllib.request.urlopen(HEALTH, timeout=5) as answer:
+        with urllib.request.urlopen(HEALTH, timeout=patience.seconds(5)) as answer:
             return str(answer.read())
     except urllib.error.HTTPError as error:
         return str(error.read())

@@ -250,7 +250,7 @@ def _listed() -> frozenset[str]:
 
 def _health() -> bool:
     try:
-        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=5) as answer:
+        with urllib.request.urlopen("http://127.0.0.1:10256/healthz", timeout=patience.seconds(5)) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -258,7 +258,7 @@ def _health() -> bool:
 
 def _shown() -> list[str]:
     try:
-        with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=5) as answer:
+        with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=patience.seconds(5)) as answer:
             return SHOWING.findall(answer.read().decode())
     except (urllib.error.URLError, OSError):
         return []

@@ -16,7 +16,7 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.view import TrafficScopes
 from tests.chaos.take_overs import CLIENTS, add_second_address
-from tests.support import golden_fixtures, golden_state, lab, program, scope_rows
+from tests.support import golden_fixtures, golden_state, lab, patience, program, scope_rows
 
 pytestmark = [pytest.mark.kernel, pytest.mark.distribution, pytest.mark.timeout(300)]
 
@@ -89,7 +89,7 @@ def _traces() -> int:
 
 def _operations() -> Iterator[tuple[tuple[str, str], int]]:
     """The operations since the start, by the metrics."""
-    with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=10) as answer:
+    with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=patience.seconds(10)) as answer:
         text = answer.read().decode()
     for labels, value in re.findall(r"^ipvsproxy_operations_total\{(.*)\} ([\d.e+]+)$", text, re.MULTILINE):
         given = dict(re.findall(r'(\w+)="(\w+)"', labels))

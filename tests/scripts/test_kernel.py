@@ -152,6 +152,7 @@ loader.exec_module(kernel)
 
 class Crashing:
     name, consoles, variants, memory = "the guest", ("a", "b"), ("legacy",), "1M"
+    processors = 1
 
     def why_not(self):
         return ""
@@ -160,7 +161,7 @@ class Crashing:
         return pathlib.Path("/")
 
     @contextlib.contextmanager
-    def start(self, directory, memory, log):
+    def start(self, directory, size, log):
         script = "[ -e ran ] || {{ touch ran $3; kill -SEGV $$; }}; echo 7 >$1/status; echo $2"
         words = [str(directory), "output", str(directory / "began") if "late" in sys.argv else "ran"]
         process = subprocess.Popen(["sh", "-c", script, "sh", *words], start_new_session=True)
