@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 
-from tests.support import patience
+from tests.support import old_kernel, patience
+from tests.support.program import OLD_KERNEL
 
 # The duration of an example depends more on the load of the machine than on the code.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -30,6 +31,11 @@ _IFF_UP = 0x1
 
 # os.unshare and os.setns need Python 3.12.
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def pytest_configure() -> None:
+    if OLD_KERNEL:
+        old_kernel.speak_as(OLD_KERNEL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

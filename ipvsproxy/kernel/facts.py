@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel import foreign_rules, host, iptables, iptables_process, iptables_variant, questions, rules_backend
@@ -20,7 +20,7 @@ from ipvsproxy.kernel.routes import LOOPBACK_INDEX
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model import basic_features
 from ipvsproxy.model.feature import Feature
-from ipvsproxy.model.kernel import IP_SETS, Timeouts
+from ipvsproxy.model.kernel import IP_SETS, Timeouts, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import NftTable
 from ipvsproxy.model.rules import Backend, ChainKey, Jump
@@ -102,7 +102,7 @@ def gather(
     unserved: Mapping[Family, str] = {}
     unreadable = "; ".join(map(str, (*privileges, *features)))
     answers: dict[Feature, Answer] = (
-        {basic_features.IPVS: Answer(not features)} | dict(questions.of_sysctls()) | dict(questions.of_modules())
+        {basic_features.IPVS: Answer(not features)} | dict(questions.of_settings()) | dict(questions.of_modules())
     )
     try:
         chosen = rules_backend.choose(backend)
@@ -117,7 +117,7 @@ def gather(
                 observation = kernel.observe(list(IP_SETS), [family for family in Family if family not in unserved], ())
                 unreadable = "; ".join(observation.errors)
                 timeouts = kernel.read_timeouts()
-                answers |= _answers(kernel)
+                answers |= _answers(kernel, observation)
             finally:
                 kernel.close()
     except KernelError as error:
@@ -147,9 +147,11 @@ def gather(
     )
 
 
-def _answers(kernel: NodeKernel) -> questions.Answers:
+def _answers(kernel: NodeKernel, observation: Observation) -> questions.Answers:
     """What this kernel answers by netlink. Modules of the backend that is not used stay unloaded."""
     answers = {
+        basic_features.LINKS_AND_ROUTES: Answer(None if None in (observation.addresses, observation.routes) else True),
+        basic_features.WIDE_COUNTERS: _counts_widely(kernel, observation.virtual_servers or {}),
         basic_features.SHORT_ANSWERS: Answer(has=True),  # or no socket would have been opened
         basic_features.IPVS_IPV6: Answer(kernel.ipvs.has_ipv6()),
         basic_features.OLDER_INTERFACE: Answer(kernel.ipvs.has_older_interface()),
@@ -158,6 +160,14 @@ def _answers(kernel: NodeKernel) -> questions.Answers:
     if kernel.backend is Backend.NFTABLES:
         return {**answers, **questions.of_nf_tables(kernel.rules.try_writing(Family.IPV4))}
     return {**answers, **questions.of_ipset()}
+
+
+def _counts_widely(kernel: NodeKernel, keys: Container[VirtualServerKey]) -> Answer:
+    """Whether the counters of these virtual servers have 64 bits. Without any, the kernel says nothing."""
+    try:
+        return Answer(True if any(list(kernel.traffic.services(keys))) else None)
+    except KernelError as error:
+        return Answer(has=False, remark=error.detail)
 
 
 def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:

@@ -19,8 +19,13 @@ from ipvsproxy.model.net import Family
 
 FAMILY_ALIAS = "net-pf-16-proto-16-family-IPVS"
 """The name under which the kernel asks for the module of IPVS's netlink family (MODULE_ALIAS_GENL_FAMILY)."""
-_EXPIRY = ("net/ipv4/vs/expire_nodest_conn", "net/ipv4/vs/expire_quiescent_template")
-_REUSE = "net/ipv4/vs/conn_reuse_mode"
+_DIRECTORIES: Mapping[Feature, str] = {
+    basic_features.IPVS_CONNECTION_TRACKING: "proc/sys/net/ipv4/vs",
+    basic_features.REUSE_MODE: "proc/sys/net/ipv4/vs",
+    basic_features.EXPIRY_SETTINGS: "proc/sys/net/ipv4/vs",
+    basic_features.HOST_SETTINGS: "proc/sys/net/netfilter",
+}
+"""The features that are settings, and the directory that is there while their module is."""
 
 
 class Answer(NamedTuple):
@@ -74,6 +79,9 @@ def of_modules(root: pathlib.Path = pathlib.Path("/")) -> Answers:
 
 
 def _has_one_connection_module(root: pathlib.Path) -> bool | None:
+    with contextlib.suppress(KernelError):
+        if host.kernel_version(root / "proc") >= features.ONE_CONNECTION_MODULE.since:
+            return True  # no distribution takes a feature away
     states = {modules.module_state(name, root) for name in host.MODULES_BY_FAMILY}
     return None if ModuleState.UNKNOWN in states else states == {ModuleState.MISSING}
 
@@ -86,15 +94,19 @@ def _in_modules(names: Iterable[str], root: pathlib.Path) -> Answer:
     return Answer(None if ModuleState.UNKNOWN in states.values() else True)
 
 
-def of_sysctls(proc: pathlib.Path = pathlib.Path("/proc")) -> Answers:
-    """The features that are settings. They only exist while ``ip_vs`` is loaded."""
-    if not (proc / "sys/net/ipv4/vs").exists():
-        return {}
-    return {
-        basic_features.IPVS_CONNECTION_TRACKING: Answer((proc / "sys/net/ipv4/vs/conntrack").exists()),
-        basic_features.REUSE_MODE: Answer((proc / "sys" / _REUSE).exists()),
-        basic_features.EXPIRY_SETTINGS: Answer(all((proc / "sys" / path).exists() for path in _EXPIRY)),
-    }
+def of_settings(root: pathlib.Path = pathlib.Path("/")) -> Answers:
+    """The features that are settings. Those of a module only exist while it is loaded."""
+    answers: dict[Feature, Answer] = {}
+    for feature, directory in _DIRECTORIES.items():
+        if (root / directory).exists():
+            settings = [part for part in feature.parts if part.startswith(("net.", "/sys/"))]
+            missing = [setting for setting in settings if not (root / _path(setting)).exists()]
+            answers[feature] = Answer(not missing, f"{', '.join(missing)} is missing" if missing else "")
+    return answers
+
+
+def _path(setting: str) -> str:
+    return setting.lstrip("/") if setting.startswith("/") else f"proc/sys/{setting.replace('.', '/')}"
 
 
 def of_ipset(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Answers:
@@ -124,5 +136,7 @@ def _of_revisions(connect: Callable[[int], netlink.Socket]) -> Iterator[tuple[Fe
 def of_nf_tables(refusal: Refusal | None) -> Answers:
     """The features of nf_tables. ``refusal`` is the result of a trial, None if the kernel takes our rules."""
     if refusal is None:
-        return {features.NAT_IN_INET: Answer(has=True), basic_features.ORIGINAL_ADDRESSES: Answer(has=True)}
+        return dict.fromkeys(
+            (features.NAT_IN_INET, basic_features.NF_TABLES, basic_features.ORIGINAL_ADDRESSES), Answer(has=True)
+        )
     return {features.NAT_IN_INET: Answer(False if refusal.is_certain else None, refusal.reason)}

@@ -21,7 +21,7 @@ from ipvsproxy.model.kernel import IP_SETS, IpSet, LocalRoutes, SetEntries, SetE
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Backend
-from tests.support import fake_netlink, old_kernel
+from tests.support import fake_netlink, old_kernel, old_program
 from tests.support.old_kernel import OLD_KERNELS, OldSocket
 from tests.support.program import Program
 
@@ -174,7 +174,7 @@ def program(request: pytest.FixtureRequest, network_namespace: None, tmp_path: p
     del network_namespace
     write(tmp_path, "10.244.0.1", "10.244.0.2")
     flags = ("--hostname-override=node-a", "--conntrack-max-per-core=0", "--ipvs-vip-binding=routes")
-    starter = (*old_kernel.STARTER, request.param)
+    starter = (*old_program.STARTER, request.param)
     with Program(tmp_path / "manifests", tmp_path / "log", *flags, starter=starter) as running:
         yield request.param, running
 
@@ -224,7 +224,7 @@ def test_a_start_on_an_old_kernel_converges_by_its_fall_backs(program: tuple[str
 def test_doctor_on_an_old_kernel_tells_each_fall_back(version: str, network_namespace: None, tmp_path: pathlib.Path) -> None:
     write(tmp_path, "10.244.0.1")
     flags = (f"--manifests={tmp_path / 'manifests'}", "--hostname-override=node-a", "--output=json")
-    command = (sys.executable, *old_kernel.STARTER, version, "doctor", *flags)
+    command = (sys.executable, *old_program.STARTER, version, "doctor", *flags)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told = json.loads(done.stdout)["kernel"]
     assert told["row"]["kernel"] == version

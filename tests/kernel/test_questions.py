@@ -140,21 +140,26 @@ def test_features_that_are_modules_are_as_the_files_of_the_host_show(tmp_path: p
         features.ONE_CONNECTION_MODULE: Answer(has=False),
         features.SELF_LOADING: Answer(has=True),
     }
+    proc_of(tmp_path / "proc", "4.19.0")
+    assert questions.of_modules(tmp_path)[features.ONE_CONNECTION_MODULE] == Answer(has=True)
     (directory / "modules.alias").write_text("alias net-pf-16-proto-16-family-other other\n")
     assert questions.of_modules(tmp_path)[features.SELF_LOADING] == Answer(has=False)
 
 
-def test_settings_are_only_looked_for_while_ipvs_is_there(tmp_path: pathlib.Path) -> None:
-    assert questions.of_sysctls(tmp_path) == {}
-    directory = tmp_path / "sys/net/ipv4/vs"
-    directory.mkdir(parents=True)
-    for name in ("conntrack", "expire_nodest_conn"):
-        (directory / name).write_text("0\n")
-    assert {feature: answer.has for feature, answer in questions.of_sysctls(tmp_path).items()} == {
+def test_settings_are_only_looked_for_while_their_module_is_there(tmp_path: pathlib.Path) -> None:
+    assert questions.of_settings(tmp_path) == {}
+    for name in ("net/ipv4/vs/conntrack", "net/ipv4/vs/expire_nodest_conn", "net/netfilter/nf_conntrack_max"):
+        (tmp_path / "proc/sys" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc/sys" / name).write_text("0\n")
+    answers = questions.of_settings(tmp_path)
+    assert {feature: answer.has for feature, answer in answers.items()} == {
         basic_features.IPVS_CONNECTION_TRACKING: True,
         basic_features.REUSE_MODE: False,
         basic_features.EXPIRY_SETTINGS: False,
+        basic_features.HOST_SETTINGS: False,
     }
+    assert answers[basic_features.EXPIRY_SETTINGS].remark == "net.ipv4.vs.expire_quiescent_template is missing"
+    assert "/sys/module/nf_conntrack/parameters/hashsize" in answers[basic_features.HOST_SETTINGS].remark
 
 
 @pytest.mark.usefixtures("fresh_namespace")

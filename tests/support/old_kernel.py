@@ -1,26 +1,20 @@
 """A kernel that speaks as an older one: each answer in which they differ is replaced by the recorded one.
 
 What older kernels answer is taken from their source, because none of them runs here. ``OldSocket`` is put around any netlink
-socket: a fake one, or one of a real kernel, which then does all else. ``python -m tests.support.old_kernel 4.18 FLAGS`` runs the
-program so.
+socket: a fake one, or one of a real kernel, which then does all else. ``old_program`` runs the program so.
 """
 
 import errno
 import os
-import pathlib
 import socket
 import struct
-import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from ipvsproxy import cli
-from ipvsproxy.kernel import host, message, netlink
+from ipvsproxy.kernel import message, netlink
 from ipvsproxy.model.kernel import SetType
 from tests.support import fake_netlink
-
-STARTER = ("-m", "tests.support.old_kernel")
 
 _SOL_NETLINK, _GET_STRICT_CHK = 270, 12
 _NO_SUCH_TYPE = 4098  # IPSET_ERR_FIND_TYPE
@@ -216,21 +210,6 @@ def sockets(kernel: OldKernel, make: Callable[..., socket.socket] = socket.socke
     return types.SimpleNamespace(**{**names, "socket": lambda *arguments: OldSocket(make(*arguments), kernel)})
 
 
-def main() -> int:
-    """Run the program on this kernel as if it were an older one."""
-    version, *arguments = sys.argv[1:]
-    kernel = OLD_KERNELS[version]
-    vars(netlink)["socket"] = sockets(kernel)
-    real = host.kernel_version
-
-    def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int]:
-        real(proc)
-        major, minor = map(int, version.split("."))
-        return major, minor
-
-    host.kernel_version = kernel_version
-    return cli.main(arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def speak_as(version: str) -> None:
+    """Make all drivers of this process meet the kernel as if it were this version."""
+    vars(netlink)["socket"] = sockets(OLD_KERNELS[version])

@@ -15,6 +15,10 @@ from tests.support import patience
 SYNCED_WITHIN_S = patience.seconds(60.0)
 STOPPED_WITHIN_S = patience.seconds(10.0)
 _BETWEEN_LOOKS_S = 0.05
+OLD_KERNEL = os.environ.get("IPVSPROXY_TEST_OLD_KERNEL", "")
+"""The version of Linux as which the kernel is to speak; empty for the kernel as it is."""
+STARTER = ("-m", "tests.support.old_program", OLD_KERNEL) if OLD_KERNEL else ("-m", "ipvsproxy")
+"""The arguments of Python that run the program."""
 _ONE_AFTER_THE_OTHER = """
 import contextlib, io, json, sys
 from ipvsproxy import cli
@@ -63,7 +67,7 @@ class Program:
         *flags: str,
         path: str | None = None,
         environment: Mapping[str, str] | None = None,
-        starter: Sequence[str] = ("-m", "ipvsproxy"),
+        starter: Sequence[str] = STARTER,
     ) -> None:
         source = [f"--manifests={manifests}"] if manifests else []
         self._command = [sys.executable, *starter, "--proxy-mode=ipvs", *source, *flags]
