@@ -44,11 +44,16 @@ def read_tables() -> tuple[NftTable, ...]:
         return ()
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         names = [one for one in nft_listing.tables(channel) if one.name != nft.TABLE]
-        found = (_read(channel, name) for name in names)
+        found = (read(channel, name) for name in names)
         return tuple(table for table in found if table)
 
 
-def _read(channel: netlink.Channel, name: TableName) -> NftTable | None:
+def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
+    """A table with what its rules mean; None if it has gone.
+
+    Raises:
+        KernelError: it could not be read.
+    """
     table = nft_listing.table(channel, name.family, name.name)
     if table is None:
         return None

@@ -91,7 +91,7 @@ def _table_name(part: netlink.Reply) -> TableName:
     data, start, end = part
     found = message.attributes(data, start + nft.HEADER_SIZE, end)
     comment = nft.comment_of(data, found[nft.TABLE_USER_DATA]) if nft.TABLE_USER_DATA in found else ""
-    return TableName(data[start], message.text(data, found[nft.TABLE_NAME]), comment)
+    return TableName(message.unsigned(data, (start, start + 1)), message.text(data, found[nft.TABLE_NAME]), comment)
 
 
 def _chain(part: netlink.Reply) -> tuple[str, str, BaseChain | None]:
@@ -105,7 +105,9 @@ def _chain(part: netlink.Reply) -> tuple[str, str, BaseChain | None]:
         priority = message.unsigned(data, at[nft.HOOK_PRIORITY])
         place = BaseChain(
             message.text(data, found[nft.CHAIN_TYPE]),
-            _HOOKS[number] if number < len(_HOOKS) and family_name(data[start]) in _IP_FAMILIES else "",
+            _HOOKS[number]
+            if number < len(_HOOKS) and family_name(message.unsigned(data, (start, start + 1))) in _IP_FAMILIES
+            else "",
             priority - ((priority & 1 << 31) << 1),
             drops=nft.CHAIN_POLICY in found and message.unsigned(data, found[nft.CHAIN_POLICY]) != nft.ACCEPT_POLICY,
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from ipvsproxy.kernel import (
     addresses,
     conntrack,
+    foreign_rules,
     ipset,
     iptables_text,
     ipvs,
@@ -15,6 +16,7 @@ from ipvsproxy.kernel import (
     ipvs_traffic,
     message,
     netlink,
+    nft_listing,
     notify,
 )
 from ipvsproxy.kernel.errors import KernelError
@@ -30,6 +32,7 @@ from tests.support import builders, fake_netlink
 LONGEST_REASON = 600
 """In characters, because it becomes part of a log line."""
 _IPVS_NUMBER = 33
+_NETFILTER = 12
 _HEADING = "IP Virtual Server version 1.2.1 (size=4096)\nProt LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port\n"
 _HEADER_SIZES = (0, 4, 8, 16)
 _VIRTUAL_SERVER = builders.frontend("10.96.0.10", 80)
@@ -184,6 +187,13 @@ def _clean_flows(chooser: Chooser) -> None:
     assert outcome.removed >= 0
 
 
+def _read_foreign_tables(chooser: Chooser) -> None:
+    channel = netlink.Channel(_NETFILTER, _connect(chooser), lambda _s: None)
+    for name in nft_listing.tables(channel):
+        table = foreign_rules.read(channel, name)
+        assert table is None or set(table.closed) <= set(table.chains)
+
+
 class _Events:
     """A socket with one datagram of events."""
 
@@ -249,6 +259,7 @@ _READERS = tuple(
         _create_set,
         _read_addresses,
         _clean_flows,
+        _read_foreign_tables,
         _read_changes,
     )
 )
