@@ -248,13 +248,13 @@ def test_a_forward_policy_of_docker_wins_until_its_own_chain_accepts_and_doctor_
 
 
 @pytest.fixture(name="wall")
-def _wall(laboratory: lab.Lab, tmp_path: Path) -> Iterator[Firewalld]:
+def _wall(tmp_path: Path) -> Firewalld:
+    """Not started: a cluster begins with an empty kernel."""
     if missing := firewalld.missing():
         pytest.skip(f"not installed: {missing}")
     directory = tmp_path / "wall"
     directory.mkdir()
-    with Firewalld(directory) as wall:
-        yield wall
+    return Firewalld(directory)
 
 
 def trust(wall: Firewalld) -> None:
@@ -266,7 +266,7 @@ def trust(wall: Firewalld) -> None:
 
 @pytest.mark.distribution
 def test_firewalld_wins_until_its_zones_accept_and_doctor_says_so(laboratory: lab.Lab, tmp_path: Path, wall: Firewalld) -> None:
-    with Cluster(laboratory, tmp_path, NFTABLES) as running:
+    with Cluster(laboratory, tmp_path, NFTABLES) as running, wall:
         running.have(*SERVICES)
         refused = laboratory.probe("client", "TCP", address("balancer 1", Family.IPV4), 80)
         assert refused.outcome != "ok"
@@ -285,7 +285,7 @@ def test_firewalld_wins_until_its_zones_accept_and_doctor_says_so(laboratory: la
 def test_what_firewalld_does_to_all_tables_heals_without_a_lost_connection(
     laboratory: lab.Lab, tmp_path: Path, wall: Firewalld, event: str
 ) -> None:
-    with Cluster(laboratory, tmp_path, NFTABLES) as running:
+    with Cluster(laboratory, tmp_path, NFTABLES) as running, wall:
         running.have(*SERVICES)
         trust(wall)
         ours = ours_listed(laboratory)
