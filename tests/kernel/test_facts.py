@@ -7,6 +7,9 @@ import socket
 import pytest
 
 from ipvsproxy.kernel import facts
+from ipvsproxy.kernel.iptables_variant import Choice, Variant
+from ipvsproxy.model.net import Family
+from tests.support import neighbours
 
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
@@ -50,3 +53,18 @@ def test_bridges_are_the_interfaces_that_have_the_folder_of_one(tmp_path: pathli
         (tmp_path / "sys/class/net" / name).mkdir(parents=True)
     assert facts.bridges(tmp_path) == ("cni0", "docker0")
     assert facts.bridges(tmp_path / "nothing") == ()
+
+
+@pytest.mark.parametrize(
+    ("program", "variant", "is_legacy"),
+    [
+        ("iptables", Variant.LEGACY, True),
+        ("iptables", Variant.NF_TABLES, False),
+        ("ip6tables-legacy", Variant.NF_TABLES, True),
+        ("iptables-nft", Variant.LEGACY, False),
+    ],
+)
+def test_only_legacy_tables_are_read_from_what_a_program_prints(program: str, variant: Variant, *, is_legacy: bool) -> None:
+    choice = Choice(dict(zip(Family, ("iptables", "ip6tables"), strict=True)), variant, "")
+    found = facts._legacy_tables({program: neighbours.DOCKER_IPTABLES}, choice)
+    assert [str(table) for table in found] == ([f"{program} nat", f"{program} filter"] if is_legacy else [])
