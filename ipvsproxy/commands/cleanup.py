@@ -32,7 +32,6 @@ NOT_CLEAN = 1
 """Exit status if an object of ours is left, or may be."""
 
 _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
-_IP_SET = pathlib.Path("/sys/module/ip_set")
 _OURS: Mapping[Family, Skeleton] = {
     family: Skeleton(family=family, chains=dict.fromkeys(chains.CHAINS, ()), jumps=chains.JUMPS) for family in Family
 }
@@ -120,11 +119,8 @@ def _clean_here(ipvs: Ipvs, node_port_ranges: Collection[Network], *, dry_run: b
             if not dry_run:
                 closing.enter_context(contextlib.closing(Instance()))
             results = []
-            if rules_backend.holds_table():
-                node = closing.enter_context(_this_node(ipvs.route_protocol, Backend.NFTABLES))
-                results.append(clean(node, ipvs.excluded_networks, node_port_ranges, dry_run=dry_run))
-            if not results or shutil.which("iptables") or _IP_SET.exists():
-                node = closing.enter_context(_this_node(ipvs.route_protocol, Backend.IPTABLES))
+            for backend in rules_backend.to_clean(chains.CHAINS):
+                node = closing.enter_context(_this_node(ipvs.route_protocol, backend))
                 results.append(clean(node, ipvs.excluded_networks, node_port_ranges, dry_run=dry_run))
             return _joined(results)
     except KernelError as error:
@@ -148,7 +144,8 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
     if not _IP_VS.exists():
         skipped.append("virtual servers: this kernel has no IPVS loaded")
     variants = iptables_variant.installed()
-    commands = iptables_variant.choose(chains.CHAINS).commands if shutil.which("iptables") else iptables.COMMANDS
+    has_choice = backend is Backend.IPTABLES and shutil.which("iptables")  # a choice may make the kernel load its modules
+    commands = iptables_variant.choose(chains.CHAINS).commands if has_choice else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
     chosen = ChosenBackend(backend, commands)
     made = NodeKernel(chains.CHAINS, chains.JUMPS, chosen=chosen, ipvs=ipvs, route_protocol=route_protocol)

@@ -4,12 +4,13 @@ import contextlib
 import errno
 import pathlib
 import shutil
+from collections.abc import Collection
 from typing import NamedTuple
 
 import structlog
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import host, iptables, netlink
+from ipvsproxy.kernel import host, iptables, iptables_tables, legacy_tables, netlink, nft_listing
 from ipvsproxy.kernel import nft_message as nft
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipset import IpsetDriver
@@ -17,7 +18,7 @@ from ipvsproxy.kernel.modules import ModuleState, module_state
 from ipvsproxy.model.kernel import IP_SETS
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.rules import Backend, ChainKey
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -50,6 +51,38 @@ def holds_table() -> bool:
     with contextlib.closing(channel):
         try:
             channel.ask(nft.table_query(), "read the table inet ipvsproxy")
+        except KernelError:
+            return False
+        return True
+
+
+def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/")) -> tuple[Backend, ...]:
+    """The backends that may hold something of ours; where none does, the one that needs no module that is not loaded.
+
+    iptables and ipset are not loaded to find out. ``chains`` are ours.
+    """
+    found = [Backend.NFTABLES] if holds_table() else []
+    found += [Backend.IPTABLES] if _may_hold_iptables(chains, root) else []
+    return tuple(found) or ((Backend.NFTABLES,) if _answers() else (Backend.IPTABLES,))
+
+
+def _may_hold_iptables(chains: Collection[ChainKey], root: pathlib.Path) -> bool:
+    """Whether there may be sets, or rules in either variant of iptables, that are ours."""
+    if (root / "sys/module/ip_set").exists():
+        return True
+    try:
+        return any(legacy_tables.names(family, root / "proc") for family in Family) or (
+            nft_listing.is_loaded(root) and any(iptables_tables.has_chain(family, chains.__contains__) for family in Family)
+        )
+    except KernelError as error:
+        return error.errno != errno.EINVAL  # no module has registered this subsystem
+
+
+def _answers() -> bool:
+    """Whether this kernel has nf_tables."""
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+        try:
+            nft.generation(channel)
         except KernelError:
             return False
         return True

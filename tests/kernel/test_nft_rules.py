@@ -223,6 +223,33 @@ def test_iptables_takes_over_by_removing_the_table(driver: NftRulesDriver) -> No
     assert nft("list", "ruleset") == ""
 
 
+def test_a_cleanup_looks_where_something_of_ours_may_be(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
+    def to_clean() -> tuple[Backend, ...]:
+        return rules_backend.to_clean(chains.CHAINS, tmp_path)
+
+    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+    assert to_clean() == (Backend.NFTABLES,), "there is nothing, and ipset is not loaded"
+    nft("add", "table", "ip", "nat")
+    nft("add", "chain", "ip", "nat", "DOCKER")
+    assert to_clean() == (Backend.NFTABLES,)
+    nft("add", "chain", "ip", "nat", "KUBE-SERVICES")
+    assert to_clean() == (Backend.IPTABLES,)
+    nft("add", "table", "inet", "ipvsproxy")
+    assert to_clean() == (Backend.NFTABLES, Backend.IPTABLES), "a move was not finished"
+    nft("delete", "table", "ip", "nat")
+    assert to_clean() == (Backend.NFTABLES,)
+    (tmp_path / "sys/module/ip_set").mkdir()
+    assert to_clean() == (Backend.NFTABLES, Backend.IPTABLES)
+
+
+@pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+def test_a_cleanup_looks_at_legacy_tables_that_are_there(fresh_namespace: None, tmp_path: pathlib.Path, family: Family) -> None:
+    (tmp_path / "proc/thread-self/net").mkdir(parents=True)
+    name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
+    (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")
+    assert rules_backend.to_clean(chains.CHAINS, tmp_path) == (Backend.IPTABLES,)
+
+
 def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.node.IpvsDriver", lambda: None)
     node = NodeKernel(chains.CHAINS, chains.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))

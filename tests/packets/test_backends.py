@@ -22,7 +22,8 @@ from tests.support import lab, patience, program
 from tests.support.cluster import Cluster, service
 
 
-def _lacks_nf_tables() -> bool:
+def lacks_nf_tables() -> bool:
+    """Whether this kernel cannot hold rules of ours."""
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
         return driver.try_writing(Family.IPV4) is not None
 
@@ -30,7 +31,7 @@ def _lacks_nf_tables() -> bool:
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(_lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
+    pytest.mark.skipif(lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
 ]
 
 HEALED_WITHIN_S = patience.seconds(40.0)

@@ -154,6 +154,12 @@ def node(**labels: str) -> Manifest:
     }
 
 
+def clear() -> None:
+    """Remove what a program under test has left in the node's kernel."""
+    golden_state.clear_state()
+    rules_backend.remove_table()
+
+
 class Cluster:
     """The ``lab``, and the program while the block runs. The node's kernel is empty before."""
 
@@ -168,8 +174,7 @@ class Cluster:
         self.program = program.Program(self._manifests, self._log, *self._flags)
 
     def __enter__(self) -> Self:
-        golden_state.clear_state()
-        rules_backend.remove_table()
+        clear()
         self.start()
         return self
 

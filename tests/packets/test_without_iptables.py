@@ -1,0 +1,93 @@
+"""Rules in nftables need no iptables and no ipset: neither their programs nor their kernel modules, which nothing loads."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from tests.packets.test_backends import lacks_nf_tables
+from tests.support import cluster, lab
+from tests.support.cluster import Cluster, service
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
+]
+
+OF_IPTABLES = re.compile(r"ip_set\w*|xt_\w+|ipt_\w+|ip6t_\w+|x_tables|ip6?_tables|ip6?table_\w+|nft_compat")
+SERVICES = [
+    *service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001),
+    *service("local", 2, "p1", "r1", balancer=True, node_port=30002, externalTrafficPolicy="Local"),
+    *service("ranges", 3, "p1", balancer=True, loadBalancerSourceRanges=["172.18.0.50/32", "fc00:f853:ccd::50/128"]),
+]
+LOOKING = ("explain default/web", "verify", "plan", "doctor")
+
+
+def loaded() -> set[str]:
+    """The modules of iptables and ipset that are in the kernel."""
+    return {name for line in Path("/proc/modules").read_text().splitlines() if OF_IPTABLES.fullmatch(name := line.split()[0])}
+
+
+@pytest.fixture(name="laboratory")
+def _laboratory() -> Iterator[lab.Lab]:
+    """The lab on a kernel without modules of iptables and ipset; other tests get them back."""
+    built_in = [name for name in ("ip_set", "x_tables") if Path(f"/sys/module/{name}").exists() and name not in loaded()]
+    if built_in:
+        pytest.skip(f"built into this kernel: {', '.join(built_in)}")
+    with lab.Lab() as laboratory:
+        cluster.clear()
+        before = loaded()
+        remaining = before
+        while remaining:  # a module goes after those that use it
+            for name in remaining:
+                subprocess.run(("rmmod", name), capture_output=True, check=False)
+            if loaded() == remaining:
+                break
+            remaining = loaded()
+        try:
+            if remaining:
+                pytest.skip(f"in use in this kernel: {', '.join(sorted(remaining))}")
+            yield laboratory
+        finally:
+            subprocess.run(("modprobe", "--all", *before), capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("has_programs", [True, False], ids=["with the programs in PATH", "without the programs"])
+def test_services_are_served_and_looked_at_without_a_module_of_iptables(
+    laboratory: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_programs: bool
+) -> None:
+    if not has_programs:
+        programs = tmp_path / "programs"
+        programs.mkdir()
+        (programs / "modprobe").symlink_to(shutil.which("modprobe") or "/sbin/modprobe")
+        monkeypatch.setenv("PATH", str(programs))
+        assert [name for name in ("iptables", "ip6tables-nft-save", "ipset", "nft") if shutil.which(name)] == []
+    running = Cluster(laboratory, tmp_path, "--rules-backend=nftables")
+    running.start()
+    try:
+        running.have(SERVICES)
+        for family in Family:
+            for to, from_ in (("balancer 1", "client"), ("cluster 1", "host"), ("balancer 2", "p2"), ("balancer 3", "client")):
+                source = cluster.address("client", family) if from_ == "client" else None
+                assert laboratory.probe(from_, "TCP", cluster.address(to, family), 80, src=source).outcome == "ok", to
+            stranger = cluster.address("client2", family)
+            assert laboratory.probe("client", "TCP", cluster.address("balancer 3", family), 80, src=stranger).outcome == "timeout"
+        assert loaded() == set(), "by run"
+        explained, *looked = running.run(*LOOKING)
+        assert explained.status == 0, explained.output + explained.error
+        assert [one.error for one in looked if "Traceback" in one.error] == []
+        assert loaded() == set(), f"by {', '.join(LOOKING)}"
+    finally:
+        running.program.__exit__(None, None, None)
+    shown, done, again = running.run("cleanup --dry-run", "cleanup", "cleanup")
+    assert "would remove set KUBE-CLUSTER-IP" in shown.output
+    assert (done.status, again.status) == (0, 0), done.output + done.error + again.output + again.error
+    assert "nothing of ours" in again.output
+    assert loaded() == set(), "by cleanup"
+    assert not running.virtual_servers()
+    assert running.logged("level=error|operation_failed|Traceback") == []
