@@ -14,14 +14,10 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.questions import ANSWERED, ATTEMPTS
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
-from tests.support import cluster, lab, patience
+from tests.support import cluster, lab, nft_state, patience
 from tests.support.cluster import service
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(cluster.BACKEND is Backend.NFTABLES, reason="changes rules by the programs of iptables"),
-]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(name="laboratory", scope="module")
@@ -43,7 +39,8 @@ def backends(*names: str, family: Family = Family.IPV4) -> tuple[str, ...]:
 def traces(running: cluster.Cluster) -> list[str]:
     """What scopes have left in the kernel."""
     rules = [line for program in ("iptables-save", "ip6tables-save") for line in running.lab.run("node", program).splitlines()]
-    sets = running.lab.run("node", "ipset", "list", "-name").splitlines()
+    rules += [line for chain in nft_state.read_rules().items() for line in (chain[0], *chain[1])]
+    sets = [*running.lab.run("node", "ipset", "list", "-name").splitlines(), *nft_state.read_sets()]
     marks = [line for line in Path("/proc/net/ip_vs").read_text().splitlines() if line.startswith("FWM")]
     return [line for line in (*rules, *sets, *marks) if "IPVSPROXY" in line or line.startswith("FWM")]
 
@@ -142,6 +139,7 @@ sys.exit(done.returncode)
 """
 
 
+@pytest.mark.skipif(cluster.BACKEND is Backend.NFTABLES, reason="nf_tables has no table mangle that a kernel may lack")
 def test_on_a_kernel_without_mangle_everybody_fares_as_with_kube_proxy(
     laboratory: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

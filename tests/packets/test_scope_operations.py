@@ -11,17 +11,12 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import Backend
 from tests.packets.test_scope_changes import ask, backends, traces, wait_until
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
-from tests.support import cluster, golden_state, lab
+from tests.support import cluster, golden_state, harm, lab
 from tests.support.cluster import service
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(cluster.BACKEND is Backend.NFTABLES, reason="changes rules by the programs of iptables"),
-]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
 FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
 """A virtual server of another program, whose mark has bits of ours."""
@@ -99,14 +94,10 @@ def test_plan_and_verify_know_scopes_and_their_drift(laboratory: lab.Lab, tmp_pa
         assert _differences(running) == []
         marks = [line.split()[1] for line in Path("/proc/net/ip_vs").read_text().splitlines() if line.startswith("FWM")]
         lost = next(str(int(mark, 16)) for mark in marks if int(mark, 16) != int(FOREIGN[3]))
-        entry = next(
-            line
-            for line in laboratory.run("node", "ipset", "save", "KUBE-IPVSPROXY-SCOPE").splitlines()
-            if line.startswith("add ")
-        )
+        entry = golden_state.read_state(("ipsets",), cluster.BACKEND)["ipsets"]["KUBE-IPVSPROXY-SCOPE"]["members"][0]
         laboratory.run("node", "ipvsadm", "-D", "-f", lost)
-        laboratory.run("node", "ipset", "del", *entry.split()[1:3])
-        laboratory.run("node", "iptables", "-t", "mangle", "-F", "KUBE-IPVSPROXY-ARRIVAL")
+        laboratory.run("node", *harm.remove_entry("KUBE-IPVSPROXY-SCOPE", entry.split()[0]))
+        laboratory.run("node", *harm.flush_chain("mangle", "KUBE-IPVSPROXY-ARRIVAL"))
         found = _differences(running)
         (planned,) = running.run("plan --output=json")
         operations = [one for one in json.loads(planned.output)["operations"] if not BESIDE.search(one["kind"])]
@@ -137,10 +128,10 @@ def test_drift_of_scopes_is_repaired(laboratory: lab.Lab, tmp_path: Path) -> Non
         for damage in (
             ("ipvsadm", "-D", "-f", str(int(mark, 16))),
             ("ipvsadm", "-E", "-f", str(int(mark, 16)), "-s", "wlc"),
-            ("ipset", "flush", "KUBE-IPVSPROXY-SCOPE"),
-            ("ipset", "flush", "KUBE-IPVSPROXY-MARKS"),
-            ("iptables", "-t", "mangle", "-F", "KUBE-IPVSPROXY-MARK"),
-            ("iptables", "-t", "nat", "-F", "KUBE-IPVSPROXY-MASQ"),
+            harm.flush_set("KUBE-IPVSPROXY-SCOPE"),
+            harm.flush_set("KUBE-IPVSPROXY-MARKS"),
+            harm.flush_chain("mangle", "KUBE-IPVSPROXY-MARK"),
+            harm.flush_chain("nat", "KUBE-IPVSPROXY-MASQ"),
         ):
             state = _all_scopes()
             found = len(running.logged("event=drift_found"))
@@ -156,7 +147,7 @@ def _is_repaired(running: cluster.Cluster, found: int, state: golden_state.State
 
 
 def _all_scopes() -> golden_state.State:
-    state = golden_state.read_state(("virtual_servers", "ipsets", "iptables"))
+    state = golden_state.read_state(("virtual_servers", "ipsets", "iptables"), cluster.BACKEND)
     servers = {row: value for part in ("virtual_servers", "real_servers") for row, value in state[part].items()}
     sets = {name: content for name, content in state["ipsets"].items() if "IPVSPROXY" in name}
     rules = {chain: lines for chain, lines in state["iptables"].items() if "IPVSPROXY" in chain}

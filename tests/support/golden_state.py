@@ -15,7 +15,8 @@ from typing import Any
 
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
-from tests.support import patience, scope_rows
+from ipvsproxy.model.rules import Backend
+from tests.support import nft_state, patience, scope_rows
 
 # Part of the recordings: untyped, and not edited.
 compare: Any = importlib.import_module("tests.golden.compare")
@@ -63,14 +64,21 @@ def _run(*argv: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
-def read_state(sections: Collection[str] = KERNEL_SECTIONS) -> State:
-    """The kernel's part of a recording, in these sections; ``virtual_servers`` includes ``real_servers``."""
+def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
+    """The kernel's part of a recording, in these sections; ``virtual_servers`` includes ``real_servers``.
+
+    Sets and rules are those of ``backend``.
+    """
     state: State = {}
     if "virtual_servers" in sections:
         state["virtual_servers"], state["real_servers"] = parse_ipvs(_run("ipvsadm", "--save", "--numeric"))
-    if "ipsets" in sections:
+    if backend is Backend.NFTABLES:
+        objects = nft_state.listing()
+        state |= {"ipsets": nft_state.read_sets(objects)} if "ipsets" in sections else {}
+        state |= {"iptables": nft_state.read_rules(objects)} if "iptables" in sections else {}
+    elif "ipsets" in sections:
         state["ipsets"] = parse_sets(_run("ipset", "save"))
-    if "iptables" in sections:
+    if "iptables" in sections and backend is not Backend.NFTABLES:
         state["iptables"] = {}
         for label in ("v4", "v6"):
             state["iptables"] |= parse_rules(label, _run(_iptables(label, "save")))

@@ -1,0 +1,27 @@
+"""Drift of sets and rules by the operator's tools, the same for both backends of the program under test."""
+
+from ipvsproxy.model.rules import Backend
+from tests.support import cluster, nft_state
+
+_TABLE = ("inet", "ipvsproxy")
+
+
+def flush_set(name: str) -> tuple[str, ...]:
+    """The command that empties a set."""
+    if cluster.BACKEND is Backend.NFTABLES:
+        return ("nft", "flush", "map" if name.endswith("-SCOPE") else "set", *_TABLE, name)
+    return ("ipset", "flush", name)
+
+
+def remove_entry(name: str, entry: str) -> tuple[str, ...]:
+    """The command that removes an entry, which is as ipset prints it, without a mark."""
+    if cluster.BACKEND is Backend.NFTABLES:
+        return ("nft", "delete", "element", *_TABLE, name, f"{{ {entry.replace(',', ' . ').replace(':', ' . ')} }}")
+    return ("ipset", "del", name, entry)
+
+
+def flush_chain(table: str, chain: str) -> tuple[str, ...]:
+    """The command that empties a chain of IPv4."""
+    if cluster.BACKEND is Backend.NFTABLES:
+        return ("nft", "flush", "chain", *_TABLE, nft_state.chain_name("v4", table, chain))
+    return ("iptables", "-t", table, "-F", chain)
