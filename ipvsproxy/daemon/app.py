@@ -44,6 +44,8 @@ from ipvsproxy.model.service import Event
 from ipvsproxy.store.objects import Store
 
 SCHEDULER_MISSING = "SchedulerMissing"
+MOVED_WITHIN_S = 5.0
+"""How long a reload waits for the move of an earlier one, before it is tried again later."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -212,7 +214,7 @@ class _Node:
         """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
         former = self._programs
         try:
-            self._programs = await self._prepare_backend(kernel, new.ipvs.rules_backend)
+            self._programs = await self._prepare_backend(kernel, engine, new.ipvs.rules_backend)
             choices = await self._choices(kernel, new)
         except (CannotStartError, KernelError) as error:
             self._programs = former
@@ -226,7 +228,9 @@ class _Node:
         moves = choices.translation.backend is not engine.translation.backend
         engine.reconfigure(*choices, move_rules=functools.partial(self._move_rules, kernel, follower) if moves else None)
 
-    async def _prepare_backend(self, kernel: KernelThread[NodeKernel], asked: Backend) -> Mapping[Family, Program]:
+    async def _prepare_backend(
+        self, kernel: KernelThread[NodeKernel], engine: Engine, asked: Backend
+    ) -> Mapping[Family, Program]:
         """Prepare another backend of rules and sets, if another one is asked for. Returns what writes its rules.
 
         Raises:
@@ -235,6 +239,13 @@ class _Node:
         """
         if asked is self._asked_backend:
             return self._programs
+        try:
+            async with asyncio.timeout(MOVED_WITHIN_S):
+                await engine.moved()  # what that move has prepared is not to be closed, and then another backend is in use
+        except TimeoutError:
+            raise CannotStartError(
+                f"rules still wait to move to {self._asked_backend}: nothing else is prepared until then"
+            ) from None
         chosen = await requirements.choose_backend(asked)
         in_use = await kernel.call(lambda node: node.backend)
         prepared = await kernel.call(lambda node: node.prepare_backend(None if chosen.backend is in_use else chosen))
@@ -250,7 +261,7 @@ class _Node:
         """Let the prepared backend hold rules and sets. What the former one holds goes once they are in force."""
 
         async def move() -> Mapping[AnyPlace, Examine]:
-            self._other_backend.begin_again()
+            await self._other_backend.begin_again()
             follower.follow(None)
             await kernel.call(lambda node: node.use_prepared_backend())
             follower.follow(await kernel.call(lambda node: node.rules_changes))

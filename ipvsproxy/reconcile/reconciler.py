@@ -215,10 +215,6 @@ class Reconciler:
         without_rules = {family for family in tables.skeletons.pending if tables.lacks_rules(family)}
         return frozenset(families) & (unset | without_sets | without_rules)
 
-    def missing_entries(self) -> frozenset[Family]:
-        """The families of which a set that rules look into lacks a desired entry."""
-        return frozenset(IP_SETS[name].family for name, table in self._tables.unequal_entries() if table.pending)
-
     def unserved(self, families: Collection[Family]) -> frozenset[Family]:
         """The families of which the kernel lacks more than half of the desired virtual servers."""
         table = self._tables.virtual_servers
@@ -227,6 +223,11 @@ class Reconciler:
             return frozenset()
         desired = Counter(key.address.family for key in table.desired)
         return frozenset(family for family in families if absent[family] * 2 > desired[family])
+
+    def lacking_entries(self, families: Collection[Family]) -> frozenset[Family]:
+        """The families of which a set lacks a desired entry."""
+        unequal = [(IP_SETS[name].family, table) for name, table in self._tables.unequal_entries()]
+        return frozenset(families) & {family for family, table in unequal if table.pending}
 
     # Draining.
 

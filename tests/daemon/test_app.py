@@ -22,6 +22,7 @@ from ipvsproxy.config.settings import Config, Ipvs, Servers
 from ipvsproxy.daemon import app
 from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.http import health, server
+from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.process import lifecycle, reload, requirements
 from ipvsproxy.daemon.sources import directory, first_lists
 from ipvsproxy.daemon.sources.source import CannotStartError
@@ -639,3 +640,38 @@ def test_a_file_that_takes_the_other_backend_back_leaves_rules_where_they_are(ke
     logged = _reloaded(kernel, tmp_path, "rulesBackend: iptables")
     assert not [line for line in logged if line["event"] == "rules_moved"]
     assert kernel.removed_beside == [Backend.IPTABLES]
+
+
+@pytest.mark.usefixtures("choosable")
+def test_a_file_that_takes_a_move_back_while_it_is_under_way_is_applied_after_it(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A move waits for an examination of leftovers, which may wait for the lock of iptables."""
+    refused: list[str] = []
+    watch_others, try_again_later = Leftovers.watch_others, reload.Reloader._try_again_later
+
+    async def slowly(self: Leftovers, move: Any) -> None:
+        if not refused:
+            (tmp_path / "draft").write_text(f"{FILE}ipvsproxy: {{rulesBackend: iptables}}\n")
+            (tmp_path / "draft").rename(tmp_path / "config.conf")
+        while not refused and kernel.prepared:  # noqa: ASYNC110 - a thread sets one of them
+            await asyncio.sleep(0.01)
+        await watch_others(self, move)
+
+    def note(self: reload.Reloader, reason: str, *arguments: Any) -> None:
+        refused.append(reason)
+        try_again_later(self, reason, *arguments)
+
+    def end_after_both() -> None:
+        if refused and kernel.backend is Backend.IPTABLES:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Leftovers, "watch_others", slowly)
+    monkeypatch.setattr(reload.Reloader, "_try_again_later", note)
+    monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(app, "MOVED_WITHIN_S", 0.01)
+    kernel.on_other_removed = end_after_both
+    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
+    assert set(refused) == {"rules still wait to move to nftables: nothing else is prepared until then"}
+    assert [line["backend"] for line in logged if line["event"] == "rules_moved"] == ["nftables", "iptables"]
+    assert kernel.backend is Backend.IPTABLES

@@ -146,15 +146,15 @@ def test_a_family_is_unserved_while_more_than_half_of_its_virtual_servers_are_ab
 
 
 def test_a_family_misses_entries_while_one_is_not_in_its_set(node: simulation.SimulatedNode) -> None:
-    assert node.reconciler.missing_entries() == frozenset()
+    assert node.reconciler.lacking_entries(tuple(Family)) == frozenset()
     node.kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
     node.observe()
-    assert node.reconciler.missing_entries() == {Family.IPV4}
+    assert node.reconciler.lacking_entries(tuple(Family)) == {Family.IPV4}
     node.sync()
-    assert node.reconciler.missing_entries() == frozenset()
+    assert node.reconciler.lacking_entries(tuple(Family)) == frozenset()
     node.kernel.sets["KUBE-CLUSTER-IP"].entries.add(SetEntry("KUBE-CLUSTER-IP", parse_address("10.96.9.9"), Protocol.TCP, 80))
     node.observe()
-    assert node.reconciler.missing_entries() == frozenset(), "one too many is not missing"
+    assert node.reconciler.lacking_entries(tuple(Family)) == frozenset(), "one too many is not missing"
 
 
 def test_without_the_device_every_family_is_lacking(node: simulation.SimulatedNode) -> None:

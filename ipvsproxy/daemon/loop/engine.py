@@ -97,6 +97,8 @@ class Engine:
         self._is_sync_due = False
         self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
         self._move_rules: Callable[[], Awaitable[None]] | None = None
+        self._no_move_waits = asyncio.Event()
+        self._no_move_waits.set()
         self._journal = journal.Journal(clock)
         self._reader = KernelReader(self._reconciler, kernel, self._journal, clock, processor_clock)
         self._addresses_changed = False
@@ -169,7 +171,13 @@ class Engine:
         """
         self._new_choices = (settings, translation, policy)
         self._move_rules = move_rules
+        if move_rules is not None:
+            self._no_move_waits.clear()
         self.changed(self._clock())
+
+    async def moved(self) -> None:
+        """Wait until no ``move_rules`` waits or runs: until then, the backend that it needs must stay prepared."""
+        await self._no_move_waits.wait()
 
     # The loop.
 
@@ -308,7 +316,7 @@ class Engine:
             lacking=self._reconciler.lacking(self._translator.settings.families),
             unmet_settings=self._reconciler.unmet_settings(),
             unserved=self._unserved(),
-            missing_entries=self._reconciler.missing_entries(),
+            incomplete=self._reconciler.lacking_entries(self._translator.settings.families),
             states=self._reconciler.survey.states,
             health_checks=self._reconciler.survey.health_checks,
             view=node_view,
@@ -395,6 +403,8 @@ class Engine:
             await move_rules()
             await in_slices(self._reconciler.forgetting_rules(), self._clock, self._clock())
             await self._reader.observe()  # what the other backend already holds, as after a restart
+        if self._move_rules is None:
+            self._no_move_waits.set()
         self._reader.request_audit()
 
     def _put_node(self) -> None:

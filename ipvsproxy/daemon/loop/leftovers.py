@@ -2,9 +2,9 @@
 
 They are in a variant of iptables, or in a table of kube-proxy's nftables mode.
 
-Rule 1: a family is examined when its rules come into force, and after each audit; a program runs only if a rule has changed
-since. While most virtual servers of a family or an entry of a set are missing, none is examined: the rules that were left are
-what serves it.
+Rule 1: a family is examined when its rules and sets come into force, and after each audit; a program runs only if a rule has
+changed since. While most virtual servers of a family or an entry of a set are missing, none is examined: the rules that were left
+are what serves it.
 Rule 2: a failed examination or removal is repeated with growing pauses. Unreadable rules count as present.
 Rule 3: rules that a running proxy writes again and again are removed less and less often (see ``reconcile.leftovers``).
 Rule 4: one log line when the rules of a place resist, and one when none are left.
@@ -157,17 +157,19 @@ class OtherBackend:
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
+        self._removing = asyncio.Lock()
         self._is_done = False
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
-        if not (summary.lacking or summary.unserved or summary.missing_entries) and not self._is_done:
+        if not summary.not_in_force and not self._is_done:
             self._wake.set()
 
-    def begin_again(self) -> None:
-        """Rules move to another backend: remove nothing before they are in force there."""
-        self._is_done = False
-        self._wake.clear()
+    async def begin_again(self) -> None:
+        """Rules move to another backend: remove nothing before they are in force there. A removal under way ends first."""
+        async with self._removing:
+            self._is_done = False
+            self._wake.clear()
 
     async def run(self, remove: Callable[[], Awaitable[bool]]) -> None:
         """Remove until nothing is left, as ``remove`` returns. A failed removal is repeated with growing pauses."""
@@ -176,7 +178,8 @@ class OtherBackend:
             await self._wake.wait()
             self._wake.clear()
             try:
-                self._is_done = await remove()
+                async with self._removing:
+                    self._is_done = await remove()
             except (KernelError, OSError) as error:
                 if not failures:
                     log.warning("other_backend_not_removed", error=str(error), hint="it is tried again; packets meet its rules")
@@ -240,8 +243,7 @@ class Leftovers:
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
         families = frozenset(place.family for place in self._states)
-        serving = families.difference(summary.lacking, summary.unserved, summary.missing_entries)
-        before, self._in_force = self._in_force, serving
+        before, self._in_force = self._in_force, families - summary.not_in_force
         due = self._in_force if summary.is_audit else self._in_force - before
         for place, state in self._states.items():
             if place.family in due and state.due_s == math.inf:

@@ -22,8 +22,8 @@ class SyncSummary:
     ``lacking`` are the families without all that their Services stand on (device, sets, rules, settings); ``unmet_settings`` are
     the missing ones among the indispensable kernel settings, with their observed value. ``states`` is the desired state of
     each Service, ``health_checks`` the answer of each health-check port; both change with the next sync.
-    ``unserved`` are the families without most of their virtual servers; all, while a first list is doubted. ``missing_entries``
-    are those of which a set lacks a desired entry, since it could not be added.
+    ``unserved`` are the families without most of their virtual servers; all, while a first list is doubted.
+    ``incomplete`` are the families of which a set lacks an entry.
     ``is_audit``: an audit came before the sync. ``waited_s`` is the age of its oldest change at its beginning, 0 without changes.
     ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the kernel, translating changes and applying
     operations. ``conflicts`` are the new ones, and so are ``without_scope``: Service ports without a mark for a second scope.
@@ -44,9 +44,14 @@ class SyncSummary:
     health_checks: Mapping[HealthCheckPort, HealthCheck] = dataclasses.field(default_factory=dict)
     unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unserved: Collection[Family] = ()
-    missing_entries: Collection[Family] = ()
+    incomplete: Collection[Family] = ()
     is_audit: bool = False
     drifted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def not_in_force(self) -> frozenset[Family]:
+        """The families for which what another proxy or backend holds may be needed: rules without their sets do nothing."""
+        return frozenset((*self.lacking, *self.unserved, *self.incomplete))
 
     @property
     def duration_s(self) -> float:

@@ -69,11 +69,11 @@ class Scene:
         self,
         *lacking: Family,
         unserved: Collection[Family] = (),
-        missing_entries: Collection[Family] = (),
+        incomplete: Collection[Family] = (),
         is_audit: bool = False,
     ) -> None:
         """Let a sync end, and all that follows at once."""
-        self.subject.synced(summary(lacking=lacking, unserved=unserved, missing_entries=missing_entries, is_audit=is_audit))
+        self.subject.synced(summary(lacking=lacking, unserved=unserved, incomplete=incomplete, is_audit=is_audit))
         await asyncio.sleep(0.001)
 
     async def audits(self, duration_s: float = AUDIT_S) -> None:
@@ -125,7 +125,7 @@ async def test_the_rules_of_the_other_proxy_stay_while_only_they_serve() -> None
     async with scene(used=LEFT, used_v6=LEFT) as node:
         await node.sync(unserved=[Family.IPV4])
         await node.sync(unserved=[Family.IPV4], is_audit=True)
-        await node.sync(missing_entries=[Family.IPV4], is_audit=True)
+        await node.sync(incomplete=[Family.IPV4], is_audit=True)
         await asyncio.sleep(100)
         assert node.tables.writes == [USED_V6]
         await node.sync()
@@ -417,12 +417,8 @@ async def test_the_other_backend_goes_once_ours_is_in_force_and_a_failure_is_rep
     subject = OtherBackend()
     with structlog.testing.capture_logs() as logs:
         running = asyncio.create_task(subject.run(remove))
-        for unfinished in (
-            summary(lacking=[Family.IPV4]),
-            summary(unserved=[Family.IPV6]),
-            summary(missing_entries=[Family.IPV4]),
-        ):
-            subject.synced(unfinished)
+        for one in (summary(lacking=[Family.IPV4]), summary(unserved=[Family.IPV6]), summary(incomplete=[Family.IPV4])):
+            subject.synced(one)
             await asyncio.sleep(1)
         assert calls == []
         for _ in range(5):
@@ -447,7 +443,7 @@ async def test_while_rules_move_nothing_of_the_former_backend_is_removed_before_
     subject.synced(summary())
     await asyncio.sleep(1)
     assert len(calls) == 1
-    subject.begin_again()
+    await subject.begin_again()
     for _ in range(3):
         subject.synced(summary(lacking=[Family.IPV4]))
         await asyncio.sleep(1)
@@ -456,6 +452,42 @@ async def test_while_rules_move_nothing_of_the_former_backend_is_removed_before_
     await asyncio.sleep(1)
     assert len(calls) == 2
     running.cancel()
+
+
+@in_virtual_time
+async def test_rules_do_not_move_during_a_removal_whose_end_does_not_count_for_what_the_move_leaves() -> None:
+    order: list[str] = []
+    may_end = asyncio.Event()
+
+    async def remove() -> bool:
+        await may_end.wait()
+        order.append("removed")
+        return True
+
+    subject = OtherBackend()
+    running = asyncio.create_task(subject.run(remove))
+    subject.synced(summary())
+    await asyncio.sleep(1)
+    moving = asyncio.create_task(subject.begin_again())
+    await asyncio.sleep(1)
+    assert not moving.done(), "the removal might reach what the move puts in force"
+    may_end.set()
+    await moving
+    order.append("moved")
+    subject.synced(summary())
+    await asyncio.sleep(1)
+    assert order == ["removed", "moved", "removed"]
+    running.cancel()
+
+
+@in_virtual_time
+async def test_rules_stay_while_a_set_lacks_an_entry_for_which_they_may_be_needed() -> None:
+    async with scene(used=LEFT) as node:
+        node.subject.synced(summary(incomplete=[Family.IPV4], is_audit=True))
+        await asyncio.sleep(1)
+        assert node.tables.writes == []
+        await node.sync()
+        assert node.tables.writes == [USED]
 
 
 @in_virtual_time

@@ -1,6 +1,8 @@
 """Covers new settings for a running loop, which changes its kernel objects in place. The kernel is in memory."""
 
+import asyncio
 import dataclasses
+import errno
 
 from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.model.kernel import IP_SETS, SetEntries, SetKind, Sysctl, VirtualServerSettings
@@ -179,3 +181,44 @@ async def test_a_move_that_another_configuration_takes_back_does_not_happen() ->
         await node.quiet()
         assert backends.moved == 0
         assert node.done == []
+
+
+@in_virtual_time
+async def test_a_move_that_waits_or_runs_is_waited_for() -> None:
+    node = MemoryNode()
+    async with node.running():
+        await begun(node)
+        backends, may_move = Backends(node), asyncio.Event()
+        await node.engine.moved()
+
+        async def move() -> None:
+            await may_move.wait()
+            await backends.move()
+
+        by_connection = dataclasses.replace(node.settings, backend=Backend.NFTABLES)
+        node.engine.reconfigure(settings(), by_connection, policy(), move_rules=move)
+        waiting = asyncio.create_task(node.engine.moved())
+        await asyncio.sleep(10)
+        assert node.engine.translation.backend is Backend.NFTABLES, "it is under way"
+        assert not waiting.done()
+        may_move.set()
+        await waiting
+        assert backends.moved == 1
+        await node.quiet()
+
+
+@in_virtual_time
+async def test_a_family_whose_entries_the_kernel_refuses_after_a_move_is_told() -> None:
+    node = MemoryNode()
+    async with node.running():
+        await begun(node)
+        backends = Backends(node)
+        by_connection = dataclasses.replace(node.settings, backend=Backend.NFTABLES)
+        node.kernel.fail(lambda one: isinstance(one.item, SetEntries), errno.ENOMEM, times=1000)
+        node.engine.reconfigure(settings(), by_connection, policy(), move_rules=backends.move)
+        await asyncio.sleep(1)
+        assert Family.IPV4 in node.watcher.summaries[-1].incomplete
+        assert not node.watcher.summaries[-1].lacking, "sets and rules are there, and do nothing for packets"
+        node.kernel.stop_failing()
+        await node.quiet()
+        assert not node.watcher.summaries[-1].incomplete
