@@ -7,6 +7,7 @@ One run of the program for most tests; each begins with its own objects only. A 
 import collections
 import contextlib
 import ipaddress
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -28,7 +29,6 @@ TCP = ("TCP",)
 WAITED_S = patience.seconds(25.0)
 """The kernel forgets a connection that was reset after 10 s."""
 CLIENTS = 24
-REQUESTS = 200
 
 
 @pytest.fixture(scope="module", name="running")
@@ -49,15 +49,11 @@ def _wait_until(reached: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def _shares(running: Cluster, family: Family) -> Mapping[str, float]:
-    """The share of each pod, by its name, of a few hundred new connections."""
-    load = running.lab.repeat("p2", "TCP", cluster.address("cluster 1", family), 80, count=REQUESTS)
-    assert load.outcomes == {"ok": REQUESTS}
-    return _by_pod(load, family)
-
-
-def _by_pod(load: lab.Load, family: Family) -> Mapping[str, float]:
-    return {name: load.backends.get(cluster.address(name, family), 0) / load.outcomes["ok"] for name in PODS}
+def _shares(running: Cluster, family: Family, requests: int = 200) -> Mapping[str, float]:
+    """The share of each pod, by its name, of so many new connections, however long these take."""
+    load = running.lab.repeat("p2", "TCP", cluster.address("cluster 1", family), 80, count=requests)
+    assert load.outcomes == {"ok": requests}
+    return {name: load.backends.get(cluster.address(name, family), 0) / requests for name in PODS}
 
 
 @by_family
@@ -231,22 +227,21 @@ def test_a_client_goes_to_one_endpoint_from_two_nodes(running: Cluster, tmp_path
 
 @by_family
 def test_a_new_endpoint_climbs_to_its_share(running: Cluster, family: Family) -> None:
-    part_s = patience.seconds(2)
-    slow = {"scheduler": "wrr", "slow_start": f"{4 * part_s:.0f}s"}
+    slow = {"scheduler": "wrr", "slow_start": f"{patience.seconds(8):.0f}s"}
     running.have()
     running.have(_web("p1", **slow))
     running.have(_web("p1", "r1", **slow))
-    shares = []
-    for _ in range(5):
-        with running.lab.load("p2", "TCP", cluster.address("cluster 1", family), 80, interval_s=0.005) as loads:
-            time.sleep(part_s)
-        (load,) = loads
-        assert load.failed == 0
-        assert load.outcomes["ok"] > 100
-        shares.append(_by_pod(load, family)["r1"])
+    shares: list[float] = []
+
+    def climbed() -> bool:
+        shares.append(_shares(running, family, 50)["r1"])
+        return shares[-1] > 0.45
+
+    _wait_until(climbed, "climbed")
     assert shares[0] < 0.25
-    assert shares[0] < shares[2] < shares[4]
-    assert shares[4] == pytest.approx(0.5, abs=0.05)
+    assert len(shares) > 3
+    assert all(later >= earlier - 0.05 for earlier, later in itertools.pairwise(shares))
+    _wait_until(lambda: _shares(running, family)["r1"] == pytest.approx(0.5, abs=0.01), "at its share")
 
 
 @by_family

@@ -8,7 +8,6 @@ ipvsproxy's drivers, so that no error of ours affects both sides of a comparison
 import importlib
 import json
 import subprocess
-import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from tests.support import nft_state, patience, scope_rows
+from tests.support import nft_state, scope_rows
 
 # Part of the recordings: untyped, and not edited.
 compare: Any = importlib.import_module("tests.golden.compare")
@@ -238,19 +237,10 @@ def clear_state() -> None:
                 _run(program, "--table", table, stdin=f"*{table}\nCOMMIT\n")
     if Path("/sys/module/nf_tables").exists():
         _run("nft", "flush", "ruleset")
-    _destroy_sets()
+    _run("ipset", "destroy")
     _start("ip", "link", "delete", "kube-ipvs0")
     for option in ("-4", "-6"):
         _start("ip", option, "route", "flush", "table", "local", "protocol", str(ROUTE_PROTOCOL))
-
-
-def _destroy_sets() -> None:
-    """Destroy all sets, once the kernel has let go of them: it frees rules of nf_tables later than it removes them."""
-    deadline = time.monotonic() + patience.seconds(10)
-    while (done := _start("ipset", "destroy")).returncode != 0:
-        if "in use by a kernel component" not in done.stderr or time.monotonic() > deadline:
-            raise RuntimeError(f"ipset destroy: status {done.returncode}: {done.stderr.strip()}")
-        time.sleep(0.05)
 
 
 def _set_lines(sets: Mapping[str, Any]) -> Iterable[str]:
