@@ -101,9 +101,7 @@ def gather(
     timeouts: Timeouts | None = None
     unserved: Mapping[Family, str] = {}
     unreadable = "; ".join(map(str, (*privileges, *features)))
-    answers: dict[Feature, Answer] = (
-        {basic_features.IPVS: Answer(not features)} | dict(questions.of_settings()) | dict(questions.of_modules())
-    )
+    answers: dict[Feature, Answer] = {**questions.of_settings(), **questions.of_modules()}
     try:
         chosen = rules_backend.choose(backend)
         if chosen.backend is Backend.IPTABLES:

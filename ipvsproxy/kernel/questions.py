@@ -68,7 +68,9 @@ def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
 
 def of_modules(root: pathlib.Path = pathlib.Path("/")) -> Answers:
     """The features that are modules, as the files of this host show them. Nothing is loaded."""
+    has_ipvs = (root / "proc/thread-self/net/ip_vs").exists()
     return {
+        basic_features.IPVS: Answer(has=True) if has_ipvs else _in_modules(("ip_vs",), root),
         features.SCHEDULER_TWOS: _in_modules(("ip_vs_twos",), root),
         basic_features.SCHEDULER_MH: _in_modules(("ip_vs_mh",), root),
         basic_features.DUMMY_DEVICE: _in_modules(("dummy",), root),

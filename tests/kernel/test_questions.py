@@ -91,6 +91,18 @@ def test_a_kernel_without_netlink_for_connections_is_told_from_one_that_did_not_
     assert (answers[basic_features.TRACKED_FLOWS].has, answers[features.FILTERED_CONNECTIONS].has) == (is_there, None)
 
 
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ERANGE])
+def test_a_kernel_that_refuses_the_impossible_filter_has_filters(number: int, tmp_path: pathlib.Path) -> None:
+    """Linux 5.10 answers EOPNOTSUPP (``ctnetlink_parse_filter``), 6.1 EINVAL, by its policy of masks."""
+
+    def refusing(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, _),) = fake_netlink.split(data)
+        return [fake_netlink.error(sequence, number)] if kind == LISTING else answer(data)
+
+    answers = questions.ask(lambda _: fake_netlink.FakeSocket(refusing), proc_of(tmp_path, "5.10.0"))  # type: ignore[arg-type, return-value]
+    assert answers[features.FILTERED_CONNECTIONS].has
+
+
 def test_a_lost_answer_and_a_version_that_cannot_be_read_prove_nothing(tmp_path: pathlib.Path) -> None:
     def connect(protocol: int) -> fake_netlink.FakeSocket:
         if not protocol:
@@ -133,6 +145,7 @@ def test_features_that_are_modules_are_as_the_files_of_the_host_show(tmp_path: p
     (directory / "modules.dep").write_text("".join(f"kernel/net/{name}.ko.xz:\n" for name in names))
     (directory / "modules.alias").write_text(f"alias {questions.FAMILY_ALIAS} ip_vs\n")
     assert questions.of_modules(tmp_path) == {
+        basic_features.IPVS: Answer(has=True),
         features.SCHEDULER_TWOS: Answer(has=False, remark="ip_vs_twos is missing"),
         basic_features.SCHEDULER_MH: Answer(has=True),
         basic_features.DUMMY_DEVICE: Answer(has=True),
@@ -142,6 +155,11 @@ def test_features_that_are_modules_are_as_the_files_of_the_host_show(tmp_path: p
     }
     proc_of(tmp_path / "proc", "4.19.0")
     assert questions.of_modules(tmp_path)[features.ONE_CONNECTION_MODULE] == Answer(has=True)
+    (tmp_path / "proc/thread-self/net").mkdir(parents=True)
+    (tmp_path / "proc/thread-self/net/ip_vs").write_text("")
+    (directory / "modules.dep").write_text("")
+    assert questions.of_modules(tmp_path)[basic_features.IPVS] == Answer(has=True), "the kernel has it, whatever the files say"
+    (directory / "modules.dep").write_text("kernel/net/ip_vs.ko:\n")
     (directory / "modules.alias").write_text("alias net-pf-16-proto-16-family-other other\n")
     assert questions.of_modules(tmp_path)[features.SELF_LOADING] == Answer(has=False)
 
