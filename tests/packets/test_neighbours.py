@@ -201,8 +201,9 @@ def test_a_foreign_table_with_kube_proxys_name_is_left_alone(laboratory: lab.Lab
         (("iptables-nft-restore",), neighbours.DOCKER_IPTABLES.replace("FORWARD DROP", "FORWARD ACCEPT")),
         (("nft", "-f", "-"), neighbours.DOCKER_NFTABLES),
         (("nft", "-f", "-"), neighbours.FLANNEL),
+        (("nft", "-f", "-"), neighbours.KINDNET),
     ],
-    ids=["Docker with iptables", "Docker with nftables", "flannel"],
+    ids=["Docker with iptables", "Docker with nftables", "flannel", "kindnet"],
 )
 def test_services_work_beside_a_neighbour_and_nothing_of_it_changes(
     laboratory: lab.Lab, tmp_path: Path, program: tuple[str, ...], rules: str

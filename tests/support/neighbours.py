@@ -3,6 +3,8 @@
 Docker: the listings that its own tests generate (moby/moby, integration/network/bridge/iptablesdoc/generated/usernet-portmap.md
 and nftablesdoc/generated/usernet-portmap.md): a container at 192.0.2.2:80 with the host port 8080.
 
+kindnet: the rules that its tests expect (package ``masq`` of kindnet), for the ranges of the lab's pods.
+
 flannel: the rules of its nftables mode (flannel-io/flannel, pkg/trafficmngr/nftables/nftables.go), for a node with 10.244.0.0/24.
 """
 
@@ -121,3 +123,19 @@ table ip6 flannel-ipv6 {
 }
 """
 """For ``nft -f``, with the ranges of the lab's pods."""
+
+KINDNET = """\
+table inet kindnet-ipmasq {
+        set noMasqV4 { type ipv4_addr; flags interval; auto-merge; elements = { 10.244.0.0/16 }; }
+        set noMasqV6 { type ipv6_addr; flags interval; auto-merge; elements = { fd00:10:244::/56 }; }
+        chain postrouting {
+                type nat hook postrouting priority srcnat - 10; policy accept;
+                ct state established,related accept
+                fib daddr type local accept
+                ip daddr @noMasqV4 accept
+                ip6 daddr @noMasqV6 accept
+                counter masquerade
+        }
+}
+"""
+"""For ``nft -f``. Its chain stands before ours."""
