@@ -292,7 +292,7 @@ def test_what_firewalld_does_to_all_tables_heals_without_a_lost_connection(
         ours = ours_listed(laboratory)
         with losing_nothing(running, []) as check_held:
             if event == "reload":
-                wall.command("--reload")
+                wall.reload()
             elif event == "restart":
                 wall.restart()
             else:

@@ -67,6 +67,9 @@ class Firewalld:
         """Start the daemon, and wait until its rules are in force."""
         configuration = self._directory / "firewalld"
         self._daemon = self._start("firewalld", "--nofork", "--nopid", f"--system-config={configuration}")
+        self._wait_until_it_answers()
+
+    def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + RUNS_WITHIN_S
         while self._command("--state").returncode != 0:
             assert time.monotonic() < deadline, (self._directory / "log").read_text()
@@ -76,6 +79,12 @@ class Firewalld:
         """Stop the daemon, which removes its rules, and start it again."""
         self._stop()
         self.start()
+
+    def reload(self) -> None:
+        """Let the daemon write its rules again. On a slow kernel that takes longer than a message bus waits for an answer."""
+        done = self._command("--reload")
+        assert done.returncode == 0 or "Did not receive a reply" in done.stderr, done.stderr
+        self._wait_until_it_answers()
 
     def command(self, *words: str) -> str:
         """Run ``firewall-cmd``; returns its output."""
