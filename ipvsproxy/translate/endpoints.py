@@ -39,12 +39,23 @@ class Endpoints(NamedTuple):
         return {stem + self.suffix: conditions for stem, conditions in zip(self.stems, self.conditions, strict=True)}
 
 
-def find_endpoints(slices: Iterable[EndpointSlice], port: ServicePort) -> Endpoints:
+NO_ENDPOINTS = Endpoints()
+
+
+def find_endpoints(slices: Sequence[EndpointSlice], port: ServicePort) -> Endpoints:
     """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
 
     The slices must be of one family. An address counts once: a later entry replaces an earlier one, unless the later one is
     terminating. A new pod may have the address of a terminating one.
     """
+    if len(slices) == 1 and len(slices[0].ports) == 1:  # nearly all Services
+        (item,) = slices
+        (one,) = item.ports
+        if one.name != port.name or one.protocol is not port.protocol:
+            return NO_ENDPOINTS
+        stems = _addresses(item)
+        if len(stems) == 1 or len(set(stems)) == len(stems):
+            return Endpoints(stems, item.conditions, one.port.to_bytes(PORT_SIZE, "big"))
     matching = [
         (item, one.port) for item in slices for one in item.ports if one.name == port.name and one.protocol is port.protocol
     ]

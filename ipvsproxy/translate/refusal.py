@@ -31,10 +31,16 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
     """The Service without its refused addresses, and the reason for each of them."""
     if service.name == KUBERNETES:
         return service, ()
+    options = service.options
+    if not (options.external_addresses or options.load_balancer_addresses):  # nearly all Services
+        for address in service.cluster_addresses:
+            if _why_not_cluster(address, view):
+                break
+        else:
+            return service, ()
     refused = _refused(service, view, settings)
     if not refused:
         return service, ()
-    options = service.options
     without = msgspec.structs.replace(
         service,
         cluster_addresses=tuple(one for one in service.cluster_addresses if ("spec.clusterIPs", one) not in refused),

@@ -35,7 +35,9 @@ _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
 }
 _NO_ROUTES: dict[int, Weights] = {}
-_NAMES: Mapping[tuple[Family, SetKind], str] = {(family, kind): IpSet(kind, family).name for family in Family for kind in SetKind}
+_NAMES: Mapping[Family, Mapping[SetKind, str]] = {
+    family: {kind: IpSet(kind, family).name for kind in SetKind} for family in Family
+}
 
 
 def translate(
@@ -106,6 +108,7 @@ class _FamilyState:
         "refused",
         "scopes",
         "service",
+        "set_names",
         "settings",
         "skipped",
         "source_ranges",
@@ -129,6 +132,7 @@ class _FamilyState:
         how: treatment.Treatment,
     ) -> None:
         self.family = family = cluster_address.family
+        self.set_names = _NAMES[family]
         self.owner = owner
         self.service = service
         self.options = options = service.options
@@ -170,7 +174,7 @@ class _FamilyState:
             entries=tuple(self.entries),
             addresses=() if by_routes else addresses,
             routes=addresses if by_routes else (),
-            rare=_rarities([self], skipped),
+            rare=_rarities([self], skipped) if skipped or self.has_rarities else NO_RARITIES,
         )
 
     @property
@@ -194,21 +198,23 @@ class _FamilyState:
         for port in self.service.ports:
             endpoints = find_endpoints(slices, port)
             each = zip(endpoints.stems, endpoints.conditions, strict=True)
-            local = [(stem, conditions) for stem, conditions in each if conditions.node_name == here]
-            self._add_port(port, endpoints, [stem for stem, _ in local])
+            local = [stem for stem, conditions in each if conditions.node_name == here]
+            self._add_port(port, endpoints, local)
             if port_number and local:
-                ready = endpoints.split(stem for stem, conditions in local if conditions.ready)
+                each = zip(endpoints.stems, endpoints.conditions, strict=True)
+                ready = endpoints.split(stem for stem, one in each if one.node_name == here and one.ready)
                 local_ready.update(address for address, _ in ready)
         if port_number:
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
             listener = HealthListener(self.family, port_number, self.service.name)
             self.local_endpoints[listener] = len(local_ready)
 
-    def _add_port(self, port: ServicePort, endpoints: Endpoints, local_stems: Iterable[bytes]) -> None:
+    def _add_port(self, port: ServicePort, endpoints: Endpoints, local_stems: Sequence[bytes]) -> None:
         # A pod that reaches itself through a service address must not see its own address as the client's.
-        name, protocol = _NAMES[self.family, SetKind.LOOP_BACK], port.protocol
-        for address, endpoint_port in endpoints.split(local_stems):
-            self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
+        if local_stems:
+            name, protocol = self.set_names[SetKind.LOOP_BACK], port.protocol
+            for address, endpoint_port in endpoints.split(local_stems):
+                self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
         choice = routes_of_port(self.service, port, self.family, endpoints, self.view)
         internal: Weights = choice.internal.weights
         external: Weights = choice.external.weights
@@ -306,7 +312,7 @@ class _FamilyState:
     def _restrict(self, key: VirtualServerKey) -> None:
         """Admit the source ranges alone. The node's own clients have the service address as their source."""
         self._enter(SetKind.LOAD_BALANCER_FIREWALL, key.address, key.protocol, key.port)
-        name = _NAMES[self.family, SetKind.LOAD_BALANCER_SOURCE_CIDR]
+        name = self.set_names[SetKind.LOAD_BALANCER_SOURCE_CIDR]
         for item in self.source_ranges:
             self.entries[network_entry(name, key, item)] = None
         if any(item.contains(self.view.primary_addresses[self.family]) for item in self.source_ranges):
@@ -343,7 +349,7 @@ class _FamilyState:
         port: int = 0,
         other: Address | None = None,
     ) -> None:
-        self.entries[SetEntry(_NAMES[self.family, kind], address, protocol, port, other)] = None
+        self.entries[SetEntry(self.set_names[kind], address, protocol, port, other)] = None
 
 
 def _rarities(served: Sequence[_FamilyState], skipped: tuple[Skipped, ...]) -> Rarities:
