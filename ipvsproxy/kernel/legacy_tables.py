@@ -104,6 +104,8 @@ def _is_bare(info: _Info) -> bool:
 def _ask_info(asking: socket.socket, family: Family, table: str) -> _Info:
     question = table.encode().ljust(_NAME, b"\0").ljust(_INFO.size, b"\0")
     answer = sockopt.ask(asking, _LAYOUTS[family].level, _GET_INFO, question, _action(family, table))
+    if len(answer) != _INFO.size:
+        raise KernelError(action=_action(family, table), detail="the answer is incomplete")
     return _Info(*_INFO.unpack(answer)[1:])
 
 

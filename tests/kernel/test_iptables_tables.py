@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ipvsproxy.kernel import iptables, iptables_tables, legacy_tables, netlink, nft_message
+from ipvsproxy.kernel import iptables, iptables_tables, legacy_tables, netlink, nft_message, sockopt
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.iptables_variant import Variant, commands
 from ipvsproxy.model.net import Family
@@ -95,6 +95,15 @@ def test_a_refused_question_is_a_doubt(monkeypatch: pytest.MonkeyPatch, family: 
     for variant in Variant:
         assert not iptables_tables.hold_nothing(family, variant)
         assert not iptables_tables.take_rules(family, variant)
+
+
+def test_an_answer_that_is_cut_off_is_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(legacy_tables, "names", lambda *_: ("nat",))
+    monkeypatch.setattr(sockopt, "ask", lambda *_: b"nat\0")
+    with pytest.raises(KernelError, match="the answer is incomplete"):
+        legacy_tables.is_bare(Family.IPV4, "nat")
+    assert not iptables_tables.hold_nothing(Family.IPV4, Variant.LEGACY)
+    assert not iptables_tables.take_rules(Family.IPV4, Variant.LEGACY)
 
 
 @pytest.mark.parametrize(
