@@ -45,6 +45,17 @@ NAT_IN_INET = Feature(
     Without.REFUSED,
     "the start ends, names them, and asks for `--rules-backend=iptables`",
 )
+ARRIVAL_BEHIND_IPVS = Feature(
+    "arrival-behind-ipvs",
+    "matches on the interface of arrival at the hook postrouting",
+    ("NFT_META_IIFNAME",),
+    "`--rules-backend=nftables` with `--detect-local-mode=BridgeInterface` or `InterfaceNamePrefix`",
+    (5, 5),
+    "net/ipv4/ip_output.c, 28f8bfd1ac94",
+    "not at all: nothing in the kernel shows it",
+    Without.FALL_BACK,
+    "connections of this node's pods to cluster IPs are masqueraded as well, as without local detection of pods",
+)
 FILTERED_CONNECTIONS = Feature(
     "filtered-connections",
     "listings of tracked connections that the kernel filters",
@@ -95,6 +106,7 @@ YOUNG: Sequence[Feature] = (
     ONE_CONNECTION_MODULE,
     FILTERED_ROUTES,
     NAT_IN_INET,
+    ARRIVAL_BEHIND_IPVS,
     FILTERED_CONNECTIONS,
     PROMPT_REUSE,
     SCHEDULER_TWOS,
