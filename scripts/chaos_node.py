@@ -8,6 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from ipvsproxy.model.rules import Backend
 from tests.chaos import plan
 from tests.chaos.figures import Figures
 from tests.chaos.history import History, Violation
@@ -35,13 +36,14 @@ def main() -> int:
 def _run(seed: str, number: int, node: lab.Lab, figures: Figures, arguments: argparse.Namespace) -> None:
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        drawn = plan.draw(arguments.seed, number, arguments.steps)
-        history = History(drawn, seed, node, Path(name), figures, quick=arguments.quick)
+        drawn = plan.draw(arguments.seed, number, arguments.steps, arguments.rules_backend)
+        history = History(drawn, seed, node, Path(name), figures, quick=arguments.quick, backend=arguments.rules_backend)
         try:
             history.run()
             verdict = "ok"
         except (Violation, ProgramError) as violation:
             again = f"scripts/chaos --seed {arguments.seed} --first {number} --histories 1 --steps {arguments.steps}"
+            again += f" --rules-backend={arguments.rules_backend}"
             figures.violations.append(str(violation))
             verdict = f"VIOLATION: {violation}\n  repeat it: {again}"
     figures.histories += 1
@@ -57,6 +59,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="number of the first history, to repeat a later one")
     parser.add_argument("--steps", type=int, default=15, help="steps of each history (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0, help="begin no further history after this time (default: no limit)")
+    parser.add_argument(
+        "--rules-backend",
+        type=Backend,
+        choices=(Backend.IPTABLES, Backend.NFTABLES),
+        default=Backend.IPTABLES,
+        help="what holds rules and sets at first (default: %(default)s); with nftables, reloads move them there and back",
+    )
     parser.add_argument("--quick", action="store_true", help="run verify only at the end of each history")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file, after each history")
     parser.add_argument("--diary", action="store_true", help="print the events of each history")

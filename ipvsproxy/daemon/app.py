@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -125,6 +125,7 @@ class _Node:
             store=self._store,
             kernel=kernel,
             watcher=self,
+            prepare=functools.partial(_inherit_sets, kernel, tuple(self._programs)),
         )
         follower = RulesFollower(engine)
         follower.follow(await kernel.call(lambda node: node.rules_changes))
@@ -321,6 +322,18 @@ class _Node:
             before, self._node_trouble = self._node_trouble, self._status.node_trouble
             journal.log_node(self._config.node_name, before, self._node_trouble)
         engine.changed(now)
+
+
+async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:
+    """Take over what the other backend's sets witness, if a process has left any: a switch, or the middle of a move."""
+    try:
+        count = await kernel.call(lambda node: node.inherit_sets(families))
+    except KernelError as error:
+        hint = "virtual servers of node ports and traffic scopes that no Service desires any more may stay"
+        log.warning("sets_not_inherited", error=str(error), hint=hint)
+    else:
+        if count:
+            log.info("sets_inherited", entries=count, hint="they tell which virtual servers are ours")
 
 
 async def _pass_on_late_rules(late_rules: asyncio.Event, engine: Engine) -> None:

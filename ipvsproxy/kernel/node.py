@@ -30,15 +30,17 @@ from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import (
     IP_SETS,
     ROUTE_PROTOCOL,
+    WITNESS_KINDS,
     Connections,
     InterfaceAddress,
+    SetEntries,
     SetEntry,
     Timeouts,
     VirtualServerKey,
 )
 from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import KINDS, Operation, Outcome, as_tried_again
+from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.state import Observation
@@ -276,6 +278,32 @@ class NodeKernel:
         self._unmarked.discard(family)
         return mark
 
+    def inherit_sets(self, families: Collection[Family]) -> int:
+        """Copy entries that may witness virtual servers from what the other backend holds. Returns how many.
+
+        A process that ended while its rules moved, or that had the other backend, has left them there. Entries of ours stay as
+        they are.
+
+        Raises:
+            KernelError: the sets could not be read.
+        """
+        names = [name for name, one in IP_SETS.items() if one.kind in WITNESS_KINDS and one.family in families]
+        other = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not self.backend)
+        former = {name: one for name, one in _as_ours(rules_backend.held_sets(other, names)).items() if one}
+        ours = self._backend.sets.observe(former) if former else {}
+        operations: list[Operation] = []
+        count = 0
+        for name, entries in former.items():
+            present = {_place(one) for one in ours[name].entries} if name in ours else set()
+            missing = tuple(one for one in entries if _place(one) not in present)
+            operations += [Operation(Verb.ADD, IP_SETS[name])] if name not in ours else []
+            operations += [Operation(Verb.ADD, SetEntries(name, missing))] if missing else []
+            count += len(missing)
+        for outcome in self._backend.writes_sets.apply(operations) if operations else ():
+            if outcome.error:
+                log.warning("set_not_inherited", error=outcome.error)
+        return count
+
     def remove_other_backend(self) -> bool:
         """Remove what the other backend holds of ours: ipsets, or the table of nftables. Returns whether nothing of it is left.
 
@@ -375,6 +403,11 @@ def _of_addresses(observed: ObservedAddresses | None) -> Observation:
 def _as_ours(observed: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
     """The entries of sets. None for a set that is absent or unlike ours: the creation of ours reports the difference."""
     return {name: None if one is None or one.differs_from(IP_SETS[name]) else one.entries for name, one in observed.items()}
+
+
+def _place(entry: SetEntry) -> tuple[object, ...]:
+    """What identifies an entry in its set: all but its mark."""
+    return entry.address, entry.protocol, entry.port
 
 
 def _attempt(read: Callable[[], T], errors: list[str]) -> T | None:

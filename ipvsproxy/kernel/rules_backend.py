@@ -4,7 +4,7 @@ import contextlib
 import errno
 import pathlib
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -13,8 +13,9 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel import host, iptables, iptables_tables, legacy_tables, netlink, nft_listing
 from ipvsproxy.kernel import nft_message as nft
 from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.ipset import IpsetDriver
+from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
 from ipvsproxy.kernel.modules import ModuleState, module_state
+from ipvsproxy.kernel.nft_sets import NftSetsDriver
 from ipvsproxy.model.kernel import IP_SETS
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
@@ -114,6 +115,23 @@ def remove_table() -> bool:
             return True
         number = failed[min(failed)]
         raise KernelError(action=action, errno=max(number, 0), detail=nft.explain(number))
+
+
+def held_sets(backend: Backend, names: Collection[str], root: pathlib.Path = pathlib.Path("/")) -> Mapping[str, ObservedSet]:
+    """The named sets that a backend holds, without loading ipset or nf_tables for that.
+
+    Raises:
+        KernelError: a set could not be read.
+    """
+    if backend is Backend.IPTABLES:
+        if not (root / "sys/module/ip_set").exists():
+            return {}
+        with contextlib.closing(IpsetDriver()) as driver:
+            return driver.observe(names)
+    if not nft_listing.is_loaded(root) or not holds_table():
+        return {}
+    with contextlib.closing(NftSetsDriver()) as native:
+        return native.observe(names)
 
 
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> bool:

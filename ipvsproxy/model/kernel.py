@@ -297,6 +297,9 @@ class SetKind(enum.StrEnum):
 SCOPE_KINDS = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS})
 """The sets that kube-proxy does not have: they exist only while a Service has an external address with traffic policy Local."""
 
+WITNESS_KINDS = SCOPE_KINDS | {kind for kind in SetKind if kind.startswith("KUBE-NODE-PORT-")}
+"""The sets without which nobody knows that a virtual server is ours: by mark, or at a node port."""
+
 _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.LOOP_BACK: SetType.ADDRESS_PORT_ADDRESS,
     SetKind.LOAD_BALANCER_SOURCE_IP: SetType.ADDRESS_PORT_ADDRESS,

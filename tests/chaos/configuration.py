@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.view import Binding
 
 OTHER_BINDING = {Binding.ADDRESSES: Binding.ROUTES, Binding.ROUTES: Binding.ADDRESSES}
@@ -12,19 +13,31 @@ _KUBECONFIG = "--kubeconfig="
 
 
 class Configuration:
-    """``flags`` name the file and the cluster. ``scheduler`` and ``binding`` are those in the file.
+    """``flags`` name the file and the cluster. ``scheduler``, ``binding`` and ``backend`` are those in the file.
 
     The reload to the other scheduler is one to the other binding, too.
     """
 
-    def __init__(self, directory: Path, cluster_flag: str, binding: Binding = Binding.ADDRESSES) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        cluster_flag: str,
+        binding: Binding = Binding.ADDRESSES,
+        backend: Backend = Backend.IPTABLES,
+    ) -> None:
         self._usual_binding = binding
+        self.backend = backend
         self._path = directory / "config.json"
         # A kubeconfig counts only in the file; manifests and the node's name also count beside it.
         self._kubeconfig = cluster_flag.removeprefix(_KUBECONFIG) if cluster_flag.startswith(_KUBECONFIG) else ""
         beside = () if self._kubeconfig else (cluster_flag,)
         self.flags = (f"--config={self._path}", "--hostname-override=node-a", *beside)
         self.write(SCHEDULERS[0])
+
+    def move(self, backend: Backend) -> None:
+        """Let the file name this backend of rules and sets."""
+        self.backend = backend
+        self.write(self.scheduler)
 
     def write(self, scheduler: str) -> None:
         """Replace the file by one rename."""
@@ -37,7 +50,7 @@ class Configuration:
             "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
             "conntrack": {"maxPerCore": 0},
             "ipvs": {"scheduler": scheduler},
-            "ipvsproxy": {"vipBinding": self.binding},
+            "ipvsproxy": {"vipBinding": self.binding, "rulesBackend": self.backend},
             "clientConnection": {"kubeconfig": self._kubeconfig},
         }
         draft = self._path.with_suffix(".draft")

@@ -21,7 +21,8 @@ _OUR_ROUTES = ("dev", "lo", "table", "local", "protocol", str(ROUTE_PROTOCOL), "
 _OPTIONS = {"TCP": "-t", "UDP": "-u", "SCTP": "--sctp-service"}
 
 
-def _run(*argv: str, stdin: str | None = None, check: bool = True) -> str:
+def run(*argv: str, stdin: str | None = None, check: bool = True) -> str:
+    """Run a program, and return its command line. Raises RuntimeError if it fails, unless ``check`` is false."""
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
     if check and done.returncode != 0:
         raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
@@ -48,24 +49,24 @@ def _pick_real_server(state: State, dice: random.Random) -> tuple[str, ...]:
 
 def clear_ipvs(_state: State, _dice: random.Random) -> str:
     """Clear the whole table; the owner of the foreign virtual servers adds them again."""
-    done = _run("ipvsadm", "-C")
+    done = run("ipvsadm", "-C")
     foreign.add(virtual_servers_only=True)
     return done
 
 
 def remove_virtual_server(state: State, dice: random.Random) -> str:
     """Delete a virtual server."""
-    return _run("ipvsadm", "-D", *_pick_server(state, dice))
+    return run("ipvsadm", "-D", *_pick_server(state, dice))
 
 
 def remove_real_server(state: State, dice: random.Random) -> str:
     """Delete a real server."""
-    return _run("ipvsadm", "-d", *_pick_real_server(state, dice))
+    return run("ipvsadm", "-d", *_pick_real_server(state, dice))
 
 
 def change_weight(state: State, dice: random.Random) -> str:
     """Give a real server another weight."""
-    return _run("ipvsadm", "-e", *_pick_real_server(state, dice), "-m", "-w", dice.choice(["0", "5"]))
+    return run("ipvsadm", "-e", *_pick_real_server(state, dice), "-m", "-w", dice.choice(["0", "5"]))
 
 
 def change_method(state: State, dice: random.Random) -> str:
@@ -76,62 +77,63 @@ def change_method(state: State, dice: random.Random) -> str:
     """
     *server, _, real_server = _pick_real_server(state, dice)
     is_same_port = server[1].rpartition(":")[2] == real_server.rpartition(":")[2]
-    return _run("ipvsadm", "-e" if is_same_port else "-a", *server, "-r", real_server, dice.choice(["-g", "-i"]))
+    return run("ipvsadm", "-e" if is_same_port else "-a", *server, "-r", real_server, dice.choice(["-g", "-i"]))
 
 
 def change_scheduler(state: State, dice: random.Random) -> str:
     """Give a virtual server another scheduler."""
-    return _run("ipvsadm", "-E", *_pick_server(state, dice), "-s", "wlc")
+    return run("ipvsadm", "-E", *_pick_server(state, dice), "-s", "wlc")
 
 
 def add_virtual_server_on_ours(_state: State, _dice: random.Random) -> str:
     """Add a virtual server on an address of ours, so that it counts as ours."""
-    return _run("ipvsadm", "-A", "-t", "10.96.0.10:4444", "-s", "rr")
+    return run("ipvsadm", "-A", "-t", "10.96.0.10:4444", "-s", "rr")
 
 
-def _pick_set(state: State, dice: random.Random) -> tuple[str, list[str]]:
+def pick_set(state: State, dice: random.Random) -> tuple[str, list[str]]:
+    """One of the sets that are not empty, with its entries."""
     name, content = dice.choice(sorted((name, one) for name, one in state["ipsets"].items() if one["members"]))
     return name, content["members"]
 
 
 def flush_set(state: State, dice: random.Random) -> str:
     """Flush a set."""
-    return _run("ipset", "flush", _pick_set(state, dice)[0])
+    return run("ipset", "flush", pick_set(state, dice)[0])
 
 
 def flush_all_sets(_state: State, _dice: random.Random) -> str:
     """Flush all of our sets."""
     names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
-    _run("ipset", "restore", stdin="".join(f"flush {name}\n" for name in names))
+    run("ipset", "restore", stdin="".join(f"flush {name}\n" for name in names))
     return "ipset flush of each KUBE set"
 
 
 def remove_entry(state: State, dice: random.Random) -> str:
     """Remove a set entry."""
-    name, members = _pick_set(state, dice)
-    return _run("ipset", "del", name, dice.choice(members))
+    name, members = pick_set(state, dice)
+    return run("ipset", "del", name, dice.choice(members))
 
 
 def add_entry(_state: State, dice: random.Random) -> str:
     """Add a surplus set entry."""
-    return _run("ipset", "add", "KUBE-CLUSTER-IP", f"10.96.9.{dice.randrange(200)},tcp:80")
+    return run("ipset", "add", "KUBE-CLUSTER-IP", f"10.96.9.{dice.randrange(200)},tcp:80")
 
 
 def destroy_sets(_state: State, _dice: random.Random) -> str:
     """Destroy our sets, and rules with them."""
     for program in ("iptables", "ip6tables"):
         for table in ("nat", "filter"):
-            _run(program, "-t", table, "-F")
-            _run(program, "-t", table, "-X", check=False)
+            run(program, "-t", table, "-F")
+            run(program, "-t", table, "-X", check=False)
     names = [line for line in subprocess.check_output(["ipset", "list", "-n"], text=True).split() if line.startswith("KUBE-")]
     # The program may be faster: then its rules use a set again.
-    _run("ipset", "restore", stdin="".join(f"destroy {name}\n" for name in names), check=False)
+    run("ipset", "restore", stdin="".join(f"destroy {name}\n" for name in names), check=False)
     _put_foreign_rules_back()
     return "iptables -F, -X; ipset destroy of each KUBE set"
 
 
 def _put_foreign_rules_back() -> None:
-    _run("iptables-restore", "--noflush", stdin=foreign.RULES)
+    run("iptables-restore", "--noflush", stdin=foreign.RULES)
 
 
 def _pick_chain(state: State, dice: random.Random) -> list[str]:
@@ -142,18 +144,18 @@ def _pick_chain(state: State, dice: random.Random) -> list[str]:
 def flush_chain(state: State, dice: random.Random) -> str:
     """Flush a chain."""
     label, table, chain = _pick_chain(state, dice)
-    return _run(_program(label), "-t", table, "-F", chain)
+    return run(_program(label), "-t", table, "-F", chain)
 
 
 def remove_rule(state: State, dice: random.Random) -> str:
     """Remove a rule of a chain."""
     label, table, chain = _pick_chain(state, dice)
-    return _run(_program(label), "-t", table, "-D", chain, "1")
+    return run(_program(label), "-t", table, "-D", chain, "1")
 
 
 def add_rule(_state: State, _dice: random.Random) -> str:
     """Add a surplus rule to a chain of ours."""
-    return _run("iptables", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "192.0.2.99", "-j", "RETURN")
+    return run("iptables", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "192.0.2.99", "-j", "RETURN")
 
 
 def _pick_jump(state: State, dice: random.Random) -> tuple[str, str, str]:
@@ -164,7 +166,7 @@ def _pick_jump(state: State, dice: random.Random) -> tuple[str, str, str]:
 def remove_jump(state: State, dice: random.Random) -> str:
     """Remove a jump to our chains."""
     label, table, rule = _pick_jump(state, dice)
-    _run(f"{_program(label)}-restore", "--noflush", stdin=f"*{table}\n{rule.replace('-A', '-D', 1)}\nCOMMIT\n")
+    run(f"{_program(label)}-restore", "--noflush", stdin=f"*{table}\n{rule.replace('-A', '-D', 1)}\nCOMMIT\n")
     return f"{_program(label)} -t {table} {rule.replace('-A', '-D', 1)}"
 
 
@@ -172,7 +174,7 @@ def move_jump(_state: State, _dice: random.Random) -> str:
     """Move a jump behind a foreign rule."""
     text = subprocess.check_output(["iptables-save", "-t", "nat"], text=True)
     rule = next((line for line in text.splitlines() if line.startswith("-A OUTPUT ") and "KUBE-" in line), "")
-    _run("iptables-restore", "--noflush", stdin=f"*nat\n{rule.replace('-A', '-D', 1)}\n{rule}\nCOMMIT\n")
+    run("iptables-restore", "--noflush", stdin=f"*nat\n{rule.replace('-A', '-D', 1)}\n{rule}\nCOMMIT\n")
     return "a jump of nat/OUTPUT is moved to the end"
 
 
@@ -189,7 +191,7 @@ def reload_firewall(_state: State, _dice: random.Random) -> str:
     """Flush all tables, and write the foreign rules only."""
     for program in ("iptables", "ip6tables"):
         for table in ("nat", "filter"):
-            _run(f"{program}-restore", stdin=f"*{table}\nCOMMIT\n")
+            run(f"{program}-restore", stdin=f"*{table}\nCOMMIT\n")
     _put_foreign_rules_back()
     return "iptables-restore of tables without our chains"
 
@@ -198,30 +200,30 @@ def remove_address(state: State, dice: random.Random) -> str:
     """Remove a Service address from our device, or its local route."""
     routes = sorted(golden_state.read_routes())
     if routes:
-        return _run("ip", "route", "del", "local", dice.choice(routes).split()[1], *_OUR_ROUTES)
+        return run("ip", "route", "del", "local", dice.choice(routes).split()[1], *_OUR_ROUTES)
     address = dice.choice(sorted(row for row in state["addresses"] if row != "(device)"))
-    return _run("ip", "address", "del", address, "dev", "kube-ipvs0")
+    return run("ip", "address", "del", address, "dev", "kube-ipvs0")
 
 
 def add_address(_state: State, dice: random.Random) -> str:
     """Add a surplus address to our device."""
-    return _run("ip", "address", "add", f"10.96.9.{dice.randrange(1, 200)}/32", "dev", "kube-ipvs0")
+    return run("ip", "address", "add", f"10.96.9.{dice.randrange(1, 200)}/32", "dev", "kube-ipvs0")
 
 
 def add_route(_state: State, dice: random.Random) -> str:
     """Add a surplus local route like ours."""
-    return _run("ip", "route", "replace", "local", f"10.96.9.{dice.randrange(1, 200)}", *_OUR_ROUTES)
+    return run("ip", "route", "replace", "local", f"10.96.9.{dice.randrange(1, 200)}", *_OUR_ROUTES)
 
 
 def lose_routes(_state: State, _dice: random.Random) -> str:
     """Have the kernel remove all IPv4 routes on lo, ours included, without a word."""
-    _run("ip", "address", "del", "127.0.0.1/8", "dev", "lo")
-    return _run("ip", "address", "add", "127.0.0.1/8", "dev", "lo", "scope", "host")
+    run("ip", "address", "del", "127.0.0.1/8", "dev", "lo")
+    return run("ip", "address", "add", "127.0.0.1/8", "dev", "lo", "scope", "host")
 
 
 def remove_device(_state: State, _dice: random.Random) -> str:
     """Remove our device."""
-    return _run("ip", "link", "del", "kube-ipvs0")
+    return run("ip", "link", "del", "kube-ipvs0")
 
 
 def change_sysctl(_state: State, dice: random.Random) -> str:

@@ -25,6 +25,7 @@ class Figures:
     changes: int = 0
     kills: int = 0
     locks: int = 0
+    moves: int = 0
     troubles: Counter[str] = dataclasses.field(default_factory=Counter)
     moments: Counter[str] = dataclasses.field(default_factory=Counter)
     injected: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -51,6 +52,7 @@ class Figures:
             "API changes": self.changes,
             "kills": self.kills,
             "xtables lock held": self.locks,
+            "moves to the other backend": self.moves,
             "troubles (API, files)": _counted(self.troubles),
             "bad moments": _counted(self.moments),
             "kernel faults injected": _counted(self.injected),

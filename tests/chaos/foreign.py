@@ -1,9 +1,14 @@
-"""Foreign kernel objects on the same node: keepalived's virtual servers, one by firewall mark, docker's rules and sets."""
+"""Foreign kernel objects on the same node: keepalived's virtual servers, one by firewall mark, docker's rules and sets.
+
+Where the kernel has nf_tables, also a table of another program there.
+"""
 
 import re
 import subprocess
 from collections.abc import Mapping
 from typing import Any
+
+from tests.support import nft_state
 
 VIRTUAL_SERVERS: Mapping[str, Any] = {
     "TCP 192.0.2.200:80": {"scheduler": "wlc", "persistent": 0, "netmask": "default", "flags": ""},
@@ -42,6 +47,13 @@ COMMIT
 -A FORWARD {JUMP}
 COMMIT
 """
+TABLE = ("inet", "foreign")
+_NFT_RULES = """\
+table inet foreign {
+  set KUBE-CLUSTER-IP { type ipv4_addr; elements = { 192.0.2.201 } }
+  chain KUBE-SERVICES { type filter hook input priority -4; policy accept; ip daddr @KUBE-CLUSTER-IP return; }
+}
+"""
 _LINKS = f"link add {DEVICE} type dummy\naddress add 192.0.2.200/32 dev {DEVICE}\n"
 
 
@@ -53,6 +65,14 @@ def add(*, virtual_servers_only: bool = False) -> None:
     _run("ipset", "restore", stdin=_SETS)
     _run("iptables-restore", "--noflush", stdin=RULES)
     _run("ip", "-batch", "-", stdin=_LINKS)
+    subprocess.run(("nft", "-f", "-"), input=_NFT_RULES, capture_output=True, text=True, check=False)  # where it is possible
+
+
+def put_back_after_flush() -> None:
+    """Add the rules that ``nft flush ruleset`` has removed; those of iptables only if they were in nf_tables."""
+    _run("nft", "-f", "-", stdin=_NFT_RULES)
+    if f":{CHAIN} " not in _run("iptables-save"):
+        _run("iptables-restore", "--noflush", stdin=RULES)
 
 
 def remove() -> None:
@@ -67,7 +87,8 @@ def read() -> tuple[str, ...]:
     addresses = [
         line.split()[3] for line in _run("ip", "-oneline", "address", "show", "dev", DEVICE).splitlines() if "inet " in line
     ]
-    return (*(re.sub(r"\[\d+:\d+\]", "", line) for line in rules), *sets[1:], *addresses)
+    tables = [str((kind, {**one, "handle": 0})) for kind, one in nft_state.listing(TABLE)]
+    return (*(re.sub(r"\[\d+:\d+\]", "", line) for line in rules), *sets[1:], *addresses, *tables)
 
 
 def _run(*argv: str, stdin: str | None = None) -> str:

@@ -11,15 +11,28 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.view import Binding
-from tests.chaos import bad_moments, cluster, drift, foreign, instrumented, kernel_state, moments, plan, usage, verifying
+from tests.chaos import (
+    bad_moments,
+    cluster,
+    drift,
+    foreign,
+    instrumented,
+    kernel_state,
+    moments,
+    nft_drift,
+    plan,
+    usage,
+    verifying,
+)
 from tests.chaos.clients import Clients
 from tests.chaos.configuration import Configuration
 from tests.chaos.faults import Faults, Order
 from tests.chaos.figures import Figures
 from tests.chaos.moments import Moment
 from tests.chaos.world import World
-from tests.support import golden_state, lab, patience, program
+from tests.support import golden_state, lab, nft_state, patience, program
 
 QUIET_WITHIN_S = patience.seconds(150.0)
 """Until everything is in force, on a slow kernel, including another start of the program."""
@@ -55,8 +68,12 @@ class History:
         *,
         quick: bool = False,
         without: Moment | None = None,
+        backend: Backend = Backend.IPTABLES,
     ) -> None:
-        """``quick``: run ``verify`` only at the end. The program runs ``without`` the fix of this moment."""
+        """``backend`` holds rules and sets at the beginning. ``quick``: run ``verify`` only at the end.
+
+        The program runs ``without`` the fix of this moment.
+        """
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
         self._drifts = iter(drawn.drifts)
@@ -64,6 +81,8 @@ class History:
         self._troubles = iter(drawn.troubles)
         self._moments = iter(drawn.moments)
         self._without = without
+        self._first_backend = backend
+        self._expressions = nft_state.Expressions()
         self._has_server = drawn.has_server
         self._dice = random.Random(seed)
         self._binding = random.Random(f"{seed}:binding").choice(list(Binding))
@@ -93,7 +112,7 @@ class History:
             self._foreign = foreign.read()
             self.cluster = self._make_cluster()
             cleaning.callback(self.cluster.close)
-            self.configuration = Configuration(self._directory, self.cluster.flag, self._binding)
+            self.configuration = Configuration(self._directory, self.cluster.flag, self._binding, self._first_backend)
             self.note(f"Service addresses are local by {self._binding}")
             self.cluster.apply(self._world.objects.values(), ())
             self._start()
@@ -120,6 +139,7 @@ class History:
             "lock": self._lock,
             "fault": self._fault,
             "moment": self._moment,
+            "move": self._move,
         }
         with self.clients.asking(self._began_s) as unanswered:
             while self._steps and self._steps[0] != "drift":
@@ -192,6 +212,24 @@ class History:
         self.figures.moments[kind.value] += 1
         bad_moments.ACTS[kind](self)
 
+    def _move(self) -> None:
+        """Move rules and sets to the other backend, amid changes: by one reload, by several, or with a kill in the middle."""
+        way = self._dice.choice(["once", "there and back", "killed"])
+        backends = [kernel_state.OTHER_BACKEND[self.configuration.backend]]
+        backends = [*backends, self.configuration.backend, *backends] if way == "there and back" else backends
+        self.figures.moves += 1
+        for backend in backends:
+            self.note(f"move to {backend}, {way}")
+            self.configuration.move(backend)
+            time.sleep(self._dice.choice([0, 0.3, 1.0]))
+        self.change()
+        if way == "killed":
+            time.sleep(self._dice.uniform(0, 1.5))
+            self.note("kill")
+            self._running.kill()
+            self.figures.kills += 1
+            self._start()
+
     def restart(self) -> None:
         self.note("kill")
         self._running.kill()
@@ -208,7 +246,8 @@ class History:
             time.sleep(POLL_S)
 
     def desired(self) -> kernel_state.State:
-        return kernel_state.desired(self._world.objects.values(), self.configuration.scheduler, self.configuration.binding)
+        chosen = self.configuration
+        return kernel_state.desired(self._world.objects.values(), chosen.scheduler, chosen.binding, chosen.backend)
 
     def _live_with_drift(self) -> None:
         """Run all drifts up to the next step of another kind: requests may be lost."""
@@ -216,18 +255,19 @@ class History:
             self._steps.pop(0)
             spoil = next(self._drifts)
             desired = self.desired()
-            state = golden_state.read_state(drift.SPOILED[spoil])
+            state = golden_state.read_state(drift.SPOILED[spoil], self.configuration.backend)
             logged = self.log.stat().st_size
-            description = spoil(state, self._dice)
+            act = nft_drift.TWINS.get(spoil, spoil) if self._uses_nftables else spoil
+            description = act(state, self._dice)
             began_s = time.monotonic()
-            self.note(f"drift {spoil.__name__}: {description}")
+            self.note(f"drift {act.__name__}: {description}")
             with concurrent.futures.ThreadPoolExecutor(1) as asker:
                 asker.submit(self.clients.ask_once)
                 self._wait_until_healed(drift.SPOILED[spoil], desired)
                 healed_s = time.monotonic() - began_s
             was_patient = PATIENT in self.log.read_bytes()[logged:]
             self.note(f"healed after {healed_s:.1f} s{', with patience' if was_patient else ''}")
-            (self.figures.patient_heals_s if was_patient else self.figures.heals_s).append((healed_s, spoil.__name__))
+            (self.figures.patient_heals_s if was_patient else self.figures.heals_s).append((healed_s, act.__name__))
             self.wait_until_quiet(HEALED_WITHIN_S)
             self.figures.broken_by_drift += len(self.clients.ask_through_open())
             self.clients.open()
@@ -236,8 +276,8 @@ class History:
         deadline_s = time.monotonic() + HEALED_WITHIN_S
         while True:
             began_s = time.monotonic()
-            differences = kernel_state.differences(desired, kernel_state.observed(sections))
-            is_right = not differences and ("iptables" not in sections or drift.is_jump_in_place())
+            differences = kernel_state.differences(desired, kernel_state.observed(sections, self.configuration.backend))
+            is_right = not differences and ("iptables" not in sections or not self._misplaced())
             self.figures.readings_s.append(time.monotonic() - began_s)
             if is_right:
                 return
@@ -289,10 +329,20 @@ class History:
         self.figures.verified += 1
 
     def _differences(self, desired: kernel_state.State) -> list[str]:
-        differences = kernel_state.differences(desired, kernel_state.observed())
+        differences = kernel_state.differences(desired, kernel_state.observed(backend=self.configuration.backend))
         if not differences and foreign.read() != self._foreign:
             raise self.violation("foreign objects were touched", [*self._foreign, "is now", *foreign.read()])
-        return differences or ([] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT is behind a foreign one"])
+        return differences or self._misplaced()
+
+    @property
+    def _uses_nftables(self) -> bool:
+        return self.configuration.backend is Backend.NFTABLES
+
+    def _misplaced(self) -> list[str]:
+        """What the text of the rules does not show, one line each."""
+        if self._uses_nftables:
+            return self._expressions.changed(nft_state.listing())
+        return [] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT is behind a foreign one"]
 
     def _check_kernel(self, when: str) -> None:
         differences = self._differences(self.desired())

@@ -12,6 +12,7 @@ from typing import Any
 
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, parse_address
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.translate import decode, state
 from ipvsproxy.translate.view import Binding, Settings, view_node
@@ -28,12 +29,19 @@ SYSCTLS: Mapping[str, str] = {
     "net.ipv4.vs.expire_quiescent_template": "1",
 }
 
+OTHER_BACKEND = {Backend.IPTABLES: Backend.NFTABLES, Backend.NFTABLES: Backend.IPTABLES}
+
 State = dict[str, Any]
 
 
-def desired(objects: Iterable[Object], scheduler: str = SETTINGS.scheduler, binding: Binding = Binding.ADDRESSES) -> State:
+def desired(
+    objects: Iterable[Object],
+    scheduler: str = SETTINGS.scheduler,
+    binding: Binding = Binding.ADDRESSES,
+    backend: Backend = Backend.IPTABLES,
+) -> State:
     """The desired state in the form of the recordings, with foreign objects."""
-    settings = dataclasses.replace(SETTINGS, scheduler=scheduler, binding=binding)
+    settings = dataclasses.replace(SETTINGS, scheduler=scheduler, binding=binding, backend=backend)
     events = [decode.decode_document(item, "chaos") for item in objects]
     parsed = [event.object for event in events if isinstance(event, Put)]
     slices: dict[ServiceName, list[EndpointSlice]] = {}
@@ -62,14 +70,18 @@ def _parse(text: str) -> Address:
     return parse_address(text)
 
 
-def observed(sections: Collection[str] = SECTIONS) -> State:
-    """These sections of the observed state."""
+def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
+    """These sections of the observed state, with what the other backend than this one holds in rows of their own."""
     needs_sets = "virtual_servers" in sections and "ipsets" not in sections  # where each mark has its name
-    state = scope_rows.without_marks(golden_state.read_state((*sections, "ipsets") if needs_sets else sections))
+    state = scope_rows.without_marks(golden_state.read_state((*sections, "ipsets") if needs_sets else sections, backend))
     if needs_sets:
         del state["ipsets"]
     if "addresses" in sections:
         state["addresses"] |= golden_state.read_routes()
+    other = OTHER_BACKEND[backend]
+    for section, rows in golden_state.read_state([one for one in ("ipsets", "iptables") if one in sections], other).items():
+        if section in state:
+            state[section] |= {f"in {other}: {name}": value for name, value in rows.items()}
     return _normal(state)
 
 

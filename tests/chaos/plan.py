@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from ipvsproxy.model.rules import Backend
 from tests.chaos import drift
 from tests.chaos.cluster import Trouble
 from tests.chaos.faults import Kind
@@ -24,6 +25,10 @@ MOMENT_SHARE = 0.15
 DIRECTORY_EVERY = 4
 """Of this many histories, the last has a directory as source, the others an API server."""
 SERVER_TROUBLES = [kind for kind in Trouble if kind is not Trouble.GARBAGE_FILE]
+NFTABLES_MOMENTS = [kind for kind in Moment if kind is not Moment.NATIVE_RULE]
+"""With nftables, nothing hides a table."""
+MOVES = 2
+"""How often rules and sets move to the other backend in a history that begins with nftables: there and back."""
 DIRECTORY_MOMENTS = [kind for kind in Moment if kind is not Moment.SILENT_PROXY]
 
 
@@ -38,15 +43,24 @@ class Plan(NamedTuple):
     has_server: bool
 
 
-def draw(seed: int, number: int, length: int) -> Plan:
-    """The plan of the history with this number, of this length."""
+def draw(seed: int, number: int, length: int, backend: Backend = Backend.IPTABLES) -> Plan:
+    """The plan of the history with this number, of this length, which begins with this backend of rules and sets."""
+    moves = MOVES if backend is Backend.NFTABLES else 0
     shares = (DRIFT_SHARE, FAULT_SHARE, TROUBLE_SHARE, MOMENT_SHARE)
     drifts, faults, troubles, moments = (max(1, int(length * share)) for share in shares)
     dice = random.Random(f"{seed}:{number}:plan")
-    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - drifts - faults - troubles - moments))
-    steps = [*others, *["drift"] * drifts, *["fault"] * faults, *["trouble"] * troubles, *["moment"] * moments][:length]
+    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - drifts - faults - troubles - moments - moves))
+    steps = [
+        *["move"] * moves,
+        *others,
+        *["drift"] * drifts,
+        *["fault"] * faults,
+        *["trouble"] * troubles,
+        *["moment"] * moments,
+    ][:length]
     dice.shuffle(steps)
     has_server = number % DIRECTORY_EVERY < DIRECTORY_EVERY - 1
+    usual = NFTABLES_MOMENTS if backend is Backend.NFTABLES else list(Moment)
     with_server = number - number // DIRECTORY_EVERY
     return Plan(
         steps,
@@ -56,7 +70,7 @@ def draw(seed: int, number: int, length: int) -> Plan:
         _in_turn(
             seed,
             with_server if has_server else number // DIRECTORY_EVERY,
-            list(Moment) if has_server else DIRECTORY_MOMENTS,
+            [kind for kind in usual if has_server or kind in DIRECTORY_MOMENTS],
             moments,
         ),
         has_server,

@@ -71,6 +71,7 @@ class Kernel(FakeKernel):
         self.backend = Backend.IPTABLES
         self.rules_changes = None
         self.prepared: list[Backend] = []
+        self.inherited: list[Family] = []
         self.removed_beside: list[Backend] = []
         """The backend in use at each removal of what the other one holds."""
         self.on_other_removed: Callable[[], None] = lambda: None
@@ -80,6 +81,11 @@ class Kernel(FakeKernel):
         self.removed_beside.append(self.backend)
         self.on_other_removed()
         return True
+
+    def inherit_sets(self, families: Iterable[Family]) -> int:
+        assert not self.audits, "before the first reading"
+        self.inherited += families
+        return 0
 
     def prepare_backend(self, chosen: ChosenBackend | None) -> ChosenBackend | None:
         self.prepared = [chosen.backend] if chosen else []

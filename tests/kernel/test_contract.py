@@ -34,6 +34,7 @@ from ipvsproxy.model.kernel import (
     FlowCleaning,
     IpSet,
     LocalRoutes,
+    MarkedEntry,
     ObservedVirtualServer,
     RealServers,
     SetEntries,
@@ -716,3 +717,24 @@ def test_a_virtual_server_by_a_mark_that_is_in_use_is_left_alone(kernel: Kernel)
     assert (outcome.errno, outcome.surprise) == (errno.EEXIST, False)
     assert "another program" in outcome.error
     assert virtual_servers(kernel)[theirs.key].settings == theirs.settings
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_entries_that_witness_virtual_servers_are_inherited_from_the_other_backend(
+    fresh_namespace: None, backend: Backend
+) -> None:
+    marked = MarkedEntry(IpSet(SetKind.SCOPE, Family.IPV4).name, SERVICE[Family.IPV4], Protocol.TCP, 80, mark=0x10, mask=0x3FFF)
+    node_port, of_addresses = entries(Family.IPV4)[5], entries(Family.IPV4)[1]
+    other = next(one for one in BACKENDS if one is not backend)
+    with contextlib.closing(opened(other)) as former, contextlib.closing(opened(backend)) as real:
+        assert real.inherit_sets(tuple(Family)) == 0
+        kinds = (SetKind.SCOPE, SetKind.NODE_PORT_TCP, SetKind.CLUSTER_IP)
+        add(former, *(IpSet(kind, Family.IPV4) for kind in kinds), marked, node_port, of_addresses)
+        assert real.inherit_sets([Family.IPV6]) == 0
+        assert real.inherit_sets(tuple(Family)) == 2
+        assert sets(real) == {marked.set: {marked}, node_port.set: {node_port}}
+        apply(former, Verb.ADD, msgspec.structs.replace(marked, mark=0x20))
+        assert real.inherit_sets(tuple(Family)) == 0
+        assert sets(real)[marked.set] == {marked}, "a mark in use stays"
+        assert sets(former)[of_addresses.set] == {of_addresses}

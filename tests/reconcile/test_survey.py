@@ -129,6 +129,18 @@ def test_rules_and_families_without_them(node: simulation.SimulatedNode) -> None
     assert not reconciler.has_rules(Family.IPV4)
 
 
+def test_a_family_lacks_entries_while_one_is_absent(node: simulation.SimulatedNode) -> None:
+    lacking = node.reconciler.lacking_entries
+    assert lacking(tuple(Family)) == frozenset()
+    present = next(one for one in node.kernel.sets.values() if one.entries)
+    present.entries.pop()
+    node.observe()
+    assert lacking(tuple(Family)) == {Family.IPV4}
+    assert lacking([Family.IPV6]) == frozenset()
+    node.sync()
+    assert lacking(tuple(Family)) == frozenset()
+
+
 def test_a_family_is_unserved_while_more_than_half_of_its_virtual_servers_are_absent(node: simulation.SimulatedNode) -> None:
     unserved = node.reconciler.unserved
     assert unserved(tuple(Family)) == frozenset()

@@ -6,22 +6,22 @@ from tests.support import cluster, nft_state
 _TABLE = ("inet", "ipvsproxy")
 
 
-def flush_set(name: str) -> tuple[str, ...]:
+def flush_set(name: str, backend: Backend = cluster.BACKEND) -> tuple[str, ...]:
     """The command that empties a set."""
-    if cluster.BACKEND is Backend.NFTABLES:
+    if backend is Backend.NFTABLES:
         return ("nft", "flush", "map" if name.endswith("-SCOPE") else "set", *_TABLE, name)
     return ("ipset", "flush", name)
 
 
-def remove_entry(name: str, entry: str) -> tuple[str, ...]:
+def remove_entry(name: str, entry: str, backend: Backend = cluster.BACKEND) -> tuple[str, ...]:
     """The command that removes an entry, which is as ipset prints it, without a mark."""
-    if cluster.BACKEND is Backend.NFTABLES:
+    if backend is Backend.NFTABLES:
         return ("nft", "delete", "element", *_TABLE, name, f"{{ {entry.replace(',', ' . ').replace(':', ' . ')} }}")
     return ("ipset", "del", name, entry)
 
 
-def flush_chain(table: str, chain: str) -> tuple[str, ...]:
+def flush_chain(table: str, chain: str, backend: Backend = cluster.BACKEND) -> tuple[str, ...]:
     """The command that empties a chain of IPv4."""
-    if cluster.BACKEND is Backend.NFTABLES:
+    if backend is Backend.NFTABLES:
         return ("nft", "flush", "chain", *_TABLE, nft_state.chain_name("v4", table, chain))
     return ("iptables", "-t", table, "-F", chain)

@@ -83,11 +83,16 @@ class Engine:
         store: Store,
         kernel: KernelThread[Kernel],
         watcher: Watcher,
+        prepare: Callable[[], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         processor_clock: Callable[[], float] = time.process_time,
     ) -> None:
-        """``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds."""
+        """``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds.
+
+        ``prepare`` is called once, when the first lists are complete, before the first reading of the kernel. It never fails.
+        """
         self._settings = settings
+        self._prepare = prepare
         self._store = store
         self._kernel = kernel
         self._watcher = watcher
@@ -206,6 +211,8 @@ class Engine:
         await self._adopt_choices()
         self._demand_primary_family()
         self._put_node()
+        if self._prepare is not None:
+            await self._prepare()
         # Unreadable parts are programmed all the same, nothing of them is removed, and they are read again soon.
         await self._reader.observe()
         self._translator.update_view(self._reader.addresses, self._clock())
