@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.distribution, pytest.mark.timeout(
 
 RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)
-INTERVAL_S = 0.05
+INTERVAL_S = patience.seconds(0.05)
 LOOKED_THROUGH = frozenset({"flow"})
 """Each start reads the tracked flows of UDP ports, which is not a write."""
 WRITTEN = frozenset({("set", "sysctl")})
