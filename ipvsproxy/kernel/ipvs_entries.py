@@ -194,6 +194,9 @@ class EntryReader:
 
     def _read_pages(self, pages: PageReader, rows: list[bytes], spared: set[bytes]) -> Iterator[ipvs_table.Reading]:
         """Gather the names of virtual servers that need not be asked for, with pauses for other calls."""
+        if not self._known:  # a start reads everything once, and does not wait for pages as well
+            pages.forget()
+            return
         if not ipvs_pages.are_cheaper(len(rows), sum(_COUNT.unpack_from(row, _COUNT_AT)[0] for row in rows)):
             pages.forget()
             return

@@ -343,6 +343,7 @@ def printed(table: Table, tmp_path: pathlib.Path) -> Iterator[tuple[Table, pathl
     table.print(path)
     with contextlib.closing(table.reader):
         assert table.read().keys() == {WEB, DNS}
+        assert table.questions() == 2, "the first reading does not wait for pages"
         yield table, path
 
 
@@ -536,6 +537,7 @@ def test_a_whole_reading_of_an_unchanged_table_asks_for_no_virtual_server(
     monkeypatch.setattr(driver._entries, "_ask", ask)
     assert clean(driver.apply(operations(Verb.ADD, ONE, TWO, real(ONE, "10.244.0.1"), real(TWO, "10.244.0.3"))))
     driver.observe()
+    assert polled(driver, whole=True) == {}
     asked.clear()
     assert polled(driver, whole=True) == {}
     assert DESTINATIONS not in asked
