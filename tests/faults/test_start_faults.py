@@ -63,6 +63,14 @@ ACTS = (
     "receive netfilter type 2561",
     "send netfilter type 2576",
     "receive netfilter type 2576",
+    "send netfilter type 257 dump",
+    "receive netfilter type 257 dump",
+    "send netfilter type 261",
+    "receive netfilter type 261",
+    "send netfilter type 1537",
+    "receive netfilter type 1537",
+    "send netfilter type 1549",
+    "receive netfilter type 1549",
 )
 """All acts of a start; add new ones here."""
 
