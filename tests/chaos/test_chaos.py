@@ -6,17 +6,19 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.chaos import drift, kernel_state, plan
+from ipvsproxy.model.rules import Backend
+from tests.chaos import drift, kernel_state, nft_drift, plan
 from tests.chaos.cluster import Trouble
 from tests.chaos.faults import Kind
 from tests.chaos.figures import Figures, percentile
 from tests.chaos.history import History
 from tests.chaos.moments import Moment
 from tests.chaos.world import Key, World
-from tests.support import lab
+from tests.support import golden_state, lab, nft_state
 
 SEED = 10
 """The seed of a history with a kill, a fault, a trouble, two drifts and a reload under ENOBUFS."""
@@ -54,6 +56,48 @@ def test_all_kinds_of_drift_faults_troubles_and_moments_come_up_in_turn() -> Non
     assert all(one.has_server for one in drawn if Moment.SILENT_PROXY in one.moments)
     assert plan.draw(1, 3, 15) == drawn[3]
     assert plan.draw(2, 3, 15) != drawn[3]
+
+
+def test_a_history_that_begins_with_nftables_moves_there_and_back_and_hides_no_table() -> None:
+    drawn = [plan.draw(1, number, 15, Backend.NFTABLES) for number in range(7)]
+    assert [one.steps.count("move") for one in drawn] == [plan.MOVES] * 7
+    assert all(len(one.steps) == 15 for one in drawn)
+    assert {kind for one in drawn for kind in one.moments} == set(Moment) - {Moment.NATIVE_RULE}
+    assert not any("move" in plan.draw(1, number, 15).steps for number in range(7))
+
+
+def test_each_kind_of_drift_of_rules_and_sets_has_a_twin_in_nftables() -> None:
+    assert set(nft_drift.TWINS) == {kind for kind, sections in drift.SPOILED.items() if {"ipsets", "iptables"} & set(sections)}
+    assert len(set(nft_drift.TWINS.values())) == len(nft_drift.TWINS)
+
+
+def test_rules_that_do_something_else_than_their_comments_say_are_seen() -> None:
+    def table(verdict: str) -> list[tuple[str, Any]]:
+        rule = {"chain": "IPv4-nat-KUBE-SERVICES", "comment": "-j RETURN", "expr": [{verdict: None}]}
+        return [("chain", {"name": "IPv4-nat-KUBE-SERVICES", "handle": 1}), ("rule", rule)]
+
+    expressions = nft_state.Expressions()
+    assert expressions.changed(table("return")) == []
+    assert expressions.changed(table("return")) == []
+    (changed,) = expressions.changed(table("accept"))
+    assert "accept" in changed
+    assert nft_state.read_rules(table("accept")) == {"v4/nat/KUBE-SERVICES": ["-A KUBE-SERVICES -j RETURN"]}
+
+
+def test_sets_of_nftables_read_as_those_of_ipset() -> None:
+    marked: dict[str, Any] = {"name": "KUBE-M", "type": ["ipv4_addr", "inet_proto", "inet_service"]}
+    marked["elem"] = [[{"concat": ["192.0.2.1", "tcp", 80]}, {"concat": [16, 255]}]]
+    ranges: dict[str, Any] = {"name": "KUBE-R", "type": ["ipv6_addr", "inet_proto", "inet_service", "ipv6_addr", "inet_service"]}
+    ranges["elem"] = [{"concat": ["fd00::1", "udp", 53, "fd00::", 8]}, {"concat": ["fd00::1", "udp", 53, "fd00::9", 128]}]
+    found = nft_state.read_sets(
+        [("map", marked), ("set", ranges), ("set", {"name": "KUBE-P", "type": "inet_service", "elem": [80]})]
+    )
+    assert found == golden_state.parse_sets(
+        "create KUBE-M hash:ip,port family inet maxelem 65536 skbinfo\nadd KUBE-M 192.0.2.1,tcp:80 skbmark 0x10/0xff\n"
+        "create KUBE-R hash:ip,port,net family inet6 maxelem 65536\nadd KUBE-R fd00::1,udp:53,fd00::/8\n"
+        "add KUBE-R fd00::1,udp:53,fd00::9\n"
+        "create KUBE-P bitmap:port range 0-65535\nadd KUBE-P 80\n"
+    )
 
 
 def test_each_kind_of_drift_affects_polled_sections() -> None:

@@ -153,6 +153,14 @@ EVENTS: Mapping[str, str] = {
     "serves": "of a dry run: where one of its servers listens, beside kube-proxy's",
     "set_enlarged": "a nearly full set was swapped for one with twice the `capacity`",
     "set_not_enlarged": "a nearly full set could not be swapped for a larger one, and why",
+    "set_not_inherited": "an entry of the other backend's sets could not be copied, and why; see `sets_not_inherited`",
+    "sets_inherited": (
+        "a start has copied entries that only the other backend's sets had: they tell which virtual servers are ours"
+    ),
+    "sets_not_inherited": (
+        "a start could not read what the other backend's sets hold: virtual servers of node ports and traffic scopes that no "
+        "Service desires any more may stay"
+    ),
     "settings_without_effect": "flags and fields that are accepted without effect",
     "start_step_failed": "the start waits until the kernel answers; nothing is changed before",
     "start_step_waits": (
