@@ -18,7 +18,7 @@ from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.switching import configure, losing_nothing
-from tests.support import lab, patience, program
+from tests.support import cluster, lab, patience, program
 from tests.support.cluster import Cluster, service
 
 
@@ -101,6 +101,26 @@ def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_reque
                 assert json.loads(verify(running).output)["differences"] == []
         assert running.program.process_id == process
         assert running.logged("event=drift") == [], "a switch is no drift"
+
+
+@pytest.mark.parametrize("former", [Backend.IPTABLES, Backend.NFTABLES])
+def test_a_process_that_is_killed_before_its_rules_have_moved_is_followed_by_one_that_knows_its_virtual_servers(
+    laboratory: lab.Lab, tmp_path: Path, former: Backend
+) -> None:
+    new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)
+    with Cluster(laboratory, tmp_path, f"--rules-backend={former}") as running:
+        running.have(*SERVICES)
+        before = set(running.virtual_servers())
+        assert any(protocol == "FWM" for protocol, _, _ in before)
+        running.program.kill()
+        running.objects = list(SERVICES[1])
+        running.start(f"--rules-backend={new}")
+        wait_until(functools.partial(holds, laboratory, new), f"switched to {new}")
+        assert running.logged("event=sets_inherited")
+        gone = {cluster.address(f"{kind} 1", family) for kind in ("cluster", "balancer", "external") for family in Family}
+        assert set(running.virtual_servers()) == {
+            (protocol, address, port) for protocol, address, port in before if address not in gone and port != 30001
+        }, "those of the other Service stay, with their marks"
 
 
 @pytest.mark.parametrize(
