@@ -600,6 +600,7 @@ def test_a_reload_moves_rules_and_sets_to_the_other_backend(kernel: Kernel, tmp_
 
     kernel.on_other_removed = end_after_both
     logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
+    assert kernel.inherited == list(Family), "at the start alone: a reload knows its virtual servers"
     assert kernel.backend is Backend.NFTABLES
     assert [line["backend"] for line in logged if line["event"] == "rules_moved"] == ["nftables"]
     assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [["ipvsproxy.rulesBackend"]]
