@@ -250,7 +250,7 @@ class IpvsDriver:
         failed |= {repeated[number]: failure for (number, _), failure in self._run(list(again.values())).items()}
         for place, failure in failed.items():
             operation = ipvs_operations.single(operations, place)
-            if operation.verb is Verb.REMOVE and failure.number in (errno.ENOENT, errno.ESRCH):
+            if operation.verb is Verb.REMOVE and ipvs_operations.is_absent(operation, failure.number):
                 reported[place] = Outcome(operation, surprise=True)
             else:
                 reported[place] = Outcome(

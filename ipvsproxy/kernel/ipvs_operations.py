@@ -104,6 +104,15 @@ def opposite(operation: Operation, number: int) -> Verb | None:
     return Verb.ADD if operation.verb is Verb.SET and number == missing else None
 
 
+def is_absent(operation: Operation, number: int) -> bool:
+    """Whether this error means that the object of a removal is absent.
+
+    For a virtual server, only ESRCH does (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c). ENOENT, which says nothing
+    about it, would have its witnesses removed, and then nobody knows that it is ours.
+    """
+    return number == errno.ESRCH or (number == errno.ENOENT and isinstance(operation.item, RealServers))
+
+
 def _is_by_mark(item: object) -> bool:
     return isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark)
 

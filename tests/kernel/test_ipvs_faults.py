@@ -65,6 +65,18 @@ def test_a_removal_whose_answer_was_lost_is_not_done(tmp_path: pathlib.Path) -> 
     assert "answer was lost" in outcome.error
 
 
+@pytest.mark.parametrize(
+    ("number", "has_error", "surprise"), [(errno.ESRCH, False, True), (errno.ENOENT, True, False)], ids=["ESRCH", "ENOENT"]
+)
+def test_only_one_error_means_that_a_virtual_server_is_gone_already(
+    tmp_path: pathlib.Path, number: int, *, has_error: bool, surprise: bool
+) -> None:
+    driver, kernel = fake(tmp_path, LISTING)
+    kernel.answer = lambda sequence: fake_netlink.error(sequence, number)
+    (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
+    assert (bool(outcome.error), outcome.surprise) == (has_error, surprise)
+
+
 @pytest.mark.parametrize("content", ["", LISTING + "TCP  rubbish\n"])
 def test_a_listing_that_is_not_understood_is_an_error(tmp_path: pathlib.Path, content: str) -> None:
     driver, _ = fake(tmp_path, content)
