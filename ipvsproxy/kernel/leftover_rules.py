@@ -72,10 +72,17 @@ class LeftoverRules:
     def places(self, programs: Mapping[Family, Program]) -> tuple[Place, ...]:
         """The places of leftover rules of these families: the variant in use, and the other one if it is installed.
 
+        With rules in nftables: the installed variants, and that of the program in PATH, which may have no other name.
+
         ``programs`` are the programs of ``commands``.
         """
         if self._backend is Backend.NFTABLES:
-            return tuple(Place(variant, family, is_used=False) for family in programs for variant in iptables_variant.installed())
+            return tuple(
+                Place(variant, family, is_used=False)
+                for family in programs
+                for variant in Variant
+                if variant in iptables_variant.installed() or variant == self._variant_in_path(family)
+            )
         has_both = len(iptables_variant.installed()) == len(Variant)
         return tuple(
             Place(variant, family, is_used)
@@ -125,13 +132,21 @@ class LeftoverRules:
 
     def _driver(self, place: Place) -> IptablesDriver:
         """Raises KernelError: the variant in use is unknown, or has changed."""
-        if self._backend is Backend.NFTABLES:
+        if self._backend is Backend.NFTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        if (program.variant == place.variant) is not place.is_used:
+        is_in_path = place.is_used or self._backend is Backend.NFTABLES  # there, the variant has no other program
+        if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
             raise KernelError(action=f"read the rules of {place}", detail=detail)
-        return self._used if place.is_used else self._others[place.variant]
+        return self._used if is_in_path else self._others[place.variant]
+
+    def _variant_in_path(self, family: Family) -> str:
+        """The variant of the program in PATH, which distributions with one variant give no other name; empty if there is none."""
+        try:
+            return self._used.program(family).variant
+        except KernelError:
+            return ""
 
     def _legacy_tables(self, family: Family) -> tuple[str, ...]:
         return legacy_tables.names(family, self._proc)

@@ -23,6 +23,9 @@ from ipvsproxy.model.rules import Backend, ChainKey
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
+_NO_TABLE = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
+"""The errors that mean: no such table, or no nf_tables."""
+
 
 class BackendChoice(NamedTuple):
     """The backend to use, never ``AUTO``, and the reason."""
@@ -47,13 +50,19 @@ def choose(asked: Backend) -> BackendChoice:
 
 
 def holds_table() -> bool:
-    """Whether there is a table ``inet ipvsproxy``, as far as the kernel shows it."""
+    """Whether there is a table ``inet ipvsproxy``.
+
+    Raises:
+        KernelError: the kernel did not say.
+    """
     channel = netlink.Channel(NETLINK_NETFILTER)
     with contextlib.closing(channel):
         try:
             channel.ask(nft.table_query(), "read the table inet ipvsproxy")
-        except KernelError:
-            return False
+        except KernelError as error:
+            if error.errno in _NO_TABLE:
+                return False
+            raise
         return True
 
 
@@ -61,6 +70,9 @@ def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/"
     """The backends that may hold something of ours; where none does, the one that needs no module that is not loaded.
 
     iptables and ipset are not loaded to find out. ``chains`` are ours.
+
+    Raises:
+        KernelError: the kernel did not say whether it has our table.
     """
     found = [Backend.NFTABLES] if holds_table() else []
     found += [Backend.IPTABLES] if _may_hold_iptables(chains, root) else []
@@ -106,7 +118,7 @@ def remove_table() -> bool:
         try:
             channel.ask(nft.table_query(), action)
         except KernelError as error:
-            if error.errno in (errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP):  # no such table, or no nf_tables
+            if error.errno in _NO_TABLE:
                 return False
             raise
         failed = nft.run(channel, [nft.table_removal()])

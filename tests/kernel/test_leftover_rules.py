@@ -243,3 +243,21 @@ def test_with_rules_in_nftables_all_of_ours_in_iptables_is_left_over(monkeypatch
     subject = LeftoverRules(iptables.COMMANDS, backend=Backend.NFTABLES)
     places = subject.places({Family.IPV6: Program((6, 1), "nftables")})
     assert places == tuple(Place(variant, Family.IPV6, is_used=False) for variant in Variant)
+
+
+def test_with_rules_in_nftables_the_only_iptables_of_a_host_shows_and_removes_what_is_left(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{programs}:/bin")
+    monkeypatch.setattr(iptables_variant, "installed", lambda: ())
+    (programs / "saved").write_text(SAVED)
+    make_program(programs, "iptables", "echo 'iptables v1.8.4 (legacy)'")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-restore", f"cat > {programs}/restored")
+    subject = LeftoverRules(iptables.COMMANDS, programs, backend=Backend.NFTABLES)
+    (place,) = subject.places({Family.IPV4: Program((6, 1), "nftables")})
+    assert place == LEGACY
+    left = subject.read(place, concerns)
+    assert left.chains == {CHAIN: 1}
+    subject.remove(place, Removal(emptied=(CHAIN,), deleted=(CHAIN,)))
+    assert "-X KUBE-SERVICES" in (programs / "restored").read_text()

@@ -1,6 +1,7 @@
 """The nftables driver of the rules, with the real nf_tables of this machine, in a network namespace of its own."""
 
 import contextlib
+import errno
 import pathlib
 import shutil
 import subprocess
@@ -8,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.kernel import host, iptables_rule, nft_message, nft_rule, rules_backend
+from ipvsproxy.kernel import host, iptables_rule, netlink, nft_message, nft_rule, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
+from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.kernel.nft_sets import NftSetsDriver
 from ipvsproxy.kernel.node import NodeKernel
@@ -240,6 +242,19 @@ def test_a_cleanup_looks_where_something_of_ours_may_be(fresh_namespace: None, t
     assert to_clean() == (Backend.NFTABLES,)
     (tmp_path / "sys/module/ip_set").mkdir()
     assert to_clean() == (Backend.NFTABLES, Backend.IPTABLES)
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.EAGAIN, errno.EMFILE, 0])
+def test_an_unreadable_table_is_no_absent_one(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, number: int) -> None:
+    def refuse(*_: object) -> netlink.Reply:
+        raise KernelError(action="", errno=number, detail="lost")
+
+    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+    monkeypatch.setattr(netlink.Channel, "ask", refuse)
+    with pytest.raises(KernelError, match="lost"):
+        rules_backend.to_clean(chains.CHAINS, tmp_path)
+    with pytest.raises(KernelError, match="lost"):
+        rules_backend.held_sets(Backend.NFTABLES, list(IP_SETS), tmp_path)
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
