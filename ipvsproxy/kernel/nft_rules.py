@@ -29,6 +29,8 @@ VARIANT = "nftables"
 ATTEMPTS = 5
 """How often a transaction is built anew because other programs have changed their rules meanwhile."""
 
+_READ = "read the table inet ipvsproxy"
+
 HOOKS: Mapping[tuple[str, str], Hook] = {
     ("mangle", "PREROUTING"): Hook("filter", 0, -150),
     ("mangle", "OUTPUT"): Hook("filter", 3, -150),
@@ -180,10 +182,10 @@ class NftRulesDriver:
     def _apply(self, operation: Operation) -> Outcome:
         try:
             for attempt in range(ATTEMPTS):
-                listing = self.listing()
+                listing, is_settled = self._read_often()
                 messages = self.messages(operation, listing)
                 # The last attempt names no generation: a host whose rules change all the time gets its rules as well.
-                generation = listing.generation if attempt < ATTEMPTS - 1 else None
+                generation = listing.generation if is_settled and attempt < ATTEMPTS - 1 else None
                 failed = nft.run(self._channel, messages, generation) if messages else {}
                 if nft.STALE not in failed.values():
                     break
@@ -239,13 +241,19 @@ class NftRulesDriver:
         Raises:
             KernelError: it could not be read, or changed during each attempt.
         """
-        action = "read the table inet ipvsproxy"
+        listing, is_settled = self._read_often()
+        if not is_settled:
+            raise KernelError(action=_READ, errno=errno.EAGAIN, detail="other programs keep changing the rules of nf_tables")
+        return listing
+
+    def _read_often(self) -> tuple[Listing, bool]:
+        """Our table, and whether one generation has it so: no program has changed any table while it was read."""
         for _ in range(ATTEMPTS):
             generation = nft.generation(self._channel)
-            listing = self._read(generation, action)
+            listing = self._read(generation, _READ)
             if nft.generation(self._channel) == generation:
-                return listing
-        raise KernelError(action=action, errno=errno.EAGAIN, detail="other programs keep changing the rules of nf_tables")
+                return listing, True
+        return listing, False
 
     def _read(self, generation: int, action: str) -> Listing:
         try:

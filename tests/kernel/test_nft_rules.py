@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import pathlib
 import shutil
 import subprocess
@@ -174,6 +175,18 @@ def test_a_failed_write_changes_nothing(driver: NftRulesDriver) -> None:
     outcome = apply(driver, Verb.SET, few_rules(Family.IPV4))
     assert "does not exist" in outcome.error
     assert driver.observe(Family.IPV4).chains == {}
+
+
+def test_a_host_whose_rules_change_all_the_time_gets_its_rules_as_well(
+    driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generations = itertools.count(1)
+    monkeypatch.setattr(nft_message, "generation", lambda _: next(generations))
+    assert apply(driver, Verb.SET, few_rules(Family.IPV4)).error == ""
+    with pytest.raises(KernelError, match="keep changing"):
+        driver.observe(Family.IPV4)
+    monkeypatch.undo()
+    assert driver.observe(Family.IPV4) == few_rules(Family.IPV4).in_force
 
 
 def test_a_rule_on_an_unknown_set_is_an_error_of_this_rule_set_alone(driver: NftRulesDriver) -> None:
