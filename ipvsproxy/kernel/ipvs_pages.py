@@ -6,7 +6,8 @@ A virtual server that it skips (see ``ipvs_table``), or whose page has changed, 
 the file does not show.
 
 Rule 1: the pages are read before the virtual servers are asked for. So a change after both shows in the next pages.
-Rule 2: pages count only if that reading came to its end. Otherwise the next one spares no question.
+Rule 2: only names of IPv4 count. One of IPv6 is cut off, and may then be that of a virtual server of IPv4.
+Rule 3: pages count only if that reading came to its end. Otherwise the next one spares no question.
 """
 
 import pathlib
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from ipvsproxy.kernel import ipvs_listing
 from ipvsproxy.model.kernel import VirtualServerKey
+from ipvsproxy.model.net import Family
 
 MOST_VIRTUAL_SERVERS = 12_000
 """The largest table whose pages are read. The kernel walks its table from the beginning for each page: on the test kernel,
@@ -78,7 +80,7 @@ class PageReader:
             lasting = hash(ipvs_listing.without_connections(block))
             if (name := known.get(lasting)) is not None:
                 yield lasting, name
-            elif (heading := ipvs_listing.heading(block)) is not None:
+            elif (heading := ipvs_listing.heading(block)) is not None and heading.key.address.family is Family.IPV4:
                 yield lasting, self._name_of(heading.key)
 
     def keep(self) -> None:

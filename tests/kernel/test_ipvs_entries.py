@@ -404,6 +404,18 @@ def test_what_the_file_skips_is_asked_for(printed: tuple[Table, pathlib.Path]) -
     assert table.questions() == 1
 
 
+def test_a_virtual_server_of_ipv6_that_begins_like_one_of_ipv4_hides_no_change_of_it(printed: tuple[Table, pathlib.Path]) -> None:
+    table, path = printed
+    line = "TCP  [0a60:0001:0000:0000:0000:0000:0000:0001]:0050 rr \n"  # 10.96.0.1 is 0A600001
+    table.print(path)
+    path.write_text(path.read_text() + line)
+    table.read()
+    _weight(table)
+    table.print(path)
+    path.write_text(path.read_text() + line)
+    assert WEB in table.read()
+
+
 def test_a_reading_that_broke_off_spares_no_question_of_the_next(printed: tuple[Table, pathlib.Path]) -> None:
     table, path = printed
     _weight(table)
