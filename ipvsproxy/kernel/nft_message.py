@@ -48,7 +48,8 @@ _NESTED = 0x8000
 _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT: programs print it as the comment of the rule
 _EXPRESSION, _EXPRESSION_NAME, _EXPRESSION_DATA = 1, 1, 2
 _VALUE, _VERDICT, _VERDICT_CODE, _VERDICT_CHAIN = 1, 2, 1, 2
-_ELEMENT, _ELEMENT_KEY, _ELEMENT_DATA = 1, 1, 2
+_ELEMENT, _ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_FLAGS = 1, 1, 2, 3
+_FOR_ALL_OTHERS = 0x2
 
 _VERDICT_REGISTER = 0
 
@@ -247,6 +248,12 @@ def elements(name: str, encoded: bytes, *, is_removal: bool) -> Message:
     """
     payload = text(ELEMENTS_TABLE, TABLE) + text(ELEMENTS_SET, name) + nested(ELEMENTS, encoded)
     return Message(_DELETE_ELEMENTS if is_removal else _NEW_ELEMENTS, 0 if is_removal else netlink.CREATE, payload)
+
+
+def is_for_all_others(data: bytes, start: int, end: int) -> bool:
+    """Whether an element stands for all keys that its set does not have, and so has none (NFT_SET_ELEM_CATCHALL)."""
+    parts = message.attributes(data, start, end)
+    return _ELEMENT_FLAGS in parts and bool(message.unsigned(data, parts[_ELEMENT_FLAGS]) & _FOR_ALL_OTHERS)
 
 
 def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:

@@ -430,15 +430,25 @@ def remove_empty_table(channel: netlink.Channel) -> None:
 
 
 def _read(name: str, observed: Shape, parts: Iterable[netlink.Reply]) -> ObservedSet:
+    """A set as it was dumped.
+
+    Raises:
+        KernelError: an element cannot be parsed, or another program has added the one for all other keys (since Linux 5.13).
+    """
     ip_set = IP_SETS[name]
     if observed != shape(ip_set):
         return ObservedSet(f"a set of nf_tables with other keys ({observed.key_length} bytes)", None, 0, frozenset())
     # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
     entries: dict[SetEntry, None] = {}
+    action = f"list the set {name}"
     for data, start, end in parts:
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
         for _, first, last in message.walk(data, *found[nft.ELEMENTS]) if nft.ELEMENTS in found else ():
-            entry = decode(ip_set, *nft.read_element(data, first, last))
+            if nft.is_for_all_others(data, first, last):
+                detail = f"another program has added an element for all keys; nft delete element inet ipvsproxy {name} '{{ * }}'"
+                raise KernelError(action=action, errno=errno.EINVAL, detail=detail)
+            with netlink.parsing(action):
+                entry = decode(ip_set, *nft.read_element(data, first, last))
             if entry is not None:
                 entries[entry] = None
     family, capacity = (None, 0) if ip_set.type is SetType.PORT else (ip_set.family, SET_CAPACITY)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ipvsproxy.kernel import nft_sets
+from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.nft_sets import NftSetsDriver
 from ipvsproxy.model.kernel import IP_SETS, SET_COPY, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
@@ -187,6 +188,18 @@ def test_foreign_protocols_are_no_entries_of_ours(driver: NftSetsDriver) -> None
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     nft("add", "element", "inet", "ipvsproxy", CLUSTER, "{ 10.0.0.7 . dccp . 80, 10.0.0.8 . tcp . 80 }")
     assert {str(one) for one in driver.observe([CLUSTER])[CLUSTER].entries} == {"10.0.0.8,tcp:80"}
+
+
+def test_an_element_for_all_keys_makes_a_set_unreadable_and_says_how_to_remove_it(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1))
+    added = subprocess.run(("nft", "add", "element", "inet", "ipvsproxy", CLUSTER, "{ * }"), capture_output=True, check=False)
+    if added.returncode:
+        pytest.skip("this kernel has no such elements")
+    for read in (driver.observe, driver.observe_changed):
+        with pytest.raises(KernelError, match=r"nft delete element inet ipvsproxy KUBE-CLUSTER-IP '{ \* }'"):
+            read([CLUSTER])
+    nft("delete", "element", "inet", "ipvsproxy", CLUSTER, "{ * }")
+    assert driver.observe([CLUSTER])[CLUSTER].entries == {entry(1)}
 
 
 def test_a_set_in_use_is_not_removed(driver: NftSetsDriver) -> None:
