@@ -108,7 +108,7 @@ def parse(text: str, family: Family) -> ObservedRule:
     text = normalise(text)
     try:
         rule = _parse(_words(text))
-    except (ValueError, KeyError, IndexError):
+    except (ValueError, LookupError, TypeError):  # a TypeError: the text ends where a value should be
         return UnknownRule(text)
     return rule if render(rule, family) == text else UnknownRule(text)
 

@@ -8,6 +8,7 @@ that iptables would print for it, which ``nft list table inet ipvsproxy`` shows 
 import errno
 import os
 import pathlib
+import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -320,7 +321,7 @@ def _rule(printed: Sequence[_Printed], family: Family, table: str) -> tuple[Obse
     if isinstance(rule, Rule):
         try:
             wanted = [_as_printed(one) for one in nft_rule.expand(rule, family, table)]
-        except ValueError:
+        except (ValueError, LookupError, struct.error):  # a set has other fields than the text asks for, or a number is too large
             wanted = []
         if wanted and [one.expressions for one in printed[: len(wanted)]] == wanted:
             return rule, len(wanted)

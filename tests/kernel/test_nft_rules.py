@@ -139,6 +139,21 @@ def test_a_rule_that_says_one_thing_and_does_another_is_unknown(driver: NftRules
     assert rules[-1] == UnknownRule("-j RETURN (changed)")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-s",
+        "--match-set KUBE-CLUSTER-IP",
+        "-m set --match-set KUBE-LOOP-BACK dst,dst -j ACCEPT",
+        "-m mark --mark 0x1ffffffff/0x1ffffffff -j ACCEPT",
+    ],
+)
+def test_a_rule_whose_text_is_none_of_a_rule_is_unknown(driver: NftRulesDriver, text: str) -> None:
+    apply(driver, Verb.SET, few_rules(Family.IPV4))
+    nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-SERVICES", "counter", "comment", f'"{text}"')
+    assert isinstance(driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-SERVICES")][-1], UnknownRule)
+
+
 def test_tables_of_others_are_neither_shown_nor_changed(driver: NftRulesDriver) -> None:
     nft("add table inet theirs")
     nft("add chain inet theirs IPv4-nat-KUBE-SERVICES")
