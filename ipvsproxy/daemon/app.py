@@ -250,8 +250,6 @@ class _Node:
         chosen = await requirements.choose_backend(asked)
         in_use = await kernel.call(lambda node: node.backend)
         prepared = await kernel.call(lambda node: node.prepare_backend(None if chosen.backend is in_use else chosen))
-        if prepared is None:
-            return await kernel.call(requirements.usable_programs)
         programs = await kernel.call(lambda node: requirements.usable_programs(node, prepared))
         if programs.keys() != self._programs.keys():
             served = [" and ".join(family.label for family in one) for one in (programs, self._programs)]

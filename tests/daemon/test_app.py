@@ -642,6 +642,29 @@ def test_a_backend_that_this_host_cannot_have_leaves_the_former_one_in_force(
 
 
 @pytest.mark.usefixtures("choosable")
+def test_a_reload_gives_up_no_family_though_the_backend_stays(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    async def choose_backend(_: Backend) -> ChosenBackend:
+        return ChosenBackend(Backend.IPTABLES)
+
+    def usable(*arguments: object) -> dict[Family, Program]:
+        asked.append(arguments)
+        if len(asked) == 3:  # a second attempt
+            os.kill(os.getpid(), signal.SIGTERM)
+        return dict.fromkeys(Family if len(asked) == 1 else [Family.IPV4], PROGRAM)
+
+    monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(requirements, "choose_backend", choose_backend)
+    monkeypatch.setattr(requirements, "usable_programs", usable)
+    logged = _reloaded(kernel, tmp_path, "rulesBackend: auto")
+    (failed,) = [line for line in logged if line["event"] == "reload_failed"]
+    assert failed["error"] == "iptables can serve IPv4, but IPv4 and IPv6 are served: this takes a restart"
+
+
+@pytest.mark.usefixtures("choosable")
 def test_a_file_that_takes_the_other_backend_back_leaves_rules_where_they_are(kernel: Kernel, tmp_path: pathlib.Path) -> None:
     kernel.on_other_removed = lambda: os.kill(os.getpid(), signal.SIGTERM)
     logged = _reloaded(kernel, tmp_path, "rulesBackend: iptables")
