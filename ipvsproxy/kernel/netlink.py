@@ -154,8 +154,10 @@ class Channel:
         self._next += count
         return range(first, first + count)
 
-    def run(self, messages: Sequence[bytes]) -> dict[int, int]:
+    def run(self, messages: Sequence[bytes], refusal: int | None = None) -> dict[int, int]:
         """Have the kernel handle messages with consecutive sequence numbers.
+
+        After the error number ``refusal`` of the first message, the kernel answers no other one, and handles none.
 
         Returns the error number of each failed message by its index, in any order; ``UNANSWERED`` if its answer was lost. All
         other messages are in force.
@@ -167,7 +169,7 @@ class Channel:
         struct.pack_into("=H", final, 6, flags | ACKNOWLEDGE)
         try:
             self._open().send(b"".join((*messages[:-1], final)))
-            complete = self._acknowledged(first, last, failed)
+            complete = self._acknowledged(first, last, failed, refusal)
         except (OSError, KernelError):
             complete = False
         if not complete:
@@ -281,7 +283,7 @@ class Channel:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
         return bytes(memoryview(self._buffer)[:size])
 
-    def _acknowledged(self, first: int, last: int, failed: dict[int, int]) -> bool:
+    def _acknowledged(self, first: int, last: int, failed: dict[int, int], refusal: int | None) -> bool:
         """Gather answers into ``failed``, up to the last one. Returns whether none was lost."""
         complete = True
         while True:
@@ -300,6 +302,9 @@ class Channel:
                 number = -_INTEGER.unpack_from(data, start)[0]
                 if number:
                     failed[sequence - first] = number
+                if number and number == refusal and sequence == first:
+                    failed.update(dict.fromkeys(range(1, last - first + 1), number))
+                    return complete
                 if sequence == last:
                     return complete
 

@@ -138,7 +138,9 @@ def run(channel: netlink.Channel, messages: Sequence[Message], generation: int |
     are in force.
     """
     sequences = channel.reserve(len(messages) + 2)
-    failed = channel.run(transaction(messages, sequences[0], generation))
+    failed = channel.run(transaction(messages, sequences[0], generation), STALE)
+    if failed.get(0) == STALE:
+        return {-1: STALE}
     refused = {index - 1: number for index, number in failed.items() if number != netlink.UNANSWERED}
     return refused or {index - 1: number for index, number in failed.items()}
 

@@ -33,11 +33,11 @@ def install(faults: Faults) -> None:
             self._changes = False
             super().__init__(protocol, lambda number: FaultySocket(connect(number), faults, dice, lambda: self._changes), sleep)
 
-        def run(self, messages: Sequence[bytes]) -> dict[int, int]:
+        def run(self, messages: Sequence[bytes], refusal: int | None = None) -> dict[int, int]:
             """As it is."""
             self._changes = True
             try:
-                return super().run(messages)  # type: ignore[no-any-return]  # as above
+                return super().run(messages, refusal)  # type: ignore[no-any-return]  # as above
             finally:
                 self._changes = False
 

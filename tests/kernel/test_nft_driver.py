@@ -186,3 +186,12 @@ def test_rules_that_are_removed_leave_the_sets(driver: NftDriver) -> None:
     assert [one.error for one in driver.apply(removals)] == ["", ""]
     assert "chain" not in nft("list table inet ipvsproxy")
     assert held(driver) == {entry(1), entry(2), entry(3)}
+
+
+def test_a_transaction_for_a_former_generation_is_refused_and_costs_no_socket(driver: NftDriver) -> None:
+    driver.apply(EVERYTHING)
+    ports = set(driver._ports)
+    for _ in range(3):
+        assert nft_message.run(driver._channel, [nft_message.table()], generation() - 1) == {-1: nft_message.STALE}
+    assert driver._ports == ports
+    assert nft_message.run(driver._channel, [nft_message.table()], generation()) == {}
