@@ -96,8 +96,8 @@ def test_a_udp_client_that_was_refused_is_served_by_the_first_endpoint(running: 
     running.have(service("web", 1, "p1"))
     connection = running.lab.open("p2", "UDP", cluster.address("cluster 1", family), 53)
     running.have(service("web", 1))
-    # IPVS ends connections of a removed real server a tick later (expire_nodest_conn_flush, since Linux 5.9), and drops packets of
-    # the tracked flow until then. A sync without a process of iptables is over sooner.
+    # IPVS ends connections of a removed real server a tick later (expire_nodest_conn_flush, since Linux 5.9), and drops packets
+    # of the tracked flow until then. A sync without a process of iptables is over sooner.
     _wait_until(lambda: not _flows(running, family, "UDP"), "forgotten by connection tracking")
     with pytest.raises(lab.LabError, match="ConnectionRefused"):
         connection.ask()

@@ -36,6 +36,9 @@ REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
 RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
 FOUND = "leftover_table_found"
 
+USED_SETS_PATIENCE = 5
+"""So many removals may meet sets in use without a word: the rules that use them go at the same time."""
+
 AnyPlace = Place | TablePlace
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -159,6 +162,8 @@ class OtherBackend:
         self._wake = asyncio.Event()
         self._removing = asyncio.Lock()
         self._is_done = False
+        self._is_told = False
+        """Whether the log has told that the present removal fails."""
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
@@ -177,16 +182,20 @@ class OtherBackend:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            reason, patience = "a rule still uses a set of it", USED_SETS_PATIENCE
             try:
                 async with self._removing:
                     self._is_done = await remove()
             except (KernelError, OSError) as error:
-                if not failures:
-                    log.warning("other_backend_not_removed", error=str(error), hint="it is tried again; packets meet its rules")
+                reason, patience = str(error), 1
             if self._is_done:
                 failures = 0
+                self._is_told = False
                 continue
             failures += 1
+            if failures >= patience and not self._is_told:
+                log.warning("other_backend_not_removed", error=reason, hint="it is tried again; packets meet its rules")
+                self._is_told = True
             await asyncio.sleep(retry.delay_s(failures))
 
 

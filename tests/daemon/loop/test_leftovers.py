@@ -431,6 +431,21 @@ async def test_the_other_backend_goes_once_ours_is_in_force_and_a_failure_is_rep
 
 
 @in_virtual_time
+async def test_sets_of_the_other_backend_that_stay_in_use_are_told_once() -> None:
+    async def remove() -> bool:
+        return False
+
+    subject = OtherBackend()
+    with structlog.testing.capture_logs() as logs:
+        running = asyncio.create_task(subject.run(remove))
+        for _ in range(20):
+            subject.synced(summary())
+            await asyncio.sleep(AUDIT_S)
+        running.cancel()
+    assert [(line["event"], line["error"]) for line in logs] == [("other_backend_not_removed", "a rule still uses a set of it")]
+
+
+@in_virtual_time
 async def test_while_rules_move_nothing_of_the_former_backend_is_removed_before_they_are_in_force() -> None:
     calls: list[float] = []
 
