@@ -12,8 +12,10 @@ from tests.chaos.moments import Moment
 
 
 def _give_up_families() -> None:
-    """Treat every failed trial write as a missing family."""
-    from ipvsproxy.kernel import iptables, rules_driver  # noqa: PLC0415 - only in the process that runs it
+    """Ask a program for a trial write, which waits for the lock, and treat every failed one as a missing family."""
+    from ipvsproxy.kernel import iptables, iptables_tables, rules_driver  # noqa: PLC0415 - only in the process that runs it
+
+    iptables_tables.take_rules = lambda *_: False
 
     usual = rules_driver.RulesDriver.try_writing
 
