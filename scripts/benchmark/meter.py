@@ -153,13 +153,13 @@ class Meter:
 
     def _run(self, run: Callable[..., dict[int, int]]) -> Callable[..., dict[int, int]]:
         @functools.wraps(run)
-        def measured(channel: netlink.Channel, messages: Sequence[bytes]) -> dict[int, int]:
+        def measured(channel: netlink.Channel, messages: Sequence[bytes], refusal: int | None = None) -> dict[int, int]:
             protocol = channel._protocol
             if self.recording is not None:
                 self.recording.add(protocol, messages)
             self._handling, self._answered_s = self.phases[f"kernel: {PROTOCOLS[protocol]}"], 0.0
             try:
-                failed = run(channel, messages)
+                failed = run(channel, messages, refusal)
             finally:
                 self._handling = None
             self.acknowledged_s.append(self._answered_s or time.perf_counter())  # without a kernel there are no calls

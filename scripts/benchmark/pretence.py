@@ -30,7 +30,7 @@ def kernel() -> Iterator[None]:
     nothing: dict[Any, Any] = {}
     with contextlib.ExitStack() as stack:
         for owner, name, value in (
-            (netlink.Channel, "run", lambda _channel, _messages: {}),
+            (netlink.Channel, "run", lambda _channel, _messages, _refusal=None: {}),
             (netlink.Channel, "gather", lambda _channel, _request, _action, _read: []),
             (netlink.Channel, "dumping", lambda _channel, _request, _action: iter(())),
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),

@@ -204,9 +204,9 @@ class Cluster:
         self.objects = list(itertools.chain.from_iterable(manifests))
         if self.objects == shown:
             return
-        before = self.synced
+        before = self.synced_services
         self.show()
-        self.program.wait_until(lambda: self.synced > before, "synced", CHANGED_WITHIN_S)
+        self.program.wait_until(lambda: self.synced_services > before, "synced", CHANGED_WITHIN_S)
 
     def show(self) -> None:
         """Write the API's objects to the file, all at once."""
@@ -219,6 +219,11 @@ class Cluster:
     def synced(self) -> int:
         """How many syncs the program has logged."""
         return self._log.read_bytes().count(b"event=synced") if self._log.exists() else 0
+
+    @property
+    def synced_services(self) -> int:
+        """How many syncs with changed Services the program has logged. Others, as after a reading, say nothing about a change."""
+        return len(self.logged(r"event=synced services=[1-9]")) if self._log.exists() else 0
 
     def logged(self, pattern: str) -> list[str]:
         """The lines of the log that match."""
