@@ -16,6 +16,7 @@ import pytest
 from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
+from ipvsproxy.translate import chains
 from tests.packets import questions
 from tests.packets.questions import ANSWERED, MASQUERADED, Row
 from tests.packets.switching import losing_nothing
@@ -80,9 +81,18 @@ def _clean(laboratory: lab.Lab) -> Iterator[None]:
 
 
 def foreign(laboratory: lab.Lab) -> list[Any]:
-    """All tables but ours, without what packets change: counters; and without handles, which the kernel gives."""
+    """All tables and chains but ours, without what packets change: counters; and without handles, which the kernel gives.
+
+    The chains of iptables-nft, which are in tables that others use as well, are ours by their names.
+    """
     listing = json.loads(laboratory.run("node", "nft", "-j", "--stateless", "list", "ruleset"))["nftables"]
-    return [_lasting(entry) for entry in listing if "metainfo" not in entry and "ipvsproxy" not in _names(entry)]
+    return [_lasting(entry) for entry in listing if "metainfo" not in entry and not _is_ours(entry)]
+
+
+def _is_ours(entry: dict[str, dict[str, Any]]) -> bool:
+    named = {str(value.get(key)) for value in entry.values() for key in ("name", "chain")}
+    named |= {str(one["jump"]["target"]) for one in entry.get("rule", {}).get("expr", ()) if "jump" in one}
+    return "ipvsproxy" in _names(entry) or not named.isdisjoint(key.chain for key in chains.CHAINS)
 
 
 def _names(entry: dict[str, dict[str, Any]]) -> set[str]:
