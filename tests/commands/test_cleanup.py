@@ -267,11 +267,11 @@ STRANGE = (
     "ipvsadm -A -t 192.0.2.9:80 -s rr",
     "ipvsadm -A -f 7 -s rr",
     "ipset create STRANGE hash:ip",
-    "iptables-legacy -N KUBE-FIREWALL",
-    "iptables-legacy -A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP",
-    "iptables-legacy -A INPUT -j KUBE-FIREWALL",
-    "iptables-legacy -t mangle -N KUBE-IPTABLES-HINT",
-    "ip6tables-legacy -t mangle -N KUBE-KUBELET-CANARY",
+    "iptables -N KUBE-FIREWALL",
+    "iptables -A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP",
+    "iptables -A INPUT -j KUBE-FIREWALL",
+    "iptables -t mangle -N KUBE-IPTABLES-HINT",
+    "ip6tables -t mangle -N KUBE-KUBELET-CANARY",
 )
 
 
@@ -288,19 +288,19 @@ def test_nothing_is_left_of_what_kube_proxy_left_behind_and_all_else_is() -> Non
     shell(*STRANGE)
     planned = run_program("cleanup", "--dry-run", "--output=json")
     assert planned.returncode == 0, planned.stdout
-    assert "-A KUBE-FORWARD" in "".join(shown("iptables-legacy-save"))
+    assert "-A KUBE-FORWARD" in "".join(shown("iptables-save"))
     cleaned = run_program("--cleanup")
     assert cleaned.returncode == 0, cleaned.stdout + cleaned.stderr
 
     assert shown("ipvsadm -Sn") == ["-A -t 192.0.2.9:80 -s rr", "-A -f 7 -s rr"]
     assert [line.split()[1] for line in shown("ipset save")] == ["STRANGE"]
-    assert rules("iptables-legacy") == {
+    assert rules("iptables") == {
         ":KUBE-FIREWALL -",
         ":KUBE-IPTABLES-HINT -",
         "-A INPUT -j KUBE-FIREWALL",
         "-A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP",
     }
-    assert rules("ip6tables-legacy") == {":KUBE-KUBELET-CANARY -"}
+    assert rules("ip6tables") == {":KUBE-KUBELET-CANARY -"}
     assert "kube-ipvs0" not in "".join(shown("ip -o link"))
 
     document = json.loads(planned.stdout)
@@ -325,7 +325,7 @@ def test_a_set_in_use_by_a_strange_rule_stays_and_the_rule_is_named() -> None:
     shell(
         "ipset create KUBE-CLUSTER-IP hash:ip,port",
         "ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet6",
-        "iptables-legacy -A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT",
+        "iptables -A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT",
     )
     cleaned = run_program("--cleanup")
     assert cleaned.returncode == 1
@@ -334,7 +334,7 @@ def test_a_set_in_use_by_a_strange_rule_stays_and_the_rule_is_named() -> None:
         "failed: remove set KUBE-CLUSTER-IP: the set is in use by a rule: "
         "-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\n"
     ) in cleaned.stdout
-    shell("iptables-legacy -F INPUT")
+    shell("iptables -F INPUT")
     assert run_program("--cleanup").returncode == 0
 
 

@@ -67,7 +67,7 @@ def _node(network_namespace: None) -> None:
 def _state() -> list[str]:
     """All that one of the commands might have changed."""
     shown = [_shown(*command.split()) for command in ("ipvsadm -Sn", "ipset save", "ip -o addr", "ip -o link")]
-    rules = [line for line in _shown("iptables-legacy-save").splitlines() if line.startswith(("-A", ":KUBE"))]
+    rules = [line for line in _shown("iptables-save").splitlines() if line.startswith(("-A", ":KUBE"))]
     return [*shown, *rules, SYSCTL.read_text()]
 
 

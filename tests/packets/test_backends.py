@@ -137,10 +137,9 @@ def test_harm_by_others_heals(laboratory: lab.Lab, tmp_path: Path, harm: str) ->
     with Cluster(laboratory, tmp_path, *flags) as running:
         running.have(*SERVICES)
         assert json.loads(verify(running).output)["differences"] == []
-        before = listed()
+        before, found = listed(), len(running.logged("event=drift_found"))
         laboratory.run("node", "nft", *harm.split())
-        assert listed() != before
-        wait_until(lambda: listed() == before, "healed")
+        wait_until(lambda: len(running.logged("event=drift_found")) > found and listed() == before, "found and healed")
         assert json.loads(verify(running).output)["differences"] == []
 
 
