@@ -90,7 +90,7 @@ def family_name(family: int) -> str:
 def _table_name(part: netlink.Reply) -> TableName:
     data, start, end = part
     found = message.attributes(data, start + nft.HEADER_SIZE, end)
-    comment = nft.comment_of(data, found[nft.TABLE_USER_DATA]) if nft.TABLE_USER_DATA in found else ""
+    comment = nft.text_of(data, found[nft.TABLE_USER_DATA]) if nft.TABLE_USER_DATA in found else ""
     return TableName(message.unsigned(data, (start, start + 1)), message.text(data, found[nft.TABLE_NAME]), comment)
 
 

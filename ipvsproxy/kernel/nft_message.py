@@ -21,7 +21,9 @@ HEADER_SIZE = 4
 ELEMENTS_LIMIT = 60_000
 """The most bytes of elements in one message; the kernel's limit is 65,535."""
 TEXT_LIMIT = 250
-"""The longest text that a rule may carry; the kernel's limit is 256 bytes, with two headers and the NUL."""
+"""The longest text that a rule may carry; the kernel's limit is 256 bytes, with a header and the NUL."""
+COMMENT_LIMIT = 128
+"""The longest comment that ``nft`` takes, with the NUL (NFTNL_UDATA_COMMENT_MAXLEN in libnftnl). It takes no quotes."""
 STALE = 85
 """The error ERESTART: another program has changed the rules since the generation that a transaction names."""
 
@@ -30,6 +32,7 @@ CHAIN_TABLE, CHAIN_NAME, CHAIN_HOOK, CHAIN_POLICY, CHAIN_TYPE = 1, 3, 4, 5, 7
 HOOK_NUMBER, HOOK_PRIORITY = 1, 2
 RULE_TABLE, RULE_CHAIN, RULE_HANDLE, RULE_EXPRESSIONS, RULE_USER_DATA = 1, 2, 3, 4, 7
 SET_TABLE, SET_NAME, SET_FLAGS, SET_KEY_TYPE, SET_KEY_LENGTH, SET_DATA_TYPE, SET_DATA_LENGTH, SET_ID = 1, 2, 3, 4, 5, 6, 7, 10
+SET_USER_DATA = 13
 ELEMENTS_TABLE, ELEMENTS_SET, ELEMENTS = 1, 2, 3
 """Attributes of messages."""
 IS_DORMANT = 1
@@ -45,10 +48,12 @@ _GENERATION_ID = 1
 _APPEND = 0x800
 _INET = 1  # NFPROTO_INET
 _NESTED = 0x8000
-_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT: programs print it as the comment of the rule
+_DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: programs print it so
+_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, also of tables and elements: programs print it as their comment
+_LONG_TEXT = 0x69  # our own: programs leave out the types of user data that they do not know
 _EXPRESSION, _EXPRESSION_NAME, _EXPRESSION_DATA = 1, 1, 2
 _VALUE, _VERDICT, _VERDICT_CODE, _VERDICT_CHAIN = 1, 2, 1, 2
-_ELEMENT, _ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_FLAGS = 1, 1, 2, 3
+_ELEMENT, _ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_FLAGS, _ELEMENT_USER_DATA = 1, 1, 2, 3, 6
 _FOR_ALL_OTHERS = 0x2
 
 _VERDICT_REGISTER = 0
@@ -192,20 +197,24 @@ def flushing(name: str) -> Message:
     return Message(_DELETE_RULE, 0, text(RULE_TABLE, TABLE) + text(RULE_CHAIN, name))
 
 
-def rule(name: str, expressions: Sequence[bytes], comment: str) -> Message:
-    """Appends a rule to a chain. Programs print ``comment`` with the rule."""
-    encoded = comment.encode()[:TEXT_LIMIT] + b"\0"
+def rule(name: str, expressions: Sequence[bytes], carried: str) -> Message:
+    """Appends a rule to a chain. Programs print the carried text as the comment of the rule, if it is short enough for one."""
     payload = text(RULE_TABLE, TABLE) + text(RULE_CHAIN, name) + nested(RULE_EXPRESSIONS, *expressions)
-    payload += attribute(RULE_USER_DATA, bytes((_COMMENT, len(encoded))) + encoded)
+    payload += attribute(RULE_USER_DATA, _user_data(carried))
     return Message(_NEW_RULE, netlink.CREATE | _APPEND, payload)
 
 
-def comment_of(data: bytes, at: tuple[int, int]) -> str:
-    """The comment in a rule's user data; empty without one."""
+def _user_data(carried: str) -> bytes:
+    encoded = carried.encode()[:TEXT_LIMIT] + b"\0"
+    return bytes((_COMMENT if len(encoded) <= COMMENT_LIMIT else _LONG_TEXT, len(encoded))) + encoded
+
+
+def text_of(data: bytes, at: tuple[int, int]) -> str:
+    """The text in the user data of a rule, a table or an element; empty without one."""
     user_data = data[at[0] : at[1]]
     while len(user_data) > 2:  # noqa: PLR2004 - a type and a length
         kind, length = user_data[:2]
-        if kind == _COMMENT:
+        if kind in (_COMMENT, _LONG_TEXT):
             return user_data[2 : 2 + length].split(b"\0", 1)[0].decode(errors="replace")
         user_data = user_data[2 + length :]
     return ""
@@ -229,6 +238,7 @@ def new_set(name: str, shape: Shape, number: int) -> Message:
     payload += integer(SET_KEY_TYPE, shape.key_type) + integer(SET_KEY_LENGTH, shape.key_length)
     if shape.data_length:
         payload += integer(SET_DATA_TYPE, shape.data_type) + integer(SET_DATA_LENGTH, shape.data_length)
+        payload += attribute(SET_USER_DATA, _DATA_OF_THE_HOST)
     return Message(_NEW_SET, netlink.CREATE | netlink.EXCLUSIVE, payload + integer(SET_ID, number))
 
 
@@ -237,19 +247,22 @@ def set_removal(name: str) -> Message:
     return Message(_DELETE_SET, 0, text(SET_TABLE, TABLE) + text(SET_NAME, name))
 
 
-def element(key: bytes, data: bytes = b"") -> bytes:
+def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
     """One element of a set, or of a map."""
     mapped = nested(_ELEMENT_DATA, attribute(_VALUE, data)) if data else b""
-    return nested(_ELEMENT, nested(_ELEMENT_KEY, attribute(_VALUE, key)), mapped)
+    commented = attribute(_ELEMENT_USER_DATA, _user_data(comment)) if comment else b""
+    return nested(_ELEMENT, nested(_ELEMENT_KEY, attribute(_VALUE, key)), mapped, commented)
 
 
-def elements(name: str, encoded: bytes, *, is_removal: bool) -> Message:
+def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
     """Adds elements to a set, or removes them from it; at most ``ELEMENTS_LIMIT`` bytes.
 
-    The kernel takes the addition of a present element, with the same data; it refuses the removal of an absent one.
+    The kernel takes the addition of a present element, with the same data, unless ``is_exclusive``; it then keeps the comment
+    that the element has. It refuses the removal of an absent one.
     """
+    flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
     payload = text(ELEMENTS_TABLE, TABLE) + text(ELEMENTS_SET, name) + nested(ELEMENTS, encoded)
-    return Message(_DELETE_ELEMENTS if is_removal else _NEW_ELEMENTS, 0 if is_removal else netlink.CREATE, payload)
+    return Message(_DELETE_ELEMENTS if is_removal else _NEW_ELEMENTS, flags, payload)
 
 
 def is_for_all_others(data: bytes, start: int, end: int) -> bool:
@@ -258,8 +271,8 @@ def is_for_all_others(data: bytes, start: int, end: int) -> bool:
     return _ELEMENT_FLAGS in parts and bool(message.unsigned(data, parts[_ELEMENT_FLAGS]) & _FOR_ALL_OTHERS)
 
 
-def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
-    """The key of an element, and what it is mapped to.
+def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes, str]:
+    """The key of an element, what it is mapped to, and its comment.
 
     Raises:
         KeyError: the element has no key.
@@ -267,7 +280,8 @@ def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
     parts = message.attributes(data, start, end)
     key = message.attributes(data, *parts[_ELEMENT_KEY])[_VALUE]
     mapped = message.attributes(data, *parts[_ELEMENT_DATA]).get(_VALUE, (0, 0)) if _ELEMENT_DATA in parts else (0, 0)
-    return data[slice(*key)], data[slice(*mapped)]
+    comment = text_of(data, parts[_ELEMENT_USER_DATA]) if _ELEMENT_USER_DATA in parts else ""
+    return data[slice(*key)], data[slice(*mapped)], comment
 
 
 def table_query(name: str = TABLE, family: int = _INET) -> bytes:
@@ -382,11 +396,6 @@ def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
     """Keep the bits of ``mask``, then invert those of ``inverted``."""
     registers = integer(1, _register(register)) + integer(2, _register(register)) + integer(3, len(mask))
     return _expression("bitwise", registers, nested(4, attribute(_VALUE, mask)), nested(5, attribute(_VALUE, inverted)))
-
-
-def immediate(value: bytes, register: int) -> bytes:
-    """Load a constant."""
-    return _expression("immediate", integer(1, _register(register)), nested(2, attribute(_VALUE, value)))
 
 
 def verdict(code: VerdictCode, target: str = "") -> bytes:

@@ -10,6 +10,9 @@ The differences to iptables, and why a packet does not notice:
 * ``ACCEPT`` in ``nat`` would not end the search of other tables. The destination is bound to itself instead, which does.
 * ``xt_ipvs`` has no equal. Connection tracking knows the destination of a connection's first packet, and the direction of each.
 * A set of marks writes the whole mark, since nothing in the kernel before 6.13 joins two registers: to packets without a mark.
+
+The program ``nft`` can load again what it prints of these rules, so that a saved ruleset with our table can be restored. It takes
+no constant within a key, and knows a port of connection tracking only where the protocol has been asked for.
 """
 
 import socket
@@ -180,6 +183,10 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
             narrowed = () if protocol else tuple(_protocol(one))
             yield (*narrowed, _port(match.sides[0], 0), find)
         return
+    if match.sides[1] is Side.ORIGINAL_DESTINATION and protocol is None:
+        for one in Protocol:
+            yield from ((*_protocol(one), *found) for found in _lookups(match, family, one))
+        return
     key = (_address(match.sides[0], family, 0), nft.meta(Meta.PROTOCOL, words), _port(match.sides[1], words + 1))
     if ip_set.type is SetType.ADDRESS_PORT:
         if not ip_set.gives_marks:
@@ -194,8 +201,13 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
         return
     for prefix_length in range(family.bits, 0, -1):  # as ipset: one look-up for each length; the narrowest first
         mask = nft.bitwise(_mask(family, prefix_length), bytes(size), words + 2)
-        length = nft.immediate(struct.pack(">H", prefix_length), 2 * words + 2)
-        yield (*key, other, *(() if prefix_length == family.bits else (mask,)), length, find)
+        yield (*key, other, *(() if prefix_length == family.bits else (mask,)), *_constant(prefix_length, 2 * words + 2), find)
+
+
+def _constant(number: int, register: int) -> Iterator[bytes]:
+    """Load a number: as the mark of the packet, each bit of which is replaced."""
+    yield nft.meta(Meta.MARK, register)
+    yield nft.bitwise(bytes(4), struct.pack("=I", number), register)
 
 
 def _address(side: Side, family: Family, register: int) -> bytes:

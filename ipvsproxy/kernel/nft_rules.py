@@ -2,7 +2,7 @@
 
 The rules of both families live in our table; the names of their chains say family and table, as ``IPv4-nat-KUBE-SERVICES``. A
 base chain of each family stands for each built-in chain of iptables that a jump of ours begins in. Every rule carries the text
-that iptables would print for it, which ``nft list table inet ipvsproxy`` shows as its comment.
+that iptables would print for it, which ``nft list table inet ipvsproxy`` shows as its comment where it is short enough.
 """
 
 import errno
@@ -51,9 +51,9 @@ its sender, which with iptables waits in vain.
 
 
 class _Printed(NamedTuple):
-    """One rule as the kernel prints it: its comment, and its expressions."""
+    """One rule as the kernel prints it: the text that it carries, and its expressions."""
 
-    comment: str
+    text: str
     expressions: list[tuple[str, Mapping[tuple[int, ...], bytes]]]
 
 
@@ -138,10 +138,10 @@ class NftRulesDriver:
             return []
         prefixes = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in families)
         return [
-            f"{chain} {rule.comment}"
+            f"{chain} {rule.text}"
             for chain, rules in listing.rules.items()
             for rule in rules
-            if text in rule.comment and chain.startswith(prefixes)
+            if text in rule.text and chain.startswith(prefixes)
         ]
 
     def observe(self, family: Family) -> ObservedSkeleton:
@@ -221,7 +221,7 @@ class NftRulesDriver:
                 nft.rule(
                     nft_rule.chain_name(family, jump.table, jump.source),
                     nft_rule.jump(jump, family),
-                    iptables_rule.render_jump(jump),
+                    f"-j {jump.target}",
                 )
                 for jump in skeleton.jumps
             ),
@@ -277,9 +277,9 @@ class NftRulesDriver:
                 found = message.attributes(data, start + nft.HEADER_SIZE, end)
                 if message.text(data, found[nft.RULE_TABLE]) != nft.TABLE:
                     continue
-                comment = nft.comment_of(data, found[nft.RULE_USER_DATA]) if nft.RULE_USER_DATA in found else ""
+                carried = nft.text_of(data, found[nft.RULE_USER_DATA]) if nft.RULE_USER_DATA in found else ""
                 printed = nft.expressions(data, *found[nft.RULE_EXPRESSIONS]) if nft.RULE_EXPRESSIONS in found else []
-                rules.setdefault(message.text(data, found[nft.RULE_CHAIN]), []).append(_Printed(comment, printed))
+                rules.setdefault(message.text(data, found[nft.RULE_CHAIN]), []).append(_Printed(carried, printed))
         return Listing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
 
 
@@ -316,8 +316,8 @@ def _rules(printed: Sequence[_Printed], family: Family, table: str) -> tuple[Obs
 
 def _rule(printed: Sequence[_Printed], family: Family, table: str) -> tuple[ObservedRule, int]:
     """The first rule, and of how many rules of nf_tables it consists."""
-    comment = printed[0].comment
-    rule = iptables_rule.parse(comment, family) if comment else UnknownRule("a rule without a comment of ours")
+    text = printed[0].text
+    rule = iptables_rule.parse(text, family) if text else UnknownRule("a rule without a text of ours")
     if isinstance(rule, Rule):
         try:
             wanted = [_as_printed(one) for one in nft_rule.expand(rule, family, table)]
@@ -325,7 +325,7 @@ def _rule(printed: Sequence[_Printed], family: Family, table: str) -> tuple[Obse
             wanted = []
         if wanted and [one.expressions for one in printed[: len(wanted)]] == wanted:
             return rule, len(wanted)
-        return UnknownRule(f"{comment} (changed)"), 1
+        return UnknownRule(f"{text} (changed)"), 1
     return rule, 1
 
 

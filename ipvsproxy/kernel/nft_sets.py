@@ -8,6 +8,7 @@ is full.
 import errno
 import hashlib
 import itertools
+import re
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,8 +32,10 @@ PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 _ADDRESS_TYPES: Mapping[Family, int] = {Family.IPV4: 7, Family.IPV6: 8}
 _PROTOCOL_TYPE, _PORT_TYPE, _MARK_TYPE = 12, 13, 19
+_MASK = "mask "
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
-_MARK = struct.Struct("=II")
+_NUMBER = struct.Struct("=I")
+"""A mark, and a prefix length, which is kept as one: ``nft`` can neither print nor read a key with a constant of another type."""
 
 
 def shape(ip_set: IpSet) -> Shape:
@@ -46,14 +49,14 @@ def shape(ip_set: IpSet) -> Shape:
         # The last field is the prefix length.
         SetType.ADDRESS_PORT_NETWORK: (
             *((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4)),
-            *((address, size), (_PORT_TYPE, 4)),
+            *((address, size), (_MARK_TYPE, 4)),
         ),
     }
     kind = 0
     for number, _ in fields[ip_set.type]:
         kind = kind << 6 | number
     length = sum(length for _, length in fields[ip_set.type])
-    return Shape(kind, length, _MARK_TYPE << 6 | _MARK_TYPE, _MARK.size) if ip_set.gives_marks else Shape(kind, length)
+    return Shape(kind, length, _MARK_TYPE, _NUMBER.size) if ip_set.gives_marks else Shape(kind, length)
 
 
 def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
@@ -62,28 +65,32 @@ def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
     Raises:
         ValueError: an address is missing or not of the set's family, or a number does not fit its field.
     """
-    return nft.element(*_pair(ip_set, entry))
+    key = _key(ip_set, entry)
+    if not isinstance(entry, MarkedEntry):
+        return nft.element(key)
+    # The rule that looks up the mark writes all of it. The mask only shows which bits the entry was made for.
+    return nft.element(key, _NUMBER.pack(entry.mark), f"{_MASK}{entry.mask:#x}")
 
 
-def _pair(ip_set: IpSet, entry: SetEntry) -> tuple[bytes, bytes]:
+def _key(ip_set: IpSet, entry: SetEntry) -> bytes:
     try:
         port = struct.pack(">H", entry.port)
         if ip_set.type is SetType.PORT:
-            return port, b""
+            return port
         key = _address(ip_set, entry.address)
         if ip_set.type is SetType.ADDRESS:
-            return key, b""
+            return key
         if entry.protocol is None:
             raise ValueError("the protocol is missing")
         key += bytes((entry.protocol, 0, 0, 0)) + port + bytes(2)
         if ip_set.type is SetType.ADDRESS_PORT:
-            return key, _MARK.pack(entry.mark, entry.mask) if isinstance(entry, MarkedEntry) else b""
+            return key
         other = _address(ip_set, entry.other)
         if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
-            return key + other, b""
+            return key + other
         if not 0 < entry.prefix_length <= ip_set.family.bits:
             raise ValueError("a set takes no /0 range; two /1 ranges are the same")
-        return key + _network(other, entry.prefix_length) + struct.pack(">H", entry.prefix_length) + bytes(2), b""
+        return key + _network(other, entry.prefix_length) + _NUMBER.pack(entry.prefix_length)
     except struct.error as error:
         raise ValueError(str(error)) from error
 
@@ -100,7 +107,7 @@ def _network(address: bytes, prefix_length: int) -> bytes:
     return (int.from_bytes(address, "big") >> shift << shift).to_bytes(len(address), "big")
 
 
-def decode(ip_set: IpSet, key: bytes, data: bytes) -> SetEntry | None:
+def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry | None:
     """The entry of an element; None for an element that cannot be ours."""
     name, size = ip_set.name, ip_set.family.bits // 8
     if ip_set.type is SetType.PORT:
@@ -112,10 +119,12 @@ def decode(ip_set: IpSet, key: bytes, data: bytes) -> SetEntry | None:
     if protocol is None:
         return None
     if ip_set.gives_marks:
-        mark, mask = _MARK.unpack(data)
-        return MarkedEntry(name, address, protocol, port, mark=mark, mask=mask)
+        (mark,) = _NUMBER.unpack(data)
+        written = re.fullmatch(f"{_MASK}(0x[0-9a-f]{{1,8}})", comment)
+        return MarkedEntry(name, address, protocol, port, mark=mark, mask=int(written[1], 16) if written else 0)
     other = Address(key[size + 8 : 2 * size + 8]) if ip_set.type is not SetType.ADDRESS_PORT else None
-    return SetEntry(name, address, protocol, port, other, int.from_bytes(key[2 * size + 8 : 2 * size + 10], "big"))
+    prefix_length = _NUMBER.unpack(key[-_NUMBER.size :])[0] if ip_set.type is SetType.ADDRESS_PORT_NETWORK else 0
+    return SetEntry(name, address, protocol, port, other, prefix_length)
 
 
 class NftSetsDriver:
@@ -230,7 +239,7 @@ class NftSetsDriver:
                 except ValueError:
                     return None
                 parts = [joined for _, joined in _joined(encoded)]
-                messages += [nft.elements(ip_set.name, joined, is_removal=verb is Verb.REMOVE) for joined in parts]
+                messages += [_elements(ip_set, joined, verb) for joined in parts]
                 size += sum(map(len, parts))
         return messages if size <= TRANSACTION_LIMIT else None
 
@@ -349,8 +358,7 @@ class _Batch:
             else:
                 taken.append(entry)
         for part, joined in _joined(encoded):
-            request = nft.elements(ip_set.name, joined, is_removal=verb is Verb.REMOVE)
-            self._pending.append((verb, taken[part], request))
+            self._pending.append((verb, taken[part], _elements(ip_set, joined, verb)))
             self._size += len(joined)
             if self._size >= TRANSACTION_LIMIT:
                 self.flush()
@@ -378,11 +386,11 @@ class _Batch:
         """Send an entry in a transaction of its own. A mark that the set has already is replaced."""
         ip_set = IP_SETS[entry.set]
         encoded = encode(ip_set, entry)
-        messages = [nft.elements(ip_set.name, encoded, is_removal=verb is Verb.REMOVE)]
+        messages = [_elements(ip_set, encoded, verb)]
         failed = nft.run(self._channel, messages)
         if failed and verb is Verb.ADD and ip_set.gives_marks:
-            key = nft.element(_pair(ip_set, entry)[0])
-            failed = nft.run(self._channel, [nft.elements(ip_set.name, key, is_removal=True), *messages])
+            key = nft.element(_key(ip_set, entry))
+            failed = nft.run(self._channel, [_elements(ip_set, key, Verb.REMOVE), *messages])
         if failed:
             self._report(verb, entry, failed[min(failed)])
 
@@ -396,6 +404,12 @@ class _Batch:
     def _fail(self, verb: Verb, entry: SetEntry, number: int, reason: str) -> None:
         operation = Operation(verb, SetEntries.of(entry))
         self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
+
+
+def _elements(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
+    """One message. An entry that gives a mark is refused while its set has one of that key: its mask may be another one."""
+    is_removal = verb is Verb.REMOVE
+    return nft.elements(ip_set.name, encoded, is_removal=is_removal, is_exclusive=ip_set.gives_marks)
 
 
 def _joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:

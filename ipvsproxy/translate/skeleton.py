@@ -58,10 +58,15 @@ def build_skeleton(
     rules[ChainKey("filter", chains.IPVS_OUT_FILTER)] += (
         _refusal(key, family, by_route=key in routed) for key in sorted(refused) if key.address.family is family
     )
-    fixed = {key: tuple(value) for key, value in rules.items()}
+    fixed = {key: tuple(map(_uncommented, value) if is_by_connection else value) for key, value in rules.items()}
     if not occupied & {SetKind.SCOPE, SetKind.NO_LOCAL}:
         return Skeleton(family=family, chains=fixed, jumps=chains.KUBE_PROXY_JUMPS)
     return Skeleton(family=family, chains={**fixed, **_scope_chains(family, settings, view, occupied)}, jumps=chains.JUMPS)
+
+
+def _uncommented(rule: Rule) -> Rule:
+    """The rule as nftables has it, where its own text is its comment."""
+    return dataclasses.replace(rule, comment="")
 
 
 def _refusal(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:

@@ -16,12 +16,13 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.nft_rules import NftRulesDriver
 from ipvsproxy.kernel.nft_sets import NftSetsDriver
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.model.kernel import IP_SETS, SetKind, VirtualServerKey
+from ipvsproxy.model.kernel import IP_SETS, SetEntries, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, UnknownRule, Verdict
 from ipvsproxy.translate import chains, skeleton
 from ipvsproxy.translate.view import LocalMode, Settings
+from tests.kernel.nft_examples import an_entry_of
 from tests.support import builders
 
 pytestmark = [
@@ -31,7 +32,8 @@ pytestmark = [
 
 FAMILIES = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 NETWORKS = builders.networks("10.244.0.0/16", "fd00:10:244::/56")
-REFUSED = [VirtualServerKey(Protocol.TCP, parse_address(text), 80) for text in ("192.0.2.1", "2001:db8::1")]
+LONG = VirtualServerKey(Protocol.SCTP, parse_address("fd00:1234:5678:9abc:def0:1234:5678:9abc"), 65535)
+REFUSED = [*(VirtualServerKey(Protocol.TCP, parse_address(text), 80) for text in ("192.0.2.1", "2001:db8::1")), LONG]
 SETTINGS = (
     Settings(backend=Backend.NFTABLES, cluster_networks=NETWORKS),
     Settings(backend=Backend.NFTABLES, detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="br0"),
@@ -86,6 +88,43 @@ def test_what_is_written_is_what_is_read(driver: NftRulesDriver, family: Family,
 def test_the_longest_rule_has_room_for_its_text(family: Family) -> None:
     texts = [iptables_rule.render(rule, family) for rules in every_rule(family).chains.values() for rule in rules]
     assert max(map(len, texts)) <= nft_message.TEXT_LIMIT
+    assert not [text for text in texts if '"' in text], "nft takes no such comment"
+
+
+def test_nft_prints_a_text_only_if_it_can_read_it_as_a_comment(driver: NftRulesDriver) -> None:
+    wanted = every_rule(Family.IPV6)
+    apply(driver, Verb.SET, wanted)
+    assert driver.observe(Family.IPV6) == wanted.in_force
+    refusals = chain(Family.IPV6, "filter", "KUBE-IPVS-OUT-FILTER").splitlines()
+    (short,) = [line for line in refusals if "2001:db8::1" in line]
+    (long,) = [line for line in refusals if str(LONG.address) in line]
+    assert "--vaddr 2001:db8::1 --vport 80 -j DROP" in short
+    assert "comment" not in long
+
+
+def save_and_load() -> None:
+    """What an administrator does: keep the rule set in a file, and load it after the next start of the host."""
+    saved = nft("list", "ruleset")
+    nft("flush", "ruleset")
+    subprocess.run(("nft", "--file", "-"), input=saved, text=True, check=True)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
+def test_a_saved_rule_set_can_be_loaded_and_is_put_right(driver: NftRulesDriver, settings: Settings) -> None:
+    wanted = {family: every_rule(family, settings) for family in Family}
+    assert [apply(driver, Verb.SET, one).error for one in wanted.values()] == ["", ""]
+    entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]
+    with contextlib.closing(NftSetsDriver()) as sets:
+        sets.apply([Operation(Verb.ADD, SetEntries.of(entry)) for entry in entries])
+        before = sets.observe(tuple(IP_SETS))
+        save_and_load()
+        assert sets.observe(tuple(IP_SETS)) == before
+        assert {one.set for one in entries} == {name for name, one in before.items() if one.entries}
+    for family, one in wanted.items():
+        observed = driver.observe(family)
+        assert observed.chains.keys() == one.chains.keys()
+        assert apply(driver, Verb.SET, one).error == ""
+        assert driver.observe(family) == one.in_force
 
 
 def test_people_read_each_rule_beside_its_text(driver: NftRulesDriver) -> None:
@@ -95,8 +134,10 @@ def test_people_read_each_rule_beside_its_text(driver: NftRulesDriver) -> None:
     assert 'ip daddr . meta l4proto . th dport @KUBE-LOAD-BALANCER dnat ip to ip daddr comment "' in services
     postrouting = chain(Family.IPV4, "nat", "KUBE-POSTROUTING")
     original = "ct original ip daddr . meta l4proto . ct original proto-dst"
-    assert f"{original} @KUBE-LOAD-BALANCER jump IPv4-nat-KUBE-LOAD-BALANCER" in postrouting
-    assert f"ip saddr != 10.244.0.0/16 {original} @KUBE-CLUSTER-IP masquerade fully-random" in postrouting
+    for protocol in ("tcp", "udp", "sctp"):
+        asked = f"meta l4proto {protocol} {original}"
+        assert f"{asked} @KUBE-LOAD-BALANCER jump IPv4-nat-KUBE-LOAD-BALANCER" in postrouting
+        assert f"ip saddr != 10.244.0.0/16 {asked} @KUBE-CLUSTER-IP masquerade fully-random" in postrouting
     refusal = chain(Family.IPV4, "filter", "KUBE-IPVS-OUT-FILTER")
     assert "ct original ip daddr 192.0.2.1 ct original proto-dst 80 ct direction original fib saddr type local drop" in refusal
     ranges = chain(Family.IPV4, "filter", "KUBE-SOURCE-RANGES-FIREWALL").splitlines()

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.kernel import nft_sets
+from ipvsproxy.kernel import nft_message, nft_sets
 from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.nft_sets import NftSetsDriver
-from ipvsproxy.model.kernel import IP_SETS, SET_COPY, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
-from ipvsproxy.model.net import Address, Family, Protocol, parse_address
+from ipvsproxy.model.kernel import IP_SETS, SET_COPY, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry
+from ipvsproxy.model.net import Address, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from tests.kernel.nft_examples import an_entry_of
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_namespace"),
@@ -43,27 +44,6 @@ def entry(number: int, name: str = CLUSTER) -> SetEntry:
     return SetEntry(name, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80)
 
 
-def an_entry_of(ip_set: IpSet) -> SetEntry:
-    address, other = (
-        (parse_address("10.96.0.1"), parse_address("10.0.0.0"))
-        if ip_set.family is Family.IPV4
-        else (parse_address("fd00::1"), parse_address("fd00:8000::"))
-    )
-    if ip_set.gives_marks:
-        return MarkedEntry(ip_set.name, address, Protocol.SCTP, 80, mark=0x12, mask=0xFFF)
-    match ip_set.type:
-        case SetType.PORT:
-            return SetEntry(ip_set.name, port=30001)
-        case SetType.ADDRESS:
-            return SetEntry(ip_set.name, address)
-        case SetType.ADDRESS_PORT:
-            return SetEntry(ip_set.name, address, Protocol.UDP, 53)
-        case SetType.ADDRESS_PORT_ADDRESS:
-            return SetEntry(ip_set.name, address, Protocol.UDP, 53, other)
-        case SetType.ADDRESS_PORT_NETWORK:
-            return SetEntry(ip_set.name, address, Protocol.UDP, 53, other, 17 if ip_set.family is Family.IPV6 else 8)
-
-
 def test_every_set_takes_its_entries_and_gives_them_back(driver: NftSetsDriver) -> None:
     entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]
     assert not [one for one in apply(driver, Verb.ADD, *IP_SETS.values(), *entries) if one.error or one.surprise]
@@ -76,7 +56,10 @@ def test_nft_prints_entries_as_people_write_them(driver: NftSetsDriver) -> None:
     name = "KUBE-LOOP-BACK"
     apply(driver, Verb.ADD, IP_SETS[name], an_entry_of(IP_SETS[name]), IP_SETS[SCOPE], an_entry_of(IP_SETS[SCOPE]))
     assert "10.96.0.1 . udp . 53 . 10.0.0.0" in nft("list", "set", "inet", "ipvsproxy", name)
-    assert "10.96.0.1 . sctp . 80 : 0x00000012 . 0x00000fff" in nft("list", "map", "inet", "ipvsproxy", SCOPE)
+    name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+    apply(driver, Verb.ADD, IP_SETS[name], an_entry_of(IP_SETS[name]))
+    assert "10.96.0.1 . udp . 53 . 10.0.0.0 . 0x00000008" in nft("list", "set", "inet", "ipvsproxy", name)
+    assert '10.96.0.1 . sctp . 80 comment "mask 0xfff" : 0x00000012' in nft("list", "map", "inet", "ipvsproxy", SCOPE)
 
 
 def test_sets_that_do_not_exist_are_absent(driver: NftSetsDriver) -> None:
@@ -142,12 +125,19 @@ def test_entries_of_a_missing_set_fail_and_those_of_others_do_not(driver: NftSet
     assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entry(1)}
 
 
-def test_another_mark_replaces_the_one_before(driver: NftSetsDriver) -> None:
+def test_another_mark_or_mask_replaces_the_one_before(driver: NftSetsDriver) -> None:
     address = parse_address("10.96.0.1")
-    first, second = (MarkedEntry(SCOPE, address, Protocol.TCP, 80, mark=mark, mask=0xFF) for mark in (1, 2))
-    for one in (first, second, second):
+    for mark, mask in ((1, 0xFF), (2, 0xFF), (2, 0xFF), (2, 0xF)):
+        one = MarkedEntry(SCOPE, address, Protocol.TCP, 80, mark=mark, mask=mask)
         assert [outcome.error for outcome in apply(driver, Verb.ADD, IP_SETS[SCOPE], one)] == ["", ""]
-    assert set(driver.observe([SCOPE])[SCOPE].entries) == {second}
+        assert set(driver.observe([SCOPE])[SCOPE].entries) == {one}
+
+
+def test_a_mark_that_somebody_else_has_written_has_no_mask(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[SCOPE])
+    nft("add", "element", "inet", "ipvsproxy", SCOPE, '{ 10.96.0.1 . tcp . 80 comment "mask 0xff or so" : 0x12 }')
+    (found,) = driver.observe([SCOPE])[SCOPE].entries
+    assert str(found) == "10.96.0.1,tcp:80 skbmark 0x12/0x0"
 
 
 def test_no_zero_range_is_taken(driver: NftSetsDriver) -> None:
@@ -222,6 +212,7 @@ def test_the_table_goes_with_its_last_set_unless_somebody_else_has_a_chain_in_it
 
 def test_every_key_has_the_length_that_the_kernel_is_told() -> None:
     for ip_set in IP_SETS.values():
-        key, data = nft_sets._pair(ip_set, an_entry_of(ip_set))
+        encoded = nft_sets.encode(ip_set, an_entry_of(ip_set))
+        key, data, comment = nft_message.read_element(encoded, 4, len(encoded))
         assert (len(key), len(data)) == (nft_sets.shape(ip_set).key_length, nft_sets.shape(ip_set).data_length)
-        assert nft_sets.decode(ip_set, key, data) == an_entry_of(ip_set)
+        assert nft_sets.decode(ip_set, key, data, comment) == an_entry_of(ip_set)

@@ -1,7 +1,7 @@
 """Our table of nftables in the form of the recordings, as ipset and iptables-save would print the same sets and rules.
 
-It is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment; that its expressions do
-what the comment says is judged by packets, and that they stay the same by ``Expressions``.
+It is read with the program ``nft``, never with ipvsproxy's drivers. The text of a rule is its comment, except for the longest
+ones; that its expressions do what the text says is judged by packets, and that they stay the same by ``Expressions``.
 """
 
 import json
@@ -54,9 +54,8 @@ def read_sets(objects: Iterable[tuple[str, State]] | None = None) -> State:
 def _member(element: Any) -> str:
     """An element as ipset prints the same entry."""
     if isinstance(element, list):
-        key, data = element
-        mark, mask = data["concat"]
-        return f"{_member(key)} skbmark {mark:#x}/{mask:#x}"
+        key, mark = element
+        return f"{_member(key['elem']['val'])} skbmark {mark:#x}/{key['elem']['comment'].removeprefix('mask ')}"
     if not isinstance(element, dict):
         return str(element)
     address, protocol, port, *other = element["concat"]
