@@ -17,7 +17,7 @@ from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop import interfaces, journal, leftovers
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.daemon.loop.leftovers import AnyPlace, Examine, Leftovers, OtherBackend
+from ipvsproxy.daemon.loop.leftovers import Leftovers, OtherBackend
 from ipvsproxy.daemon.loop.rules_follower import RulesFollower
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
@@ -25,6 +25,7 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
+from ipvsproxy.daemon.process.rules_mover import RulesMover
 from ipvsproxy.daemon.process.signals import Signals
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
@@ -129,7 +130,8 @@ class _Node:
         )
         follower = RulesFollower(engine)
         follower.follow(await kernel.call(lambda node: node.rules_changes))
-        apply = functools.partial(self._reconfigure, kernel, engine, follower)
+        mover = RulesMover(kernel, engine, follower, self._leftovers, self._other_backend)
+        apply = functools.partial(self._reconfigure, kernel, mover)
         reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
         signals.install(reloader.ask)
         self._status.unreadable = lambda: engine.unreadable
@@ -161,6 +163,7 @@ class _Node:
             self._recorder.run(),
             first_lists.serve_later(self._store, self._source),
             reloader.run(),
+            mover.run(),
             pages.run(),
         )
         servers = (
@@ -211,11 +214,11 @@ class _Node:
             notices.append(Notice(SCHEDULER_MISSING, f"{why_not}; {name} is used instead"))
             log.error("scheduler_not_used", reason=why_not, used=name)
 
-    async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, follower: RulesFollower, new: Config) -> None:
+    async def _reconfigure(self, kernel: KernelThread[NodeKernel], mover: RulesMover, new: Config) -> None:
         """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
         former = self._programs
         try:
-            self._programs = await self._prepare_backend(kernel, engine, new.ipvs.rules_backend)
+            self._programs = await self._prepare_backend(kernel, mover, new.ipvs.rules_backend)
             choices = await self._choices(kernel, new)
         except (CannotStartError, KernelError) as error:
             self._programs = former
@@ -226,11 +229,10 @@ class _Node:
         self._metrics_routes.reconfigure(new)
         self._shows_page = new.servers.ui
         self._status.sync_period_s = new.ipvs.sync_period_s
-        moves = choices.translation.backend is not engine.translation.backend
-        engine.reconfigure(*choices, move_rules=functools.partial(self._move_rules, kernel, follower) if moves else None)
+        mover.reconfigure(choices, self._programs)
 
     async def _prepare_backend(
-        self, kernel: KernelThread[NodeKernel], engine: Engine, asked: Backend
+        self, kernel: KernelThread[NodeKernel], mover: RulesMover, asked: Backend
     ) -> Mapping[Family, Program]:
         """Prepare another backend of rules and sets, if another one is asked for. Returns what writes its rules.
 
@@ -242,7 +244,7 @@ class _Node:
             return self._programs
         try:
             async with asyncio.timeout(MOVED_WITHIN_S):
-                await engine.moved()  # what that move has prepared is not to be closed, and then another backend is in use
+                await mover.at_rest()  # what that move has prepared is not to be closed, and then another backend is in use
         except TimeoutError:
             raise CannotStartError(
                 f"rules still wait to move to {self._asked_backend}: nothing else is prepared until then"
@@ -255,22 +257,6 @@ class _Node:
             served = [" and ".join(family.label for family in one) for one in (programs, self._programs)]
             raise CannotStartError(f"{chosen.backend} can serve {served[0]}, but {served[1]} are served: this takes a restart")
         return programs
-
-    async def _move_rules(self, kernel: KernelThread[NodeKernel], follower: RulesFollower) -> None:
-        """Let the prepared backend hold rules and sets. What the former one holds goes once they are in force."""
-
-        async def move() -> Mapping[AnyPlace, Examine]:
-            await self._other_backend.begin_again()
-            follower.follow(None)
-            await kernel.call(lambda node: node.use_prepared_backend())
-            follower.follow(await kernel.call(lambda node: node.rules_changes))
-            rules = await kernel.call(lambda node: node.leftover_rules)
-            places = await asyncio.to_thread(rules.places, self._programs)
-            tables = await kernel.call(lambda node: node.leftover_tables)
-            return leftovers.of_iptables(rules, places) | leftovers.of_nftables(tables)
-
-        await self._leftovers.watch_others(move)
-        log.info("rules_moved", backend=next(iter(self._programs.values())).backend.value)
 
     def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> None:
         """Connect the metrics to the parts that they show."""

@@ -678,15 +678,17 @@ def test_a_file_that_takes_a_move_back_while_it_is_under_way_is_applied_after_it
 ) -> None:
     """A move waits for an examination of leftovers, which may wait for the lock of iptables."""
     refused: list[str] = []
-    watch_others, try_again_later = Leftovers.watch_others, reload.Reloader._try_again_later
+    at_rest, try_again_later = Leftovers.at_rest, reload.Reloader._try_again_later
 
-    async def slowly(self: Leftovers, move: Any) -> None:
+    @contextlib.asynccontextmanager
+    async def slowly(self: Leftovers) -> AsyncIterator[None]:
         if not refused:
             (tmp_path / "draft").write_text(f"{FILE}ipvsproxy: {{rulesBackend: iptables}}\n")
             (tmp_path / "draft").rename(tmp_path / "config.conf")
         while not refused and kernel.prepared:  # noqa: ASYNC110 - a thread sets one of them
             await asyncio.sleep(0.01)
-        await watch_others(self, move)
+        async with at_rest(self):
+            yield
 
     def note(self: reload.Reloader, reason: str, *arguments: Any) -> None:
         refused.append(reason)
@@ -696,7 +698,7 @@ def test_a_file_that_takes_a_move_back_while_it_is_under_way_is_applied_after_it
         if refused and kernel.backend is Backend.IPTABLES:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Leftovers, "watch_others", slowly)
+    monkeypatch.setattr(Leftovers, "at_rest", slowly)
     monkeypatch.setattr(reload.Reloader, "_try_again_later", note)
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(app, "MOVED_WITHIN_S", 0.01)

@@ -139,6 +139,10 @@ EVENTS: Mapping[str, str] = {
         "the unused variant of iptables holds rules of ours, which apply to packets, too. They are removed once the new "
         "ones are in force"
     ),
+    "rules_move_waits": (
+        "a reload names another `--rules-backend`, and rules cannot move yet, because an examination or removal of leftovers has "
+        "not ended. The former configuration stays in force until then, and changes of Services are programmed"
+    ),
     "rules_moved": "a reload has made this `backend` hold rules and sets; what the other one holds goes once they are in force",
     "rules_not_writable_yet": (
         "rules of this family could not be written at the start; the family is served, and its rules follow"

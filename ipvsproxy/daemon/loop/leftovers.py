@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -161,20 +161,26 @@ class OtherBackend:
     def __init__(self) -> None:
         self._wake = asyncio.Event()
         self._removing = asyncio.Lock()
+        self._is_in_force = False
         self._is_done = False
         self._is_told = False
         """Whether the log has told that the present removal fails."""
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
-        if not summary.not_in_force and not self._is_done:
+        self._is_in_force = not summary.not_in_force
+        if self._is_in_force and not self._is_done:
             self._wake.set()
 
-    async def begin_again(self) -> None:
-        """Rules move to another backend: remove nothing before they are in force there. A removal under way ends first."""
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """Wait for the end of a removal under way, and remove nothing during the block."""
         async with self._removing:
-            self._is_done = False
-            self._wake.clear()
+            yield
+
+    def begin_again(self) -> None:
+        """Rules move to another backend: remove nothing before they are in force there. Call it during ``at_rest``."""
+        self._is_in_force = self._is_done = False
 
     async def run(self, remove: Callable[[], Awaitable[bool]]) -> None:
         """Remove until nothing is left, as ``remove`` returns. A failed removal is repeated with growing pauses."""
@@ -183,11 +189,13 @@ class OtherBackend:
             await self._wake.wait()
             self._wake.clear()
             reason, patience = "a rule still uses a set of it", USED_SETS_PATIENCE
-            try:
-                async with self._removing:
+            async with self._removing:
+                if not self._is_in_force:
+                    continue
+                try:
                     self._is_done = await remove()
-            except (KernelError, OSError) as error:
-                reason, patience = str(error), 1
+                except (KernelError, OSError) as error:
+                    reason, patience = str(error), 1
             if self._is_done:
                 failures = 0
                 self._is_told = False
@@ -227,22 +235,23 @@ class Leftovers:
         self._in_thread = in_thread
         self._examining = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._watch(examinations)
+        self.watch(examinations)
 
-    def _watch(self, examinations: Mapping[AnyPlace, Examine]) -> None:
+    def watch(self, examinations: Mapping[AnyPlace, Examine]) -> None:
+        """Look for leftovers in other places from now on, because our rules have moved. Call it during ``at_rest``.
+
+        Nothing is examined before a sync shows that the rules are in force: what is a leftover then, serves until then.
+        """
         self._examinations = examinations
         self._states = {place: _State() for place in examinations}
         self._in_force: frozenset[Family] = frozenset()
         self._returns = leftovers.Returns()
 
-    async def watch_others(self, move: Callable[[], Awaitable[Mapping[AnyPlace, Examine]]]) -> None:
-        """Look for leftovers in other places from now on: our rules move to another backend by ``move``.
-
-        Nothing is examined meanwhile, nor before a sync shows that the rules are in force there: what is a leftover then, serves
-        until then.
-        """
+    @contextlib.asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[None]:
+        """Wait for the end of an examination under way, and examine nothing during the block."""
         async with self._examining:
-            self._watch(await move())
+            yield
 
     @property
     def present(self) -> Mapping[AnyPlace, bool]:

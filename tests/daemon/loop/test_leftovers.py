@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import pytest
@@ -21,8 +21,6 @@ from ipvsproxy.daemon.loop.leftovers import (
     GONE,
     REMOVED,
     RESISTS,
-    AnyPlace,
-    Examine,
     Examined,
     Leftovers,
     OtherBackend,
@@ -458,7 +456,8 @@ async def test_while_rules_move_nothing_of_the_former_backend_is_removed_before_
     subject.synced(summary())
     await asyncio.sleep(1)
     assert len(calls) == 1
-    await subject.begin_again()
+    async with subject.at_rest():
+        subject.begin_again()
     for _ in range(3):
         subject.synced(summary(lacking=[Family.IPV4]))
         await asyncio.sleep(1)
@@ -479,11 +478,15 @@ async def test_rules_do_not_move_during_a_removal_whose_end_does_not_count_for_w
         order.append("removed")
         return True
 
+    async def move() -> None:
+        async with subject.at_rest():
+            subject.begin_again()
+
     subject = OtherBackend()
     running = asyncio.create_task(subject.run(remove))
     subject.synced(summary())
     await asyncio.sleep(1)
-    moving = asyncio.create_task(subject.begin_again())
+    moving = asyncio.create_task(move())
     await asyncio.sleep(1)
     assert not moving.done(), "the removal might reach what the move puts in force"
     may_end.set()
@@ -492,6 +495,28 @@ async def test_rules_do_not_move_during_a_removal_whose_end_does_not_count_for_w
     subject.synced(summary())
     await asyncio.sleep(1)
     assert order == ["removed", "moved", "removed"]
+    running.cancel()
+
+
+@in_virtual_time
+async def test_a_removal_that_waited_for_the_move_does_not_follow_it_before_rules_are_in_force() -> None:
+    calls: list[float] = []
+
+    async def remove() -> bool:
+        calls.append(asyncio.get_running_loop().time())
+        return True
+
+    subject = OtherBackend()
+    running = asyncio.create_task(subject.run(remove))
+    async with subject.at_rest():
+        subject.synced(summary())
+        await asyncio.sleep(1)
+        subject.begin_again()
+    await asyncio.sleep(1)
+    assert calls == [], "that sync was one of the former backend"
+    subject.synced(summary())
+    await asyncio.sleep(1)
+    assert len(calls) == 1
     running.cancel()
 
 
@@ -511,12 +536,8 @@ async def test_rules_that_move_make_the_former_ones_leftovers_once_they_are_in_f
     moved.put(OTHER, LEFT)
     async with scene() as node:
         await node.sync()
-
-        async def move() -> Mapping[AnyPlace, Examine]:
-            assert moved.writes == []
-            return leftovers.of_iptables(moved, (OTHER,))
-
-        await node.subject.watch_others(move)
+        async with node.subject.at_rest():
+            node.subject.watch(leftovers.of_iptables(moved, (OTHER,)))
         await asyncio.sleep(AUDIT_S)
         await node.sync(Family.IPV4, is_audit=True)
         assert moved.writes == [], "ours are not in force yet, so these serve"
@@ -538,15 +559,16 @@ async def test_rules_do_not_move_while_leftovers_are_examined() -> None:
         order.append("examined")
         return job(*arguments, **options)
 
-    async def move() -> Mapping[AnyPlace, Examine]:
-        order.append("moved")
-        return {}
+    async def move() -> None:
+        async with subject.at_rest():
+            order.append("moved")
+            subject.watch({})
 
     subject = Leftovers(leftovers.of_iptables(tables, (USED, OTHER)), asyncio.get_running_loop().time, slowly)
     running = asyncio.create_task(subject.run())
     subject.synced(summary())
     await asyncio.sleep(1)
-    moving = asyncio.create_task(subject.watch_others(move))
+    moving = asyncio.create_task(move())
     await asyncio.sleep(1)
     assert order == []
     may_end.set()

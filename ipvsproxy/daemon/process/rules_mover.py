@@ -1,0 +1,127 @@
+"""Moves rules and sets to another backend after a reload, once nothing that may hang stands in the way.
+
+Rule 1: rules move while neither leftovers nor the other backend are examined or removed: both work on what a move exchanges.
+Rule 2: an examination may wait for a program of iptables. Until it ends, the new configuration waits as a whole, beside the loop,
+which goes on programming changes of Services by the backend in use.
+Rule 3: while a move waits or runs, the latest configuration waits for its end.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import structlog
+
+from ipvsproxy.daemon.loop import leftovers
+from ipvsproxy.daemon.loop.engine import Engine
+from ipvsproxy.daemon.loop.leftovers import AnyPlace, Examine, Leftovers, OtherBackend
+from ipvsproxy.daemon.loop.rules_follower import RulesFollower
+from ipvsproxy.daemon.wiring import Choices
+from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.net import Family
+from ipvsproxy.reconcile import retry
+
+TOLD_AFTER_S = 5.0
+"""A move that waits for longer is logged."""
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class RulesMover:
+    """Has the loop use another configuration, and move rules and sets if it names another backend."""
+
+    def __init__(
+        self,
+        kernel: KernelThread[NodeKernel],
+        engine: Engine,
+        follower: RulesFollower,
+        left: Leftovers,
+        other_backend: OtherBackend,
+        *,
+        in_thread: Callable[..., Awaitable[Any]] = asyncio.to_thread,
+    ) -> None:
+        """``in_thread`` calls a function that may wait for a program in another thread."""
+        self._kernel = kernel
+        self._engine = engine
+        self._follower = follower
+        self._leftovers = left
+        self._other_backend = other_backend
+        self._in_thread = in_thread
+        self._waiting: tuple[Choices, Mapping[Family, Program]] | None = None
+        self._is_asked = asyncio.Event()
+        self._is_at_rest = asyncio.Event()
+        self._is_at_rest.set()
+
+    def reconfigure(self, choices: Choices, programs: Mapping[Family, Program]) -> None:
+        """Use another configuration: from the next sync on, or once its backend can hold the rules, which must be prepared.
+
+        ``programs`` write the rules then.
+        """
+        if self._is_at_rest.is_set() and not self._moves(choices):
+            self._engine.reconfigure(*choices)
+            return
+        self._waiting = choices, programs
+        self._is_at_rest.clear()
+        self._is_asked.set()
+
+    async def at_rest(self) -> None:
+        """Wait until no move waits or runs: until then, the backend that it needs must stay prepared."""
+        await self._is_at_rest.wait()
+
+    async def run(self) -> None:
+        """Move rules for ever, whenever a configuration asks for it."""
+        while True:
+            await self._is_asked.wait()
+            async with self._undisturbed():
+                while self._waiting is not None:
+                    (choices, programs), self._waiting = self._waiting, None
+                    if self._moves(choices):
+                        await self._move(choices, programs)
+                    else:
+                        self._engine.reconfigure(*choices)
+            self._is_asked.clear()
+            self._is_at_rest.set()
+
+    def _moves(self, choices: Choices) -> bool:
+        return choices.translation.backend is not self._engine.translation.backend
+
+    @contextlib.asynccontextmanager
+    async def _undisturbed(self) -> AsyncIterator[None]:
+        """Let nothing that was left behind be examined or removed during the block. Waits for what is under way."""
+        hint = "an examination or removal of leftover rules has not ended; until then, the backend in use serves all changes"
+        telling = asyncio.get_running_loop().call_later(TOLD_AFTER_S, lambda: log.warning("rules_move_waits", hint=hint))
+        async with contextlib.AsyncExitStack() as resting:
+            try:
+                await resting.enter_async_context(self._leftovers.at_rest())
+                await resting.enter_async_context(self._other_backend.at_rest())
+            finally:
+                telling.cancel()
+            yield
+
+    async def _move(self, choices: Choices, programs: Mapping[Family, Program]) -> None:
+        """Let the prepared backend hold rules and sets. What the former one holds goes once they are in force."""
+        self._engine.reconfigure(*choices, move_rules=self._use_prepared_backend)
+        await self._engine.moved()
+        log.info("rules_moved", backend=choices.translation.backend.value)
+        self._leftovers.watch(await self._examinations(programs))
+
+    async def _use_prepared_backend(self) -> None:
+        self._other_backend.begin_again()
+        self._follower.follow(None)
+        await self._kernel.call(lambda node: node.use_prepared_backend())
+        self._follower.follow(await self._kernel.call(lambda node: node.rules_changes))
+
+    async def _examinations(self, programs: Mapping[Family, Program]) -> Mapping[AnyPlace, Examine]:
+        """The examinations of all places where the backend in use may meet leftovers."""
+        rules = await self._kernel.call(lambda node: node.leftover_rules)
+        tables = await self._kernel.call(lambda node: node.leftover_tables)
+        for failures in itertools.count(1):
+            with contextlib.suppress(OSError):  # no thread can be started just now
+                places = await self._in_thread(rules.places, programs)
+                break
+            await asyncio.sleep(retry.delay_s(failures))
+        return leftovers.of_iptables(rules, places) | leftovers.of_nftables(tables)
