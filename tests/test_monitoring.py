@@ -74,6 +74,7 @@ class OurNode:
             clock=clock,
             watches=lambda: watches,
             leftovers=lambda: left,
+            other_backend=lambda: True,
         )
         self.metrics.show(tuple(Family), sources, self._scene.traffic)
         self.happen()

@@ -147,6 +147,10 @@ def _advise(facts: Facts, path: str, is_bad: Callable[[str], bool], remedy: str)
 
 
 def _iptables(facts: Facts) -> Iterator[Finding]:
+    if facts.backend and facts.other_backend:
+        text = f"there is {facts.other_backend}, though {facts.backend.backend} holds rules and sets"
+        remedy = "run removes it once its own rules are in force, unless a rule of another program uses a set of it"
+        yield warn("rules", text, remedy)
     if facts.backend and facts.backend.backend is Backend.NFTABLES:
         yield ok("rules", f"nftables holds rules and sets: {facts.backend.reason}")
         yield from _unserved(facts, "rules")

@@ -135,6 +135,7 @@ class _Node:
         reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
         signals.install(reloader.ask)
         self._status.unreadable = lambda: engine.unreadable
+        self._status.leftovers = lambda: (*self._leftovers.reasons, *self._other_backend.reasons)
         counters = kernel.standing_in(await kernel.call(lambda node: node.traffic))
         self._show(counters, engine)
         pages = self._pages = self._make_pages(counters, engine)
@@ -268,6 +269,7 @@ class _Node:
             watches=lambda: self._source.statuses,
             stale=self._staleness.stale,
             leftovers=lambda: self._leftovers.present,
+            other_backend=lambda: bool(self._other_backend.reasons),
         )
         traffic = Traffic(
             kernel=counters,

@@ -51,7 +51,8 @@ class Facts:
     question. ``observation`` and ``timeouts`` are None if IPVS cannot be read, and ``unreadable`` is the reason. ``bridges`` are
     the names of the Linux bridges.
     ``mark_rules`` are rules of other programs that write packet marks before IPVS. ``backend`` holds rules and sets; None if the
-    kernel did not answer. ``answers`` has what the kernel was asked of the features that ipvsproxy uses.
+    kernel did not answer. ``other_backend`` is what the other one holds of ours, for people; empty if nothing, or if unknown.
+    ``answers`` has what the kernel was asked of the features that ipvsproxy uses.
     """
 
     release: str
@@ -73,6 +74,7 @@ class Facts:
     mark_rules: tuple[MarkRule, ...] = ()
     loopback: Loopback = NO_TROUBLE
     backend: BackendChoice | None = None
+    other_backend: str = ""
     answers: questions.Answers = dataclasses.field(default_factory=dict)
 
 
@@ -141,6 +143,7 @@ def gather(
         mark_rules=tuple(dict.fromkeys(rule for text in listings.values() for rule in mark_rules(text))),
         loopback=loopback(),
         backend=chosen,
+        other_backend=_other_backend(chosen),
         answers=answers,
     )
 
@@ -158,6 +161,13 @@ def _answers(kernel: NodeKernel, observation: Observation) -> questions.Answers:
     if kernel.backend is Backend.NFTABLES:
         return {**answers, **questions.of_nf_tables(kernel.rules.try_writing(Family.IPV4))}
     return {**answers, **questions.of_ipset()}
+
+
+def _other_backend(chosen: BackendChoice | None) -> str:
+    try:
+        return rules_backend.describe_other(chosen.backend) if chosen else ""
+    except KernelError:  # without the privilege, for one, which is told elsewhere
+        return ""
 
 
 def _counts_widely(kernel: NodeKernel, keys: Container[VirtualServerKey]) -> Answer:

@@ -146,6 +146,18 @@ def held_sets(backend: Backend, names: Collection[str], root: pathlib.Path = pat
         return native.observe(names)
 
 
+def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str:
+    """What the backend that is not ``used`` holds of ours, for people; empty if nothing. Loads neither ipset nor nf_tables.
+
+    Raises:
+        KernelError: it could not be read.
+    """
+    if used is Backend.IPTABLES:
+        return "the table inet ipvsproxy" if nft_listing.is_loaded(root) and holds_table() else ""
+    count = len(held_sets(Backend.IPTABLES, list(IP_SETS), root))
+    return f"{count} ipset{'s' if count > 1 else ''} of ours" if count else ""
+
+
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> bool:
     """Remove the ipsets that have the names of ours, without loading ipset for that. Returns whether none is left.
 

@@ -160,6 +160,20 @@ def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Lev
 
 
 NFTABLES = {"backend": BackendChoice(Backend.NFTABLES, "it is configured")}
+
+
+@pytest.mark.parametrize(
+    ("used", "left", "expected"),
+    [
+        (Backend.NFTABLES, "1 ipset of ours", "there is 1 ipset of ours, though nftables holds rules and sets"),
+        (Backend.IPTABLES, "the table inet ipvsproxy", "there is the table inet ipvsproxy, though iptables holds rules and sets"),
+    ],
+)
+def test_what_the_other_backend_holds_is_told(used: Backend, left: str, expected: str) -> None:
+    (found,) = _judge(backend=BackendChoice(used, "it is configured"), other_backend=left)
+    assert (found.level, found.topic, found.text) == (Level.WARN, "rules", expected)
+
+
 LEGACY = {"iptables_choice": Choice({}, Variant.LEGACY, "it is the variant in PATH")}
 
 

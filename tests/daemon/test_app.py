@@ -23,6 +23,7 @@ from ipvsproxy.daemon import app
 from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.http import health, server
 from ipvsproxy.daemon.loop.leftovers import Leftovers
+from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.process import lifecycle, reload, requirements
 from ipvsproxy.daemon.sources import directory, first_lists
 from ipvsproxy.daemon.sources.source import CannotStartError
@@ -662,6 +663,29 @@ def test_a_reload_gives_up_no_family_though_the_backend_stays(
     logged = _reloaded(kernel, tmp_path, "rulesBackend: auto")
     (failed,) = [line for line in logged if line["event"] == "reload_failed"]
     assert failed["error"] == "iptables can serve IPv4, but IPv4 and IPv6 are served: this takes a restart"
+
+
+@pytest.mark.usefixtures("choosable")
+def test_what_the_other_backend_holds_and_cannot_be_removed_is_shown_by_health(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+
+    class Status(health.Status):
+        def synced(self, summary: SyncSummary) -> None:
+            super().synced(summary)
+            told.append(list(self.leftovers()))
+            if told[-1]:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def resist() -> None:
+        raise KernelError(action="remove the table", detail="busy")
+
+    kernel.on_other_removed = resist
+    monkeypatch.setattr(app, "Status", Status)
+    _reloaded(kernel, tmp_path, "rulesBackend: nftables")
+    assert told[-1] == ["what the other backend holds of ours stays: remove the table: busy"]
+    assert told[0] == []
 
 
 @pytest.mark.usefixtures("choosable")

@@ -294,6 +294,20 @@ def test_iptables_takes_over_by_removing_the_table(driver: NftRulesDriver) -> No
     assert nft("list", "ruleset") == ""
 
 
+def test_a_table_that_iptables_leaves_is_described(driver: NftRulesDriver, tmp_path: pathlib.Path) -> None:
+    apply(driver, Verb.SET, few_rules(Family.IPV4))
+    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == "the table inet ipvsproxy"
+    assert rules_backend.remove_table()
+    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == ""
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, ""), (1, "1 ipset of ours"), (2, "2 ipsets of ours")])
+def test_ipsets_that_nftables_leaves_are_counted(count: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules_backend, "held_sets", lambda *_: dict.fromkeys(list(IP_SETS)[:count]))
+    assert rules_backend.describe_other(Backend.NFTABLES) == expected
+
+
 def test_a_cleanup_looks_where_something_of_ours_may_be(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
     def to_clean() -> tuple[Backend, ...]:
         return rules_backend.to_clean(chains.CHAINS, tmp_path)

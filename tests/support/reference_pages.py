@@ -35,7 +35,10 @@ ENDPOINTS: Sequence[tuple[str, str, Status, str]] = (
         "health, 10256",
         "/healthz",
         Status.EXTENDED,
-        "503 before the first sync; `waitingForFirstLists` until then, `staleWatches`, `unreadable`, `unmetSettings`",
+        (
+            "503 before the first sync; `waitingForFirstLists` until then, `staleWatches`, `unreadable`, `unmetSettings`, "
+            "`leftovers`"
+        ),
     ),
     ("health, 10256", "/livez", Status.EXTENDED, "as above"),
     ("metrics, 10249", "/metrics", Status.EXTENDED, "the series below"),

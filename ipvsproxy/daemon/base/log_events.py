@@ -120,7 +120,8 @@ EVENTS: Mapping[str, str] = {
     "operation": "at `-v=4`, each operation with its error; at `-v=2`, those that remove addresses or write rules",
     "operation_failed": "the kernel refused an operation: which, and why. It is tried again after 1 s, then with growing pauses",
     "other_backend_not_removed": (
-        "what the other `--rules-backend` holds of ours could not be removed, and why. It is tried again with growing pauses"
+        "what the other `--rules-backend` holds of ours could not be removed, and why. It is tried again with growing pauses; "
+        "`ipvsproxy_other_backend_left` and `/healthz` show it meanwhile"
     ),
     "other_backend_removed": "sets, or the table of nftables, of the other `--rules-backend` were removed: ours are in force",
     "part_not_used": "part of an object is wrong and not used: which object, which field, and why. The rest is served",

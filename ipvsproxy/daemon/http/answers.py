@@ -77,6 +77,7 @@ def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool]) -> A
         **({"waitingForFirstLists": sorted(health.missing)} if health.missing else {}),
         **({"unreadable": sorted(health.unreadable)} if health.unreadable else {}),
         **({"unmetSettings": dict(health.unmet_settings)} if health.unmet_settings else {}),
+        **({"leftovers": sorted(health.leftovers)} if health.leftovers else {}),
     }
     return Answer(OK if is_fine else UNAVAILABLE, json.dumps(document, separators=(",", ":")).encode(), JSON)
 

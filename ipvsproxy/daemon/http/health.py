@@ -44,7 +44,8 @@ class Health:
 
     ``stale`` are the kinds whose watch has been silent for too long, ``missing`` the kinds without a complete first list.
     ``unreadable`` has a sentence for each part of the kernel that cannot be read. ``unmet_settings`` are the indispensable kernel
-    settings that have another value, with that value.
+    settings that have another value, with that value. ``leftovers`` has a sentence for each place where rules or sets that should
+    go resist removal.
 
     Times are in seconds since the epoch.
     """
@@ -57,6 +58,7 @@ class Health:
     missing: Collection[ObjectKind] = ()
     unreadable: Collection[str] = ()
     unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    leftovers: Collection[str] = ()
 
     @property
     def updated_s(self) -> float | None:
@@ -88,6 +90,8 @@ class Status:
         self.notices: list[Notice] = []
         self.unreadable: Callable[[], Collection[str]] = tuple
         """Returns one sentence for each part of the kernel that cannot be read now."""
+        self.leftovers: Callable[[], Collection[str]] = tuple
+        """Returns one sentence for each place where what another proxy or backend has left resists removal now."""
         self._stale = stale
         self._stale_turns_away = stale_turns_away
         self._missing = missing
@@ -167,6 +171,7 @@ class Status:
             stale=self._stale(),
             missing=self._missing(),
             unreadable=self.unreadable(),
+            leftovers=self.leftovers(),
             unmet_settings=self._unmet_settings,
             families={
                 family: FamilyHealth(updated_s=self._updated[family], is_healthy=not self._is_late(family))

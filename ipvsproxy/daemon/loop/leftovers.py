@@ -163,8 +163,8 @@ class OtherBackend:
         self._removing = asyncio.Lock()
         self._is_in_force = False
         self._is_done = False
-        self._is_told = False
-        """Whether the log has told that the present removal fails."""
+        self._reason = ""
+        """Why the present removal fails, once that is told; empty if it does not."""
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
@@ -181,6 +181,12 @@ class OtherBackend:
     def begin_again(self) -> None:
         """Rules move to another backend: remove nothing before they are in force there. Call it during ``at_rest``."""
         self._is_in_force = self._is_done = False
+        self._reason = ""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """A sentence that says why something stays; empty while nothing resists removal."""
+        return (f"what the other backend holds of ours stays: {self._reason}",) if self._reason else ()
 
     async def run(self, remove: Callable[[], Awaitable[bool]]) -> None:
         """Remove until nothing is left, as ``remove`` returns. A failed removal is repeated with growing pauses."""
@@ -198,12 +204,13 @@ class OtherBackend:
                     reason, patience = str(error), 1
             if self._is_done:
                 failures = 0
-                self._is_told = False
+                self._reason = ""
                 continue
             failures += 1
-            if failures >= patience and not self._is_told:
-                log.warning("other_backend_not_removed", error=reason, hint="it is tried again; packets meet its rules")
-                self._is_told = True
+            if failures >= patience:
+                if not self._reason:
+                    log.warning("other_backend_not_removed", error=reason, hint="it is tried again; packets meet its rules")
+                self._reason = reason
             await asyncio.sleep(retry.delay_s(failures))
 
 
@@ -212,11 +219,12 @@ class _State:
     """The state of a place.
 
     ``known`` is the last examination with nothing to remove. ``ongoing`` are the log events that are not over: empty if no rules
-    are left. ``due_s`` is the time of the next examination; infinite: after the next audit.
+    are left; ``reason`` is that of the last one. ``due_s`` is the time of the next examination; infinite: after the next audit.
     """
 
     known: Examined | None = None
     ongoing: set[str] = dataclasses.field(default_factory=set)
+    reason: str = ""
     failures: int = 0
     due_s: float = math.inf
 
@@ -257,6 +265,11 @@ class Leftovers:
     def present(self) -> Mapping[AnyPlace, bool]:
         """For each place, whether rules resist removal there, or may do so because they cannot be read."""
         return {place: bool(state.ongoing) for place, state in self._states.items()}
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """A sentence for each place whose rules resist removal, or may do so because they cannot be read."""
+        return tuple(f"leftover rules stay ({place}): {state.reason}" for place, state in self._states.items() if state.ongoing)
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
@@ -317,9 +330,8 @@ class Leftovers:
         elif removal.is_needed:
             state.due_s = self._returns.due_s(place)
         if comes_back and (removal.is_needed or COMES_BACK in state.ongoing):
-            self._log_once(
-                place, state, COMES_BACK, hint="stop the kube-proxy that writes them: only then they are gone for good"
-            )
+            hint = "stop the kube-proxy that writes them: only then they are gone for good"
+            self._log_once(place, state, COMES_BACK, hint=hint)
         elif examined.hidden:
             self._log_once(place, state, RESISTS, error=examined.hidden, hint="what iptables cannot show is not removed")
         elif examined.foreign:
@@ -335,3 +347,4 @@ class Leftovers:
         if event not in state.ongoing:
             log.warning(event, rules=str(place), **keys)
         state.ongoing.add(event)
+        state.reason = keys.get("error", "a kube-proxy writes them again and again")

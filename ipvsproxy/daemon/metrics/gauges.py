@@ -34,6 +34,7 @@ class Sources:
     watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
     stale: Callable[[], Collection[ObjectKind]] = tuple
     leftovers: Callable[[], Mapping[AnyPlace, bool]] = dict
+    other_backend: Callable[[], bool] = bool
 
 
 class Watch(NamedTuple):
@@ -49,8 +50,8 @@ class Snapshot:
     """The state behind all gauges at one moment.
 
     ``kernel`` is desired and observed state in numbers. ``untaken`` are changes that no sync has taken, by kind of API object.
-    ``unreadable`` counts parts of the kernel; ``leftovers`` says whether rules of another proxy may remain in a place. Ages are 0
-    without an object that has one.
+    ``unreadable`` counts parts of the kernel; ``leftovers`` says whether rules of another proxy may remain in a place,
+    ``other_backend`` whether something of ours in the other backend does. Ages are 0 without an object that has one.
     """
 
     kernel: Statistics
@@ -59,6 +60,7 @@ class Snapshot:
     oldest_change_age_s: float
     unreadable: int
     leftovers: Mapping[AnyPlace, bool]
+    other_backend: bool
     watches: Mapping[ObjectKind, Watch]
 
 
@@ -80,6 +82,7 @@ def take_snapshot(sources: Sources) -> Snapshot:
         oldest_change_age_s=sources.status.oldest_change_age_s,
         unreadable=len(sources.status.unreadable()),
         leftovers=sources.leftovers(),
+        other_backend=sources.other_backend(),
         watches={
             kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else now - watch.contact_s)
             for kind, watch in sources.watches().items()
@@ -96,6 +99,7 @@ def gauges(snapshot: Snapshot, families: Collection[Family]) -> Iterator[Counted
     yield _one(series.UNREADABLE_PARTS, snapshot.unreadable)
     places = snapshot.leftovers.items()
     yield Counted(series.LEFTOVER_RULES, {(place.family.label, str(place.variant)): is_there for place, is_there in places})
+    yield _one(series.OTHER_BACKEND_LEFT, snapshot.other_backend)
     # By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``.
     by_length = {family.bits // 8: family for family in families}
     virtual_servers, real_servers = (dict.fromkeys(families, 0) for _ in range(2))

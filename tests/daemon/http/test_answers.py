@@ -49,6 +49,12 @@ def test_unreadable_parts_and_unmet_settings_are_in_the_body() -> None:
     assert document["unmetSettings"] == {"net/ipv4/ip_forward": "0"}
 
 
+def test_leftovers_are_in_the_body_and_turn_nobody_away() -> None:
+    answer = answers.healthz(dataclasses.replace(_health(), leftovers=("what the other backend holds of ours stays: EBUSY",)))
+    assert answer.status == 200
+    assert json.loads(answer.body)["leftovers"] == ["what the other backend holds of ours stays: EBUSY"]
+
+
 def test_livez_does_not_say_whether_the_node_is_eligible() -> None:
     answer = answers.livez(_health(eligible=False))
     assert answer.status == 200

@@ -145,6 +145,14 @@ def test_indispensable_settings_are_named_until_they_are_right() -> None:
         assert node.status.health().unmet_settings == unmet
 
 
+def test_what_was_left_and_resists_is_named_while_it_does() -> None:
+    node = Node()
+    node.sync()
+    node.status.leftovers = lambda: ("leftover rules stay (legacy IPv4): the lock is held",)
+    assert node.status.health().leftovers == ("leftover rules stay (legacy IPv4): the lock is held",)
+    assert node.is_healthy()
+
+
 def test_a_family_that_fails_for_a_moment_is_not_unhealthy() -> None:
     node = Node()
     node.sync()

@@ -162,6 +162,7 @@ def test_a_failure_is_logged_once_tried_again_after_growing_pauses_shown_and_log
             await node.sync()
             assert sorted(node.logged) == [(RESISTS, "nf_tables IPv4"), (REMOVED, "nf_tables IPv6")]
             assert node.subject.present == {USED: True, OTHER: False, USED_V6: False, IPV4: False, IPV6: False}
+            assert list(node.subject.reasons) == [f"leftover rules stay (nf_tables IPv4): iptables-{call}: the lock is held"]
             assert node.tables.held[USED] == LEFT
             node.tables.reads.clear()
             await asyncio.sleep(FIRST_DELAY_S * (1 + 2 + 4) + 0.1)
@@ -174,6 +175,7 @@ def test_a_failure_is_logged_once_tried_again_after_growing_pauses_shown_and_log
             assert node.logged == [(REMOVED, "nf_tables IPv4"), (GONE, "nf_tables IPv4")]
             assert node.tables.held[USED] == LeftRules()
             assert not any(node.subject.present.values())
+            assert list(node.subject.reasons) == []
 
     in_virtual_time(live)()
 
@@ -250,6 +252,7 @@ async def test_rules_that_return_are_logged_once_and_removed_every_ten_minutes()
         assert node.tables.writes == [USED] * 2
         assert node.logged == [(REMOVED, "nf_tables IPv4"), (REMOVED, "nf_tables IPv4"), (COMES_BACK, "nf_tables IPv4")]
         assert node.subject.present[USED]
+        assert list(node.subject.reasons) == ["leftover rules stay (nf_tables IPv4): a kube-proxy writes them again and again"]
         for times in (3, 4):
             await node.audits(PATIENCE_S)
             assert node.tables.writes == [USED] * times
@@ -419,9 +422,14 @@ async def test_the_other_backend_goes_once_ours_is_in_force_and_a_failure_is_rep
             subject.synced(one)
             await asyncio.sleep(1)
         assert calls == []
+        assert list(subject.reasons) == []
+        subject.synced(summary())
+        await asyncio.sleep(0.1)
+        assert list(subject.reasons) == ["what the other backend holds of ours stays: remove: busy"]
         for _ in range(5):
             subject.synced(summary())
             await asyncio.sleep(AUDIT_S)
+        assert list(subject.reasons) == []
         assert len(calls) == 3
         assert not running.done()
         running.cancel()
@@ -439,6 +447,10 @@ async def test_sets_of_the_other_backend_that_stay_in_use_are_told_once() -> Non
         for _ in range(20):
             subject.synced(summary())
             await asyncio.sleep(AUDIT_S)
+        assert list(subject.reasons) == ["what the other backend holds of ours stays: a rule still uses a set of it"]
+        async with subject.at_rest():
+            subject.begin_again()
+        assert list(subject.reasons) == [], "that was the other backend before the move"
         running.cancel()
     assert [(line["event"], line["error"]) for line in logs] == [("other_backend_not_removed", "a rule still uses a set of it")]
 

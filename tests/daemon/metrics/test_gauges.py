@@ -47,6 +47,7 @@ class Figures:
         self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=self.clock)
         self.watches: Mapping[ObjectKind, WatchStatus] = {}
         self.leftovers: Mapping[AnyPlace, bool] = {}
+        self.other_backend = False
 
     def put_web(self) -> None:
         """Desire a virtual server without real servers."""
@@ -61,6 +62,7 @@ class Figures:
             clock=self.clock,
             watches=lambda: self.watches,
             leftovers=lambda: self.leftovers,
+            other_backend=lambda: self.other_backend,
         )
         return {one.metric.name: dict(one.values) for one in gauges.gauges(gauges.take_snapshot(sources), BOTH) if one}
 
@@ -82,6 +84,12 @@ def test_leftover_rules_are_shown_by_family_and_variant() -> None:
         ("IPv6", "legacy"): 1,
         ("IPv4", "nftables"): 1,
     }
+
+
+def test_what_the_other_backend_still_holds_is_shown() -> None:
+    figures = Figures()
+    for figures.other_backend in (False, True):
+        assert figures.read()["ipvsproxy_other_backend_left"] == {(): figures.other_backend}
 
 
 def test_virtual_and_real_servers_are_counted_by_family_without_foreign_ones() -> None:
