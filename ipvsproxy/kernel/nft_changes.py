@@ -116,7 +116,10 @@ class NftChanges:
         self.count, self.reason = None, error.strerror or str(error)
 
     def _filter_own(self) -> None:
-        """Make the kernel drop notifications of our own changes: a start makes 100,000. Those sent before are left out here."""
+        """Make the kernel drop notifications of our own changes: it sends one for each entry of a set, rule, chain and set.
+
+        Those that it has sent before are left out here.
+        """
         self._filtered = len(self._own_ports)
         if self._socket is not None:
             with contextlib.suppress(OSError):  # it is only faster with the filter

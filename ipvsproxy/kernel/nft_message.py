@@ -254,6 +254,11 @@ def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
     return nested(_ELEMENT, nested(_ELEMENT_KEY, attribute(_VALUE, key)), mapped, commented)
 
 
+def element_for_all_others() -> bytes:
+    """The element that stands for all keys that its set does not have (NFT_SET_ELEM_CATCHALL), to remove it."""
+    return nested(_ELEMENT, integer(_ELEMENT_FLAGS, _FOR_ALL_OTHERS))
+
+
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
     """Adds elements to a set, or removes them from it; at most ``ELEMENTS_LIMIT`` bytes.
 
@@ -266,7 +271,7 @@ def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool 
 
 
 def is_for_all_others(data: bytes, start: int, end: int) -> bool:
-    """Whether an element stands for all keys that its set does not have, and so has none (NFT_SET_ELEM_CATCHALL)."""
+    """Whether an element stands for all keys that its set does not have, and so has no key."""
     parts = message.attributes(data, start, end)
     return _ELEMENT_FLAGS in parts and bool(message.unsigned(data, parts[_ELEMENT_FLAGS]) & _FOR_ALL_OTHERS)
 

@@ -21,7 +21,7 @@ from ipvsproxy.kernel.errors import KernelError
 from ipvsproxy.kernel.ipset import ObservedSet
 from ipvsproxy.kernel.nft_changes import NftChanges
 from ipvsproxy.kernel.nft_message import Message, Shape
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, CatchAll, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
 
@@ -60,11 +60,13 @@ def shape(ip_set: IpSet) -> Shape:
 
 
 def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """An entry as an element.
+    """An entry as an element; of a ``CatchAll`` only to remove it.
 
     Raises:
         ValueError: an address is missing or not of the set's family, or a number does not fit its field.
     """
+    if isinstance(entry, CatchAll):
+        return nft.element_for_all_others()
     key = _key(ip_set, entry)
     if not isinstance(entry, MarkedEntry):
         return nft.element(key)
@@ -414,7 +416,7 @@ def _elements(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
 
 def _joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
     """Elements of one set for several messages: which of them each message has, and their bytes."""
-    step = nft.ELEMENTS_LIMIT // len(encoded[0]) if encoded else 1
+    step = nft.ELEMENTS_LIMIT // max(map(len, encoded), default=nft.ELEMENTS_LIMIT)
     for first in range(0, len(encoded), step):
         part = slice(first, first + step)
         yield part, b"".join(encoded[part])
@@ -447,7 +449,7 @@ def _read(name: str, observed: Shape, parts: Iterable[netlink.Reply]) -> Observe
     """A set as it was dumped.
 
     Raises:
-        KernelError: an element cannot be parsed, or another program has added the one for all other keys (since Linux 5.13).
+        KernelError: an element cannot be parsed.
     """
     ip_set = IP_SETS[name]
     if observed != shape(ip_set):
@@ -459,8 +461,8 @@ def _read(name: str, observed: Shape, parts: Iterable[netlink.Reply]) -> Observe
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
         for _, first, last in message.walk(data, *found[nft.ELEMENTS]) if nft.ELEMENTS in found else ():
             if nft.is_for_all_others(data, first, last):
-                detail = f"another program has added an element for all keys; nft delete element inet ipvsproxy {name} '{{ * }}'"
-                raise KernelError(action=action, errno=errno.EINVAL, detail=detail)
+                entries[CatchAll(name)] = None
+                continue
             with netlink.parsing(action):
                 entry = decode(ip_set, *nft.read_element(data, first, last))
             if entry is not None:

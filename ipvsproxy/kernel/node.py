@@ -31,6 +31,7 @@ from ipvsproxy.model.kernel import (
     IP_SETS,
     ROUTE_PROTOCOL,
     WITNESS_KINDS,
+    CatchAll,
     Connections,
     InterfaceAddress,
     SetEntries,
@@ -295,7 +296,7 @@ class NodeKernel:
         count = 0
         for name, entries in former.items():
             present = {_place(one) for one in ours[name].entries} if name in ours else set()
-            missing = tuple(one for one in entries if _place(one) not in present)
+            missing = tuple(one for one in entries if _place(one) not in present and not isinstance(one, CatchAll))
             operations += [Operation(Verb.ADD, IP_SETS[name])] if name not in ours else []
             operations += [Operation(Verb.ADD, SetEntries(name, missing))] if missing else []
             count += len(missing)

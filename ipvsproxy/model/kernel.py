@@ -420,6 +420,17 @@ class MarkedEntry(SetEntry, frozen=True, gc=False):
         return f"{super().__str__()} skbmark {self.mark:#x}/{self.mask:#x}"
 
 
+class CatchAll(SetEntry, frozen=True, gc=False):
+    """What stands for all keys that a set of nf_tables has no entry of (since Linux 5.13). Only other programs add it.
+
+    It names no address and no port, and is the witness of nothing.
+    """
+
+    def __str__(self) -> str:
+        """As ``nft`` prints it."""
+        return "*"
+
+
 def mark_entry(key: FirewallMark) -> SetEntry:
     """The entry that shows that the virtual server of a mark is ours."""
     return SetEntry(IpSet(SetKind.MARKS, key.family).name, Address(key.mark.to_bytes(key.family.bits // 8, "big")))

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from ipvsproxy.model.kernel import (
     IP_SETS,
     SCOPE_KINDS,
+    CatchAll,
     FirewallMark,
     ObservedVirtualServer,
     SetEntry,
@@ -150,7 +151,7 @@ def node_port(key: VirtualServerKey) -> NodePort:
 def node_port_of(entry: SetEntry) -> NodePort | None:
     """The node port that an entry of a ``bitmap:port`` set names; None if it names none."""
     ip_set = IP_SETS[entry.set]
-    protocol = _NODE_PORTS.get(ip_set.kind)
+    protocol = None if isinstance(entry, CatchAll) else _NODE_PORTS.get(ip_set.kind)
     return NodePort(ip_set.family, protocol, entry.port) if protocol is not None else None
 
 

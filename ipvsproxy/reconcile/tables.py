@@ -18,6 +18,7 @@ from ipvsproxy.model.kernel import (
     SCOPE_KINDS,
     TIMEOUTS,
     BoundAddresses,
+    CatchAll,
     Device,
     Flow,
     FlowCleaning,
@@ -355,11 +356,14 @@ class Tables:
         )
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
-        """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired."""
+        """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired.
+
+        A ``CatchAll`` alone does not count: a rule for it would do to all packets what it does to those of some Services.
+        """
         return frozenset(
             kind
             for kind, table in self._entries_of[family]
-            if (table.desired or (table.observed and not settled))
+            if (table.desired or (not settled and any(not isinstance(entry, CatchAll) for entry in table.observed)))
             and (settled or kind not in SCOPE_KINDS or IpSet(kind, family) in self.sets.observed)
         )
 

@@ -8,7 +8,7 @@ from ipvsproxy.commands import plan
 from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
-from ipvsproxy.model.kernel import Connections
+from ipvsproxy.model.kernel import CatchAll, Connections
 from ipvsproxy.model.real_servers import Thresholds
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -49,6 +49,12 @@ async def test_nothing_is_done_to_the_kernel() -> None:
 
 async def test_there_is_nothing_to_do_where_all_is_in_force() -> None:
     assert _lines(await _plan(await synced_kernel(*WEB), *WEB)) == []
+
+
+async def test_what_another_program_has_added_for_all_other_keys_is_removed() -> None:
+    kernel = await synced_kernel(*WEB)
+    kernel.sets["KUBE-CLUSTER-IP"].entries.add(CatchAll("KUBE-CLUSTER-IP"))
+    assert _lines(await _plan(kernel, *WEB)) == ["remove set_entry KUBE-CLUSTER-IP *"]
 
 
 async def test_every_operation_names_the_service_that_it_is_for() -> None:

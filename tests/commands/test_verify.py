@@ -8,7 +8,7 @@ import pytest
 from ipvsproxy.commands import verify
 from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document
-from ipvsproxy.model.kernel import Connections, SetEntry, Timeouts, VirtualServerSettings
+from ipvsproxy.model.kernel import CatchAll, Connections, SetEntry, Timeouts, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.service import ServiceType
@@ -74,6 +74,7 @@ async def test_each_drift_is_one_line_with_service_wanted_and_found() -> None:
     kernel.addresses.clear()
     kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
     kernel.sets["KUBE-IPVS-IPS"].entries.add(SetEntry("KUBE-IPVS-IPS", parse_address("10.96.7.7")))
+    kernel.sets["KUBE-EXTERNAL-IP"].entries.add(CatchAll("KUBE-EXTERNAL-IP"))
     kernel.chains[Family.IPV4][ChainKey("nat", "KUBE-SERVICES")] = ()
     kernel.jumps[Family.IPV4].clear()
     kernel.sysctls["net/ipv4/ip_forward"] = "0"
@@ -83,6 +84,7 @@ async def test_each_drift_is_one_line_with_service_wanted_and_found() -> None:
         "-  sysctl net/ipv4/ip_forward: desired 1, observed 0",
         "-  timeouts tcp: desired 600 s, observed 1 s",
         "-  set_entry KUBE-IPVS-IPS 10.96.7.7: desired nothing, observed present",
+        "-  set_entry KUBE-EXTERNAL-IP *: desired nothing, observed present",
         "-  rules IPv4 chain nat/KUBE-SERVICES rule 1: desired -s 127.0.0.0/8 -j RETURN, observed no rule",
         "-  rules IPv4 jump nat/OUTPUT -> KUBE-SERVICES: desired present, observed missing",
         "default/web  address 10.96.0.10: desired present, observed missing",

@@ -27,6 +27,7 @@ from ipvsproxy.model.kernel import (
     PERSISTENT,
     SCHEDULER_PORT,
     BoundAddresses,
+    CatchAll,
     Connections,
     Device,
     FirewallMark,
@@ -409,6 +410,23 @@ def test_adding_and_removing_an_entry_twice_is_no_error(kernel: Kernel) -> None:
     assert sets(kernel) == {entry.set: frozenset()}
 
 
+def test_what_another_program_adds_for_all_other_keys_is_observed_until_it_is_removed(kernel: Kernel) -> None:
+    entry = CatchAll(IpSet(SetKind.CLUSTER_IP, Family.IPV4).name)
+    add(kernel, IP_SETS[entry.set])
+    if isinstance(kernel, fake_kernel.FakeKernel):
+        kernel.sets[entry.set].entries.add(entry)
+    elif uses_nftables(kernel):
+        command = ("nft", "add", "element", "inet", "ipvsproxy", entry.set, "{ * }")
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("this kernel has no such elements")
+    else:
+        pytest.skip("an ipset takes no such entry")
+    assert set((kernel.observe([entry.set], (), ()).sets or {})[entry.set]) == {entry}
+    (outcome,) = apply(kernel, Verb.REMOVE, entry)
+    assert (outcome.error, outcome.surprise) == ("", False)
+    assert not (kernel.observe([entry.set], (), ()).sets or {})[entry.set]
+
+
 def test_an_entry_of_a_set_that_does_not_exist_is_refused_and_its_removal_a_surprise(kernel: Kernel) -> None:
     entry = entries(Family.IPV4)[1]
     assert refusal(kernel, Verb.ADD, entry) == errno.ENOENT
@@ -735,6 +753,9 @@ def test_entries_that_witness_virtual_servers_are_inherited_from_the_other_backe
         assert real.inherit_sets(tuple(Family)) == 2
         assert sets(real) == {marked.set: {marked}, node_port.set: {node_port}}
         apply(former, Verb.ADD, msgspec.structs.replace(marked, mark=0x20))
+        if other is Backend.NFTABLES:
+            command = ("nft", "add", "element", "inet", "ipvsproxy", node_port.set, "{ * }")
+            subprocess.run(command, capture_output=True, check=False)
         assert real.inherit_sets(tuple(Family)) == 0
         assert sets(real)[marked.set] == {marked}, "a mark in use stays"
         assert sets(former)[of_addresses.set] == {of_addresses}

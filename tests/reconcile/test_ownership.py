@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import IP_SETS, CatchAll, ObservedVirtualServer, SetKind, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.reconcile import ownership
 from tests.reconcile import examples
@@ -143,6 +143,8 @@ def test_entries_stand_for_virtual_servers_or_node_ports_or_neither() -> None:
         None,
     ]
     assert ownership.virtual_server_of(examples.bound_entry("10.96.0.1")) is None
+    for name in IP_SETS:
+        assert (ownership.virtual_server_of(CatchAll(name)), ownership.node_port_of(CatchAll(name))) == (None, None)
 
 
 def test_witnesses_of_an_existing_virtual_server_must_stay() -> None:
@@ -158,5 +160,6 @@ def test_witnesses_of_other_virtual_servers_may_go() -> None:
     assert not witnesses.need(examples.entry(SetKind.CLUSTER_IP, msgspec.structs.replace(KEY, port=81)))
     assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_UDP, 30080))
     assert not witnesses.need(examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080))
+    assert not any(witnesses.need(CatchAll(name)) for name in IP_SETS)
     assert not witnesses.need(examples.bound_entry("10.96.0.2"))
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))

@@ -9,6 +9,7 @@ from ipvsproxy.model.kernel import (
     IP_SETS,
     SCOPE_KINDS,
     TIMEOUTS,
+    CatchAll,
     Device,
     HealthCheck,
     HealthCheckPort,
@@ -213,6 +214,8 @@ def test_a_set_is_occupied_from_the_first_desired_to_the_last_observed_entry() -
     assert tables.occupied(Family.IPV4, settled=True) == frozenset()
     tables.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, None)
     assert tables.occupied(Family.IPV4) == frozenset()
+    tables.entries[LOAD_BALANCER.set].confirm(CatchAll(LOAD_BALANCER.set), True)
+    assert tables.occupied(Family.IPV4) == frozenset(), "no rule is written for that"
 
 
 def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from ipvsproxy.model.kernel import SetEntry, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.kernel import CatchAll, SetEntry, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.rules import Rule, Verdict
@@ -76,6 +76,11 @@ def change_sysctl(kernel: FakeKernel) -> None:
     kernel.sysctls["net/ipv4/ip_forward"] = "0"
 
 
+def add_catch_all(kernel: FakeKernel) -> None:
+    for name, held in kernel.sets.items():
+        held.entries.add(CatchAll(name))
+
+
 DRIFTS: Collection[Callable[[FakeKernel], None]] = (
     remove_virtual_server,
     change_settings,
@@ -83,6 +88,7 @@ DRIFTS: Collection[Callable[[FakeKernel], None]] = (
     remove_real_server,
     flush_set,
     add_entry,
+    add_catch_all,
     destroy_set,
     flush_rules,
     change_a_rule,

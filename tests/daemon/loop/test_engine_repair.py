@@ -21,6 +21,7 @@ from tests.support.spoiling import (
     OTHER,
     OTHER_KEY,
     STRAY_PORT,
+    add_catch_all,
     add_real_server,
     add_stray_node_port,
     add_stray_on_our_device,
@@ -40,6 +41,23 @@ async def test_drift_is_observed_by_the_next_poll_and_repaired(spoil: Callable[[
         node.kernel.forget()
         await node.quiet(reader.POLL_INTERVAL_S)
         assert node.done
+        assert_from_scratch(node)
+
+
+@in_virtual_time
+async def test_what_another_program_adds_for_all_other_keys_of_a_set_is_drift_that_is_counted_and_logged() -> None:
+    node = MemoryNode()
+    async with node.running():
+        node.begin_with(WEB, SLICE, builders.node())
+        await node.quiet(AUDIT_INTERVAL_S / 2)
+        count = len(node.kernel.sets)
+        with structlog.testing.capture_logs() as logs:
+            add_catch_all(node.kernel)
+            node.kernel.forget()
+            await node.quiet(reader.POLL_INTERVAL_S)
+        assert sorted(node.done) == sorted(f"remove set_entry {name} *" for name in node.kernel.sets)
+        assert [line["set_entry"] for line in logs if line["event"] == "drift_found"] == [count]
+        assert sum(summary.drifted.get("set_entry", 0) for summary in node.watcher.summaries) == count
         assert_from_scratch(node)
 
 
