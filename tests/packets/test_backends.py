@@ -143,6 +143,18 @@ def test_harm_by_others_heals(laboratory: lab.Lab, tmp_path: Path, harm: str) ->
         assert json.loads(verify(running).output)["differences"] == []
 
 
+def test_an_element_for_all_other_keys_of_our_sets_goes_and_is_told(laboratory: lab.Lab, tmp_path: Path) -> None:
+    flags = ("--rules-backend=nftables", "--ipvs-sync-period=2s")
+    with Cluster(laboratory, tmp_path, *flags) as running:
+        running.have(*SERVICES)
+        before = listed()
+        for name in ("KUBE-CLUSTER-IP", "KUBE-6-NODE-PORT-TCP"):
+            laboratory.run("node", "nft", "add", "element", "inet", "ipvsproxy", name, "{ * }")
+        wait_until(lambda: running.logged("event=drift_found") != [] and listed() == before, "healed")
+        assert json.loads(verify(running).output)["differences"] == []
+        assert running.logged("event=kernel_unreadable") == []
+
+
 def test_cleanup_leaves_nothing(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
         running.have(*SERVICES)
