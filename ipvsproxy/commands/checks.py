@@ -148,7 +148,9 @@ def _advise(facts: Facts, path: str, is_bad: Callable[[str], bool], remedy: str)
 
 def _iptables(facts: Facts) -> Iterator[Finding]:
     if facts.backend and facts.other_backend:
-        text = f"there is {facts.other_backend}, though {facts.backend.backend} holds rules and sets"
+        used = facts.backend.backend
+        former = Backend.IPTABLES if used is Backend.NFTABLES else Backend.NFTABLES
+        text = f"{former} still holds {facts.other_backend}, though {used} is to hold rules and sets"
         remedy = "run removes it once its own rules are in force, unless a rule of another program uses a set of it"
         yield warn("rules", text, remedy)
     if facts.backend and facts.backend.backend is Backend.NFTABLES:

@@ -165,8 +165,12 @@ NFTABLES = {"backend": BackendChoice(Backend.NFTABLES, "it is configured")}
 @pytest.mark.parametrize(
     ("used", "left", "expected"),
     [
-        (Backend.NFTABLES, "1 ipset of ours", "there is 1 ipset of ours, though nftables holds rules and sets"),
-        (Backend.IPTABLES, "the table inet ipvsproxy", "there is the table inet ipvsproxy, though iptables holds rules and sets"),
+        (Backend.NFTABLES, "1 ipset of ours", "iptables still holds 1 ipset of ours, though nftables is to hold rules and sets"),
+        (
+            Backend.IPTABLES,
+            "the table inet ipvsproxy",
+            "nftables still holds the table inet ipvsproxy, though iptables is to hold rules and sets",
+        ),
     ],
 )
 def test_what_the_other_backend_holds_is_told(used: Backend, left: str, expected: str) -> None:
