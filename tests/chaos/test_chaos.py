@@ -86,14 +86,16 @@ def test_rules_that_do_something_else_than_their_comments_say_are_seen() -> None
 
 def test_sets_of_nftables_read_as_those_of_ipset() -> None:
     marked: dict[str, Any] = {"name": "KUBE-M", "type": ["ipv4_addr", "inet_proto", "inet_service"]}
-    marked["elem"] = [[{"concat": ["192.0.2.1", "tcp", 80]}, {"concat": [16, 255]}]]
-    ranges: dict[str, Any] = {"name": "KUBE-R", "type": ["ipv6_addr", "inet_proto", "inet_service", "ipv6_addr", "inet_service"]}
+    keys = [{"concat": [f"192.0.2.{number}", "tcp", 80]} for number in (1, 2)]
+    marked["elem"] = [[{"elem": {"val": keys[0], "comment": "mask 0xff"}}, 16], [keys[1], 17]]
+    ranges: dict[str, Any] = {"name": "KUBE-R", "type": ["ipv6_addr", "inet_proto", "inet_service", "ipv6_addr", "mark"]}
     ranges["elem"] = [{"concat": ["fd00::1", "udp", 53, "fd00::", 8]}, {"concat": ["fd00::1", "udp", 53, "fd00::9", 128]}]
     found = nft_state.read_sets(
         [("map", marked), ("set", ranges), ("set", {"name": "KUBE-P", "type": "inet_service", "elem": [80]})]
     )
     assert found == golden_state.parse_sets(
         "create KUBE-M hash:ip,port family inet maxelem 65536 skbinfo\nadd KUBE-M 192.0.2.1,tcp:80 skbmark 0x10/0xff\n"
+        "add KUBE-M 192.0.2.2,tcp:80 skbmark 0x11/0x0\n"
         "create KUBE-R hash:ip,port,net family inet6 maxelem 65536\nadd KUBE-R fd00::1,udp:53,fd00::/8\n"
         "add KUBE-R fd00::1,udp:53,fd00::9\n"
         "create KUBE-P bitmap:port range 0-65535\nadd KUBE-P 80\n"

@@ -55,7 +55,8 @@ def _member(element: Any) -> str:
     """An element as ipset prints the same entry."""
     if isinstance(element, list):
         key, mark = element
-        return f"{_member(key['elem']['val'])} skbmark {mark:#x}/{key['elem']['comment'].removeprefix('mask ')}"
+        commented = key.get("elem", {"val": key, "comment": "mask 0x0"})
+        return f"{_member(commented['val'])} skbmark {mark:#x}/{commented['comment'].removeprefix('mask ')}"
     if not isinstance(element, dict):
         return str(element)
     address, protocol, port, *other = element["concat"]
