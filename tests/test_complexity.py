@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ipvsproxy.kernel import netlink
 from ipvsproxy.kernel.backend_drivers import Driver
-from ipvsproxy.kernel.ipset import IpsetDriver
-from ipvsproxy.kernel.ipvs import IpvsDriver
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.ipset.driver import IpsetDriver
+from ipvsproxy.kernel.ipvs.driver import IpvsDriver
 from ipvsproxy.model.kernel import RealServers, SetEntry, VirtualServer
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.service import Gone, ObjectKind, Put, Service

@@ -22,9 +22,9 @@ from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import Trouble, WatchStatus
-from ipvsproxy.kernel.iptables_variant import Variant
-from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
-from ipvsproxy.kernel.leftover_rules import Place
+from ipvsproxy.kernel.iptables.leftover_rules import Place
+from ipvsproxy.kernel.iptables.variant import Variant
+from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.model.kernel import Connections, Counters
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ipvsproxy.kernel import preload
+from ipvsproxy.kernel.iptables import preload
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
 from tests.support import patience
 from tests.support.program import Program

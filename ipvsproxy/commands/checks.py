@@ -6,8 +6,8 @@ from ipvsproxy.commands import neighbour_checks
 from ipvsproxy.commands.finding import Finding, fail, ok, warn
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
+from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts
-from ipvsproxy.kernel.modules import ModuleState
 from ipvsproxy.model import feature, features
 from ipvsproxy.model.kernel import FirewallMark, Sysctl
 from ipvsproxy.model.net import Family

@@ -12,12 +12,14 @@ from typing import NamedTuple, Protocol
 from ipvsproxy.config.settings import Config, Ipvs
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.loop import leftovers
-from ipvsproxy.kernel import host, iptables, iptables_variant, rules_backend
+from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
-from ipvsproxy.kernel.iptables import IptablesDriver
-from ipvsproxy.kernel.ipvs import AbsentIpvs
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.driver import IptablesDriver
+from ipvsproxy.kernel.ipvs.driver import AbsentIpvs
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.kernel import IP_SETS, IpSet
 from ipvsproxy.model.net import Family, Network

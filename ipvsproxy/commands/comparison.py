@@ -12,8 +12,8 @@ from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator
-from ipvsproxy.kernel import iptables_rule
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address
 from ipvsproxy.reconcile.compare import Difference

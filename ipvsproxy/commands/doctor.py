@@ -15,7 +15,7 @@ from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import facts, host, rules_backend
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import chains

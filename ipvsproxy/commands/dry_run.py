@@ -28,7 +28,7 @@ from ipvsproxy.daemon.process.signals import Signals
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import CannotStartError, Source
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.plan import Report
 from ipvsproxy.reconcile import compare
 from ipvsproxy.store.objects import Changes

@@ -26,11 +26,13 @@ from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.daemon.sources.source import CannotStartError, Source
-from ipvsproxy.kernel import host, iptables_variant, modules, rules_backend
+from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import Program, Refusal
-from ipvsproxy.kernel.modules import ModuleState
+from ipvsproxy.kernel.base import modules
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.modules import ModuleState
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.driver import Program, Refusal
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family

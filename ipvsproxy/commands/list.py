@@ -12,9 +12,9 @@ from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.reflector import ApiError
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.kernel import ipvs_rows
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.ipvs_rows import MASQUERADED, RealServerRow, Rows, VirtualServerRow
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.ipvs import rows as ipvs_rows
+from ipvsproxy.kernel.ipvs.rows import MASQUERADED, RealServerRow, Rows, VirtualServerRow
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import FirewallMark, VirtualServerKey

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ipvsproxy.commands.finding import Finding, ok, warn
 from ipvsproxy.kernel.facts import Facts
-from ipvsproxy.kernel.iptables_variant import Variant
+from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.nft_table import NftTable, Redirect
 from ipvsproxy.model.rules import Backend

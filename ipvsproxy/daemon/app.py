@@ -34,9 +34,9 @@ from ipvsproxy.daemon.sources.staleness import Staleness
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.daemon.ui.pages import Sources as PageSources
 from ipvsproxy.kernel import host
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import Program
-from ipvsproxy.kernel.ipvs_traffic import TrafficReader
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables.driver import Program
+from ipvsproxy.kernel.ipvs.traffic import TrafficReader
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.kernel import host
-from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.rules import Backend

@@ -4,13 +4,13 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
 
-from ipvsproxy.kernel import iptables
-from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
-from ipvsproxy.kernel.iptables import Program, Refusal, Saved
-from ipvsproxy.kernel.leftover_rules import LeftoverRules
-from ipvsproxy.kernel.nft_changes import NftChanges
-from ipvsproxy.kernel.nft_driver import NftDriver
-from ipvsproxy.kernel.rules_driver import RulesDriver
+from ipvsproxy.kernel.ipset.driver import IpsetDriver, ObservedSet
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables.driver import Program, Refusal, Saved
+from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
+from ipvsproxy.kernel.nftables.changes import NftChanges
+from ipvsproxy.kernel.nftables.driver import NftDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton

@@ -7,16 +7,20 @@ import pathlib
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.kernel import foreign_rules, host, iptables, iptables_process, iptables_variant, questions, rules_backend
+from ipvsproxy.kernel import host, questions, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.host import Missing, SysctlDriver
-from ipvsproxy.kernel.iptables_variant import Variant
-from ipvsproxy.kernel.mark_rules import MarkRule, mark_rules
-from ipvsproxy.kernel.modules import ModuleState, module_state
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.mark_rules import MarkRule, mark_rules
+from ipvsproxy.kernel.iptables.variant import Variant
+from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
+from ipvsproxy.kernel.nftables import foreign_rules
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.questions import Answer
-from ipvsproxy.kernel.routes import LOOPBACK_INDEX
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model import basic_features
 from ipvsproxy.model.feature import Feature

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import ipset_types, netlink, preload
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.ipset_message import IPSET_PROTOCOL
-from ipvsproxy.kernel.modules import ModuleState, module_state
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.modules import ModuleState, module_state
+from ipvsproxy.kernel.ipset import types as ipset_types
+from ipvsproxy.kernel.ipset.message import IPSET_PROTOCOL
+from ipvsproxy.kernel.iptables import preload
 from ipvsproxy.model import features
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, SetType, Sysctl
 from ipvsproxy.model.net import Family

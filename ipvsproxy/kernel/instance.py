@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
 
 NAME = "\0ipvsproxy"
 """The name of the abstract socket; ``ss -xl`` and ``lsof`` show it as ``@ipvsproxy``."""

@@ -12,20 +12,24 @@ from typing import TypeVar
 
 import structlog
 
-from ipvsproxy.kernel import iptables, modules, netlink, questions, routes, rules_backend, scheduler
-from ipvsproxy.kernel.addresses import AddressDriver, ObservedAddresses
+from ipvsproxy.kernel import questions, rules_backend
 from ipvsproxy.kernel.backend_drivers import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
-from ipvsproxy.kernel.conntrack import ConntrackDriver
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base import modules, netlink
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import SysctlDriver
-from ipvsproxy.kernel.ipset import ObservedSet
-from ipvsproxy.kernel.ipvs import IpvsDriver
-from ipvsproxy.kernel.ipvs_traffic import TrafficReader
-from ipvsproxy.kernel.leftover_rules import LeftoverRules
-from ipvsproxy.kernel.leftover_tables import LeftoverTables
-from ipvsproxy.kernel.nft_changes import NftChanges
-from ipvsproxy.kernel.routes import RouteDriver
-from ipvsproxy.kernel.rule_changes import RuleChanges
+from ipvsproxy.kernel.ipset.driver import ObservedSet
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
+from ipvsproxy.kernel.ipvs import scheduler
+from ipvsproxy.kernel.ipvs.driver import IpvsDriver
+from ipvsproxy.kernel.ipvs.traffic import TrafficReader
+from ipvsproxy.kernel.network import routes
+from ipvsproxy.kernel.network.addresses import AddressDriver, ObservedAddresses
+from ipvsproxy.kernel.network.conntrack import ConntrackDriver
+from ipvsproxy.kernel.network.routes import RouteDriver
+from ipvsproxy.kernel.nftables.changes import NftChanges
+from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables
 from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import (
     IP_SETS,

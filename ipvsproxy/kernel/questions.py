@@ -8,10 +8,14 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER, NETLINK_ROUTE
 
-from ipvsproxy.kernel import conntrack, host, ipset_message, ipset_types, modules, netlink, routes
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import Refusal
-from ipvsproxy.kernel.modules import ModuleState
+from ipvsproxy.kernel import host
+from ipvsproxy.kernel.base import modules, netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.modules import ModuleState
+from ipvsproxy.kernel.ipset import message as ipset_message
+from ipvsproxy.kernel.ipset import types as ipset_types
+from ipvsproxy.kernel.iptables.driver import Refusal
+from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.model import basic_features, features
 from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import SetType

@@ -10,12 +10,17 @@ from typing import NamedTuple
 import structlog
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import host, iptables, iptables_tables, legacy_tables, netlink, nft_listing
-from ipvsproxy.kernel import nft_message as nft
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.ipset import IpsetDriver, ObservedSet
-from ipvsproxy.kernel.modules import ModuleState, module_state
-from ipvsproxy.kernel.nft_sets import NftSetsDriver
+from ipvsproxy.kernel import host
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base import nft_message as nft
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.modules import ModuleState, module_state
+from ipvsproxy.kernel.ipset.driver import IpsetDriver, ObservedSet
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import legacy_tables
+from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.nftables import listing as nft_listing
+from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.kernel import IP_SETS
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ipvsproxy.kernel import netlink, notify, sockopt
+from ipvsproxy.kernel.base import netlink, sockopt
+from ipvsproxy.kernel.network import notify
 
 SENDS, RECEIVES, QUESTIONS, HEARD = NETLINK = ("sends", "receives", "questions", "heard")
 """Names of the counts. Questions are ``getsockopt`` on any socket; ``heard`` counts calls of the listening socket."""

@@ -9,7 +9,7 @@ import struct
 import time
 from typing import Any
 
-from ipvsproxy.kernel import conntrack
+from ipvsproxy.kernel.network import conntrack
 from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb

@@ -15,7 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ipvsproxy.daemon.loop import engine, reader, translator
-from ipvsproxy.kernel import iptables_process, ipvs, ipvs_message, netlink, node
+from ipvsproxy.kernel import node
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.store import objects
 from ipvsproxy.translate import list_reader

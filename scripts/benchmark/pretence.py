@@ -10,8 +10,14 @@ from collections.abc import Collection, Container, Iterator
 from typing import Any
 from unittest import mock
 
-from ipvsproxy.kernel import addresses, host, iptables_process, ipvs, ipvs_connections, ipvs_traffic, netlink, node
-from ipvsproxy.kernel.ipset import IpsetDriver
+from ipvsproxy.kernel import host, node
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.ipset.driver import IpsetDriver
+from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.ipvs import connections as ipvs_connections
+from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
+from ipvsproxy.kernel.network import addresses
 from ipvsproxy.model.kernel import Counters, VirtualServerKey
 from ipvsproxy.model.plan import Outcome
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import netlink
+from ipvsproxy.kernel.base import netlink
 
 _HEADER = struct.Struct("=IHHII")
 _TRANSACTION_BEGINS = 16  # NFNL_MSG_BATCH_BEGIN

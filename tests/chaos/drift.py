@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ipvsproxy.kernel.routes import METRIC
+from ipvsproxy.kernel.network.routes import METRIC
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from tests.chaos import foreign
 from tests.support import golden_state

@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ipvsproxy.kernel import netlink
+from ipvsproxy.kernel.base import netlink
 from tests.chaos.faults import Faults, Kind, Order
 
 _HEADER = struct.Struct("=IHHII")

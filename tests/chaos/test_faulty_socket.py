@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ipvsproxy.kernel import netlink
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base.errors import KernelError
 from tests.chaos.faults import Faults, Kind, Order
 from tests.chaos.faulty_socket import FaultySocket
 from tests.support.fake_netlink import FakeSocket, done, error, message, split

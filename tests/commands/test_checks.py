@@ -11,11 +11,11 @@ from ipvsproxy.commands.doctor import Examination
 from ipvsproxy.commands.finding import Finding, Level
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
+from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, Loopback
 from ipvsproxy.kernel.host import Missing
-from ipvsproxy.kernel.iptables_variant import Choice, Variant
-from ipvsproxy.kernel.mark_rules import MarkRule
-from ipvsproxy.kernel.modules import ModuleState
+from ipvsproxy.kernel.iptables.mark_rules import MarkRule
+from ipvsproxy.kernel.iptables.variant import Choice, Variant
 from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model import basic_features, features

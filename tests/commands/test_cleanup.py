@@ -17,9 +17,9 @@ import pytest
 from ipvsproxy.commands import cleanup
 from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.kernel.instance import Instance
-from ipvsproxy.kernel.iptables import IptablesDriver
-from ipvsproxy.kernel.iptables_variant import Variant, commands
-from ipvsproxy.kernel.nft_rules import NftRulesDriver
+from ipvsproxy.kernel.iptables.driver import IptablesDriver
+from ipvsproxy.kernel.iptables.variant import Variant, commands
+from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family

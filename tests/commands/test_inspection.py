@@ -11,8 +11,8 @@ from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.kernel import modules
-from ipvsproxy.kernel.modules import ModuleState
+from ipvsproxy.kernel.base import modules
+from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb

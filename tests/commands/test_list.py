@@ -1,6 +1,6 @@
 """``list``: the names beside the rows of the IPVS table, and a table whose names are not known.
 
-That the rows are those of ipvsadm is shown in ``tests/kernel/test_ipvs_rows.py``.
+That the rows are those of ipvsadm is shown in ``tests/kernel/ipvs/test_rows.py``.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from ipvsproxy.commands import list as listing
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.kernel import host
-from ipvsproxy.kernel.ipvs_rows import RealServerRow, Rows, VirtualServerRow
+from ipvsproxy.kernel.ipvs.rows import RealServerRow, Rows, VirtualServerRow
 from ipvsproxy.model.kernel import Connections, VirtualServerSettings
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
@@ -41,7 +41,7 @@ TARGETS: Targets = {
 
 
 def _rows(kernel: FakeKernel) -> Rows:
-    """The table of a kernel as ``ipvs_rows`` reads it."""
+    """The table of a kernel as ``ipvs.rows`` reads it."""
     return Rows("1.2.1", 4096, tuple(_virtual_servers(kernel)))
 
 

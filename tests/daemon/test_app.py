@@ -27,11 +27,13 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.process import lifecycle, reload, requirements
 from ipvsproxy.daemon.sources import directory, first_lists
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.kernel import host, iptables_variant, scheduler
+from ipvsproxy.kernel import host
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import COMMANDS, Program, Refusal
-from ipvsproxy.kernel.iptables_variant import Choice, Variant
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.driver import COMMANDS, Program, Refusal
+from ipvsproxy.kernel.iptables.variant import Choice, Variant
+from ipvsproxy.kernel.ipvs import scheduler
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model import features
 from ipvsproxy.model.feature import Feature

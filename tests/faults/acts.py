@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ipvsproxy.kernel import netlink, sockopt
+from ipvsproxy.kernel.base import netlink, sockopt
 
 KERNEL_FILES = ("/proc/", "/sys/")
 OWN_FILES = (

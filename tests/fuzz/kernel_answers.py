@@ -5,21 +5,16 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 
-from ipvsproxy.kernel import (
-    addresses,
-    conntrack,
-    foreign_rules,
-    ipset,
-    iptables_text,
-    ipvs,
-    ipvs_listing,
-    ipvs_traffic,
-    message,
-    netlink,
-    nft_listing,
-    notify,
-)
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.ipset import driver as ipset
+from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import listing as ipvs_listing
+from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
+from ipvsproxy.kernel.network import addresses, conntrack, notify
+from ipvsproxy.kernel.nftables import foreign_rules
+from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.model.kernel import IP_SETS, Flow, FlowCleaning
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb

@@ -2,7 +2,7 @@
 
 import re
 
-from ipvsproxy.kernel import iptables_rule
+from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.kernel import IP_SETS
 from ipvsproxy.translate import chains, set_rules
 

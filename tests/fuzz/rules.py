@@ -10,7 +10,9 @@ from ipvsproxy.config import load
 from ipvsproxy.config.given import ConfigError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
-from ipvsproxy.kernel import ipset_message, iptables_text, ipvs_message
+from ipvsproxy.kernel.ipset import message as ipset_message
+from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.model.kernel import InterfaceAddress, RealServers, SetEntry
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb

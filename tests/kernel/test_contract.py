@@ -18,8 +18,9 @@ import pytest
 
 from ipvsproxy.commands import plan
 from ipvsproxy.daemon.loop import kernel as loop_kernel
-from ipvsproxy.kernel import modules, node
+from ipvsproxy.kernel import node
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
+from ipvsproxy.kernel.base import modules
 from ipvsproxy.model.kernel import (
     DEVICE,
     HAS_THRESHOLDS,

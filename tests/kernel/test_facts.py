@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from ipvsproxy.kernel import facts
-from ipvsproxy.kernel.iptables_variant import Choice, Variant
+from ipvsproxy.kernel.iptables.variant import Choice, Variant
 from ipvsproxy.model.net import Family
 from tests.support import neighbours
 

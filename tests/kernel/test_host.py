@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from ipvsproxy.kernel import host
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.modules import ModuleState
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from ipvsproxy.kernel import instance
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
 
 NAME = f"\0ipvsproxy-test-{os.getpid()}"
 HOLD = """

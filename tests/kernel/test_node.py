@@ -13,9 +13,10 @@ import msgspec
 import pytest
 import structlog
 
-from ipvsproxy.kernel import backend_drivers, iptables, node
+from ipvsproxy.kernel import backend_drivers, node
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,

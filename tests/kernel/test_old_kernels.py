@@ -14,9 +14,12 @@ import pytest
 
 from ipvsproxy.daemon.process import requirements
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.kernel import conntrack, ipset, ipset_message, netlink, routes
-from ipvsproxy.kernel.nft_rules import NftRulesDriver
-from ipvsproxy.kernel.routes import RouteDriver
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.ipset import driver as ipset
+from ipvsproxy.kernel.ipset import message as ipset_message
+from ipvsproxy.kernel.network import conntrack, routes
+from ipvsproxy.kernel.network.routes import RouteDriver
+from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.kernel import IP_SETS, IpSet, LocalRoutes, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb

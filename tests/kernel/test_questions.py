@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ipvsproxy.kernel import questions
-from ipvsproxy.kernel.iptables import Refusal
+from ipvsproxy.kernel.iptables.driver import Refusal
 from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.model import basic_features, features
 from ipvsproxy.model.feature import Feature

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from ipvsproxy.kernel import ipvs, ipvs_handover, ipvs_operations
+from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import handover as ipvs_handover
+from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.model.kernel import VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb

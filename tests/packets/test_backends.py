@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.kernel import rules_backend
-from ipvsproxy.kernel.nft_rules import NftRulesDriver
+from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.switching import configure, losing_nothing

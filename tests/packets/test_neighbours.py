@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.kernel.nft_rules import NftRulesDriver
+from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate import chains

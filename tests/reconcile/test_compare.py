@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
-from ipvsproxy.kernel import iptables_rule
+from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.kernel import (
     NODE_OWNER,
     PERSISTENT,

@@ -8,8 +8,11 @@ import pytest
 
 PROBE = """
 import socket, sys, time
-from ipvsproxy.kernel import ipvs, message, netlink, notify, rule_changes, sockopt
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base import message, netlink, sockopt
+from ipvsproxy.kernel.iptables import rule_changes
+from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.network import notify
+from ipvsproxy.kernel.base.errors import KernelError
 from scripts.benchmark import meter
 from tests.support import fake_netlink
 

@@ -4,8 +4,8 @@ import pathlib
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel import message
-from ipvsproxy.kernel import nft_message as nft
+from ipvsproxy.kernel.base import message
+from ipvsproxy.kernel.base import nft_message as nft
 from scripts.benchmark import recording as recordings
 
 GENERIC = 16

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, assert_never
 
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import Program, Refusal
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables.driver import Program, Refusal
 from ipvsproxy.model.kernel import (
     DEVICE,
     HAS_THRESHOLDS,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ipvsproxy.kernel import iptables_rule
+from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.kernel import (
     IP_SETS,
     PERSISTENT,

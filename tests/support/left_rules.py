@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables_variant import Variant
-from ipvsproxy.kernel.leftover_rules import Place
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables.leftover_rules import Place
+from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey

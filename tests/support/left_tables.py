@@ -7,8 +7,8 @@ Chains, maps, hooks, priorities and comments are those of setupNFTables and sync
 import itertools
 from collections.abc import Callable, Mapping
 
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.leftover_tables import TablePlace
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import BaseChain, NftTable
 from ipvsproxy.reconcile.leftover_tables import COMMENT, NAME

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from ipvsproxy.kernel import message, netlink
+from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.model.kernel import SetType
 from tests.support import fake_netlink
 
@@ -205,7 +205,7 @@ def _refused_transaction(messages: Sequence[bytes]) -> list[bytes]:
 
 
 def sockets(kernel: OldKernel, make: Callable[..., socket.socket] = socket.socket) -> types.SimpleNamespace:
-    """What ``ipvsproxy.kernel.netlink`` uses of the module ``socket``, with the sockets of an old kernel."""
+    """What ``ipvsproxy.kernel.base.netlink`` uses of the module ``socket``, with the sockets of an old kernel."""
     names = {name: getattr(socket, name) for name in dir(socket)}
     return types.SimpleNamespace(**{**names, "socket": lambda *arguments: OldSocket(make(*arguments), kernel)})
 

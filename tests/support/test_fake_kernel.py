@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.kernel import (
     BoundAddresses,
     Connections,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from ipvsproxy.kernel import iptables_rule
+from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton

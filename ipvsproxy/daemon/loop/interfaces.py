@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable
 from typing import assert_never
 
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.kernel import notify
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.network import notify
 from ipvsproxy.model.kernel import DEVICE
 
 

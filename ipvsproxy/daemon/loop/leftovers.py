@@ -21,10 +21,10 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.kernel import iptables
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.leftover_rules import Place
-from ipvsproxy.kernel.leftover_tables import TablePlace
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables.leftover_rules import Place
+from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
 from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import NftTable

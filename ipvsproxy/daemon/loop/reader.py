@@ -18,7 +18,7 @@ import structlog
 from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.loop.journal import Journal
 from ipvsproxy.daemon.loop.kernel import Kernel
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family

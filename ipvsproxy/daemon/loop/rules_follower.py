@@ -5,7 +5,7 @@ import asyncio
 import structlog
 
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.kernel.nft_changes import NftChanges
+from ipvsproxy.kernel.nftables.changes import NftChanges
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 

@@ -19,8 +19,8 @@ from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.counter_totals import ROWS_AT_ONCE, ZERO, Ledger, Row
 from ipvsproxy.daemon.metrics.series import Metric
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections, Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.model.real_servers import RealServerKey

@@ -16,12 +16,14 @@ import structlog
 from ipvsproxy.config.settings import Ipvs
 from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.kernel import host, iptables_variant, rules_backend, scheduler
+from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend, RulesBackend
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
-from ipvsproxy.kernel.iptables import Program, Refusal
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.driver import Program, Refusal
+from ipvsproxy.kernel.ipvs import scheduler
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import SLOW_S, KernelThread
 from ipvsproxy.model.net import Family

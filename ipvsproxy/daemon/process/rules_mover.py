@@ -19,7 +19,7 @@ from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftovers import AnyPlace, Examine, Leftovers, OtherBackend
 from ipvsproxy.daemon.loop.rules_follower import RulesFollower
 from ipvsproxy.daemon.wiring import Choices
-from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family

@@ -12,7 +12,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 
-from ipvsproxy.kernel import packages
+from ipvsproxy.kernel.base import packages
 
 LIBRARY = "kubernetes_asyncio"
 UNUSED = "urllib3"

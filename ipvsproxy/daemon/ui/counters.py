@@ -20,8 +20,8 @@ from ipvsproxy.daemon.ui import board, rates
 from ipvsproxy.daemon.ui.history import History
 from ipvsproxy.daemon.ui.rates import Rates, ServiceRates
 from ipvsproxy.daemon.ui.viewers import VIEWER_S, Viewers
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.real_servers import RealServerKey

@@ -6,7 +6,7 @@ Rule: nothing is decided here. Reasons come from ``translate.explain`` and ``tra
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ipvsproxy.kernel import iptables_rule
+from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.kernel import (
     DEVICE,
     IP_SETS,

@@ -32,8 +32,8 @@ from ipvsproxy.daemon.ui.counters import CounterFollower, CounterReader
 from ipvsproxy.daemon.ui.event_log import EventLog
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.daemon.ui.history import History
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.net import Family, parse_address

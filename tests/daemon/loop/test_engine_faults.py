@@ -1,6 +1,6 @@
 """Covers random failures of the kernel with every error: no operation is forgotten, and none delays others for long.
 
-``tests/kernel/test_netlink.py`` covers broken netlink sockets and cut dumps, which are outcomes here.
+``tests/kernel/base/test_netlink.py`` covers broken netlink sockets and cut dumps, which are outcomes here.
 """
 
 import errno

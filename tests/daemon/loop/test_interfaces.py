@@ -10,8 +10,8 @@ from typing import Self
 import pytest
 
 from ipvsproxy.daemon.loop import interfaces
-from ipvsproxy.kernel import notify
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.network import notify
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL, InterfaceAddress
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel

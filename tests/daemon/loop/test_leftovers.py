@@ -25,11 +25,11 @@ from ipvsproxy.daemon.loop.leftovers import (
     Leftovers,
     OtherBackend,
 )
-from ipvsproxy.kernel import iptables_variant
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.iptables import IptablesDriver
-from ipvsproxy.kernel.iptables_variant import Variant
-from ipvsproxy.kernel.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.driver import IptablesDriver
+from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
+from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb

@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.loop.rules_follower import RulesFollower
-from ipvsproxy.kernel.nft_changes import NftChanges
+from ipvsproxy.kernel.nftables.changes import NftChanges
 
 
 class Engine:

@@ -7,9 +7,9 @@ from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.kernel.iptables_variant import Variant
-from ipvsproxy.kernel.leftover_rules import Place
-from ipvsproxy.kernel.leftover_tables import TablePlace
+from ipvsproxy.kernel.iptables.leftover_rules import Place
+from ipvsproxy.kernel.iptables.variant import Variant
+from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
 from ipvsproxy.model.kernel import (
     Connections,
     IpSet,

@@ -1,6 +1,6 @@
 """Covers counters of the kernel by Service port: their sums, labels, and the waits of a scrape.
 
-Left out: reading the counters of a real kernel (tests/kernel/test_ipvs.py), and the cost of a scrape (``test_scrape_cost``).
+Left out: reading a real kernel's counters (tests/kernel/ipvs/test_driver.py), and the cost of a scrape (``test_scrape_cost``).
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from ipvsproxy.daemon.metrics.counter_totals import Row
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import FRESH_S, LONGEST_PAUSE_S, Traffic
-from ipvsproxy.kernel.errors import KernelError
-from ipvsproxy.kernel.ipvs_traffic import EndpointTraffic
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread, ThreadWorker, Worker
 from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.net import Family

@@ -13,8 +13,10 @@ from ipvsproxy.config.settings import Ipvs
 from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.process import requirements
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.kernel import host, instance, iptables, iptables_variant
-from ipvsproxy.kernel.iptables_variant import Choice, Variant
+from ipvsproxy.kernel import host, instance
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.variant import Choice, Variant
 from tests.support.summaries import Clock
 
 NAME = "\0ipvsproxy-test-requirements"

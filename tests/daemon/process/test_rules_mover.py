@@ -17,7 +17,7 @@ from ipvsproxy.daemon.loop.rules_follower import RulesFollower
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.process.rules_mover import TOLD_AFTER_S, RulesMover
 from ipvsproxy.daemon.wiring import Choices
-from ipvsproxy.kernel.iptables import Program
+from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend

@@ -17,7 +17,7 @@ import pytest
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.ui import counters, pages, viewers
-from ipvsproxy.kernel.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.kernel import Connections, RealServers
 from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceType, Skipped
 from tests.support import builders, http_client

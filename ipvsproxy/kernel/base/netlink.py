@@ -1,0 +1,399 @@
+"""A netlink socket for requests in bulk and for dumps.
+
+Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and each ``recv`` of a dump makes the next part.
+So an answer is there at once, or it is lost.
+
+Rule 2: the answer to a failed message has the sequence number of that message, whether or not the message asks for an
+acknowledgement. The kernel handles the messages behind it all the same. So only the last message of a chunk asks, and its answer
+proves that all were handled.
+
+Rule 3: a socket that has lost an answer is closed. So nothing in its queue can be taken for the answer to a later request.
+
+The sockets are plain ones: each of pyroute2's own starts an event loop, and never works again after an overrun.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from pyroute2.netlink import ctrlmsg
+
+from ipvsproxy.kernel.base import message
+from ipvsproxy.kernel.base.errors import KernelError
+
+BUFFER_SIZE = 4 << 20
+"""The requested size in bytes of a socket's send and receive buffers."""
+CHUNK_LIMIT = 900
+"""The most messages in one ``send``. Larger chunks gain nothing, and hold the kernel's locks longer.
+
+So many messages about IPv6 real servers stay below 128 KiB. From that size on, malloc maps fresh pages for each chunk.
+"""
+RECEIVE_SIZE = 65536
+"""The bytes of one read. The kernel fills up to 32 KiB once it has seen a buffer that large, and truncates for a smaller one."""
+DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""The waits before each attempt at a dump, if the kernel's data changed during the last one, or an answer was lost.
+
+The kernel goes on working on IPv6 addresses after they were added; ten thousand of them take half a second. After a dump of which
+each attempt lost an answer, later ones get one attempt each, until one succeeds: 34 sets would take half a minute.
+"""
+UNANSWERED = -1
+"""Stands for an error number: the answer was lost, so the change may or may not be in force."""
+
+REQUEST = 0x1
+ACKNOWLEDGE = 0x4
+DUMP = 0x300
+CREATE = 0x400
+EXCLUSIVE = 0x200
+
+_DUMP_INTERRUPTED = 0x10
+_ERROR = 2
+_DONE = 3
+_SO_SNDBUFFORCE = 32  # include/uapi/asm-generic/socket.h; the socket module has neither
+_SO_RCVBUFFORCE = 33
+_SOL_NETLINK = 270
+_CAP_ACK = 10
+_REPLY_COST = 1024  # receive buffer of one error reply: 768 bytes, and some to spare
+_HEADER = struct.Struct("=IHHII")
+_INTEGER = struct.Struct("=i")
+_SEQUENCE = struct.Struct("=I")
+_SEQUENCE_END = 1 << 32
+
+_GENERIC_CONTROL = 16
+_GET_FAMILY = 3
+_FAMILY_ID = 1
+
+T = TypeVar("T")
+
+
+class Socket(Protocol):
+    """The methods of a socket that this module uses."""
+
+    def send(self, data: bytes, /) -> int:
+        """Send messages to the kernel."""
+
+    def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
+        """Receive one datagram of answers. With ``MSG_TRUNC``, the result is its full length."""
+
+    def getsockopt(self, level: int, option: int, /) -> int:
+        """Read a socket option."""
+
+    def close(self) -> None:
+        """Close the socket."""
+
+
+class Reply(NamedTuple):
+    """One message of a dump. Its payload, behind the netlink header, lies in ``data`` from ``start`` to ``end``."""
+
+    data: bytes
+    start: int
+    end: int
+
+
+def open_socket(protocol: int) -> socket.socket:
+    """A socket in the network namespace of the calling thread, with the largest buffers that this process may have."""
+    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+    opened.setblocking(False)
+    for forced, usual in ((_SO_SNDBUFFORCE, socket.SO_SNDBUF), (_SO_RCVBUFFORCE, socket.SO_RCVBUF)):
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, forced, BUFFER_SIZE)
+        except PermissionError:
+            opened.setsockopt(socket.SOL_SOCKET, usual, BUFFER_SIZE)
+    opened.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
+    opened.bind((0, 0))
+    return opened
+
+
+class Channel:
+    """Requests and dumps over one netlink protocol. Only the thread that makes this object may use it.
+
+    ``connect`` opens a socket for the protocol, also after a socket was closed because of rule 3.
+    """
+
+    def __init__(
+        self,
+        protocol: int,
+        connect: Callable[[int], Socket] = open_socket,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._protocol = protocol
+        self._connect = connect
+        self._sleep = sleep
+        self._socket: Socket | None = None
+        self._buffer = bytearray(RECEIVE_SIZE)
+        self._next = 1
+        self._limit = CHUNK_LIMIT
+        self._loses_answers = False  # each attempt at the last dump has lost one
+
+    def close(self) -> None:
+        """Close the socket. The next use opens another."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    @property
+    def limit(self) -> int:
+        """The most messages for ``run``: if all of them fail, their answers still fit into the buffer."""
+        with contextlib.suppress(KernelError):  # ``run`` meets with the same error
+            self._open()
+        return self._limit
+
+    def sequences(self, count: int) -> Iterator[bytes]:
+        """Reserve ``count`` consecutive sequence numbers, in the form that a template takes."""
+        return map(_SEQUENCE.pack, self.reserve(count))
+
+    def reserve(self, count: int) -> range:
+        """Reserve ``count`` consecutive sequence numbers."""
+        if self._next + count > _SEQUENCE_END:
+            self._next = 1
+        first = self._next
+        self._next += count
+        return range(first, first + count)
+
+    def run(self, messages: Sequence[bytes], refusal: int | None = None) -> dict[int, int]:
+        """Have the kernel handle messages with consecutive sequence numbers.
+
+        After the error number ``refusal`` of the first message, the kernel answers no other one, and handles none.
+
+        Returns the error number of each failed message by its index, in any order; ``UNANSWERED`` if its answer was lost. All
+        other messages are in force.
+        """
+        failed: dict[int, int] = {}
+        first: int = _SEQUENCE.unpack_from(messages[0], message.SEQUENCE_OFFSET)[0]
+        final = bytearray(messages[-1])
+        _, _, flags, last, _ = _HEADER.unpack_from(final)
+        struct.pack_into("=H", final, 6, flags | ACKNOWLEDGE)
+        try:
+            self._open().send(b"".join((*messages[:-1], final)))
+            complete = self._acknowledged(first, last, failed, refusal)
+        except (OSError, KernelError):
+            complete = False
+        if not complete:
+            self.close()
+            for index in range(len(messages)):
+                failed.setdefault(index, UNANSWERED)
+        return failed
+
+    def do(self, request: bytes) -> int:
+        """Have the kernel handle one message, with any sequence number. Returns 0, the error number, or ``UNANSWERED``."""
+        (sequence,) = self.sequences(1)
+        return self.run([message.numbered(request, sequence)]).get(0, 0)
+
+    def ask(self, request: bytes, action: str) -> Reply:
+        """Send a request that one message answers, and return the answer.
+
+        ``request`` may have any sequence number. ``action`` is for the error.
+
+        Raises:
+            KernelError: the kernel refused the request, or the answer was lost.
+        """
+        request, expected = self._numbered(request)
+        try:
+            self._open().send(request)
+            data = self._receive()
+            messages = list(_messages(data))
+        except OSError as error:
+            self.close()
+            raise KernelError(action=action, errno=error.errno or 0) from error
+        for kind, _, sequence, start, end in messages:
+            if sequence == expected:
+                if kind == _ERROR:
+                    with parsing(action):
+                        raise KernelError(action=action, errno=-_INTEGER.unpack_from(data[:end], start)[0])
+                return Reply(data, start, end)
+        self.close()
+        raise KernelError(action=action, detail="the answer is incomplete")
+
+    def dump(self, request: bytes, action: str) -> list[Reply]:
+        """All messages of a dump. It is read to its end before any message counts.
+
+        ``request`` may have any sequence number. ``action`` is for the error.
+
+        Raises:
+            KernelError: the kernel refused the request, or no attempt was complete and consistent.
+        """
+        return self.gather(request, action, lambda replies: replies)
+
+    def gather(self, request: bytes, action: str, read: Callable[[list[Reply]], Iterable[T]]) -> list[T]:
+        """As ``dump``, but with the results of ``read`` for each part in the place of its messages."""
+        number, detail = 0, ""
+        lost = 0
+        pauses_s = DUMP_PAUSES_S[:1] if self._loses_answers else DUMP_PAUSES_S
+        for pause_s in pauses_s:
+            if pause_s:
+                self._sleep(pause_s)
+            try:
+                results = self._gather(request, action, read)
+            except OSError as error:
+                self.close()
+                number, detail = error.errno or 0, f"the dump broke off: {os.strerror(error.errno or 0)}"
+                lost += 1
+                continue
+            except KernelError:  # a refusal is an answer
+                self._loses_answers = False
+                raise
+            self._loses_answers = False
+            if results is not None:
+                return results
+            number, detail = errno.EINTR, "the data changed during each attempt"
+        self._loses_answers = lost == len(pauses_s)
+        raise KernelError(action=action, errno=number, detail=detail)
+
+    def dumping(self, request: bytes, action: str) -> Iterator[list[Reply]]:
+        """One attempt at a dump, in the parts in which it arrives. The kernel's data may change during it.
+
+        ``request`` and ``action`` are as for ``dump``. This channel must not be used before the end of the dump.
+
+        Raises:
+            KernelError: the kernel refused the request, or a part was lost.
+        """
+        try:
+            for replies, _ in self._received(request, action):
+                yield replies
+        except OSError as error:
+            self.close()
+            raise KernelError(action=action, errno=error.errno or 0) from error
+
+    def _open(self) -> Socket:
+        if self._socket is None:
+            try:
+                self._socket = self._connect(self._protocol)
+            except OSError as error:
+                raise KernelError(action=f"open a netlink socket (protocol {self._protocol})", errno=error.errno or 0) from error
+            room = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            self._limit = max(1, min(CHUNK_LIMIT, room // _REPLY_COST))
+        return self._socket
+
+    def _numbered(self, request: bytes) -> tuple[bytes, int]:
+        (sequence,) = self.sequences(1)
+        return message.numbered(request, sequence), _SEQUENCE.unpack(sequence)[0]
+
+    def _receive(self) -> bytes:
+        """Receive one datagram.
+
+        Raises:
+            OSError: there is none, some were lost, or it is truncated.
+        """
+        size = self._open().recv_into(self._buffer, RECEIVE_SIZE, socket.MSG_TRUNC)
+        if size > RECEIVE_SIZE:
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+        return bytes(memoryview(self._buffer)[:size])
+
+    def _acknowledged(self, first: int, last: int, failed: dict[int, int], refusal: int | None) -> bool:
+        """Gather answers into ``failed``, up to the last one. Returns whether none was lost."""
+        complete = True
+        while True:
+            try:
+                data = self._receive()
+            except OSError as error:
+                # The kernel lost the last ones; the answers in the queue are valid. It reports an overrun once before the queue
+                # has been emptied (netlink_overrun in net/netlink/af_netlink.c): after a second report, the socket is broken.
+                if error.errno != errno.ENOBUFS or not complete:
+                    return False
+                complete = False
+                continue
+            for kind, _, sequence, start, end in _messages(data):
+                if kind != _ERROR or not first <= sequence <= last or end - start < _INTEGER.size:
+                    continue
+                number = -_INTEGER.unpack_from(data, start)[0]
+                if number:
+                    failed[sequence - first] = number
+                if number and number == refusal and sequence == first:
+                    failed.update(dict.fromkeys(range(1, last - first + 1), number))
+                    return complete
+                if sequence == last:
+                    return complete
+
+    def _gather(self, request: bytes, action: str, read: Callable[[list[Reply]], Iterable[T]]) -> list[T] | None:
+        """One attempt; None if the kernel reports that its data changed meanwhile."""
+        results: list[T] = []
+        interrupted = False
+        for part, is_disturbed in self._received(request, action):
+            results += read(part)
+            interrupted |= is_disturbed
+        return None if interrupted else results
+
+    def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Reply], bool]]:
+        """The messages of each datagram of a dump, and whether the kernel reports there that its data has changed meanwhile."""
+        request, expected = self._numbered(request)
+        self._open().send(request)
+        is_over = False
+        while not is_over:
+            data = self._receive()
+            replies: list[Reply] = []
+            interrupted = False
+            for kind, flags, sequence, start, end in _messages(data):
+                if sequence != expected:
+                    continue
+                interrupted = interrupted or bool(flags & _DUMP_INTERRUPTED)
+                if kind in (_ERROR, _DONE):
+                    number = -_INTEGER.unpack_from(data, start)[0] if end - start >= _INTEGER.size else 0
+                    if number > 0:
+                        raise KernelError(action=action, errno=number)
+                    is_over = True
+                    break
+                replies.append(Reply(data, start, end))
+            yield replies, interrupted
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    """Type, flags, sequence number, payload start and payload end of each message in a datagram.
+
+    Raises:
+        OSError: a message is malformed.
+    """
+    position, size = 0, len(data)
+    while position + message.HEADER_SIZE <= size:
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, position)
+        if length < message.HEADER_SIZE or position + length > size:
+            raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+        yield kind, flags, sequence, position + message.HEADER_SIZE, position + length
+        position += (length + 3) & ~3
+    if position < size:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+
+
+@contextlib.contextmanager
+def parsing(action: str) -> Iterator[None]:
+    """A context for reading an answer that may be too short, or lack an attribute.
+
+    Raises:
+        KernelError: the answer is too short, or lacks an attribute.
+    """
+    try:
+        yield
+    except (KeyError, ValueError, struct.error) as error:
+        raise KernelError(action=action, detail="the kernel's answer cannot be parsed") from error
+
+
+def explain(number: int) -> str:
+    """The meaning of the error number of a failed message."""
+    if number == UNANSWERED:
+        return "the kernel's answer was lost, so this may or may not be in force"
+    return os.strerror(number)
+
+
+def resolve_family(channel: Channel, name: str, module: str) -> int:
+    """The ``nlmsg_type`` of a generic netlink family. Since Linux 5.16, this question makes the kernel load the module of IPVS.
+
+    Raises:
+        KernelError: there is no such family.
+    """
+    request = ctrlmsg()
+    request["cmd"] = _GET_FAMILY
+    request["version"] = 1
+    request["attrs"] = [["CTRL_ATTR_FAMILY_NAME", name]]
+    try:
+        data, start, end = channel.ask(message.encode(request, _GENERIC_CONTROL, REQUEST), f"find {name}")
+    except KernelError as error:
+        if error.errno == errno.ENOENT:
+            detail = f"this kernel has no {name}: the module {module} is missing or cannot be loaded"
+            raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
+        raise
+    with parsing(f"find {name}"):
+        first, last = message.attributes(data, start + 4, end)[_FAMILY_ID]
+        return struct.unpack_from("=H", data[:last], first)[0]  # type: ignore[no-any-return]  # struct values are untyped

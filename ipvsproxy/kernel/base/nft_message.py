@@ -1,0 +1,472 @@
+"""nf_tables messages as bytes: transactions of tables, chains, rules, sets and elements, and expressions of rules.
+
+pyroute2 knows neither concatenated keys nor transactions, so the few attributes that are used are encoded here. Numbers and
+layouts: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network order unless a register holds them.
+"""
+
+import enum
+import errno
+import socket
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.errors import KernelError
+
+TABLE = "ipvsproxy"
+"""Our table, of the family inet. Nothing else is ever changed, except tables that kube-proxy has left behind."""
+HEADER_SIZE = 4
+"""The length of ``struct nfgenmsg``, behind the netlink header."""
+ELEMENTS_LIMIT = 60_000
+"""The most bytes of elements in one message; the kernel's limit is 65,535."""
+TEXT_LIMIT = 250
+"""The longest text that a rule may carry; the kernel's limit is 256 bytes, with a header and the NUL."""
+COMMENT_LIMIT = 128
+"""The longest comment that ``nft`` takes, with the NUL (NFTNL_UDATA_COMMENT_MAXLEN in libnftnl). It takes no quotes."""
+STALE = 85
+"""The error ERESTART: another program has changed the rules since the generation that a transaction names."""
+
+TABLE_NAME, TABLE_FLAGS, TABLE_USER_DATA = 1, 2, 6
+CHAIN_TABLE, CHAIN_NAME, CHAIN_HOOK, CHAIN_POLICY, CHAIN_TYPE = 1, 3, 4, 5, 7
+HOOK_NUMBER, HOOK_PRIORITY = 1, 2
+RULE_TABLE, RULE_CHAIN, RULE_HANDLE, RULE_EXPRESSIONS, RULE_USER_DATA = 1, 2, 3, 4, 7
+SET_TABLE, SET_NAME, SET_FLAGS, SET_KEY_TYPE, SET_KEY_LENGTH, SET_DATA_TYPE, SET_DATA_LENGTH, SET_ID = 1, 2, 3, 4, 5, 6, 7, 10
+SET_USER_DATA = 13
+ELEMENTS_TABLE, ELEMENTS_SET, ELEMENTS = 1, 2, 3
+"""Attributes of messages."""
+IS_DORMANT = 1
+IS_MAP = 8
+ACCEPT_POLICY = 1
+
+_SUBSYSTEM = 10 << 8
+_NEW_TABLE, _GET_TABLE, _DELETE_TABLE, _NEW_CHAIN, _GET_CHAIN, _DELETE_CHAIN, _NEW_RULE, _GET_RULE, _DELETE_RULE = range(9)
+_NEW_SET, _GET_SET, _DELETE_SET, _NEW_ELEMENTS, _GET_ELEMENTS, _DELETE_ELEMENTS = range(9, 15)
+_GET_GENERATION = 16
+_BEGIN, _END = 16, 17
+_GENERATION_ID = 1
+_APPEND = 0x800
+_INET = 1  # NFPROTO_INET
+_NESTED = 0x8000
+_DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: programs print it so
+_COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, also of tables and elements: programs print it as their comment
+_LONG_TEXT = 0x69  # our own: programs leave out the types of user data that they do not know
+_EXPRESSION, _EXPRESSION_NAME, _EXPRESSION_DATA = 1, 1, 2
+_VALUE, _VERDICT, _VERDICT_CODE, _VERDICT_CHAIN = 1, 2, 1, 2
+_ELEMENT, _ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_FLAGS, _ELEMENT_USER_DATA = 1, 1, 2, 3, 6
+_FOR_ALL_OTHERS = 0x2
+
+_VERDICT_REGISTER = 0
+
+
+class Base(enum.IntEnum):
+    """The header of a packet from which ``payload`` counts."""
+
+    NETWORK = 1
+    TRANSPORT = 2
+
+
+class Meta(enum.IntEnum):
+    """What ``meta`` reads or writes."""
+
+    MARK = 3
+    INTERFACE_OF_ARRIVAL = 6
+    FAMILY = 15
+    PROTOCOL = 16
+
+
+class VerdictCode(enum.IntEnum):
+    """What becomes of a packet."""
+
+    DROP = 0
+    ACCEPT = 1
+    JUMP = -3
+    RETURN = -5
+
+
+def attribute(number: int, value: bytes) -> bytes:
+    """An attribute with this payload."""
+    return struct.pack("=HH", 4 + len(value), number) + value + bytes(-len(value) % 4)
+
+
+def nested(number: int, *parts: bytes) -> bytes:
+    """An attribute that holds others."""
+    return attribute(number | _NESTED, b"".join(parts))
+
+
+def text(number: int, value: str) -> bytes:
+    """A string attribute."""
+    return attribute(number, value.encode() + b"\0")
+
+
+def integer(number: int, value: int) -> bytes:
+    """An attribute of 32 bits, signed or not."""
+    return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
+
+
+class Message(NamedTuple):
+    """A message of a transaction, without its sequence number."""
+
+    kind: int
+    flags: int
+    payload: bytes
+    family: int = _INET
+
+    def numbered(self, sequence: int) -> bytes:
+        """The message with this sequence number."""
+        return _whole(_SUBSYSTEM | self.kind, self.payload, flags=self.flags, sequence=sequence, family=self.family)
+
+
+def _whole(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 0, family: int = _INET, resource: int = 0) -> bytes:
+    head = struct.pack("=IHHII", 20 + len(payload), kind, netlink.REQUEST | flags, sequence, 0)
+    return head + struct.pack(">BBH", family, 0, resource) + payload
+
+
+def transaction(messages: Sequence[Message], first: int, generation: int | None = None) -> list[bytes]:
+    """Messages that the kernel applies all or not at all, for one ``Channel.run``.
+
+    They have the sequence numbers from ``first``: the beginning has ``first`` itself, and each message the next one. The end has
+    none of them and stands behind the last message, since kernels before 6.10 do not acknowledge an end. ``generation`` makes the
+    kernel refuse the transaction with ``STALE`` if it has another one by then.
+    """
+    named = integer(_GENERATION_ID, generation) if generation is not None else b""
+    begin = _whole(_BEGIN, named, sequence=first, family=socket.AF_UNSPEC, resource=_SUBSYSTEM >> 8)
+    numbered = [one.numbered(first + index) for index, one in enumerate(messages, 1)]
+    numbered[-1] += _whole(_END, b"", sequence=first + len(messages) + 1, family=socket.AF_UNSPEC, resource=_SUBSYSTEM >> 8)
+    return [begin, *numbered]
+
+
+def run(channel: netlink.Channel, messages: Sequence[Message], generation: int | None = None) -> dict[int, int]:
+    """Have the kernel apply messages all or not at all.
+
+    Returns the error numbers of the messages that it refused, by index; -1 stands for the transaction as a whole. Empty if all
+    are in force.
+    """
+    sequences = channel.reserve(len(messages) + 2)
+    failed = channel.run(transaction(messages, sequences[0], generation), STALE)
+    if failed.get(0) == STALE:
+        return {-1: STALE}
+    refused = {index - 1: number for index, number in failed.items() if number != netlink.UNANSWERED}
+    return refused or {index - 1: number for index, number in failed.items()}
+
+
+def trial(family: int, table: str) -> list[Message]:
+    """A table of a family and a chain in it, and at last a removal that the kernel refuses (ENOENT), so that nothing remains."""
+    chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
+    return [
+        Message(_NEW_TABLE, netlink.CREATE, text(1, table), family),
+        Message(_NEW_CHAIN, netlink.CREATE, text(CHAIN_TABLE, table) + text(CHAIN_NAME, chain_name), family),
+        Message(_DELETE_CHAIN, 0, text(CHAIN_TABLE, table) + text(CHAIN_NAME, absent), family),
+    ]
+
+
+def table() -> Message:
+    """Creates our table, or wakes it if it is dormant."""
+    return Message(_NEW_TABLE, netlink.CREATE, text(1, TABLE) + integer(TABLE_FLAGS, 0))
+
+
+def table_removal(name: str = TABLE, family: int = _INET) -> Message:
+    """Removes a table with all that it holds."""
+    return Message(_DELETE_TABLE, 0, text(TABLE_NAME, name), family)
+
+
+class Hook(NamedTuple):
+    """The place of a base chain in the way of a packet: its type, the hook's number, and its priority there."""
+
+    kind: str
+    number: int
+    priority: int
+
+
+def chain(name: str, hook: Hook | None = None) -> Message:
+    """Creates a chain that does not exist yet, and leaves one that does as it is."""
+    payload = text(CHAIN_TABLE, TABLE) + text(CHAIN_NAME, name)
+    if hook is not None:
+        payload += nested(CHAIN_HOOK, integer(HOOK_NUMBER, hook.number), integer(HOOK_PRIORITY, hook.priority))
+        payload += integer(CHAIN_POLICY, ACCEPT_POLICY) + text(CHAIN_TYPE, hook.kind)
+    return Message(_NEW_CHAIN, netlink.CREATE, payload)
+
+
+def chain_removal(name: str) -> Message:
+    """Removes an empty chain that no rule leads to."""
+    return Message(_DELETE_CHAIN, 0, text(CHAIN_TABLE, TABLE) + text(CHAIN_NAME, name))
+
+
+def flushing(name: str) -> Message:
+    """Removes all rules of a chain."""
+    return Message(_DELETE_RULE, 0, text(RULE_TABLE, TABLE) + text(RULE_CHAIN, name))
+
+
+def rule(name: str, expressions: Sequence[bytes], carried: str) -> Message:
+    """Appends a rule to a chain. Programs print the carried text as the comment of the rule, if it is short enough for one."""
+    payload = text(RULE_TABLE, TABLE) + text(RULE_CHAIN, name) + nested(RULE_EXPRESSIONS, *expressions)
+    payload += attribute(RULE_USER_DATA, _user_data(carried))
+    return Message(_NEW_RULE, netlink.CREATE | _APPEND, payload)
+
+
+def _user_data(carried: str) -> bytes:
+    encoded = carried.encode()[:TEXT_LIMIT] + b"\0"
+    return bytes((_COMMENT if len(encoded) <= COMMENT_LIMIT else _LONG_TEXT, len(encoded))) + encoded
+
+
+def text_of(data: bytes, at: tuple[int, int]) -> str:
+    """The text in the user data of a rule, a table or an element; empty without one."""
+    user_data = data[at[0] : at[1]]
+    while len(user_data) > 2:  # noqa: PLR2004 - a type and a length
+        kind, length = user_data[:2]
+        if kind in (_COMMENT, _LONG_TEXT):
+            return user_data[2 : 2 + length].split(b"\0", 1)[0].decode(errors="replace")
+        user_data = user_data[2 + length :]
+    return ""
+
+
+class Shape(NamedTuple):
+    """The parameters of a set: type and length of its keys, and of what it maps them to, if it is a map.
+
+    The types are those of the program ``nft``, which the kernel only stores: six bits for each field of a key.
+    """
+
+    key_type: int
+    key_length: int
+    data_type: int = 0
+    data_length: int = 0
+
+
+def new_set(name: str, shape: Shape, number: int) -> Message:
+    """Creates a set. It fails if one of that name exists. ``number`` is another one for each set of a transaction."""
+    payload = text(SET_TABLE, TABLE) + text(SET_NAME, name) + integer(SET_FLAGS, IS_MAP if shape.data_length else 0)
+    payload += integer(SET_KEY_TYPE, shape.key_type) + integer(SET_KEY_LENGTH, shape.key_length)
+    if shape.data_length:
+        payload += integer(SET_DATA_TYPE, shape.data_type) + integer(SET_DATA_LENGTH, shape.data_length)
+        payload += attribute(SET_USER_DATA, _DATA_OF_THE_HOST)
+    return Message(_NEW_SET, netlink.CREATE | netlink.EXCLUSIVE, payload + integer(SET_ID, number))
+
+
+def set_removal(name: str) -> Message:
+    """Removes a set that no rule uses, with its elements."""
+    return Message(_DELETE_SET, 0, text(SET_TABLE, TABLE) + text(SET_NAME, name))
+
+
+def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
+    """One element of a set, or of a map."""
+    mapped = nested(_ELEMENT_DATA, attribute(_VALUE, data)) if data else b""
+    commented = attribute(_ELEMENT_USER_DATA, _user_data(comment)) if comment else b""
+    return nested(_ELEMENT, nested(_ELEMENT_KEY, attribute(_VALUE, key)), mapped, commented)
+
+
+def element_for_all_others() -> bytes:
+    """The element that stands for all keys that its set does not have (NFT_SET_ELEM_CATCHALL), to remove it."""
+    return nested(_ELEMENT, integer(_ELEMENT_FLAGS, _FOR_ALL_OTHERS))
+
+
+def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
+    """Adds elements to a set, or removes them from it; at most ``ELEMENTS_LIMIT`` bytes.
+
+    The kernel takes the addition of a present element, with the same data, unless ``is_exclusive``; it then keeps the comment
+    that the element has. It refuses the removal of an absent one.
+    """
+    flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
+    payload = text(ELEMENTS_TABLE, TABLE) + text(ELEMENTS_SET, name) + nested(ELEMENTS, encoded)
+    return Message(_DELETE_ELEMENTS if is_removal else _NEW_ELEMENTS, flags, payload)
+
+
+def is_for_all_others(data: bytes, start: int, end: int) -> bool:
+    """Whether an element stands for all keys that its set does not have, and so has no key."""
+    parts = message.attributes(data, start, end)
+    return _ELEMENT_FLAGS in parts and bool(message.unsigned(data, parts[_ELEMENT_FLAGS]) & _FOR_ALL_OTHERS)
+
+
+def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes, str]:
+    """The key of an element, what it is mapped to, and its comment.
+
+    Raises:
+        KeyError: the element has no key.
+    """
+    parts = message.attributes(data, start, end)
+    key = message.attributes(data, *parts[_ELEMENT_KEY])[_VALUE]
+    mapped = message.attributes(data, *parts[_ELEMENT_DATA]).get(_VALUE, (0, 0)) if _ELEMENT_DATA in parts else (0, 0)
+    comment = text_of(data, parts[_ELEMENT_USER_DATA]) if _ELEMENT_USER_DATA in parts else ""
+    return data[slice(*key)], data[slice(*mapped)], comment
+
+
+def table_query(name: str = TABLE, family: int = _INET) -> bytes:
+    """The question for a table; the kernel answers ENOENT if there is none."""
+    return _whole(_SUBSYSTEM | _GET_TABLE, text(TABLE_NAME, name), family=family)
+
+
+def tables_query() -> bytes:
+    """The request for a dump of the tables of all families."""
+    return _whole(_SUBSYSTEM | _GET_TABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
+
+
+def chains_query(family: int = _INET) -> bytes:
+    """The request for a dump of the chains of all tables of a family: ours, or that of the rules of iptables-nft."""
+    return _whole(_SUBSYSTEM | _GET_CHAIN, b"", flags=netlink.DUMP, family=family)
+
+
+def rules_query(table: str = TABLE, family: int = _INET) -> bytes:
+    """The request for a dump of the rules of a table."""
+    return _whole(_SUBSYSTEM | _GET_RULE, text(RULE_TABLE, table), flags=netlink.DUMP, family=family)
+
+
+def set_query(name: str) -> bytes:
+    """The question for the parameters of a set; the kernel answers ENOENT if there is none."""
+    return _whole(_SUBSYSTEM | _GET_SET, text(SET_TABLE, TABLE) + text(SET_NAME, name))
+
+
+def sets_query(table: str = TABLE, family: int = _INET) -> bytes:
+    """The request for a dump of the parameters of a table's sets."""
+    return _whole(_SUBSYSTEM | _GET_SET, text(SET_TABLE, table), flags=netlink.DUMP, family=family)
+
+
+def elements_query(name: str) -> bytes:
+    """The request for a dump of the elements of a set."""
+    return _whole(_SUBSYSTEM | _GET_ELEMENTS, text(ELEMENTS_TABLE, TABLE) + text(ELEMENTS_SET, name), flags=netlink.DUMP)
+
+
+def generation(channel: netlink.Channel) -> int:
+    """The number of the present generation: any change of any table in this network namespace makes it another one.
+
+    Raises:
+        KernelError: the kernel has no nf_tables (EINVAL), or did not answer.
+    """
+    action = "read the generation of nf_tables"
+    data, start, end = channel.ask(_whole(_SUBSYSTEM | _GET_GENERATION, b"", family=socket.AF_UNSPEC), action)
+    found = message.attributes(data, start + HEADER_SIZE, end)
+    if _GENERATION_ID not in found:
+        raise KernelError(action=action, detail="the answer is incomplete")
+    return message.unsigned(data, found[_GENERATION_ID])
+
+
+# Expressions of rules. Registers are numbered from 0, in units of four bytes.
+
+
+def _register(place: int = 0) -> int:
+    """The kernel's number of one of sixteen registers of four bytes. It prints every fourth one with the number of a long one."""
+    return 1 + place // 4 if place % 4 == 0 else 8 + place
+
+
+def _expression(name: str, *attributes: bytes) -> bytes:
+    return nested(_EXPRESSION, text(_EXPRESSION_NAME, name), nested(_EXPRESSION_DATA, *attributes))
+
+
+def payload(base: Base, offset: int, length: int, register: int = 0) -> bytes:
+    """Load bytes of the packet."""
+    place = integer(2, base) + integer(3, offset) + integer(4, length)
+    return _expression("payload", integer(1, _register(register)), place)
+
+
+def meta(key: Meta, register: int = 0) -> bytes:
+    """Load a property of the packet, in the order of the host."""
+    return _expression("meta", integer(1, _register(register)), integer(2, key))
+
+
+def meta_set(key: Meta, register: int = 0) -> bytes:
+    """Set a property of the packet."""
+    return _expression("meta", integer(2, key), integer(3, _register(register)))
+
+
+def connection_state() -> bytes:
+    """Load the bit of the packet's class in connection tracking, in the order of the host."""
+    return _expression("ct", integer(1, _register()), integer(2, 0))
+
+
+def original_destination(family: int, register: int = 0) -> bytes:
+    """Load the destination of the connection's first packet on its arrival."""
+    key = 20 if family == socket.AF_INET else 22  # NFT_CT_DST_IP, NFT_CT_DST_IP6
+    return _expression("ct", integer(1, _register(register)), integer(2, key), attribute(3, b"\0"))
+
+
+def original_port(register: int = 0) -> bytes:
+    """Load the destination port of the connection's first packet on its arrival."""
+    return _expression("ct", integer(1, _register(register)), integer(2, 12), attribute(3, b"\0"))
+
+
+def direction() -> bytes:
+    """Load the direction of the packet in its connection: 0 for those of the client."""
+    return _expression("ct", integer(1, _register()), integer(2, 1))
+
+
+def address_type(*, is_source: bool) -> bytes:
+    """Load the type of route to an address of the packet, in the order of the host."""
+    return _expression("fib", integer(1, _register()), integer(2, 3), integer(3, 1 if is_source else 2))
+
+
+def compare(value: bytes, *, equal: bool = True) -> bytes:
+    """Go on if the first registers hold this value, or if they do not."""
+    return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, attribute(_VALUE, value)))
+
+
+def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
+    """Keep the bits of ``mask``, then invert those of ``inverted``."""
+    registers = integer(1, _register(register)) + integer(2, _register(register)) + integer(3, len(mask))
+    return _expression("bitwise", registers, nested(4, attribute(_VALUE, mask)), nested(5, attribute(_VALUE, inverted)))
+
+
+def verdict(code: VerdictCode, target: str = "") -> bytes:
+    """Decide; ``target`` is the chain of a jump."""
+    parts = integer(_VERDICT_CODE, code) + (text(_VERDICT_CHAIN, target) if target else b"")
+    return _expression("immediate", integer(1, _VERDICT_REGISTER), nested(2, nested(_VERDICT, parts)))
+
+
+def lookup(name: str, *, maps_to: int | None = None) -> bytes:
+    """Go on if a set has the key in the first registers. From a map, load what the key is mapped to."""
+    destination = integer(3, _register(maps_to)) if maps_to is not None else b""
+    return _expression("lookup", text(1, name), integer(2, _register()), destination)
+
+
+def reject() -> bytes:
+    """Answer with "port unreachable" of the packet's family."""
+    return _expression("reject", integer(1, 2), attribute(2, b"\1"))  # NFT_REJECT_ICMPX_UNREACH, NFT_REJECT_ICMPX_PORT_UNREACH
+
+
+def masquerade(*, fully_random: bool) -> bytes:
+    """Replace the source address."""
+    return _expression("masq", integer(1, 1 << 4) if fully_random else b"")
+
+
+def destination_nat(family: int) -> bytes:
+    """Set the destination to the address in the first registers, which ends the search for another one."""
+    return _expression("nat", integer(1, 1), integer(2, family), integer(3, _register()))
+
+
+def expressions(data: bytes, start: int, end: int) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
+    """The expressions of a rule, sent or read: name, and the payload of each attribute by the numbers on the path to it.
+
+    What the kernel adds when it prints a rule is left out: numbers that are 0, and the register of a target address's end.
+    """
+    found: list[tuple[str, Mapping[tuple[int, ...], bytes]]] = []
+    for _, first, last in message.walk(data, start, end):
+        parts = message.attributes(data, first, last)
+        if _EXPRESSION_NAME not in parts:
+            continue
+        name = message.text(data, parts[_EXPRESSION_NAME])
+        values = dict(_values(data, parts[_EXPRESSION_DATA], name, ())) if _EXPRESSION_DATA in parts else {}
+        found.append((name, {path: value for path, value in values.items() if any(value)}))
+    return found
+
+
+_NESTS = {("cmp", (3,)), ("bitwise", (4,)), ("bitwise", (5,)), ("immediate", (2,)), ("immediate", (2, _VERDICT))}
+_IGNORED = {("nat", (4,)), ("nat", (7,)), ("lookup", (4,))}
+
+
+def _values(data: bytes, at: tuple[int, int], name: str, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    for number, start, end in message.walk(data, *at):
+        here = (*path, number)
+        if (name, here) in _NESTS:
+            yield from _values(data, (start, end), name, here)
+        elif (name, here) not in _IGNORED:
+            yield here, data[start:end]
+
+
+def explain(number: int) -> str:
+    """The meaning of an error number of a transaction."""
+    return _MEANINGS.get(number) or netlink.explain(number)
+
+
+_MEANINGS: Mapping[int, str] = {
+    errno.ENOENT: "the table, chain, set or element does not exist, or this kernel lacks a module of nf_tables",
+    errno.EBUSY: "it is in use, or exists with another content",
+    errno.EOPNOTSUPP: "this kernel lacks this feature of nf_tables",
+    STALE: "other programs keep changing the rules of nf_tables",
+}

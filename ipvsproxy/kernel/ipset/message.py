@@ -1,0 +1,259 @@
+"""ipset messages, as bytes: create, list and fill sets. Entries are encoded and decoded many at once."""
+
+import functools
+import operator
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
+
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetEntry, SetType
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.plan import Verb
+
+CONTAINER_LIMIT = 60_000
+"""The most bytes of entries in one message; the kernel's limit is 65,535."""
+HASH_SIZE = 1024
+"""The initial ``hashsize`` of a hash set, as in kube-proxy; the kernel enlarges it as the set fills."""
+HEADER_SIZE = 4
+"""The length of ``struct nfgenmsg``, behind the netlink header."""
+PROTOCOL, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 1, 3, 4, 5, 7, 8, 10
+"""Attributes of a message."""
+OLDEST_PROTOCOL = LOWEST_REVISION
+"""The same number, in the answer about the protocol."""
+CAPACITY = 19
+"""The attribute ``maxelem`` inside ``DATA``."""
+
+SUFFICIENT_REVISIONS: Mapping[SetType, int] = {
+    SetType.ADDRESS: 0,
+    SetType.ADDRESS_PORT: 1,
+    SetType.ADDRESS_PORT_ADDRESS: 1,
+    SetType.ADDRESS_PORT_NETWORK: 1,
+    SetType.PORT: 0,
+}
+"""The lowest revision of each set type that holds our entries: types with a protocol take SCTP since revision 1.
+
+Later revisions add features that are not used here: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize, bitmask
+(the lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset`` that is older
+than the kernel refuses to list a set of a revision that it does not know, and a kube-proxy that runs it stops syncing that set.
+"""
+MARK_REVISION = 5
+"""The first revision of ``hash:ip,port`` whose entries may carry a mark (``skbinfo``, Linux 3.18)."""
+IPSET_PROTOCOL = 6
+"""The oldest protocol version, which every kernel speaks. Version 7 came with Linux 5.0, for commands that are not used here."""
+_SUBSYSTEM = NFNL_SUBSYS_IPSET << 8
+_ALL_PORTS = (0, 65535)
+_ANY_FAMILY = 0
+_SAMPLES: Mapping[Family, message.Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+}
+_FIELDS: Mapping[SetType, tuple[str, ...]] = {
+    SetType.ADDRESS: ("address",),
+    SetType.ADDRESS_PORT: ("address", "port", "protocol"),
+    SetType.ADDRESS_PORT_ADDRESS: ("address", "port", "protocol", "other"),
+    SetType.ADDRESS_PORT_NETWORK: ("address", "port", "protocol", "other", "prefix_length"),
+    SetType.PORT: ("port",),
+}
+_NUMBERS = {"address": 1, "port": 4, "protocol": 7, "other": 20, "prefix_length": 21, "skbmark": 27}
+_CODES = {"port": "2s", "protocol": "B", "prefix_length": "B", "skbmark": "8s"}
+_NAMES = {
+    "port": "IPSET_ATTR_PORT",
+    "protocol": "IPSET_ATTR_PROTO",
+    "prefix_length": "IPSET_ATTR_CIDR2",
+    "skbmark": "IPSET_ATTR_SKBMARK",
+}
+_WRONG = {
+    "address": "the address is not of the set's family",
+    "protocol": "the protocol is missing",
+    "other": "the second address is not of the set's family",
+}
+_PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
+
+
+def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> bytes:
+    request = ipset.ipset_msg()
+    request["nfgen_family"] = family
+    request["attrs"] = [["IPSET_ATTR_PROTOCOL", IPSET_PROTOCOL], *attributes]
+    return message.encode(request, _SUBSYSTEM | command, netlink.REQUEST | flags)
+
+
+def protocol_query() -> bytes:
+    """The question which versions of the protocol the kernel speaks."""
+    return _encoded(ipset.IPSET_CMD_PROTOCOL, _ANY_FAMILY, [], 0)
+
+
+def type_query(set_type: SetType, family: Family) -> bytes:
+    """The question which revisions of a set type the kernel knows."""
+    attributes = [["IPSET_ATTR_TYPENAME", set_type.value], ["IPSET_ATTR_FAMILY", _family(set_type, family)]]
+    return _encoded(ipset.IPSET_CMD_TYPE, family, attributes, 0)
+
+
+def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SET_CAPACITY) -> bytes:
+    """The message that creates a set, with the set's own name if ``name`` is empty. It fails if a set of that name exists."""
+    if ip_set.type is SetType.PORT:
+        data = [["IPSET_ATTR_PORT_FROM", _ALL_PORTS[0]], ["IPSET_ATTR_PORT_TO", _ALL_PORTS[1]]]
+    else:
+        data = [["IPSET_ATTR_HASHSIZE", HASH_SIZE], ["IPSET_ATTR_MAXELEM", capacity]]
+        if ip_set.gives_marks:
+            data.append(["IPSET_ATTR_CADT_FLAGS", ipset.IPSET_FLAG_WITH_SKBINFO])
+    attributes = [
+        ["IPSET_ATTR_SETNAME", name or ip_set.name],
+        ["IPSET_ATTR_TYPENAME", ip_set.type.value],
+        ["IPSET_ATTR_REVISION", revision],
+        ["IPSET_ATTR_FAMILY", _family(ip_set.type, ip_set.family)],
+        ["IPSET_ATTR_DATA", {"attrs": data}],
+    ]
+    return _encoded(ipset.IPSET_CMD_CREATE, ip_set.family, attributes, netlink.CREATE | netlink.EXCLUSIVE)
+
+
+def destruction(name: str) -> bytes:
+    """The message that destroys a set. It fails if there is none."""
+    return _encoded(ipset.IPSET_CMD_DESTROY, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
+
+
+def swap(name: str, other: str) -> bytes:
+    """The message that exchanges the contents of two sets of one type."""
+    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # the attribute of the second name
+    return _encoded(ipset.IPSET_CMD_SWAP, Family.IPV4, attributes, netlink.EXCLUSIVE)
+
+
+def contents_query(name: str, *, header_only: bool = False) -> bytes:
+    """The request for a dump of a set, or of its parameters alone."""
+    attributes: list[Any] = [["IPSET_ATTR_SETNAME", name]]
+    if header_only:
+        attributes.append(["IPSET_ATTR_FLAGS", ipset.IPSET_FLAG_LIST_HEADER])
+    return _encoded(ipset.IPSET_CMD_LIST, Family.IPV4, attributes, netlink.DUMP)
+
+
+class EntryCodec:
+    """Encodes and decodes the entries of one set, or of a copy of it with another name."""
+
+    def __init__(self, ip_set: IpSet, name: str = "") -> None:
+        self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
+        self._fields = (*_FIELDS[ip_set.type], "skbmark") if ip_set.gives_marks else _FIELDS[ip_set.type]
+        self._columns = [(field, operator.attrgetter(field)) for field in self._fields]
+        self._size = ip_set.family.bits // 8
+        samples = {
+            "address": _SAMPLES[ip_set.family],
+            "port": (0, 0xFFFF),
+            "protocol": (0, 0xFF),
+            "other": _SAMPLES[ip_set.family],
+            "prefix_length": (0, 0xFF),
+            "skbmark": (0, 0xFFFFFFFFFFFFFFFF),
+        }
+        chosen = {field: samples[field] for field in self._fields}
+        self._template = message.Template(self._element, chosen, whole_message=False)
+        self.entry_size = self._template.size
+        self.entries_per_message = CONTAINER_LIMIT // self.entry_size
+        self._heads = {verb: self._head(command) for verb, command in _COMMANDS.items()}
+        self._layout = message.Layout(self._places()) if len(self._fields) > 1 else None
+
+    def encode(self, entries: Sequence[SetEntry]) -> bytes:
+        """Encode entries as in a message: one after the other, each of ``entry_size`` bytes.
+
+        Raises:
+            ValueError, struct.error: an address is missing or not of the set's family, or a number does not fit its field.
+        """
+        columns = [self._column(field, list(map(get, entries))) for field, get in self._columns]
+        return self._template.encode_all(len(entries), columns)
+
+    def _column(self, field: str, values: Sequence[Any]) -> bytes:
+        if field == "port":
+            return struct.pack(f">{len(values)}H", *values)
+        if field == "skbmark":
+            return struct.pack(f">{len(values)}Q", *values)
+        try:
+            if field in ("protocol", "prefix_length"):
+                return bytes(values)
+            if set(map(len, values)) == {self._size}:
+                return b"".join(values)
+        except TypeError:  # an address is None
+            pass
+        raise ValueError(_WRONG[field])
+
+    def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
+        """The message that adds or removes encoded entries, at most ``entries_per_message``.
+
+        The kernel accepts to add a present entry and to remove an absent one.
+        """
+        head = self._heads[verb]
+        whole = bytearray(head + entries)
+        struct.pack_into("=I", whole, 0, len(whole))
+        struct.pack_into("=4s", whole, message.SEQUENCE_OFFSET, sequence)
+        struct.pack_into("=H", whole, len(head) - 4, 4 + len(entries))
+        return bytes(whole)
+
+    def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
+        """The entry whose attributes lie between ``start`` and ``end``; None for an entry that cannot be ours."""
+        if self._layout is None:
+            return self._decode_single(data, start, end)
+        values = self._layout.read(data, start, end)
+        if values is None or values[2] not in _PROTOCOLS:
+            return None
+        address, port, protocol, *rest = values
+        if "skbmark" in self._fields:
+            mark, mask = struct.unpack(">II", rest[0])
+            number = int.from_bytes(port, "big")
+            return MarkedEntry(self._name, Address(address), _PROTOCOLS[protocol], number, mark=mark, mask=mask)
+        other = Address(rest[0]) if rest else None
+        length = rest[1] if len(rest) > 1 else 0
+        return SetEntry(self._name, Address(address), _PROTOCOLS[protocol], int.from_bytes(port, "big"), other, length)
+
+    def _decode_single(self, data: bytes, start: int, end: int) -> SetEntry | None:
+        at = message.attributes(data, start, end).get(_NUMBERS[self._fields[0]])
+        if at is None:
+            return None
+        if self._type is SetType.PORT:
+            return SetEntry(self._name, port=message.unsigned(data, at))
+        packed = data[at[0] + 4 : at[1]]
+        return SetEntry(self._name, Address(packed)) if len(packed) == self._size else None
+
+    def _places(self) -> list[message.Field]:
+        nested = 1 if self._family is Family.IPV4 else 2
+        return [
+            message.Field((_NUMBERS[field], nested), f"{self._size}s")
+            if field in ("address", "other")
+            else message.Field((_NUMBERS[field],), _CODES[field])
+            for field in self._fields
+        ]
+
+    def _element(self, **values: Any) -> bytes:
+        """The bytes of one entry, cut from a message that pyroute2 has encoded."""
+        kind = "IPSET_ATTR_IPADDR_IPV4" if self._family is Family.IPV4 else "IPSET_ATTR_IPADDR_IPV6"
+        attributes: list[list[Any]] = []
+        for field, value in values.items():
+            if field in ("address", "other"):
+                name = "IPSET_ATTR_IP" if field == "address" else "IPSET_ATTR_IP2"
+                attributes.append([name, {"attrs": [[kind, value]]}])
+            else:
+                attributes.append([_NAMES[field], divmod(value, 1 << 32) if field == "skbmark" else value])
+        entry = ["IPSET_ATTR_DATA", {"attrs": attributes}]
+        data = _encoded(ipset.IPSET_CMD_ADD, self._family, [["IPSET_ATTR_ADT", {"attrs": [entry]}]], 0)
+        start, end = message.attributes(data, message.HEADER_SIZE + HEADER_SIZE, len(data))[ENTRIES]
+        return data[start:end]
+
+    def _head(self, command: int) -> bytes:
+        """The message up to its first entry. Beside several entries the kernel requires a line number, and ignores its value."""
+        attributes = [["IPSET_ATTR_SETNAME", self._name], ["IPSET_ATTR_LINENO", 0], ["IPSET_ATTR_ADT", {"attrs": []}]]
+        return _encoded(command, self._family, attributes, 0)
+
+
+_COMMANDS: Mapping[Verb, int] = {Verb.ADD: ipset.IPSET_CMD_ADD, Verb.REMOVE: ipset.IPSET_CMD_DEL}
+
+
+@functools.cache
+def codec(name: str) -> EntryCodec:
+    """The codec of a set in ``IP_SETS``.
+
+    Raises:
+        KeyError: there is no such set.
+    """
+    return EntryCodec(IP_SETS[name])
+
+
+def _family(set_type: SetType, family: Family) -> int:
+    """The family in the message: none for a set of ports, so that rules of both families can look into it."""
+    return _ANY_FAMILY if set_type is SetType.PORT else int(family)

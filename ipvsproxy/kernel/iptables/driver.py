@@ -1,0 +1,383 @@
+"""The iptables driver: one ``iptables-save`` observes a family, one ``iptables-restore`` changes it. All calls block."""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.iptables.rule_changes import NO_RULES
+from ipvsproxy.kernel.iptables.text import Listing
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
+
+PUT_BACK_LIMIT = 3
+"""How often a jump is put back above a rule of another program; after that, its order is accepted."""
+LOCK_WAIT_S = 5
+"""The longest wait of iptables for its lock, which all programs that write rules on this host share."""
+
+COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
+"""The program of each family, in the default variant of this host.
+
+With -save and -restore at the end, these are the names of the programs that read and write all rules.
+"""
+
+_LOCK_WAIT_VERSION = (1, 4, 22)
+_RESTORE_VERSION = (1, 6, 2)
+"""The first version whose MASQUERADE has ``--random-fully``, and whose iptables-restore has ``-w``."""
+_ALWAYS_USED = frozenset({"nat", "filter"})
+"""The tables in which every skeleton has rules."""
+_TRIED_CHAIN = "KUBE-IPVS-CANARY"  # not a canary chain of kube-proxy, which must not vanish
+
+
+_NO_TABLES = re.compile(
+    r"Table does not exist|do you need to insmod|Operation not supported|Protocol not supported|Address family not supported"
+)
+"""The messages of the programs if the kernel has no such table or family."""
+_NO_PROGRAM = "is not in PATH"
+"""The message if a program is not installed.
+
+Any failure but these may be over a moment later: the lock is held, memory is short, a process cannot be started.
+"""
+
+
+class Refusal(NamedTuple):
+    """The reason why a family takes no rules. ``is_certain``: no retry helps, because the kernel or the host lacks something."""
+
+    reason: str
+    is_certain: bool
+
+
+def refusal(error: KernelError) -> Refusal:
+    """The refusal of a family that follows from an error of an iptables program."""
+    return Refusal(error.detail, is_certain=lacks_tables(error) or _NO_PROGRAM in error.detail)
+
+
+def lacks_tables(error: KernelError) -> bool:
+    """Whether an error of an iptables program says that the kernel has no such tables, and so no rules in them."""
+    return _NO_TABLES.search(error.detail) is not None
+
+
+class Program(NamedTuple):
+    """What writes rules: a program of iptables with its version and variant, or the kernel's own nf_tables.
+
+    ``variant`` is ``nf_tables`` or ``legacy``, and ``version`` the oldest possible one where the name of the file tells the
+    variant. It is ``nftables`` without a program, whose ``version`` is the kernel's.
+    """
+
+    version: tuple[int, ...]
+    variant: str
+
+    @property
+    def backend(self) -> Backend:
+        """The backend of the rules that this writes."""
+        return Backend.NFTABLES if self.variant == Backend.NFTABLES else Backend.IPTABLES
+
+    @property
+    def random_fully(self) -> bool:
+        """Whether MASQUERADE takes ``--random-fully``."""
+        return self.version >= _RESTORE_VERSION
+
+    def wait(self, since: tuple[int, ...]) -> tuple[str, ...]:
+        """The arguments that make the program wait for the lock; none if its version is older than ``since``."""
+        return ("-w", str(LOCK_WAIT_S)) if self.version >= since else ()
+
+
+_OLDEST = (1, 8)
+_FILES: Mapping[str, Program] = {
+    "xtables-nft-multi": Program(_OLDEST, "nf_tables"),
+    "xtables-legacy-multi": Program(_OLDEST, "legacy"),
+}
+"""The files that are all programs of a variant, under these names since iptables 1.8.0 (iptables/Makefile.am)."""
+
+
+class Saved(NamedTuple):
+    """The output of iptables-save, and the mark of the rules from before it."""
+
+    mark: object
+    text: str
+
+
+class IptablesDriver:
+    """Reads and writes the fixed rules of both families.
+
+    Only ``chains`` and ``jumps`` count as ours: this object never returns or removes any other rule. ``commands`` are the names
+    of the programs, in PATH. ``proc`` is the mount point of the kernel's process file system. ``mark`` identifies the state of a
+    family's rules: two equal marks mean that the rules have not changed in between. Then the rules are not listed again, unless
+    the mark is None. Under the mark ``NO_RULES`` they are not listed at all, nor the first time if the kernel ``holds_nothing``.
+
+    After a write, the rules are known without a listing, except for a change by another program at the same moment. So
+    ``observe`` always uses a listing. Only the next write relies on the rules that were just written, until they are listed
+    again: it writes all of our chains anyway, and only needs to know the present jumps.
+    """
+
+    def __init__(
+        self,
+        *,
+        chains: Collection[ChainKey],
+        jumps: Collection[Jump],
+        commands: Mapping[Family, str] = COMMANDS,
+        proc: pathlib.Path = pathlib.Path("/proc"),
+        mark: Callable[[Family], object] = lambda _: None,
+        programs: dict[str, Program] | None = None,
+        saved: Mapping[Family, Saved] = types.MappingProxyType({}),
+        holds_nothing: Callable[[Family], bool] = lambda _: False,
+        takes_rules: Callable[[Family], bool] = lambda _: False,
+    ) -> None:
+        """``programs`` are the known ones, by file; this object adds to them.
+
+        ``saved`` are listings that are known already. ``holds_nothing`` and ``takes_rules`` are answers of the kernel that spare
+        a program: that a family certainly has no rules, and that it certainly takes some.
+        """
+        self._saved = dict(saved)
+        self._holds_nothing = holds_nothing
+        self._takes_rules = takes_rules
+        self._commands = commands
+        self._mark = mark
+        self._listed: dict[Family, tuple[object, Listing]] = {}
+        self._written: dict[Family, tuple[object, Listing]] = {}
+        self._chains = frozenset(chains)
+        self._jumps = frozenset(jumps)
+        self._proc = proc
+        self._put_last: dict[Family, Skeleton] = {}
+        """The skeleton of the last write, for tables that cannot be listed."""
+        self._programs: dict[str, Program] = {} if programs is None else programs
+        self._below: dict[tuple[Family, Jump], frozenset[str]] = {}
+        self._put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
+
+    def program(self, family: Family) -> Program:
+        """Version and variant of a family's program. Unless its file's name tells, it runs once for each file.
+
+        Raises:
+            KernelError: the program is missing, or prints no version.
+        """
+        if (known := self.known_program(family)) is not None:
+            return known
+        command = self._commands[family]
+        file = _file(command)
+        program = _FILES.get(pathlib.PurePath(file).name) or parse_version(iptables_process.run(command, "--version"))
+        self._programs[file] = program
+        return program
+
+    def known_program(self, family: Family) -> Program | None:
+        """The family's program if its version is known already."""
+        return self._programs.get(_file(self._commands[family]))
+
+    def usable(self, family: Family) -> Refusal | None:
+        """The reason why this host cannot serve this family, as far as reading shows it; None if it can.
+
+        The conditions are kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
+        """
+        if reason := absent_family(family, self._proc):
+            return Refusal(reason, is_certain=True)
+        try:
+            iptables_process.run(
+                self._commands[family], *self.program(family).wait(_LOCK_WAIT_VERSION), "-t", "nat", "-S", "POSTROUTING"
+            )
+        except KernelError as error:
+            return refusal(error)
+        return None
+
+    def try_writing(self, family: Family) -> Refusal | None:
+        """The reason why the kernel takes no rules of this family; None if it does. Then ``usable`` is None, too.
+
+        ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel has none. This writes a chain and
+        deletes it in the same transaction, unless the kernel itself says that it takes rules.
+        """
+        if reason := absent_family(family, self._proc):
+            return Refusal(reason, is_certain=True)
+        if shutil.which(f"{self._commands[family]}-restore") and self._takes_rules(family):
+            return None
+        try:
+            self.restore(family, f"*nat\n:{_TRIED_CHAIN} - [0:0]\n-X {_TRIED_CHAIN}\nCOMMIT\n")
+        except KernelError as error:
+            return refusal(error)
+        return None
+
+    def observe(self, family: Family) -> ObservedSkeleton:
+        """The observed rules of a family: the last listing if no rule has changed since.
+
+        For a table that iptables does not show, these are the rules of the driver's last write.
+
+        Raises:
+            KernelError: iptables-save failed, or its output is incomplete.
+        """
+        moved = self._moved(family, listing := self._known(family, self._listed) or self._list(family))
+        for jump in listing.jumps.keys() - moved:
+            self._below[family, jump] = listing.below.get(jump, frozenset())
+        chains = {key: tuple(iptables_rule.parse(text, family) for text in texts) for key, texts in listing.chains.items()}
+        put = self._put_last.get(family)
+        hidden_jumps: frozenset[Jump] = frozenset()
+        if put and listing.hidden:
+            chains |= {key: rules for key, rules in put.chains.items() if key.table in listing.hidden}
+            hidden_jumps = frozenset(jump for jump in put.jumps if jump.table in listing.hidden)
+        # A duplicate jump counts as absent: the next write leaves one of them.
+        single = {jump for jump, count in listing.jumps.items() if count == 1}
+        jumps = frozenset(single - moved) | hidden_jumps
+        return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
+
+    def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
+        """The jumps that another program's rule has overtaken. A rule that was not below the jump before may stay above it."""
+        return frozenset(
+            jump
+            for jump, above in listing.above.items()
+            if above & self._below.get((family, jump), frozenset()) and self._put_back[family, jump] < PUT_BACK_LIMIT
+        )
+
+    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
+        """All rules with this text, of any program, as iptables-save prints them; none of an unreadable family."""
+        rules: list[str] = []
+        for family in families:
+            with contextlib.suppress(KernelError):
+                rules += [line for line in self.save(family).splitlines() if text in line]
+        return rules
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Put skeletons in force, or remove them. A repetition is no error. Each table changes as a whole, or not at all."""
+        return [self._apply(operation, operation.item) for operation in operations if isinstance(operation.item, Skeleton)]
+
+    def _apply(self, operation: Operation, skeleton: Skeleton) -> Outcome:
+        try:
+            if operation.verb is Verb.REMOVE:
+                return Outcome(operation, error=self._remove(skeleton))
+            self._put(skeleton)
+        except KernelError as error:
+            for kept in (self._listed, self._written):  # a wrong listing may be the reason
+                kept.pop(skeleton.family, None)
+            return Outcome(operation, error=str(error), errno=error.errno)
+        return Outcome(operation)
+
+    def _remove(self, skeleton: Skeleton) -> str:
+        """Returns the reason why a part of the skeleton remains; empty if nothing does."""
+        listing = self._known(skeleton.family, self._listed) or self._list(skeleton.family)
+        if listing.hidden:
+            raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
+        self.restore(skeleton.family, iptables_text.render_removal(skeleton, listing))
+        return "; ".join(
+            f"{key} is empty, but stays: the rule {listing.foreign_jumps[key]!r} leads to it"
+            for key in skeleton.chains
+            if key in listing.foreign_jumps
+        )
+
+    def _put(self, skeleton: Skeleton) -> None:
+        family = skeleton.family
+        listing = self._known(family, self._listed) or self._known(family, self._written) or self._list_or_remember(family)
+        moved = self._moved(family, listing)
+        self.restore(family, iptables_text.render_restore(skeleton, listing, moved))
+        self._put_back.update((family, jump) for jump in moved)
+        self._written[family] = self._mark(family), _with_jumps(skeleton)
+        self._put_last[family] = skeleton
+
+    def _list_or_remember(self, family: Family) -> Listing:
+        """A new listing. Jumps that cannot be listed are taken from the driver's last write.
+
+        A jump of an earlier process that cannot be listed is written a second time, which changes nothing for a packet. Once both
+        can be listed, the next write removes one of them.
+        """
+        put = self._put_last.get(family)
+        try:
+            listing = self._list(family)
+        except KernelError:
+            return _with_jumps(put) if put else iptables_text.NOTHING_LISTED
+        if put is None or not listing.hidden:
+            return listing
+        hidden = {jump: 1 for jump in put.jumps if jump.table in listing.hidden}
+        return dataclasses.replace(listing, jumps={**listing.jumps, **hidden})
+
+    def _known(self, family: Family, kept: Mapping[Family, tuple[object, Listing]]) -> Listing | None:
+        """The kept listing of a family, if no rule has changed since."""
+        mark, listing = kept.get(family, (None, None))
+        return listing if mark is not None and mark == self._mark(family) else None
+
+    def _list(self, family: Family) -> Listing:
+        mark = self._mark(family)  # before the listing: a change during it makes the marks differ
+        is_first = family not in self._listed
+        if mark == NO_RULES or (is_first and self._holds_nothing(family)):
+            listing = iptables_text.NOTHING_LISTED
+        else:
+            listing = self._read(family, mark)
+        self._listed[family] = mark, listing
+        self._written.pop(family, None)
+        return listing
+
+    def _read(self, family: Family, mark: object) -> Listing:
+        saved = self._saved.pop(family, None)
+        text = saved.text if saved and mark is not None and saved.mark == mark else self.save(family)
+        try:
+            listing = iptables_text.parse_save(text, self._chains, self._jumps)
+        except ValueError as error:
+            raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
+        # A table that holds nothing of ours may hold what it likes.
+        put = self._put_last.get(family)
+        used = {key.table for key in (*(put.chains if put else ()), *listing.chains)} | _ALWAYS_USED
+        return dataclasses.replace(listing, hidden=listing.hidden & used)
+
+    def save(self, family: Family) -> str:
+        """The output of ``iptables-save``.
+
+        Raises:
+            KernelError: it failed.
+        """
+        return iptables_process.run(f"{self._commands[family]}-save")
+
+    def restore(self, family: Family, text: str) -> None:
+        """Pass a text to ``iptables-restore --noflush``; an empty one does nothing.
+
+        Raises:
+            KernelError: it failed. Each table has changed as a whole, or not at all.
+        """
+        if text:
+            iptables_process.run(
+                f"{self._commands[family]}-restore", *self.program(family).wait(_RESTORE_VERSION), "--noflush", stdin=text
+            )
+
+
+def absent_family(family: Family, proc: pathlib.Path) -> str:
+    """The reason why the kernel does not have this family; empty if it has it."""
+    if family is Family.IPV6:
+        if not (proc / "thread-self/net/if_inet6").exists():
+            return "the kernel has no IPv6"
+        with contextlib.suppress(OSError):  # an unreadable setting proves nothing
+            if (proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1":
+                return "IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1"
+    return ""
+
+
+def describe_hidden(tables: Collection[str]) -> str:
+    """One sentence for the operator about tables that iptables does not show."""
+    names = " and ".join(sorted(tables))
+    return f"table {names} holds rules of nft that iptables cannot show: list them with nft list ruleset, and remove them there"
+
+
+def _with_jumps(skeleton: Skeleton) -> Listing:
+    """The listing that follows from a write of this skeleton, as far as the built-in chains are concerned."""
+    return Listing(chains=dict.fromkeys(skeleton.chains, ()), jumps=dict.fromkeys(skeleton.jumps, 1), foreign_jumps={})
+
+
+def _file(command: str) -> str:
+    return os.path.realpath(shutil.which(command) or command)
+
+
+def parse_version(text: str) -> Program:
+    """Read ``iptables v1.8.9 (nf_tables)``. Before 1.8 there was only the legacy variant, without a name.
+
+    Raises:
+        KernelError: the text contains no version.
+    """
+    match = re.search(r"v(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if match is None:
+        raise KernelError(action="iptables --version", errno=0, detail=f"its output {text[:80]!r} contains no version")
+    return Program(
+        version=tuple(int(number or 0) for number in match.groups()),
+        variant="nf_tables" if "nf_tables" in text else "legacy",
+    )

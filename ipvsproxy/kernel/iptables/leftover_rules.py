@@ -1,0 +1,169 @@
+"""Reading and removing rules that a proxy has left behind, in both variants of iptables. All calls block.
+
+Rule 1: an unreadable table is an error, never a clean one. A table that this kernel or host certainly cannot have is clean.
+Rule 2: two equal marks mean that no rule has changed in between; then no program has to run.
+Rule 3: a reading of legacy tables loads no module and makes no table.
+Rule 4: no program runs for rules of nf_tables unless the kernel has a chain that concerns us, or does not say.
+Rule 5: with rules in nftables, all rules of iptables that have our names are leftovers.
+Rule 6: nothing is removed once the program in PATH is of another variant than at the start: then ours go where it writes.
+"""
+
+import contextlib
+import errno
+import pathlib
+import types
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import legacy_tables
+from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.driver import IptablesDriver, Program
+from ipvsproxy.kernel.iptables.rule_changes import TABLES, RuleChanges
+from ipvsproxy.kernel.iptables.variant import Variant
+from ipvsproxy.model.leftovers import LeftRules, Removal
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend, ChainKey
+
+NO_SUBSYSTEM = "this kernel has no nf_tables"
+
+
+class Place(NamedTuple):
+    """The rules of one family in one variant of iptables. ``is_used``: it is the variant of our own rules."""
+
+    variant: Variant
+    family: Family
+    is_used: bool
+
+    @property
+    def where(self) -> str:
+        """The place for people, without the family."""
+        return str(self.variant)
+
+    def __str__(self) -> str:
+        return f"{self.variant} {self.family.label}"
+
+
+class LeftoverRules:
+    """Reads and removes leftover rules in the network namespace of the calling thread. Calls may come from different threads."""
+
+    def __init__(
+        self,
+        commands: Mapping[Family, str],
+        proc: pathlib.Path = pathlib.Path("/proc"),
+        programs: Mapping[str, Program] = types.MappingProxyType({}),
+        *,
+        backend: Backend = Backend.IPTABLES,
+        has_chain: Callable[[Family, Callable[[ChainKey], bool]], bool] = iptables_tables.has_chain,
+    ) -> None:
+        """``commands`` are the programs of the variant in use. ``programs`` are the programs whose version is known, by file.
+
+        ``backend`` holds our own rules. ``has_chain`` asks the kernel.
+        """
+        self._has_chain = has_chain
+        self._proc = proc
+        self._backend = backend
+        known = dict(programs)
+        self._used = IptablesDriver(chains=(), jumps=(), commands=commands, programs=known)
+        self._others = {
+            variant: IptablesDriver(chains=(), jumps=(), commands=iptables_variant.commands(variant), programs=known)
+            for variant in Variant
+        }
+
+    def places(self, programs: Mapping[Family, Program]) -> tuple[Place, ...]:
+        """The places of leftover rules of these families: the variant in use, and the other one if it is installed.
+
+        With rules in nftables: the installed variants, and that of the program in PATH, which may have no other name.
+
+        ``programs`` are the programs of ``commands``.
+        """
+        if self._backend is Backend.NFTABLES:
+            return tuple(
+                Place(variant, family, is_used=False)
+                for family in programs
+                for variant in Variant
+                if variant in iptables_variant.installed() or variant == self._variant_in_path(family)
+            )
+        has_both = len(iptables_variant.installed()) == len(Variant)
+        return tuple(
+            Place(variant, family, is_used)
+            for family, program in programs.items()
+            for variant in Variant
+            if (is_used := variant == program.variant) or has_both
+        )
+
+    def mark(self, place: Place) -> object:
+        """The mark of the rules of a place; None if the kernel does not show one."""
+        try:
+            tables = () if place.variant is Variant.NF_TABLES else self._legacy_tables(place.family)
+            with contextlib.closing(RuleChanges()) as changes:
+                return tables, changes.mark(place.family, place.variant, [name for name in TABLES if name in tables])
+        except KernelError as error:
+            # nfnetlink's error for a subsystem that no module has registered.
+            return NO_SUBSYSTEM if place.variant is Variant.NF_TABLES and error.errno == errno.EINVAL else None
+
+    def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
+        """The chains for which ``concerns`` is true, and the rules that lead to them.
+
+        Raises:
+            KernelError: the rules could not be read just now.
+        """
+        if place.variant is Variant.LEGACY and not self._legacy_tables(place.family):
+            return LeftRules()
+        if place.variant is Variant.NF_TABLES and not self._may_have_chain(place.family, concerns):
+            return LeftRules()
+        try:
+            text = self._driver(place).save(place.family)
+        except KernelError as error:
+            if iptables.lacks_tables(error):
+                return LeftRules()
+            raise
+        try:
+            return iptables_text.parse_left(text, concerns)
+        except ValueError as error:
+            raise KernelError(action=f"iptables-save of {place}", errno=0, detail=str(error)) from error
+
+    def remove(self, place: Place, removal: Removal) -> None:
+        """Remove leftover rules.
+
+        Raises:
+            KernelError: some tables have not changed. Each table has changed as a whole, or not at all.
+        """
+        self._driver(place).restore(place.family, iptables_text.render_left_removal(removal))
+
+    def _driver(self, place: Place) -> IptablesDriver:
+        """Raises KernelError: the variant in use is unknown, or has changed."""
+        if self._backend is Backend.NFTABLES and place.variant in iptables_variant.installed():
+            return self._others[place.variant]
+        program = self._used.program(place.family)
+        is_in_path = place.is_used or self._backend is Backend.NFTABLES  # there, the variant has no other program
+        if (program.variant == place.variant) is not is_in_path:
+            detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
+            raise KernelError(action=f"read the rules of {place}", detail=detail)
+        return self._used if is_in_path else self._others[place.variant]
+
+    def _variant_in_path(self, family: Family) -> str:
+        """The variant of the program in PATH, which distributions with one variant give no other name; empty if there is none."""
+        try:
+            return self._used.program(family).variant
+        except KernelError:
+            return ""
+
+    def _legacy_tables(self, family: Family) -> tuple[str, ...]:
+        return legacy_tables.names(family, self._proc)
+
+    def _may_have_chain(self, family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
+        """Whether a program must show the rules of nf_tables.
+
+        Raises:
+            KernelError: the chains could not be read.
+        """
+        try:
+            return self._has_chain(family, concerns)
+        except KernelError:
+            if self._backend is Backend.NFTABLES:  # there, no program of iptables may be needed
+                raise
+            return True

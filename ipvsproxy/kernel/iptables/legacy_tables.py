@@ -1,0 +1,124 @@
+"""The legacy tables of iptables, as the kernel itself shows them, by ``getsockopt``: no process is started.
+
+Layouts: include/uapi/linux/netfilter_ipv4/ip_tables.h, and netfilter_ipv6/ip6_tables.h beside it.
+"""
+
+import contextlib
+import errno
+import hashlib
+import pathlib
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.kernel.base import sockopt
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.model.net import Family
+
+_GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same numbers for IPv6
+_INFO = struct.Struct("=32sI40xII")  # ipt_getinfo: name, a bit for each hook, number of entries, their size in bytes
+_OWN_ENTRIES = 1  # the entries of a table without rules: this one at its end, and the policy of each hook
+_ENTRIES_OFFSET = 40
+_NAME = 32
+_COUNTERS = bytes(16)
+
+
+class _Layout(NamedTuple):
+    """The positions of an entry's length and counters."""
+
+    domain: socket.AddressFamily
+    level: int
+    length_at: int
+    counters_at: int
+
+
+_LAYOUTS: Mapping[Family, _Layout] = {
+    Family.IPV4: _Layout(socket.AF_INET, level=socket.IPPROTO_IP, length_at=90, counters_at=96),
+    Family.IPV6: _Layout(socket.AF_INET6, level=socket.IPPROTO_IPV6, length_at=142, counters_at=152),
+}
+
+
+def names(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[str, ...]:
+    """The legacy tables of this network namespace. This loads no module, and makes no table.
+
+    Raises:
+        KernelError: the list of tables cannot be read.
+    """
+    path = proc / "thread-self/net" / ("ip_tables_names" if family is Family.IPV4 else "ip6_tables_names")
+    try:
+        return tuple(path.read_text().split())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise KernelError(action=f"read {path}", errno=error.errno or errno.EIO) from error
+
+
+def is_bare(family: Family, table: str) -> bool:
+    """Whether a table has no rules, and no chains except the built-in ones. The kernel makes the table if it is absent.
+
+    Raises:
+        KernelError: the kernel did not show the table.
+    """
+    with _asking(family, table) as asking:
+        return _is_bare(_ask_info(asking, family, table))
+
+
+def digest(family: Family, table: str) -> bytes:
+    """A hash of a table without its counters; empty if it is bare. The kernel makes the table if it is absent.
+
+    Raises:
+        KernelError: the kernel did not show the table.
+    """
+    layout = _LAYOUTS[family]
+    with _asking(family, table) as asking:
+        info = _ask_info(asking, family, table)
+        if _is_bare(info):
+            return b""
+        question = struct.pack("=32sI4x", table.encode(), info.size) + bytes(info.size)
+        answer = sockopt.ask(asking, layout.level, _GET_ENTRIES, question, _action(family, table))
+    entries = bytearray(answer[_ENTRIES_OFFSET:])
+    position = 0
+    while position + layout.counters_at + len(_COUNTERS) <= len(entries):
+        at = position + layout.counters_at
+        entries[at : at + len(_COUNTERS)] = _COUNTERS
+        (length,) = struct.unpack_from("=H", entries, position + layout.length_at)
+        if not length:
+            raise KernelError(action=_action(family, table), detail="an entry has no length")
+        position += length
+    return hashlib.blake2b(entries, digest_size=16).digest()
+
+
+class _Info(NamedTuple):
+    """What the kernel says about a table: a bit for each hook, the number of entries, and their size in bytes."""
+
+    hooks: int
+    entries: int
+    size: int
+
+
+def _is_bare(info: _Info) -> bool:
+    return info.entries == info.hooks.bit_count() + _OWN_ENTRIES
+
+
+def _ask_info(asking: socket.socket, family: Family, table: str) -> _Info:
+    question = table.encode().ljust(_NAME, b"\0").ljust(_INFO.size, b"\0")
+    answer = sockopt.ask(asking, _LAYOUTS[family].level, _GET_INFO, question, _action(family, table))
+    if len(answer) != _INFO.size:
+        raise KernelError(action=_action(family, table), detail="the answer is incomplete")
+    return _Info(*_INFO.unpack(answer)[1:])
+
+
+def _action(family: Family, table: str) -> str:
+    return f"read the {family.label} table {table}"
+
+
+@contextlib.contextmanager
+def _asking(family: Family, table: str) -> Iterator[socket.socket]:
+    """A socket for questions about this table. Raises KernelError: there is none to be had."""
+    try:
+        opened = socket.socket(_LAYOUTS[family].domain, socket.SOCK_DGRAM)
+    except OSError as error:
+        raise KernelError(action=_action(family, table), errno=error.errno or errno.EIO) from error
+    with opened:
+        yield opened

@@ -1,0 +1,54 @@
+"""Running the programs of iptables, and reading their error messages. All calls block."""
+
+import errno
+import re
+import shutil
+import subprocess
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import preload
+
+TIMEOUT_S = 60
+"""The longest run of an iptables program. The wait for the lock is shorter, so only a program that hangs reaches it."""
+
+
+def run(command: str, *arguments: str, stdin: str = "") -> str:
+    """Run a program of iptables, and return its output.
+
+    Raises:
+        KernelError: it is not in PATH, or its exit status is not 0; with an error number, it could not be started, or hangs.
+    """
+    path = shutil.which(command)
+    if path is None:
+        raise KernelError(action=command, errno=0, detail=f"{command} is not in PATH; install the package iptables")
+    try:
+        done = subprocess.run(
+            (path, *arguments),
+            input=stdin,
+            env=preload.environment(),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        detail = f"it was killed because it did not end within {TIMEOUT_S} s"
+        raise KernelError(action=command, errno=errno.ETIMEDOUT, detail=detail) from error
+    except OSError as error:
+        raise KernelError(action=command, errno=error.errno or errno.EIO, detail=f"{path}: {error.strerror}") from error
+    if done.returncode:
+        detail = describe_failure(done.stderr, stdin) or f"exit status {done.returncode}"
+        raise KernelError(action=command, errno=0, detail=detail)
+    return done.stdout
+
+
+def describe_failure(stderr: str, stdin: str) -> str:
+    """One line from the error messages of an iptables program, with the input line that they refer to, if any."""
+    messages = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("Try `")]
+    text = "; ".join(messages)
+    match = re.search(r"\bline:? (\d+)", text)
+    lines = stdin.splitlines()
+    if match and 0 < int(match.group(1)) <= len(lines):
+        text += f" ({lines[int(match.group(1)) - 1]})"
+    return text

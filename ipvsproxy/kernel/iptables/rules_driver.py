@@ -1,0 +1,239 @@
+"""The iptables driver of each family, in a thread of its own: no other call waits for a program that hangs or waits for its lock.
+
+Rule 1: a call waits ``patience_s`` for a program, or ``SHORT_PATIENCE_S`` if the last program of that family took longer.
+Rule 2: a program that takes longer goes on, and its operation counts as failed (EINPROGRESS) meanwhile. The next attempt at the
+same operation returns its outcome.
+Rule 3: one program of a family at a time. Families do not wait for each other.
+"""
+
+import concurrent.futures
+import contextlib
+import errno
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.iptables.driver import IptablesDriver, Program, Refusal, Saved
+from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Skeleton
+
+SHORT_PATIENCE_S = 0.1
+
+T = TypeVar("T")
+
+
+class _UnderWay(NamedTuple):
+    """A program for which no call waits, and the question that it answers."""
+
+    question: object
+    future: concurrent.futures.Future[Any]
+
+
+class RulesDriver:
+    """Reads and writes the rules of both families, in the network namespace of the thread that makes this object.
+
+    ``patience_s`` is the longest wait of a call for a program; None means without bound. The methods are those of
+    ``IptablesDriver``. Only one thread may call them.
+    """
+
+    def __init__(
+        self,
+        *,
+        chains: Collection[ChainKey],
+        jumps: Collection[Jump],
+        commands: Mapping[Family, str] = iptables.COMMANDS,
+        patience_s: float | None = None,
+        on_late_end: Callable[[], None] = lambda: None,
+        programs: Mapping[str, Program] = types.MappingProxyType({}),
+        saved: Mapping[Family, Saved] = types.MappingProxyType({}),
+    ) -> None:
+        """``on_late_end`` is called, in another thread, when a program that took too long ends.
+
+        ``programs`` are the programs whose version is known, by file; ``saved`` are known listings.
+        """
+        self._on_late_end = on_late_end
+        self._patience_s = patience_s
+        known = dict(programs)  # both families' programs are mostly one file, whose version is read once
+        self._families = {
+            family: _FamilyRules(family, chains=chains, jumps=jumps, commands=commands, programs=known, saved=saved)
+            for family in Family
+        }
+        self._under_way: dict[Family, _UnderWay] = {}
+        self._slow: set[Family] = set()
+
+    def close(self) -> None:
+        """Close all sockets, without waiting for a running program."""
+        for rules in self._families.values():
+            rules.close()
+
+    def known_program(self, family: Family) -> Program | None:
+        """The family's program if its version is known already. Starts nothing."""
+        return self._families[family].known_program()
+
+    def program(self, family: Family) -> Program:
+        """As in ``IptablesDriver``.
+
+        Raises:
+            KernelError: also if it takes too long.
+        """
+        return self.known_program(family) or self._ask(family, "program", self._families[family].driver.program, family)
+
+    def usable(self, family: Family) -> Refusal | None:
+        """As in ``IptablesDriver``. A program that takes too long is no certain refusal."""
+        return self._try(family, self._families[family].driver.usable)
+
+    def try_writing(self, family: Family) -> Refusal | None:
+        """As in ``IptablesDriver``. A program that takes too long is no certain refusal."""
+        return self._try(family, self._families[family].driver.try_writing)
+
+    def _try(self, family: Family, method: Callable[[Family], Refusal | None]) -> Refusal | None:
+        try:
+            return self._ask(family, method.__name__, method, family)
+        except KernelError as error:
+            return Refusal(error.detail, is_certain=False)
+
+    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
+        """As in ``IptablesDriver``."""
+        rules: list[str] = []
+        for family in families:
+            with contextlib.suppress(KernelError):
+                rules += self._ask(family, ("rules", text), self._families[family].driver.rules_with, text, (family,))
+        return rules
+
+    def observe(self, family: Family) -> ObservedSkeleton:
+        """As in ``IptablesDriver``.
+
+        Raises:
+            KernelError: also if it takes too long.
+        """
+        return self._ask(family, "observe", self._families[family].driver.observe, family)
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """As in ``IptablesDriver``. An operation that takes too long fails with EINPROGRESS, and goes on."""
+        begun: list[tuple[Operation, Family, _UnderWay | KernelError]] = []
+        for operation in operations:
+            if isinstance(operation.item, Skeleton):
+                family = operation.item.family
+                try:
+                    under_way = self._begin(family, operation, self._families[family].driver.apply, [operation])
+                except KernelError as error:
+                    begun.append((operation, family, error))
+                else:
+                    begun.append((operation, family, under_way))
+        outcomes: list[Outcome] = []
+        for operation, family, started in begun:  # by now the programs of all families run
+            try:
+                if isinstance(started, KernelError):
+                    raise started
+                outcomes += self._wait(family, started)
+            except KernelError as error:
+                outcomes.append(Outcome(operation, error=str(error), errno=error.errno))
+        return outcomes
+
+    def _ask(self, family: Family, question: object, method: Callable[..., T], *arguments: object) -> T:
+        answer: T = self._wait(family, self._begin(family, question, method, *arguments))
+        return answer
+
+    def _begin(self, family: Family, question: object, method: Callable[..., T], *arguments: object) -> _UnderWay:
+        """Raises KernelError while another program of this family runs."""
+        before = self._under_way.get(family)
+        if before is not None:
+            if before.question == question:
+                return before
+            if not before.future.done():
+                raise _in_progress(family)
+            del self._under_way[family]
+        return _UnderWay(question, self._families[family].submit(method, *arguments))
+
+    def _wait(self, family: Family, under_way: _UnderWay) -> Any:
+        patience_s = self._patience_s
+        if patience_s is not None and family in self._slow:
+            patience_s = min(patience_s, SHORT_PATIENCE_S)
+        try:
+            answer = under_way.future.result(patience_s)
+        except concurrent.futures.TimeoutError:
+            if family not in self._under_way:
+                self._under_way[family] = under_way
+                self._slow.add(family)
+                under_way.future.add_done_callback(lambda _: self._on_late_end())
+            raise _in_progress(family) from None
+        except BaseException:
+            self._settle(family)
+            raise
+        self._settle(family)
+        return answer
+
+    def _settle(self, family: Family) -> None:
+        if self._under_way.pop(family, None) is None:
+            self._slow.discard(family)
+
+
+def _in_progress(family: Family) -> KernelError:
+    detail = (
+        f"a program of {family.label} is still running: it waits for the lock of iptables, or hangs; nothing else waits for it"
+    )
+    return KernelError(action="iptables", errno=errno.EINPROGRESS, detail=detail)
+
+
+class _FamilyRules:
+    """The driver of one family, its thread, and the socket by which that thread sees changes."""
+
+    def __init__(
+        self,
+        family: Family,
+        *,
+        chains: Collection[ChainKey],
+        jumps: Collection[Jump],
+        commands: Mapping[Family, str],
+        programs: dict[str, Program],
+        saved: Mapping[Family, Saved],
+    ) -> None:
+        self._family = family
+        self._changes = RuleChanges()
+        self.driver = IptablesDriver(
+            chains=chains,
+            jumps=jumps,
+            commands=commands,
+            mark=self._mark,
+            programs=programs,
+            saved=saved,
+            holds_nothing=lambda family: self._kernel_says(iptables_tables.hold_nothing, family),
+            takes_rules=lambda family: self._kernel_says(iptables_tables.take_rules, family),
+        )
+        # The thread starts with the first call, and so in the network namespace of the thread that makes this object.
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}")
+
+    def submit(self, method: Callable[..., T], *arguments: object) -> concurrent.futures.Future[T]:
+        """Call a method in the thread of this family.
+
+        Raises:
+            KernelError: the thread cannot be started now.
+        """
+        try:
+            return self._thread.submit(method, *arguments)
+        except RuntimeError as error:
+            raise KernelError(action="start a thread for iptables", errno=errno.EAGAIN, detail=str(error)) from error
+
+    def known_program(self) -> Program | None:
+        return self.driver.known_program(self._family)
+
+    def close(self) -> None:
+        self._thread.submit(self._changes.close)
+        self._thread.shutdown(wait=False)
+
+    def _kernel_says(self, ask: Callable[[Family, str], bool], family: Family) -> bool:
+        """The kernel's answer about the variant of the program; False if that is unknown. Asked in the driver's thread."""
+        with contextlib.suppress(KernelError):
+            return ask(family, self.driver.program(family).variant)
+        return False
+
+    def _mark(self, family: Family) -> object:
+        """The mark of the rules, read in the driver's thread; None if the kernel does not show one."""
+        with contextlib.suppress(KernelError):
+            return self._changes.mark(family, self.driver.program(family).variant)
+        return None

@@ -1,0 +1,204 @@
+"""The variant of iptables that holds this node's rules, if it has both: nf_tables or legacy.
+
+Both take rules, and the kernel applies the rules of both, but neither shows the other's. A node whose rules are in both is hard
+to understand, and rules of two programs that should follow each other no longer do. So our rules go into the variant of the
+kubelet and the CNI plugin. The signs, and their order, are those of kubernetes-sigs/iptables-wrappers.
+"""
+
+import contextlib
+import enum
+import shutil
+import time
+import types
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import legacy_tables
+from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.iptables.driver import Program, Saved
+from ipvsproxy.kernel.iptables.rule_changes import TABLES, RuleChanges
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey
+
+HINTS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
+"""Chains that the kubelet makes; the first one exists to show which variant it uses."""
+
+DELAYS_S = (0.1, 0.4)
+"""The waits between attempts to list the rules of a variant: memory may be short for a moment, or no process can be started."""
+
+
+class Variant(enum.StrEnum):
+    """The variants, by their names in the output of ``iptables --version``."""
+
+    NF_TABLES = "nf_tables"
+    LEGACY = "legacy"
+
+
+_INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "legacy"}
+
+
+class Evidence(NamedTuple):
+    """The content of the tables of a variant, of both families: a chain of ``HINTS``, and how many rules are ours or not."""
+
+    hint: str = ""
+    ours: int = 0
+    others: int = 0
+
+
+class Choice(NamedTuple):
+    """The programs to use, their variant, and the reason for this choice.
+
+    ``left_behind`` is the other variant if it holds rules of ours. ``programs`` are the programs whose version was read, by file.
+    ``saved`` are the listings of the chosen variant that were read for the choice.
+    """
+
+    commands: Mapping[Family, str]
+    variant: Variant
+    reason: str
+    left_behind: Variant | None = None
+    programs: Mapping[str, Program] = types.MappingProxyType({})
+    saved: Mapping[Family, Saved] = types.MappingProxyType({})
+
+
+def commands(variant: Variant) -> Mapping[Family, str]:
+    """The programs that are always of this variant: ``iptables-nft``, ``ip6tables-legacy``."""
+    return {family: f"{command}-{_INFIXES[variant]}" for family, command in iptables.COMMANDS.items()}
+
+
+def installed() -> tuple[Variant, ...]:
+    """The variants whose own programs are in PATH. Distributions with one variant often have no such names."""
+    return tuple(
+        variant
+        for variant in Variant
+        if all(shutil.which(f"{commands(variant)[Family.IPV4]}{ending}") for ending in ("", "-save", "-restore"))
+    )
+
+
+def choose(chains: Collection[ChainKey]) -> Choice:
+    """Choose a variant by the rules of this network namespace. ``chains`` are ours. Starts a few programs, and changes nothing.
+
+    Without any evidence it is the variant in PATH, unless the kernel only takes rules of the other one.
+
+    Raises:
+        KernelError: there is no iptables at all, or it prints no version.
+    """
+    variants = installed()
+    programs: dict[str, Program] = {}
+    if len(variants) < len(Variant):
+        return Choice(iptables.COMMANDS, _default(programs), "it is the variant in PATH", programs=programs)
+    saved = {variant: _save_all(variant) for variant in variants}
+    evidence = {variant: count("\n".join(one.text for one in saved[variant].values()), chains) for variant in variants}
+    choice = decide(evidence, _default(programs))
+    choice = choice._replace(programs=programs, saved=saved[choice.variant])
+    other = other_than(choice.variant)
+    if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant, programs) and _takes_rules(other, programs):
+        reason = f"this kernel takes no rules of {choice.variant}, the variant in PATH"
+        return Choice(commands(other), other, reason, programs=programs)
+    return choice
+
+
+def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> Choice:
+    """Choose by the content of the tables of both variants; ``default`` is the variant of ``iptables`` in PATH."""
+    nf_tables, legacy = evidence[Variant.NF_TABLES], evidence[Variant.LEGACY]
+    hinted = [variant for variant in Variant if evidence[variant].hint]
+    if hinted:
+        variant, reason = hinted[0], f"the kubelet's chain {evidence[hinted[0]].hint} is in it"
+    elif nf_tables.others != legacy.others:
+        variant = Variant.NF_TABLES if nf_tables.others > legacy.others else Variant.LEGACY
+        reason = f"most rules are in it ({evidence[variant].others} of {nf_tables.others + legacy.others})"
+    elif bool(nf_tables.ours) is not bool(legacy.ours):
+        variant = Variant.NF_TABLES if nf_tables.ours else Variant.LEGACY
+        reason = "our rules are already in it"
+    else:
+        return Choice(
+            iptables.COMMANDS, default, "it is the variant in PATH", other_than(default) if _both_ours(evidence) else None
+        )
+    other = other_than(variant)
+    return Choice(commands(variant), variant, reason, other if evidence[other].ours else None)
+
+
+def count(text: str, chains: Collection[ChainKey]) -> Evidence:
+    """Count the rules in the output of an iptables-save. A rule in one of our ``chains``, or that leads to one, is ours."""
+    hint, table = "", ""
+    ours = others = 0
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif line.startswith(":"):
+            name = line[1:].partition(" ")[0]
+            hint = hint or (name if name in HINTS else "")
+        elif line.startswith("-A "):
+            words = line.split()
+            if ChainKey(table, words[1]) in chains or ChainKey(table, words[-1]) in chains:
+                ours += 1
+            else:
+                others += 1
+    return Evidence(hint, ours, others)
+
+
+def _save_all(variant: Variant) -> Mapping[Family, Saved]:
+    """The rules of one variant. A family whose tables are empty, or cannot be read in any attempt, is left out."""
+    saved: dict[Family, Saved] = {}
+    for family, command in commands(variant).items():
+        if iptables_tables.hold_nothing(family, variant):
+            continue
+        mark = _mark(family, variant)  # before the listing: a change during it makes the marks differ
+        if (text := _save(command)) is not None:
+            saved[family] = Saved(mark, text)
+    return saved
+
+
+def _mark(family: Family, variant: Variant) -> object:
+    """The mark of a family's rules; None if the kernel shows none, or would make a table for it."""
+    with contextlib.suppress(KernelError), contextlib.closing(RuleChanges()) as changes:
+        if variant is Variant.NF_TABLES or set(TABLES) <= set(legacy_tables.names(family)):
+            return changes.mark(family, variant)
+    return None
+
+
+def _save(command: str) -> str | None:
+    """The output of iptables-save; None if each attempt failed, or the kernel has no such tables.
+
+    With a single attempt, one failure at a restart could move the rules into the other variant.
+    """
+    for delay_s in (*DELAYS_S, None):
+        try:
+            return iptables_process.run(f"{command}-save")
+        except KernelError as error:
+            if iptables.lacks_tables(error):
+                return None
+            if delay_s is not None:
+                time.sleep(delay_s)
+    return None
+
+
+def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
+    """Whether the kernel takes rules of this variant, as far as a test shows.
+
+    A reading is no such test: the programs of nf_tables show empty tables even if the kernel has none.
+    """
+    driver = iptables.IptablesDriver(
+        chains=(),
+        jumps=(),
+        commands=commands(variant),
+        programs=programs,
+        takes_rules=lambda family: iptables_tables.take_rules(family, variant),
+    )
+    refusal = driver.try_writing(Family.IPV4)
+    return refusal is None or not refusal.is_certain
+
+
+def _default(programs: dict[str, Program]) -> Variant:
+    return Variant(iptables.IptablesDriver(chains=(), jumps=(), programs=programs).program(Family.IPV4).variant)
+
+
+def other_than(variant: Variant) -> Variant:
+    """The other variant."""
+    return Variant.LEGACY if variant is Variant.NF_TABLES else Variant.NF_TABLES
+
+
+def _both_ours(evidence: Mapping[Variant, Evidence]) -> bool:
+    return all(one.ours for one in evidence.values())

@@ -1,0 +1,1 @@
+"""IPVS: virtual servers and their real servers, their connections, their counters, and schedulers."""

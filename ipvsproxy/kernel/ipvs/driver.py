@@ -1,0 +1,460 @@
+"""The IPVS driver: virtual servers, real servers, and the connection timeouts."""
+
+import contextlib
+import errno
+import functools
+import pathlib
+import struct
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from pyroute2.netlink import NETLINK_GENERIC
+
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.ipvs import entries as ipvs_entries
+from ipvsproxy.kernel.ipvs import handover as ipvs_handover
+from ipvsproxy.kernel.ipvs import message as ipvs_message
+from ipvsproxy.kernel.ipvs import operations as ipvs_operations
+from ipvsproxy.kernel.ipvs import pages as ipvs_pages
+from ipvsproxy.kernel.ipvs import table as ipvs_table
+from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
+from ipvsproxy.kernel.ipvs.connections import ConnectionReader
+from ipvsproxy.model.kernel import (
+    HASHED,
+    PERSISTENT,
+    Connections,
+    FirewallMark,
+    ObservedVirtualServer,
+    RealServers,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey, Thresholds
+
+LISTED_PER_QUESTION = 2
+"""So many virtual servers of ``/proc/net/ip_vs`` are read in the time of a question about one."""
+
+_PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
+_SERVICE, _DESTINATION = 1, 2
+# One layout for all dumps: a new layout has to walk its first message, which takes as long as a dump.
+_SETTINGS = message.Layout(
+    [
+        message.Field((_SERVICE, kind), code)
+        for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"), (9, "4s"))
+    ]
+)
+_MARKED_SETTINGS = message.Layout(
+    [message.Field((_SERVICE, kind), code) for kind, code in ((1, "H"), (5, "I"), (6, "s"), (7, "I"), (8, "I"), (9, "4s"))]
+)
+_TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
+_METHODS = 0x7
+"""The bits of a real server's flags that are its forwarding method; 0 is masquerading (include/uapi/linux/ip_vs.h,
+IP_VS_CONN_F_FWD_MASK).
+"""
+_REAL_SERVER = message.Layout(
+    [
+        message.Field((_DESTINATION, kind), code)
+        for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (3, "I"), (4, "I"), (5, "I"), (6, "I"))
+    ]
+)
+_CONNECTIONS = message.Layout(
+    [message.Field((_DESTINATION, kind), code) for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
+)
+
+T = TypeVar("T")
+
+
+class IpvsDriver:
+    """Reads and writes the IPVS table in the network namespace of the thread that makes this object. Only that thread may use it.
+
+    ``traffic`` reads the counters.
+
+    Raises:
+        KernelError: the kernel has no IPVS.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[int], netlink.Socket] = netlink.open_socket,
+        table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
+        counts: ConnectionReader | None = None,
+        entries: ipvs_entries.EntryReader | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``counts`` reads connections, and ``entries`` the table, where there is a faster way than netlink and ``table``."""
+        self._sleep = sleep
+        self._counts = counts or ConnectionReader()
+        self.traffic = ipvs_traffic.TrafficReader(connect)
+        self._make_table = functools.partial(ipvs_table.TableReader, table, self._settings, self._virtual_server)
+        self._table = self._make_table()
+        pages = ipvs_pages.PageReader(table, ipvs_entries.name_of)
+        self._entries = entries or ipvs_entries.EntryReader(self._virtual_server, pages=pages)
+        self._reads_entries = False
+        """Whether the last reading of everything met no IPv6, and none was written since."""
+        self._channel = netlink.Channel(NETLINK_GENERIC, connect)
+        self._family_number = 0
+        self._encoder = ipvs_message.Encoder(0)
+        self._renew()
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._channel.close()
+        self._counts.close()
+        self._entries.close()
+
+    @property
+    def foreign(self) -> int:
+        """The number of virtual servers that the last reading left out: those of another protocol, which are never ours."""
+        return self._entries.foreign if self._reads_entries else self._table.foreign
+
+    def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        """All virtual servers by key.
+
+        If there are none of IPv6, they are read by ``getsockopt`` (see ``ipvs_entries``). Whether there are any, the uses of
+        schedulers tell, if they are as many as virtual servers of IPv4; or else a netlink dump. Otherwise settings come from that
+        dump, real servers from ``/proc/net/ip_vs``; virtual servers that the file skips (see ``table``) are read one by one.
+
+        Raises:
+            KernelError: a part could not be read.
+        """
+        try:
+            return {key: observed for part in self.observe_in_parts() for key, observed in part.items() if observed is not None}
+        except KernelError:
+            self._table.forget()  # the caller gets none of it
+            self._entries.forget()
+            raise
+
+    def observe_in_parts(self) -> Iterator[ipvs_table.Reading]:
+        """As ``observe``, part by part; other calls may come between the parts. The next poll reads what these calls write.
+
+        None stands for a virtual server that no longer exists.
+
+        Raises:
+            KernelError: a part could not be read. The parts before it are valid.
+        """
+        # A dump of a hundred thousand takes seconds: the kernel walks its table from the beginning for each part.
+        settings = {} if self._entries.shows_all() else self._settings()
+        if all(key.address.family is Family.IPV4 for key in settings) and self._entries.is_there():
+            if not self._reads_entries:
+                self._table = self._make_table()  # what it knows would take memory, and become old
+                self._reads_entries = True
+            self._entries.forget()
+            return self._entries.read(whole=True)
+        self._reads_entries = False
+        return self._table.read_with(settings)
+
+    def observe_changed(self, *, whole: bool) -> Iterator[ipvs_table.Reading]:
+        """As ``observe_in_parts``, but only virtual servers that have changed or were written since they were last returned.
+
+        Without IPv6, this includes everything if it is ``whole``; otherwise no weights and no exchanged real servers, and what
+        was written here waits for a whole reading (see ``ipvs_entries``). One of IPv6 that another program has added waits for
+        ``observe``.
+
+        With IPv6, only a whole reading reads anything, and does not show scheduler flags. Virtual servers that the file skips
+        (see ``table``) are read one by one if they are known or were added here; one that another program has added waits
+        for ``observe``.
+
+        Raises:
+            KernelError: a part could not be read. The parts before it are valid.
+        """
+        if self._reads_entries:
+            return self._entries.read(whole=whole)
+        return self._table.read() if whole else iter(())
+
+    def _note(self, key: VirtualServerKey, *, is_there: bool) -> None:
+        """Note a write for the next reading."""
+        if self._reads_entries and key.address.family is Family.IPV6:
+            self._reads_entries = False  # until an audit finds that there are none again
+            self._entries.forget()
+        (self._entries if self._reads_entries else self._table).note(key, is_there=is_there)
+
+    def refusal_with(self, scheduler: str) -> int:
+        """The kernel's error for an invalid virtual server with this scheduler, which the kernel looks up first.
+
+        ENOENT: the scheduler does not exist. EINVAL: it exists, and is loaded now. Others: the kernel did not look it up.
+
+        Raises:
+            KernelError: the kernel did not answer.
+        """
+        number = self._channel.do(self._encoder.unacceptable_service(scheduler))
+        if number == errno.ENOENT and self._renew_quietly():
+            number = self._channel.do(self._encoder.unacceptable_service(scheduler))
+        return number
+
+    def has_ipv6(self) -> bool:
+        """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). A lost answer counts as yes."""
+        return self._channel.do(self._encoder.unacceptable_service("rr")) != errno.EAFNOSUPPORT
+
+    def has_older_interface(self) -> bool:
+        """Whether this kernel answers questions about IPVS by ``getsockopt``."""
+        return self._entries.is_there()
+
+    def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, Connections]]:
+        """The connections of the real servers of these virtual servers; empty for a virtual server that does not exist.
+
+        Raises:
+            KernelError: the connections could not be read.
+        """
+        if len(keys) * LISTED_PER_QUESTION > max(self._table.size, self._entries.size):
+            listed = self._table.connections()
+            return {key: listed[key] if key in listed else self._connections(key) for key in keys}
+        return {key: self._connections(key) for key in keys}
+
+    def read_timeouts(self) -> Timeouts:
+        """The connection timeouts.
+
+        Raises:
+            KernelError: the timeouts could not be read.
+        """
+        action = "read the IPVS timeouts"
+        data, start, end = self._channel.ask(self._encoder.configuration(), action)
+        values = _TIMEOUTS.read(data, start + ipvs_message.GENERIC_HEADER, end)
+        if values is None:
+            raise KernelError(action=action, detail="the answer is incomplete")
+        return Timeouts(*values)
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Add, set and remove virtual and real servers, and set timeouts. Each object may have at most one operation.
+
+        Operations take effect in their order, with one exception: an add of a present object, and a set of an absent one, is
+        repeated with the other verb after all others. A present virtual server by firewall mark is left alone (EEXIST). Outcomes
+        have the order of the operations. An operation on several real servers also has one outcome for each real server that was
+        not simply added.
+        """
+        for _, item in operations:
+            # With any outcome, the next reading returns it, and reads it by netlink before it counts as gone.
+            if isinstance(item, VirtualServer):
+                self._note(item.key, is_there=True)
+            elif isinstance(item, RealServers):
+                self._note(item.virtual_server, is_there=True)
+        failed = self._run_prepared(*ipvs_operations.as_sent(operations))
+        reported: dict[ipvs_operations.Place, Outcome] = {}
+        again: dict[ipvs_operations.Place, Operation] = {}
+        for place in sorted(failed):
+            operation = ipvs_operations.single(operations, place)
+            verb = ipvs_operations.opposite(operation, failed[place].number)
+            if verb is not None:
+                again[place] = Operation(verb, operation.item)
+                reported[place] = Outcome(operation, surprise=True)
+                del failed[place]
+        repeated = list(again)
+        failed |= {repeated[number]: failure for (number, _), failure in self._run(list(again.values())).items()}
+        for place, failure in failed.items():
+            operation = ipvs_operations.single(operations, place)
+            if operation.verb is Verb.REMOVE and ipvs_operations.is_absent(operation, failure.number):
+                reported[place] = Outcome(operation, surprise=True)
+            else:
+                reported[place] = Outcome(
+                    operation, f"{operation}: {ipvs_operations.explain(operation, failure)}", max(failure.number, 0)
+                )
+        for position, (verb, item) in enumerate(operations):
+            if isinstance(item, VirtualServer) and verb is Verb.REMOVE:
+                outcome = reported.get(ipvs_operations.Place(position))
+                if outcome is None or not outcome.error:
+                    self._note(item.key, is_there=False)
+        return ipvs_operations.outcomes(operations, reported)
+
+    def _run_prepared(
+        self, operations: Sequence[Operation], positions: Sequence[int]
+    ) -> dict[ipvs_operations.Place, ipvs_operations.Failure]:
+        """As ``_run``, in runs that begin with preparations for new schedulers, if there are any."""
+        if not any(verb is Verb.SET and type(item) is VirtualServer for verb, item in operations):
+            return self._run(operations, positions)
+        failed: dict[ipvs_operations.Place, ipvs_operations.Failure] = {}
+        pauses = 0
+        for start, end in ipvs_handover.segments(operations):
+            if pauses < ipvs_handover.MOST_PAUSES:
+                pauses += self._prepare_schedulers(operations[start:end])
+            failed |= self._run(operations[start:end], positions[start:end])
+        return failed
+
+    def _prepare_schedulers(self, operations: Sequence[Operation]) -> bool:
+        """Let virtual servers serve clients while their scheduler is changed; see ``ipvs_handover``.
+
+        Returns whether any needs that.
+        """
+        prepared: list[Operation] = []
+        for operation in filter(ipvs_handover.may_change_scheduler, operations):
+            item = operation.item
+            with contextlib.suppress(KernelError):  # the change itself reports it
+                if isinstance(item, VirtualServer) and (present := self._settings_of(item.key)) is not None:
+                    first = ipvs_handover.prepared(item, present)
+                    prepared += [first] if first else []
+        if prepared:
+            self._run(prepared)
+            self._sleep(ipvs_handover.PAUSE_S)
+        return bool(prepared)
+
+    def _run(
+        self, operations: Sequence[Operation], positions: Sequence[int] | None = None
+    ) -> dict[ipvs_operations.Place, ipvs_operations.Failure]:
+        """Send operations to the kernel, each for the one at its position. Returns the first failure of each place with one."""
+        failed: dict[ipvs_operations.Place, ipvs_operations.Failure] = {}
+        positions = positions or range(len(operations))
+        for start, end in ipvs_operations.chunks(operations, self._channel.limit):
+            failures = self._run_chunk(operations[start:end])
+            if failures:
+                places = ipvs_operations.places(operations[start:end], positions[start:end])
+                for index, failure in failures.items():
+                    failed.setdefault(places[index], failure)
+        return failed
+
+    def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
+        """Send operations to the kernel. Returns the failures by the index of their message, among all messages."""
+        try:
+            messages = self._encoder.encode(operations, self._channel.reserve(ipvs_operations.messages(operations)))
+        except (ValueError, struct.error) as error:
+            singles = list(one_by_one(operations))
+            if len(singles) == 1:
+                return {0: ipvs_operations.Failure(errno.EINVAL, str(error))}
+            alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(singles))
+            return {index: failed[0] for index, failed in alone if failed}
+        numbers: dict[int, int] = {}
+        limit = self._channel.limit
+        for start in range(0, len(messages), limit):
+            for index, number in self._channel.run(messages[start : start + limit]).items():
+                numbers[start + index] = number
+        failed = {index: ipvs_operations.Failure(number) for index, number in sorted(numbers.items())}
+        unknown = [index for index, number in numbers.items() if number == errno.ENOENT]
+        if unknown and self._renew_quietly():
+            singles = list(one_by_one(operations))
+            for index in unknown:
+                del failed[index]
+            for index, failure in self._run_chunk([singles[index] for index in unknown]).items():
+                failed[unknown[index]] = failure
+        return failed
+
+    def _renew(self) -> bool:
+        """Look up the number of the IPVS family. Returns whether it has changed, because the module was loaded again."""
+        number = netlink.resolve_family(self._channel, "IPVS", "ip_vs")
+        if number == self._family_number:
+            return False
+        self._family_number = number
+        self._encoder = ipvs_message.Encoder(number)
+        return True
+
+    def _renew_quietly(self) -> bool:
+        try:
+            return self._renew()
+        except KernelError:
+            return False
+
+    def _gather(
+        self,
+        request: Callable[[ipvs_message.Encoder], bytes],
+        action: str,
+        read: Callable[[Iterable[tuple[bytes, int, int]]], Iterable[T]],
+    ) -> list[T]:
+        """Apply ``read`` to the messages of each part of a dump, and return all results."""
+
+        def read_part(replies: Iterable[netlink.Reply]) -> Iterable[T]:
+            return read(map(ipvs_message.attributes, replies))
+
+        try:
+            return self._channel.gather(request(self._encoder), action, read_part)
+        except KernelError as error:
+            if error.errno != errno.ENOENT or not self._renew():
+                raise
+            return self._channel.gather(request(self._encoder), action, read_part)
+
+    def _settings(self) -> dict[VirtualServerKey, VirtualServerSettings]:
+        return dict(self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", _read_settings))
+
+    def _settings_of(self, key: VirtualServerKey) -> VirtualServerSettings | None:
+        action = f"read {key}"
+        try:
+            data, start, end = self._channel.ask(self._encoder.service(key), action)
+        except KernelError as error:
+            if error.errno == errno.ESRCH:
+                return None
+            raise
+        for _, settings in _read_settings([(data, start + ipvs_message.GENERIC_HEADER, end)]):
+            return settings
+        raise KernelError(action=action, detail="the answer is incomplete")
+
+    def _virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
+        settings = self._settings_of(key)
+        if settings is None:
+            return None
+        weights: dict[RealServerKey, int] = {}
+        thresholds: dict[RealServerKey, Thresholds] = {}
+        for real_server, (method, weight, upper, lower) in self._real_servers(key, _REAL_SERVER):
+            weights[real_server] = NOT_MASQUERADED if method & _METHODS else weight
+            if upper or lower:
+                thresholds[real_server] = Thresholds(upper, lower)
+        return ObservedVirtualServer(settings, weights, thresholds=thresholds or None)
+
+    def _connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
+        counts = self._counts.read(key)
+        if counts is not None:
+            return counts
+        return {real_server: Connections(*counts) for real_server, counts in self._real_servers(key, _CONNECTIONS)}
+
+    def _real_servers(self, key: VirtualServerKey, layout: message.Layout) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
+        """The real servers of a virtual server, with the ``layout`` fields behind address and port; none if it does not exist."""
+        for part in self._gather(lambda encoder: encoder.destinations(key), f"list the real servers of {key}", list):
+            values = layout.read(*part)
+            if values is None:
+                raise KernelError(action=f"list the real servers of {key}", detail=ipvs_message.NO_ADDRESS_FAMILY)
+            family, address, port, *others = values
+            yield RealServerKey(_address(family, address) + port), others
+
+
+class AbsentIpvs(IpvsDriver):
+    """The IPVS driver for a kernel without IPVS: it has no objects, and refuses every operation."""
+
+    foreign = 0
+
+    def __init__(self) -> None:
+        """Open nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+    def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        """No virtual servers."""
+        return {}
+
+    def observe_in_parts(self) -> Iterator[ipvs_table.Reading]:
+        """No virtual servers."""
+        return iter(())
+
+    def observe_changed(self, *, whole: bool) -> Iterator[ipvs_table.Reading]:
+        """No virtual servers."""
+        del whole
+        return iter(())
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Refuse every operation."""
+        return [Outcome(operation, f"{operation}: this kernel has no IPVS", errno.ENOENT) for operation in operations]
+
+
+def _read_settings(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[VirtualServerKey, VirtualServerSettings]]:
+    """The settings in messages about virtual servers, without those of other protocols."""
+    for part in parts:
+        if (values := _SETTINGS.read(*part)) is not None:
+            family, protocol, address, port, *settings = values
+            if protocol in _PROTOCOLS:
+                key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
+                yield key, _shared_settings(key.address.family, *settings)
+        elif (values := _MARKED_SETTINGS.read(*part)) is not None:
+            family, mark, *settings = values
+            yield FirewallMark.of(Family(family), mark), _shared_settings(Family(family), *settings)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_settings(family: Family, scheduler: bytes, flags: int, timeout_s: int, netmask: bytes) -> VirtualServerSettings:
+    """One object for all virtual servers with equal settings."""
+    name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
+    prefix_length = ipvs_message.network_length(family, netmask) if flags & PERSISTENT else 0
+    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, prefix_length)
+
+
+def _address(family: int, packed: bytes) -> Address:
+    return Address(packed[:4] if family == Family.IPV4 else packed)

@@ -1,0 +1,164 @@
+"""Operations on virtual and real servers in the form in which they are sent, and the meaning of the kernel's refusals."""
+
+import errno
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.model.kernel import FirewallMark, RealServers, VirtualServer
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import RealServerKey
+
+PREPARED_SCHEDULERS = frozenset({"mh"})
+"""Schedulers that rebuild a large table for each added real server. A new virtual server gets such a scheduler after its real
+servers.
+"""
+NO_SCHEDULER = "none"
+"""The kernel's name for no scheduler. A virtual server without one refuses connections, as one without real servers does."""
+
+
+class Failure(NamedTuple):
+    """A failure: the kernel's error number, and a ``detail`` if the number does not explain it."""
+
+    number: int
+    detail: str = ""
+
+
+class Place(NamedTuple):
+    """The position of an operation, and the real server, if it is an operation on real servers."""
+
+    position: int
+    real_server: RealServerKey | None = None
+
+
+def places(operations: Sequence[Operation], positions: Sequence[int]) -> list[Place]:
+    """The place of each message of these operations."""
+    result: list[Place] = []
+    for (_, item), position in zip(operations, positions, strict=True):
+        result += [Place(position, key) for key in item.keys] if isinstance(item, RealServers) else [Place(position)]
+    return result
+
+
+def messages(operations: Iterable[Operation]) -> int:
+    """The number of messages of these operations."""
+    return sum(len(item.keys) if isinstance(item, RealServers) else 1 for _, item in operations)
+
+
+def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
+    """Cut operations into chunks of at most ``limit`` messages. An operation with more messages is a chunk of its own.
+
+    The messages of a chunk are deleted before the next one is encoded, because messages of all chunks together cost many page
+    faults.
+    """
+    start = count = 0
+    for position, (_, item) in enumerate(operations):
+        size = len(item.keys) if isinstance(item, RealServers) else 1
+        if count + size > limit and start < position:
+            yield start, position
+            start, count = position, 0
+        count += size
+    if start < len(operations):
+        yield start, len(operations)
+
+
+def single(operations: Sequence[Operation], place: Place) -> Operation:
+    """The operation at this place, on one object alone."""
+    operation = operations[place.position]
+    if isinstance(operation.item, RealServers) and place.real_server is not None:
+        return Operation(operation.verb, operation.item._replace(keys=(place.real_server,)))
+    return operation
+
+
+def outcomes(operations: Sequence[Operation], reported: Mapping[Place, Outcome]) -> list[Outcome]:
+    """The outcomes of all operations; one without an outcome in ``reported`` is in force.
+
+    An operation on several real servers is split if some of them have an outcome in ``reported``.
+    """
+    if not reported:
+        return list(map(Outcome, operations))
+    of_several: dict[int, dict[RealServerKey, Outcome]] = {}
+    for place, outcome in reported.items():
+        if place.real_server is not None:
+            of_several.setdefault(place.position, {})[place.real_server] = outcome
+    results: list[Outcome] = []
+    for position, operation in enumerate(operations):
+        others = of_several.get(position, {})
+        if isinstance(operation.item, RealServers) and others:
+            added = [key for key in operation.item.keys if key not in others]
+            if added:
+                results.append(Outcome(Operation(operation.verb, operation.item._replace(keys=tuple(added)))))
+            results += others.values()
+        else:
+            results.append(reported.get(Place(position)) or Outcome(operation))
+    return results
+
+
+def opposite(operation: Operation, number: int) -> Verb | None:
+    """The verb that puts an operation in force if this error means that the object is unexpectedly present or absent.
+
+    A virtual server by firewall mark that is unexpectedly present is another program's: marks are given to us by nobody.
+    """
+    if operation.verb is Verb.ADD and number == errno.EEXIST:
+        return None if _is_by_mark(operation.item) else Verb.SET
+    missing = errno.ENOENT if isinstance(operation.item, RealServers) else errno.ESRCH
+    return Verb.ADD if operation.verb is Verb.SET and number == missing else None
+
+
+def is_absent(operation: Operation, number: int) -> bool:
+    """Whether this error means that the object of a removal is absent.
+
+    For a virtual server, only ESRCH does (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c). ENOENT, which says nothing
+    about it, would have its witnesses removed, and then nobody knows that it is ours.
+    """
+    return number == errno.ESRCH or (number == errno.ENOENT and isinstance(operation.item, RealServers))
+
+
+def _is_by_mark(item: object) -> bool:
+    return isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark)
+
+
+def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
+    """The operations to send, and for each the position of the one that it is for: see ``PREPARED_SCHEDULERS``."""
+    positions = range(len(operations))
+    new = {
+        item.key: position
+        for position, (verb, item) in enumerate(operations)
+        if isinstance(item, VirtualServer) and verb is Verb.ADD and item.settings.scheduler in PREPARED_SCHEDULERS
+    }
+    if not new:
+        return operations, positions
+    last = {
+        item.virtual_server: position
+        for position, (verb, item) in enumerate(operations)
+        if isinstance(item, RealServers) and verb is Verb.ADD and new.get(item.virtual_server, position) < position
+    }
+    finished = {position: new[key] for key, position in last.items()}
+    sent: list[Operation] = []
+    positions_of_sent: list[int] = []
+    for position, operation in enumerate(operations):
+        item = operation.item
+        if isinstance(item, VirtualServer) and new.get(item.key) == position and item.key in last:
+            bare = VirtualServer(item.key, item.settings._replace(scheduler=NO_SCHEDULER), item.weights, item.owner)
+            sent.append(Operation(Verb.ADD, bare))
+        else:
+            sent.append(operation)
+        positions_of_sent.append(position)
+        if position in finished:
+            sent.append(Operation(Verb.SET, operations[finished[position]].item))
+            positions_of_sent.append(finished[position])
+    return sent, positions_of_sent
+
+
+def explain(operation: Operation, failure: Failure) -> str:
+    """The reason why the kernel refused an operation, in words."""
+    if failure.detail:
+        return failure.detail
+    item = operation.item
+    if operation.verb is Verb.ADD and failure.number == errno.EEXIST and _is_by_mark(item):
+        return "another program has made a virtual server by this mark"
+    if isinstance(item, VirtualServer) and failure.number == errno.ENOENT:
+        name = item.settings.scheduler
+        return f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
+    if isinstance(item, RealServers) and failure.number == errno.ESRCH:
+        return "its virtual server is missing"
+    return netlink.explain(failure.number)

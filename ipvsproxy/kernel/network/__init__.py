@@ -1,0 +1,1 @@
+"""Addresses, local routes, tracked flows, and notifications of their changes."""

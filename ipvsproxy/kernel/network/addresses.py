@@ -1,0 +1,288 @@
+"""The address driver: the dummy device with the service addresses on it, and the addresses of all other interfaces."""
+
+import errno
+import functools
+import hashlib
+import itertools
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+from pyroute2.netlink import NETLINK_ROUTE
+from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELLINK, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, RTM_NEWLINK
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
+
+BATCH_SIZE = 200
+"""The number of addresses in one ``send``.
+
+For each change the kernel walks all addresses of the device while it holds the lock of all network configuration.
+"""
+MANY_REMOVALS = 500
+"""From so many on, all addresses of the device are removed with the device itself, which is then made anew.
+
+One by one, each IPv6 address takes milliseconds: 10,000 take half a minute, the device 0.3 s.
+"""
+KIND = "dummy"
+"""The kind of the device that carries the service addresses."""
+
+_LINK_HEADER, _ADDRESS_HEADER = 16, 8
+_LINK_NAME, _LINK_INFO, _LINK_KIND = 3, 18, 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS
+_LINK = struct.Struct("=4xi")
+_ADDRESS = struct.Struct("=BBxxI")
+_SAMPLES: Mapping[Family, message.Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+}
+_SIZES: Mapping[int, int] = {family: family.bits // 8 for family in Family}
+_pack_index = struct.Struct("=I").pack
+
+
+class ObservedAddresses(NamedTuple):
+    """Whether the device is there, the addresses on it, and those of every other interface, loopback included."""
+
+    device: bool
+    addresses: AbstractSet[Address]
+    others: tuple[InterfaceAddress, ...]
+
+
+class _Link(NamedTuple):
+    number: int
+    name: str
+    kind: str
+
+
+class AddressDriver:
+    """Reads and writes addresses in the network namespace of the thread that makes this object. Only that thread may use it.
+
+    The device stays down: its addresses are local even so, and a device that goes down loses its IPv6 addresses.
+    """
+
+    def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:
+        self._device = device
+        self._channel = netlink.Channel(NETLINK_ROUTE, connect)
+        self._template = functools.cache(_address_template)
+        self._digest = b""
+        """The digest of the last reading by ``observe_changed``; empty if the next one must return everything."""
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def observe(self) -> ObservedAddresses:
+        """Read all addresses of this host, by one dump of addresses and one of interfaces.
+
+        Raises:
+            KernelError: a dump failed, or an interface that is not a dummy has the device's name.
+        """
+        self._digest = b""  # the next ``observe_changed`` must return everything
+        return self._read(*self._dump())
+
+    def observe_changed(self) -> ObservedAddresses | None:
+        """As ``observe``, but None if nothing has changed since the last call, and nothing was written or observed meanwhile.
+
+        Raises:
+            KernelError: as for ``observe``.
+        """
+        replies, links = self._dump()
+        digest = _digest(replies, links.values())
+        if digest == self._digest:
+            return None
+        observed = self._read(replies, links)
+        self._digest = digest
+        return observed
+
+    def _dump(self) -> tuple[list[netlink.Reply], dict[int, _Link]]:
+        # Addresses first: an interface that vanishes in between takes its addresses along, and a new one had none yet.
+        replies = self._channel.dump(_address_query(), "list the addresses")
+        return replies, {link.number: link for link in self._links()}
+
+    def _read(self, replies: Iterable[netlink.Reply], links: Mapping[int, _Link]) -> ObservedAddresses:
+        own = next((link for link in links.values() if link.name == self._device), None)
+        if own is not None:
+            self._require_dummy(own)
+        ours: dict[Address, None] = {}
+        others: list[InterfaceAddress] = []
+        with netlink.parsing("list the addresses"):
+            for data, start, end in replies:
+                family, prefix_length, index = _ADDRESS.unpack_from(data, start)
+                attributes = message.attributes(data, start + _ADDRESS_HEADER, end)
+                at = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+                if at is None or index not in links or at[1] - at[0] != _SIZES.get(family):
+                    continue
+                address = Address(data[at[0] : at[1]])
+                if own is not None and index == own.number:
+                    ours[address] = None
+                else:
+                    others.append(InterfaceAddress(links[index].name, address, prefix_length))
+        return ObservedAddresses(own is not None, ours.keys(), tuple(others))
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Add and remove the device and its addresses, in the given order. Repeating an operation is no error.
+
+        Outcomes have the order of the operations.
+        """
+        self._digest = b""
+        results: list[Outcome] = []
+        for is_device, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, Device)):
+            run = list(group)
+            if is_device:
+                results += map(self._apply_device, run)
+            else:
+                results += outcomes(run, self._apply_addresses(list(one_by_one(run))))
+        return results
+
+    def _apply_device(self, operation: Operation) -> Outcome:
+        try:
+            present = self._find() is not None
+            if operation.verb is Verb.REMOVE:
+                number = self._channel.do(_link_message(RTM_DELLINK, self._device, 0)) if present else errno.ENODEV
+                expected = errno.ENODEV
+            else:
+                creation = _link_message(RTM_NEWLINK, self._device, netlink.CREATE | netlink.EXCLUSIVE)
+                number = errno.EEXIST if present else self._channel.do(creation)
+                expected = errno.EEXIST
+        except KernelError as error:
+            return Outcome(operation, f"{operation}: {error.detail}", error.errno)
+        if number in (0, expected):
+            return Outcome(operation, surprise=number == expected)
+        reason = netlink.explain(number)
+        if number == errno.EOPNOTSUPP:
+            reason = "this kernel has no dummy devices: the module dummy is missing or cannot be loaded"
+        return Outcome(operation, f"{operation}: {reason}", max(number, 0))
+
+    def _apply_addresses(self, operations: Sequence[Operation]) -> Mapping[Operation, Outcome]:
+        """Add and remove addresses. Returns the outcomes of operations that failed or were a surprise."""
+        try:
+            link = self._find()
+            failure = KernelError(action="", errno=errno.ENODEV, detail=f"the device {self._device} is missing")
+        except KernelError as error:
+            link, failure = None, error
+        if link is None:
+            return {
+                operation: Outcome(operation, surprise=True)
+                if operation.verb is Verb.REMOVE and failure.errno == errno.ENODEV
+                else Outcome(operation, f"{operation}: {failure.detail}", failure.errno)
+                for operation in operations
+            }
+        if len(operations) >= MANY_REMOVALS and all(operation.verb is Verb.REMOVE for operation in operations):
+            observed = self._read(*self._dump()).addresses
+            if observed <= {operation.item.key for operation in operations}:
+                return self._empty_device(operations, observed)
+        reported: dict[Operation, Outcome] = {}
+        index = _pack_index(link.number)
+        step = min(BATCH_SIZE, self._channel.limit)
+        for first in range(0, len(operations), step):
+            chunk = operations[first : first + step]
+            for place, number in self._channel.run(self._encode(chunk, index)).items():
+                reported[chunk[place]] = _outcome(chunk[place], number)
+        return reported
+
+    def _empty_device(self, operations: Sequence[Operation], observed: AbstractSet[Address]) -> Mapping[Operation, Outcome]:
+        """Remove all addresses of the device. Returns as ``_apply_addresses``; ``observed`` are those that the device has."""
+        device = Device(self._device)
+        for verb in (Verb.REMOVE, Verb.ADD):
+            outcome = self._apply_device(Operation(verb, device))
+            if outcome.error:  # repeated one by one, or found missing with the device
+                return {operation: Outcome(operation, outcome.error, outcome.errno) for operation in operations}
+        absent = (operation for operation in operations if operation.item.key not in observed)
+        return {operation: Outcome(operation, surprise=True) for operation in absent}
+
+    def _encode(self, chunk: Sequence[Operation], index: bytes) -> list[bytes]:
+        messages: list[bytes] = []
+        for (verb, item), sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True):
+            if not isinstance(item, BoundAddresses):
+                raise TypeError(f"not a device or an address: {item}")
+            address = item.key
+            messages.append(self._template(verb, len(address)).encode((sequence, index, address, address)))
+        return messages
+
+    def _find(self) -> _Link | None:
+        try:
+            reply = self._channel.ask(_link_message(RTM_GETLINK, self._device, 0), f"find {self._device}")
+        except KernelError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+        link = _parse_link(reply)
+        self._require_dummy(link)
+        return link
+
+    def _links(self) -> list[_Link]:
+        query = ifinfmsg()
+        query["attrs"] = [["IFLA_EXT_MASK", _SKIP_STATISTICS]]
+        request = message.encode(query, RTM_GETLINK, netlink.REQUEST | netlink.DUMP)
+        return [_parse_link(reply) for reply in self._channel.dump(request, "list the interfaces")]
+
+    def _require_dummy(self, link: _Link) -> None:
+        if link.kind != KIND:
+            what = f"a {link.kind} device" if link.kind else "a device of another kind"
+            detail = f"{link.name} is {what}, not a {KIND}: remove or rename it"
+            raise KernelError(action=f"find {link.name}", errno=errno.EEXIST, detail=detail)
+
+
+def _outcome(operation: Operation, number: int) -> Outcome:
+    if operation.verb is Verb.REMOVE:
+        surprise = number in (errno.EADDRNOTAVAIL, errno.ENXIO, errno.ENODEV)
+    else:
+        surprise = number == errno.EEXIST
+    if surprise:
+        return Outcome(operation, surprise=True)
+    return Outcome(operation, f"{operation}: {netlink.explain(number)}", max(number, 0))
+
+
+def _digest(addresses: Iterable[netlink.Reply], links: Iterable[_Link]) -> bytes:
+    digest = hashlib.blake2b(repr(sorted(links)).encode(), digest_size=16)
+    for data, start, end in addresses:
+        digest.update(memoryview(data)[start:end])
+    return digest.digest()
+
+
+def _parse_link(reply: netlink.Reply) -> _Link:
+    data, start, end = reply
+    with netlink.parsing("read an interface"):
+        (number,) = _LINK.unpack_from(data, start)
+    attributes = message.attributes(data, start + _LINK_HEADER, end)
+    name = message.text(data, attributes[_LINK_NAME]) if _LINK_NAME in attributes else ""
+    information = message.attributes(data, *attributes[_LINK_INFO]) if _LINK_INFO in attributes else {}
+    kind = message.text(data, information[_LINK_KIND]) if _LINK_KIND in information else ""
+    return _Link(number, name, kind)
+
+
+def _link_message(command: int, name: str, flags: int) -> bytes:
+    link = ifinfmsg()
+    attributes: list[Any] = [["IFLA_IFNAME", name]]
+    if command == RTM_NEWLINK:
+        attributes.append(["IFLA_LINKINFO", {"attrs": [["IFLA_INFO_KIND", KIND]]}])
+    link["attrs"] = attributes
+    return message.encode(link, command, netlink.REQUEST | flags)
+
+
+def _address_query() -> bytes:
+    return message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
+
+
+def _address_template(verb: Verb, size: int) -> message.Template:
+    """A message about an address of ``size`` bytes. As in kube-proxy, both attributes hold it; no flags, label or scope."""
+    family = next(family for family in Family if _SIZES[family] == size)
+
+    def build(index: int, local: str, address: str) -> bytes:
+        request = ifaddrmsg()
+        request["family"] = int(family)
+        request["prefixlen"] = family.bits
+        request["index"] = index
+        request["attrs"] = [["IFA_LOCAL", local], ["IFA_ADDRESS", address]]
+        if verb is Verb.REMOVE:
+            return message.encode(request, RTM_DELADDR, netlink.REQUEST)
+        return message.encode(request, RTM_NEWADDR, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
+
+    return message.Template(build, {"index": (0, 0xFFFFFFFF), "local": _SAMPLES[family], "address": _SAMPLES[family]})

@@ -1,0 +1,241 @@
+"""The conntrack driver: deletes tracked flows to real servers that should no longer get them."""
+
+import contextlib
+import errno
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Never
+
+from pyroute2.netlink import NETLINK_NETFILTER
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_CTNETLINK
+from pyroute2.netlink.nfnetlink.nfctsocket import IPCTNL_MSG_CT_DELETE, IPCTNL_MSG_CT_GET, nfct_msg
+
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.model.kernel import Flow, FlowCleaning
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome
+
+BATCH_SIZE = 500
+"""The number of flows that one ``send`` deletes."""
+_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
+_STATISTICS = 5  # IPCTNL_MSG_CT_GET_STATS
+_NO_FILTER = 1 << 31
+"""A flag of ``CTA_FILTER`` that no kernel knows."""
+
+_SUBSYSTEM = NFNL_SUBSYS_CTNETLINK << 8
+_HEADER_SIZE = 4
+_ORIGINAL, _REPLY, _ZONE = 1, 2, 18
+_IP, _PROTO = 1, 2
+_FILTER_DESTINATION, _FILTER_PROTOCOL, _FILTER_PORT = 0x02, 0x08, 0x20
+"""The flags ``CTA_FILTER_F_CTA_IP_DST``, ``_PROTO_NUM`` and ``_PROTO_DST_PORT`` (net/netfilter/nf_internals.h)."""
+_DESTINATIONS: Mapping[Family, int] = {Family.IPV4: 2, Family.IPV6: 4}
+_SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
+
+
+class Listings(NamedTuple):
+    """What this kernel's netlink for connection tracking can do; None if it did not say."""
+
+    is_there: bool | None
+    are_filtered: bool | None
+
+
+def ask(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Listings:
+    """Ask the kernel by two messages, whatever the number of flows.
+
+    A kernel that knows ``CTA_FILTER`` refuses the flag that is sent. An older one begins to list all flows; only the first part
+    of its list is read.
+    """
+    channel = netlink.Channel(NETLINK_NETFILTER, connect)
+    with contextlib.closing(channel):
+        try:
+            channel.ask(_question(_STATISTICS, netlink.REQUEST), "ask for connection tracking")
+        except KernelError as error:
+            return Listings(False if error.errno in _REFUSALS else None, None)
+        impossible = [["CTA_FILTER", {"attrs": [["CTA_FILTER_ORIG_FLAGS", _NO_FILTER]]}]]
+        try:
+            for _ in channel.dumping(_query(Family.IPV4, impossible), "ask for filtered listings of connections"):
+                return Listings(is_there=True, are_filtered=False)
+        except KernelError as error:
+            return Listings(is_there=True, are_filtered=error.errno in (*_REFUSALS, errno.ERANGE) or None)
+    return Listings(is_there=True, are_filtered=None)
+
+
+class _Stale(NamedTuple):
+    position: int
+    deletion: bytes
+
+
+class ConntrackDriver:
+    """Deletes flows in the network namespace of the thread that makes this object. Only that thread may use it.
+
+    The kernel lists flows in parts. The stale flows of each part are deleted, through a second socket, before the kernel makes
+    the next part. So the memory in use depends neither on the number of flows nor on the number of stale ones.
+    """
+
+    def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
+        self._listing = netlink.Channel(NETLINK_NETFILTER, connect)
+        self._deleting = netlink.Channel(NETLINK_NETFILTER, connect)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._listing.close()
+        self._deleting.close()
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Delete the flows of each ``FlowCleaning`` whose replies come from none of the real servers that it keeps.
+
+        All operations of a family share one listing. Outcomes have the order of the operations, and count the deleted flows. A
+        flow that ends by itself meanwhile does not count, and is no error. A listing that breaks off, or that the kernel calls
+        inconsistent, starts again; flows that were deleted until then were stale, and count.
+        """
+        outcomes = list(map(Outcome, operations))
+        for family in Family:
+            cleanings = {
+                position: operation.item
+                for position, operation in enumerate(operations)
+                if isinstance(operation.item, FlowCleaning) and operation.item.flow.family is family
+            }
+            if not cleanings:
+                continue
+            try:
+                self._clean(family, cleanings, outcomes)
+            except KernelError as error:
+                for position in cleanings:
+                    text = f"{operations[position]}: {error}"
+                    outcomes[position] = outcomes[position]._replace(error=text, errno=error.errno)
+        return outcomes
+
+    def _clean(self, family: Family, cleanings: Mapping[int, FlowCleaning], outcomes: list[Outcome]) -> None:
+        judge = _Judge(family, cleanings)
+
+        def delete_stale(part: Iterable[netlink.Reply]) -> Iterable[Never]:
+            self._delete(judge.stale(part), outcomes)
+            return ()
+
+        action = f"list the {family.label} connections"
+        flows = [cleaning.flow for cleaning in cleanings.values()]
+        try:
+            try:
+                self._listing.gather(_filtered_query(family, flows), action, delete_stale)
+            except KernelError as error:
+                if error.errno not in _REFUSALS:
+                    raise
+                self._listing.gather(_query(family, []), action, delete_stale)  # the filter may be the reason
+        except KernelError as error:
+            if error.errno in _REFUSALS:
+                detail = "the kernel cannot list connections: the module nf_conntrack_netlink is missing or cannot be loaded"
+                raise KernelError(action=action, errno=error.errno, detail=detail) from error
+            raise
+
+    def _delete(self, stale: Sequence[_Stale], outcomes: list[Outcome]) -> None:
+        step = min(BATCH_SIZE, self._deleting.limit) if stale else 1
+        for start in range(0, len(stale), step):
+            chunk = stale[start : start + step]
+            sequences = self._deleting.sequences(len(chunk))
+            messages = [message.numbered(flow.deletion, sequence) for flow, sequence in zip(chunk, sequences, strict=True)]
+            failed = self._deleting.run(messages)
+            for index, flow in enumerate(chunk):
+                number = failed.get(index, 0)
+                outcome = outcomes[flow.position]
+                if number == 0:
+                    outcomes[flow.position] = outcome._replace(removed=outcome.removed + 1)
+                elif number != errno.ENOENT and not outcome.error:
+                    error = f"{outcome.operation}: {netlink.explain(number)}"
+                    outcomes[flow.position] = outcome._replace(error=error, errno=max(number, 0))
+
+
+class _Judge:
+    """Finds stale flows in a listing of one family. ``cleanings`` are by the position of their operation."""
+
+    def __init__(self, family: Family, cleanings: Mapping[int, FlowCleaning]) -> None:
+        self._keeps = {position: cleaning.keep for position, cleaning in cleanings.items()}
+        self._frontends = {
+            (cleaning.flow.protocol, cleaning.flow.address, cleaning.flow.port.to_bytes(2, "big")): position
+            for position, cleaning in cleanings.items()
+        }
+        self._layout = _layout(family)
+        self._head = _head(family)
+
+    def stale(self, part: Iterable[netlink.Reply]) -> list[_Stale]:
+        """The message that deletes it, for each stale flow, and the position of the operation that asks for it."""
+        result: list[_Stale] = []
+        read, position_of = self._layout.read, self._frontends.get
+        for data, start, end in part:
+            values = read(data, start + _HEADER_SIZE, end)
+            if values is None:
+                continue
+            position = position_of(values[:3])
+            # The key of a real server is its address and port, in the form that a flow has them.
+            if position is not None and values[3] + values[4] not in self._keeps[position]:
+                result.append(_Stale(position, _deletion(self._head, data, start + _HEADER_SIZE, end)))
+        return result
+
+
+def _layout(family: Family) -> message.Layout:
+    size = f"{family.bits // 8}s"
+    return message.Layout(
+        (
+            message.Field((_ORIGINAL, _PROTO, 1), "B"),
+            message.Field((_ORIGINAL, _IP, _DESTINATIONS[family]), size),
+            message.Field((_ORIGINAL, _PROTO, 3), "2s"),
+            message.Field((_REPLY, _IP, _SOURCES[family]), size),
+            message.Field((_REPLY, _PROTO, 2), "2s"),
+        )
+    )
+
+
+def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
+    """The request for a listing of a family. Since Linux 5.8 the kernel leaves out most other flows; older ones list all of them.
+
+    The filter has the protocol, port and address, each if all of ``flows`` share it. It never has an IPv6 address, because the
+    kernel would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple`` in
+    net/netfilter/nf_conntrack_netlink.c).
+    """
+    protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))
+    if len(protocols) > 1:
+        return _query(family, [])
+    flags = _FILTER_PROTOCOL
+    protocol: list[Any] = [["CTA_PROTO_NUM", int(*protocols)]]
+    original: list[Any] = [["CTA_TUPLE_PROTO", {"attrs": protocol}]]
+    if len(ports) == 1:
+        flags |= _FILTER_PORT
+        protocol.append(["CTA_PROTO_DST_PORT", *ports])
+    if len(addresses) == 1 and family is Family.IPV4:
+        flags |= _FILTER_DESTINATION
+        original.append(["CTA_TUPLE_IP", {"attrs": [["CTA_IP_V4_DST", str(*addresses)]]}])
+    return _query(
+        family, [["CTA_TUPLE_ORIG", {"attrs": original}], ["CTA_FILTER", {"attrs": [["CTA_FILTER_ORIG_FLAGS", flags]]}]]
+    )
+
+
+def _query(family: Family, attributes: list[Any]) -> bytes:
+    query = nfct_msg()
+    query["nfgen_family"] = int(family)
+    query["attrs"] = attributes
+    return message.encode(query, _SUBSYSTEM | IPCTNL_MSG_CT_GET, netlink.REQUEST | netlink.DUMP)
+
+
+def _question(command: int, flags: int) -> bytes:
+    return message.encode(nfct_msg(), _SUBSYSTEM | command, flags)
+
+
+def _head(family: Family) -> bytes:
+    request = nfct_msg()
+    request["nfgen_family"] = int(family)
+    return message.encode(request, _SUBSYSTEM | IPCTNL_MSG_CT_DELETE, netlink.REQUEST)
+
+
+def _deletion(head: bytes, data: bytes, start: int, end: int) -> bytes:
+    """The message that deletes a listed flow. It repeats the original tuple, and the zone if there is one, byte for byte.
+
+    This works for every protocol. A deletion without a tuple would delete all flows; the layout only accepts flows that have one.
+    """
+    attributes = message.attributes(data, start, end)
+    whole = bytearray(head)
+    for kind in (_ORIGINAL, _ZONE):
+        if kind in attributes:
+            first, last = attributes[kind]
+            whole += data[first - 4 : (last + 3) & ~3]
+    struct.pack_into("=I", whole, 0, len(whole))
+    return bytes(whole)

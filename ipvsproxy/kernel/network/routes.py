@@ -1,0 +1,219 @@
+"""The route driver: local routes on ``lo`` to service addresses.
+
+A route is ours if it is in the table ``local``, of the type ``local``, on ``lo``, with our protocol number and our metric. The
+kernel's own route of an address has the protocol number 2 and the metric 0, so both may stand side by side. Without the protocol
+number and the metric, a removal would hit the kernel's route.
+
+The routes are on ``lo`` because a device that goes down or loses its last IPv4 address takes its routes along, without a
+notification. ``lo`` loses them only if 127.0.0.1 is deleted (IPv4) or ``lo`` goes down (IPv6).
+
+Layouts: include/uapi/linux/rtnetlink.h; the order of checks is that of net/ipv4/fib_trie.c and net/ipv6/route.c.
+"""
+
+import errno
+import functools
+import hashlib
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from pyroute2.netlink import NETLINK_ROUTE
+from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
+
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL, LocalRoutes
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
+
+BATCH_SIZE = 500
+"""The number of routes in one ``send``: the kernel holds the lock of all network configuration meanwhile."""
+TABLE = 255
+"""The table ``local``, in which the kernel looks before all others."""
+METRIC = 1024
+"""The metric of our routes. An address on an interface has the metric 0, and precedence."""
+LOOPBACK_INDEX = 1
+"""The index of ``lo`` in every network namespace (LOOPBACK_IFINDEX in include/net/flow.h)."""
+
+_LOCAL = 2  # RTN_LOCAL
+_SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST; IPv6 knows no scopes of routes
+_HEADER = 12
+_PLACE = message.Layout((message.Field((1,), "s"), message.Field((4,), "I"), message.Field((6,), "I")))
+"""Destination, index of the device, metric."""
+_SAMPLES: Mapping[Family, message.Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+}
+_SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
+
+
+def open_socket(protocol: int) -> socket.socket:
+    """A socket whose dumps the kernel filters if it can. An older kernel dumps all routes."""
+    opened = netlink.open_socket(protocol)
+    ask_to_filter(opened)
+    return opened
+
+
+def ask_to_filter(opened: socket.socket) -> bool:
+    """Ask for filtered dumps. Returns whether the kernel knows them: since Linux 4.20 (ENOPROTOOPT before)."""
+    try:
+        opened.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
+    except OSError:
+        return False
+    return True
+
+
+class RouteDriver:
+    """Reads and writes our routes in the network namespace of the thread that makes this object. Only that thread may use it."""
+
+    def __init__(self, connect: Callable[[int], netlink.Socket] = open_socket, route_protocol: int = ROUTE_PROTOCOL) -> None:
+        """``route_protocol`` is the protocol number of our routes: 5 to 255."""
+        self._protocol = route_protocol
+        self._channel = netlink.Channel(NETLINK_ROUTE, connect)
+        self._template = functools.cache(self._make_template)
+        self._digest = b""
+        """The digest of the last reading; empty if the next one must return everything."""
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def observe(self) -> AbstractSet[Address]:
+        """The addresses that our routes lead to, by one dump for each family.
+
+        Raises:
+            KernelError: a dump failed.
+        """
+        self._digest = b""  # the next ``observe_changed`` must return everything
+        return self._read(self._dump())
+
+    def observe_changed(self) -> AbstractSet[Address] | None:
+        """As ``observe``, but None if nothing has changed since the last call, and nothing was written or observed meanwhile.
+
+        Raises:
+            KernelError: as for ``observe``.
+        """
+        replies = self._dump()
+        digest = _digest(replies)
+        if digest == self._digest:
+            return None
+        observed = self._read(replies)
+        self._digest = digest
+        return observed
+
+    def _dump(self) -> list[netlink.Reply]:
+        replies: list[netlink.Reply] = []
+        for family in Family:
+            try:
+                replies += self._channel.dump(self._query(family), f"list the {family.label} routes")
+            except KernelError as error:
+                if error.errno not in (errno.ENOENT, errno.EAFNOSUPPORT):  # there is no such table, or no such family
+                    raise
+        return replies
+
+    def _read(self, replies: Iterable[netlink.Reply]) -> AbstractSet[Address]:
+        ours: dict[Address, None] = {}
+        starts = frozenset(map(self._start, Family))
+        with netlink.parsing("list the routes"):
+            for data, start, end in replies:
+                if data[start : start + 8] not in starts:
+                    continue
+                place = _PLACE.read(data, start + _HEADER, end)
+                if place is not None and place[1:] == (LOOPBACK_INDEX, METRIC):
+                    ours[Address(place[0])] = None
+        return ours.keys()
+
+    def _start(self, family: Family) -> bytes:
+        """The first bytes of a message about a route of ours: ``struct rtmsg`` up to its flags."""
+        return bytes((family, family.bits, 0, 0, TABLE, self._protocol, _SCOPES[family], _LOCAL))
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Add and remove routes, in the given order. Repeating an operation is no error.
+
+        Outcomes have the order of the operations.
+        """
+        self._digest = b""
+        single = list(one_by_one(operations))
+        failed: dict[Operation, int] = {}
+        step = min(BATCH_SIZE, self._channel.limit)
+        for first in range(0, len(single), step):
+            chunk = single[first : first + step]
+            for place, number in self._channel.run(self._encode(chunk)).items():
+                failed[chunk[place]] = number
+        present = self._present_of(operation for operation, number in failed.items() if number == errno.EEXIST)
+        return outcomes(operations, {one: _outcome(one, number, present) for one, number in failed.items()})
+
+    def _encode(self, chunk: Sequence[Operation]) -> list[bytes]:
+        messages: list[bytes] = []
+        for (verb, item), sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True):
+            if not isinstance(item, LocalRoutes):
+                raise TypeError(f"not a local route: {item}")
+            messages.append(self._template(verb is Verb.REMOVE, item.key.family).encode((sequence, item.key)))
+        return messages
+
+    def _present_of(self, operations: Iterable[Operation]) -> AbstractSet[Address]:
+        """Our routes, if any of these operations found its route present: it may be that of another program."""
+        if not any(True for _ in operations):
+            return frozenset()
+        try:
+            present = self._read(self._dump())
+        except KernelError:
+            return frozenset()  # the operations count as failed, and are repeated
+        return present
+
+    def _query(self, family: Family) -> bytes:
+        request = rtmsg()
+        request["family"] = int(family)
+        request["table"] = TABLE
+        request["proto"] = self._protocol
+        request["type"] = _LOCAL
+        request["attrs"] = [["RTA_OIF", LOOPBACK_INDEX]]
+        return message.encode(request, RTM_GETROUTE, netlink.REQUEST | netlink.DUMP)
+
+    def _make_template(self, is_removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - for ``functools.cache``
+        """A message about a route. It has no preferred source: when that address goes, the route would stay with a dead one."""
+
+        def build(address: str) -> bytes:
+            request = rtmsg()
+            request["family"] = int(family)
+            request["dst_len"] = family.bits
+            request["table"] = TABLE
+            request["proto"] = self._protocol
+            request["scope"] = _SCOPES[family]
+            request["type"] = _LOCAL
+            request["attrs"] = [["RTA_DST", address], ["RTA_OIF", LOOPBACK_INDEX], ["RTA_PRIORITY", METRIC]]
+            if is_removal:
+                return message.encode(request, RTM_DELROUTE, netlink.REQUEST)
+            return message.encode(request, RTM_NEWROUTE, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
+
+        return message.Template(build, {"address": _SAMPLES[family]})
+
+
+def _outcome(operation: Operation, number: int, present: AbstractSet[Address]) -> Outcome:
+    if operation.verb is Verb.REMOVE:
+        if number in (errno.ESRCH, errno.ENODEV):
+            return Outcome(operation, surprise=True)
+    elif number == errno.EEXIST and operation.item.key in present:
+        return Outcome(operation, surprise=True)
+    return Outcome(operation, f"{operation}: {_reason(operation, number)}", max(number, 0))
+
+
+def _reason(operation: Operation, number: int) -> str:
+    match number:
+        case errno.EEXIST:
+            command = f"ip route show table local {operation.item}"
+            return f"another program has a local route to it with the metric {METRIC}; {command} shows it: remove it"
+        case errno.ENETDOWN:
+            return "the interface lo is down: set it up with ip link set lo up"
+        case errno.EACCES:
+            return "IPv6 is disabled on lo: set net.ipv6.conf.lo.disable_ipv6 to 0"
+        case _:
+            return netlink.explain(number)
+
+
+def _digest(replies: Iterable[netlink.Reply]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for data, start, end in replies:
+        digest.update(memoryview(data)[start:end])
+    return digest.digest()

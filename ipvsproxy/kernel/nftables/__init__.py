@@ -1,0 +1,1 @@
+"""Rules and sets of nftables in a table of our own, and the tables of other programs."""

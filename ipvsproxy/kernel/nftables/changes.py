@@ -1,0 +1,140 @@
+"""Notifications of nf_tables: whether another program has changed our table.
+
+The generation of nf_tables counts the changes of all tables of a network namespace. A notification names the table, so that a
+busy neighbour does not make us read our sets again and again, and it comes at once. Layouts: nfnetlink.h and nf_tables.h of
+include/uapi/linux/netfilter; each message about a table or a part of it has the table's name as its first attribute.
+"""
+
+import contextlib
+import errno
+import socket
+import struct
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel.base import message, socket_filter
+from ipvsproxy.kernel.base import nft_message as nft
+
+RECEIVE_BUFFER = 4 << 20
+"""The bytes of notifications that may wait. More are an overrun, which counts as a change."""
+READS_AT_ONCE = 64
+"""The most datagrams of one ``read``, so that a storm leaves its thread some time for other work."""
+
+_GROUP = 7  # NFNLGRP_NFTABLES
+_SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
+_SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
+_HEADER = struct.Struct("=IHHII")
+_INET = 1
+_NAME = 1
+_DATAGRAM = 1 << 17
+
+
+class ChangesSocket(Protocol):
+    """A netlink socket that never waits, as far as this module uses it."""
+
+    def fileno(self) -> int:
+        """As of a socket."""
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """As of a socket."""
+
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
+        """As of a socket."""
+
+    def close(self) -> None:
+        """As of a socket."""
+
+
+def open_socket() -> socket.socket:
+    """A socket that receives notifications of nf_tables, in the network namespace of the calling thread.
+
+    Raises:
+        OSError: the kernel refused it.
+    """
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
+    made.setblocking(False)
+    with contextlib.suppress(PermissionError):
+        made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER)
+    made.bind((0, 0))
+    made.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
+    return made
+
+
+class NftChanges:
+    """Counts changes of our table by others. The thread that reads may be another one than those that look at ``count``.
+
+    ``count`` is None if the kernel sends no notifications: then only the generation shows changes. ``own_ports`` are the port ids
+    of the sockets by which we change the table; it may grow.
+    """
+
+    def __init__(self, own_ports: Collection[int], connect: Callable[[], ChangesSocket] = open_socket) -> None:
+        self.count: int | None = 0
+        self.reason = ""
+        """Why there are no notifications; empty while there are."""
+        self._own_ports = own_ports
+        self._filtered = 0
+        self._socket: ChangesSocket | None = None
+        try:
+            self._socket = connect()
+        except OSError as error:
+            self._give_up(error)
+
+    def fileno(self) -> int | None:
+        """The descriptor to watch for reading; None without notifications."""
+        return None if self._socket is None else self._socket.fileno()
+
+    def close(self) -> None:
+        """Stop listening."""
+        opened, self._socket = self._socket, None
+        if opened is not None:
+            opened.close()
+
+    def read(self) -> bool:
+        """Take in what has arrived. Returns whether our table was changed by others, or may have been. Never waits."""
+        is_changed = False
+        if len(self._own_ports) != self._filtered:
+            self._filter_own()
+        for _ in range(READS_AT_ONCE):
+            if self._socket is None:
+                return True
+            try:
+                is_changed |= self._concerns_us(self._socket.recv(_DATAGRAM))
+            except BlockingIOError:
+                break
+            except OSError as error:
+                is_changed = True
+                if error.errno != errno.ENOBUFS:
+                    self._give_up(error)
+        if is_changed and self.count is not None:
+            self.count += 1
+        return is_changed
+
+    def _give_up(self, error: OSError) -> None:
+        self.close()
+        self.count, self.reason = None, error.strerror or str(error)
+
+    def _filter_own(self) -> None:
+        """Make the kernel drop notifications of our own changes: it sends one for each entry of a set, rule, chain and set.
+
+        Those that it has sent before are left out here.
+        """
+        self._filtered = len(self._own_ports)
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it is only faster with the filter
+                socket_filter.attach(self._socket, socket_filter.dropping(self._own_ports))
+
+    def _concerns_us(self, data: bytes) -> bool:
+        position = 0
+        while position + _HEADER.size + nft.HEADER_SIZE <= len(data):
+            length, kind, _, _, port = _HEADER.unpack_from(data, position)
+            body, end = position + _HEADER.size + nft.HEADER_SIZE, position + length
+            if length < _HEADER.size + nft.HEADER_SIZE or end > len(data):
+                return True  # its content is lost
+            if kind >> 8 == _SUBSYSTEM and data[body - nft.HEADER_SIZE] == _INET and port not in self._own_ports:
+                found = message.attributes(data, body, end)
+                if _NAME in found and message.text(data, found[_NAME]) == nft.TABLE:
+                    return True
+            position += length + 3 & ~3
+        return False

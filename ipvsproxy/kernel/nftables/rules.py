@@ -1,0 +1,359 @@
+"""The nftables driver of the rules: one transaction puts the rules of a family in force. It starts no process.
+
+The rules of both families live in our table; the names of their chains say family and table, as ``IPv4-nat-KUBE-SERVICES``. A
+base chain of each family stands for each built-in chain of iptables that a jump of ours begins in. Every rule carries the text
+that iptables would print for it, which ``nft list table inet ipvsproxy`` shows as its comment where it is short enough.
+"""
+
+import errno
+import os
+import pathlib
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base import nft_message as nft
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.nft_message import Base, Hook, Message, Meta, Shape
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables.driver import Program, Refusal
+from ipvsproxy.kernel.nftables import rule as nft_rule
+from ipvsproxy.model import features
+from ipvsproxy.model.feature import dotted
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
+
+VARIANT = "nftables"
+"""The variant of the ``Program`` that stands for this driver."""
+ATTEMPTS = 5
+"""How often a transaction is built anew because other programs have changed their rules meanwhile."""
+
+_READ = "read the table inet ipvsproxy"
+
+HOOKS: Mapping[tuple[str, str], Hook] = {
+    ("mangle", "PREROUTING"): Hook("filter", 0, -150),
+    ("mangle", "OUTPUT"): Hook("filter", 3, -150),
+    ("nat", "PREROUTING"): Hook("nat", 0, -105),
+    ("nat", "OUTPUT"): Hook("nat", 3, -105),
+    ("nat", "POSTROUTING"): Hook("nat", 4, 95),
+    ("filter", "INPUT"): Hook("filter", 1, -5),
+    ("filter", "FORWARD"): Hook("filter", 2, -5),
+    ("filter", "OUTPUT"): Hook("filter", 3, -5),
+}
+"""The base chain for a table and built-in chain of iptables: each a little before those that other programs have.
+
+IPVS takes packets at ``INPUT`` with priority 99, and this host's own at ``OUTPUT`` with -98; it sends them on by ``OUTPUT`` with
+the address of an endpoint. There the filter of ``OUTPUT`` meets them: a packet that is dropped before IPVS would be an error for
+its sender, which with iptables waits in vain.
+"""
+
+
+class _Printed(NamedTuple):
+    """One rule as the kernel prints it: the text that it carries, and its expressions."""
+
+    text: str
+    expressions: list[tuple[str, Mapping[tuple[int, ...], bytes]]]
+
+
+class Listing(NamedTuple):
+    """Our table as the kernel prints it. ``hooks`` has the place of each base chain; None for one that lets nothing pass."""
+
+    generation: int
+    is_dormant: bool
+    hooks: Mapping[str, Hook | None]
+    rules: Mapping[str, Sequence[_Printed]]
+
+
+class NftRulesDriver:
+    """Reads and writes the rules of both families, in the network namespace of the thread that makes this object.
+
+    Only ``chains`` and ``jumps`` count as ours. ``proc`` is the mount point of the kernel's process file system. Only one thread
+    may use this object.
+    """
+
+    def __init__(
+        self,
+        *,
+        chains: Collection[ChainKey],
+        jumps: Collection[Jump],
+        connect: Callable[[int], netlink.Socket] = netlink.open_socket,
+        proc: pathlib.Path = pathlib.Path("/proc"),
+    ) -> None:
+        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
+        self._chains = tuple(chains)
+        self._jumps = tuple(jumps)
+        self._proc = proc
+        version = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:3] if part.isdigit())
+        self._program = Program(version, VARIANT)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def known_program(self, _family: Family) -> Program:
+        """The kernel itself, with its version."""
+        return self._program
+
+    def program(self, _family: Family) -> Program:
+        """As ``known_program``."""
+        return self._program
+
+    def usable(self, family: Family) -> Refusal | None:
+        """The reason why the kernel cannot have rules of this family; None if it can, as far as reading shows it."""
+        if reason := iptables.absent_family(family, self._proc):
+            return Refusal(reason, is_certain=True)
+        try:
+            nft.generation(self._channel)
+        except KernelError as error:
+            is_absent = error.errno in (errno.EINVAL, errno.EOPNOTSUPP)
+            return Refusal("this kernel has no nf_tables" if is_absent else str(error), is_certain=is_absent)
+        return None
+
+    def try_writing(self, family: Family) -> Refusal | None:
+        """The reason why the kernel takes no rules of this family; None if it does. Nothing remains of the trial.
+
+        It tries each expression that rules are made of in a transaction that is refused at its end.
+        """
+        if refusal := self.usable(family):
+            return refusal
+        trial = _trial(family)
+        messages = [*(request for request, _ in trial), nft.chain_removal("ipvsproxy-absent")]
+        failed = nft.run(self._channel, messages)
+        last = len(messages) - 1
+        index, number = min(failed.items()) if failed else (last, 0)
+        if failed == {last: errno.ENOENT}:
+            return None
+        is_certain = number in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
+        if is_certain and index in range(last):  # what comes behind it fails with it
+            return Refusal(f"the nf_tables of this kernel has no {trial[index][1]}: {_HOLD_ELSEWHERE}", is_certain=True)
+        return Refusal(f"the kernel refuses rules of nf_tables: {nft.explain(number)}", is_certain=is_certain)
+
+    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
+        """The rules of our table with this text."""
+        try:
+            listing = self.listing()
+        except KernelError:
+            return []
+        prefixes = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in families)
+        return [
+            f"{chain} {rule.text}"
+            for chain, rules in listing.rules.items()
+            for rule in rules
+            if text in rule.text and chain.startswith(prefixes)
+        ]
+
+    def observe(self, family: Family) -> ObservedSkeleton:
+        """The observed rules of a family.
+
+        Raises:
+            KernelError: they could not be read.
+        """
+        listing = self.listing()
+        names = {key: nft_rule.chain_name(family, *key) for key in self._chains}
+        chains = {
+            key: _rules(listing.rules.get(name, ()), family, key.table) for key, name in names.items() if name in listing.hooks
+        }
+        jumps = frozenset(jump for jump in self._jumps if self._is_in_force(jump, family, listing))
+        return ObservedSkeleton(family=family, chains=chains, jumps=jumps)
+
+    def _is_in_force(self, jump: Jump, family: Family, listing: Listing) -> bool:
+        """Whether packets come to the chain of a jump, once."""
+        base = nft_rule.chain_name(family, jump.table, jump.source)
+        if listing.is_dormant or listing.hooks.get(base) != HOOKS[jump.table, jump.source]:
+            return False
+        wanted = _as_printed(nft_rule.jump(jump, family))
+        return [rule.expressions for rule in listing.rules.get(base, ())].count(wanted) == 1
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Put skeletons in force, or remove them, each as a whole or not at all. A repetition is no error."""
+        return [self._apply(operation) for operation in operations]
+
+    def messages(self, operation: Operation, listing: Listing) -> list[Message]:
+        """The messages of an operation on a skeleton, as the table is in ``listing``; none if nothing is to be removed.
+
+        Raises:
+            ValueError: a rule has no equal in nf_tables.
+        """
+        skeleton = operation.item
+        assert isinstance(skeleton, Skeleton)  # noqa: S101 - the caller has checked
+        return self._put(skeleton, listing) if operation.verb is not Verb.REMOVE else self._removal(skeleton, listing)
+
+    def _apply(self, operation: Operation) -> Outcome:
+        try:
+            for attempt in range(ATTEMPTS):
+                listing, is_settled = self._read_often()
+                messages = self.messages(operation, listing)
+                # The last attempt names no generation: a host whose rules change all the time gets its rules as well.
+                generation = listing.generation if is_settled and attempt < ATTEMPTS - 1 else None
+                failed = nft.run(self._channel, messages, generation) if messages else {}
+                if nft.STALE not in failed.values():
+                    break
+        except (KernelError, ValueError) as error:
+            return Outcome(operation, error=str(error), errno=error.errno if isinstance(error, KernelError) else errno.EINVAL)
+        if failed:
+            number = failed[min(failed)]
+            return Outcome(operation, error=f"{operation}: {nft.explain(number)}", errno=max(number, 0))
+        return Outcome(operation)
+
+    def _put(self, skeleton: Skeleton, listing: Listing) -> list[Message]:
+        family = skeleton.family
+        bases = dict.fromkeys((jump.table, jump.source) for jump in skeleton.jumps)
+        hooks = {nft_rule.chain_name(family, *base): HOOKS[base] for base in bases}
+        chains = {nft_rule.chain_name(family, *key): (key, rules) for key, rules in skeleton.chains.items()}
+        removed = [name for name in self._names(family) if name in listing.hooks and name not in hooks and name not in chains]
+        moved = [name for name, hook in hooks.items() if name in listing.hooks and listing.hooks[name] != hook]
+        emptied = [name for name in (*hooks, *chains, *removed) if name in listing.hooks]
+        return [
+            nft.table(),
+            *map(nft.flushing, emptied),
+            *map(nft.chain_removal, (*moved, *removed)),
+            *(nft.chain(name) for name in chains),
+            *(nft.chain(name, hook) for name, hook in hooks.items()),
+            *(
+                nft.rule(name, expressions, iptables_rule.render(rule, family))
+                for name, (key, rules) in chains.items()
+                for rule in rules
+                for expressions in nft_rule.expand(rule, family, key.table)
+            ),
+            *(
+                nft.rule(
+                    nft_rule.chain_name(family, jump.table, jump.source),
+                    nft_rule.jump(jump, family),
+                    f"-j {jump.target}",
+                )
+                for jump in skeleton.jumps
+            ),
+        ]
+
+    def _removal(self, skeleton: Skeleton, listing: Listing) -> list[Message]:
+        present = [name for name in self._names(skeleton.family) if name in listing.hooks]
+        return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
+
+    def _names(self, family: Family) -> list[str]:
+        """The names of all chains of ours, those with jumps first."""
+        bases = dict.fromkeys((jump.table, jump.source) for jump in self._jumps)
+        return [nft_rule.chain_name(family, *key) for key in (*bases, *self._chains)]
+
+    def listing(self) -> Listing:
+        """Our table, as one generation has it.
+
+        Raises:
+            KernelError: it could not be read, or changed during each attempt.
+        """
+        listing, is_settled = self._read_often()
+        if not is_settled:
+            raise KernelError(action=_READ, errno=errno.EAGAIN, detail="other programs keep changing the rules of nf_tables")
+        return listing
+
+    def _read_often(self) -> tuple[Listing, bool]:
+        """Our table, and whether one generation has it so: no program has changed any table while it was read."""
+        for _ in range(ATTEMPTS):
+            generation = nft.generation(self._channel)
+            listing = self._read(generation, _READ)
+            if nft.generation(self._channel) == generation:
+                return listing, True
+        return listing, False
+
+    def _read(self, generation: int, action: str) -> Listing:
+        try:
+            data, start, end = self._channel.ask(nft.table_query(), action)
+        except KernelError as error:
+            if error.errno == errno.ENOENT:
+                return Listing(generation, is_dormant=False, hooks={}, rules={})
+            raise
+        found = message.attributes(data, start + nft.HEADER_SIZE, end)
+        flags = message.unsigned(data, found[nft.TABLE_FLAGS]) if nft.TABLE_FLAGS in found else 0
+        hooks = {
+            name: hook
+            for part in self._channel.dump(nft.chains_query(), action)
+            for table, name, hook in (_read_chain(part),)
+            if table == nft.TABLE
+        }
+        rules: dict[str, list[_Printed]] = {}
+        for data, start, end in self._channel.dump(nft.rules_query(), action):
+            with netlink.parsing(action):
+                found = message.attributes(data, start + nft.HEADER_SIZE, end)
+                if message.text(data, found[nft.RULE_TABLE]) != nft.TABLE:
+                    continue
+                carried = nft.text_of(data, found[nft.RULE_USER_DATA]) if nft.RULE_USER_DATA in found else ""
+                printed = nft.expressions(data, *found[nft.RULE_EXPRESSIONS]) if nft.RULE_EXPRESSIONS in found else []
+                rules.setdefault(message.text(data, found[nft.RULE_CHAIN]), []).append(_Printed(carried, printed))
+        return Listing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
+
+
+def _read_chain(part: netlink.Reply) -> tuple[str, str, Hook | None]:
+    data, start, end = part
+    with netlink.parsing("read the chains of nf_tables"):
+        found = message.attributes(data, start + nft.HEADER_SIZE, end)
+        hook = None
+        if nft.CHAIN_HOOK in found:
+            place = message.attributes(data, *found[nft.CHAIN_HOOK])
+            number = message.unsigned(data, place[nft.HOOK_NUMBER])
+            priority = message.unsigned(data, place[nft.HOOK_PRIORITY])
+            priority -= (priority & 1 << 31) << 1
+            is_open = message.unsigned(data, found[nft.CHAIN_POLICY]) == nft.ACCEPT_POLICY
+            hook = Hook(message.text(data, found[nft.CHAIN_TYPE]) if is_open else "", number, priority)
+        return message.text(data, found[nft.CHAIN_TABLE]), message.text(data, found[nft.CHAIN_NAME]), hook
+
+
+def _as_printed(expressions: nft_rule.Expressions) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
+    whole = b"".join(expressions)
+    return nft.expressions(whole, 0, len(whole))
+
+
+def _rules(printed: Sequence[_Printed], family: Family, table: str) -> tuple[ObservedRule, ...]:
+    """The rules of a chain. One whose expressions are not those of its text is unknown."""
+    rules: list[ObservedRule] = []
+    position = 0
+    while position < len(printed):
+        rule, length = _rule(printed[position:], family, table)
+        rules.append(rule)
+        position += length
+    return tuple(rules)
+
+
+def _rule(printed: Sequence[_Printed], family: Family, table: str) -> tuple[ObservedRule, int]:
+    """The first rule, and of how many rules of nf_tables it consists."""
+    text = printed[0].text
+    rule = iptables_rule.parse(text, family) if text else UnknownRule("a rule without a text of ours")
+    if isinstance(rule, Rule):
+        try:
+            wanted = [_as_printed(one) for one in nft_rule.expand(rule, family, table)]
+        except (ValueError, LookupError, struct.error):  # a set has other fields than the text asks for, or a number is too large
+            wanted = []
+        if wanted and [one.expressions for one in printed[: len(wanted)]] == wanted:
+            return rule, len(wanted)
+        return UnknownRule(f"{text} (changed)"), 1
+    return rule, 1
+
+
+_TRIED = Rule(target=Verdict.ACCEPT)
+_TRIED_SET = "ipvsproxy-trial"
+_HOLD_ELSEWHERE = "load the module that has it, use a newer kernel, or hold rules in iptables (--rules-backend=iptables)"
+_NAT = f"chains of the type nat in a table of the family inet, which came with Linux {dotted(features.NAT_IN_INET.since)}"
+
+
+def _trial(family: Family) -> list[tuple[Message, str]]:
+    """A set, and a base chain of each type with one rule of each kind, each with what a kernel lacks that refuses it."""
+    nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
+    local = nft.address_type(is_source=True)
+    number = 2 if family is Family.IPV4 else 10
+    address = nft_rule.expand(_TRIED, family, "nat")[0]
+    looked_up = [nft.meta(Meta.MARK), nft.meta(Meta.PROTOCOL, 1), nft.payload(Base.TRANSPORT, 2, 2, 2), nft.lookup(_TRIED_SET)]
+    masquerading = [nft.original_destination(number), local, nft.masquerade(fully_random=True)]
+    return [
+        (nft.table(), "tables of the family inet"),
+        (nft.new_set(_TRIED_SET, Shape(0, 12), 1), "sets with keys of several fields"),
+        (nft.chain(nat, HOOKS["nat", "PREROUTING"]), _NAT),
+        (nft.chain(postrouting, HOOKS["nat", "POSTROUTING"]), _NAT),
+        (nft.chain(filtering, HOOKS["filter", "INPUT"]), "chains of the type filter"),
+        (nft.rule(nat, address, "trial"), "expression nat for the family inet"),
+        (nft.rule(postrouting, masquerading, "trial"), "expressions ct, fib and masq for the family inet"),
+        (nft.rule(filtering, looked_up, "trial"), "expressions meta, payload and lookup"),
+        (nft.rule(filtering, [nft.connection_state(), nft.reject()], "trial"), "expression reject for the family inet"),
+    ]

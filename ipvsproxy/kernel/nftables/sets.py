@@ -1,0 +1,480 @@
+"""The nftables driver of the sets: native sets of our table, with the names and entries of the ipsets whose place they take.
+
+Entries of one run share messages, and messages share transactions. If the kernel refuses one, it refuses its whole transaction;
+then the transaction is repeated without the culprit, and the entries of the culprit one by one. A set has no capacity: it never
+is full.
+"""
+
+import errno
+import hashlib
+import itertools
+import re
+import struct
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base import nft_message as nft
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.nft_message import Message, Shape
+from ipvsproxy.kernel.ipset import batch as ipset_batch
+from ipvsproxy.kernel.ipset.driver import ObservedSet
+from ipvsproxy.kernel.nftables.changes import NftChanges
+from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, CatchAll, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
+
+TRANSACTION_LIMIT = 1 << 20
+"""The most bytes of elements in one transaction, which is one ``send``."""
+PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""The waits before each dump of a large set, until two of them agree."""
+
+_ADDRESS_TYPES: Mapping[Family, int] = {Family.IPV4: 7, Family.IPV6: 8}
+_PROTOCOL_TYPE, _PORT_TYPE, _MARK_TYPE = 12, 13, 19
+_MASK = "mask "
+_PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
+_NUMBER = struct.Struct("=I")
+"""A mark, and a prefix length, which is kept as one: ``nft`` can neither print nor read a key with a constant of another type."""
+
+
+def shape(ip_set: IpSet) -> Shape:
+    """The parameters of a set of ours. Each field of a key takes a multiple of four bytes."""
+    address, size = _ADDRESS_TYPES[ip_set.family], ip_set.family.bits // 8
+    fields: Mapping[SetType, tuple[tuple[int, int], ...]] = {
+        SetType.ADDRESS: ((address, size),),
+        SetType.PORT: ((_PORT_TYPE, 2),),
+        SetType.ADDRESS_PORT: ((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4)),
+        SetType.ADDRESS_PORT_ADDRESS: ((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4), (address, size)),
+        # The last field is the prefix length.
+        SetType.ADDRESS_PORT_NETWORK: (
+            *((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4)),
+            *((address, size), (_MARK_TYPE, 4)),
+        ),
+    }
+    kind = 0
+    for number, _ in fields[ip_set.type]:
+        kind = kind << 6 | number
+    length = sum(length for _, length in fields[ip_set.type])
+    return Shape(kind, length, _MARK_TYPE, _NUMBER.size) if ip_set.gives_marks else Shape(kind, length)
+
+
+def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
+    """An entry as an element; of a ``CatchAll`` only to remove it.
+
+    Raises:
+        ValueError: an address is missing or not of the set's family, or a number does not fit its field.
+    """
+    if isinstance(entry, CatchAll):
+        return nft.element_for_all_others()
+    key = _key(ip_set, entry)
+    if not isinstance(entry, MarkedEntry):
+        return nft.element(key)
+    # The rule that looks up the mark writes all of it. The mask only shows which bits the entry was made for.
+    return nft.element(key, _NUMBER.pack(entry.mark), f"{_MASK}{entry.mask:#x}")
+
+
+def _key(ip_set: IpSet, entry: SetEntry) -> bytes:
+    try:
+        port = struct.pack(">H", entry.port)
+        if ip_set.type is SetType.PORT:
+            return port
+        key = _address(ip_set, entry.address)
+        if ip_set.type is SetType.ADDRESS:
+            return key
+        if entry.protocol is None:
+            raise ValueError("the protocol is missing")
+        key += bytes((entry.protocol, 0, 0, 0)) + port + bytes(2)
+        if ip_set.type is SetType.ADDRESS_PORT:
+            return key
+        other = _address(ip_set, entry.other)
+        if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
+            return key + other
+        if not 0 < entry.prefix_length <= ip_set.family.bits:
+            raise ValueError("a set takes no /0 range; two /1 ranges are the same")
+        return key + _network(other, entry.prefix_length) + _NUMBER.pack(entry.prefix_length)
+    except struct.error as error:
+        raise ValueError(str(error)) from error
+
+
+def _address(ip_set: IpSet, address: Address | None) -> bytes:
+    if address is None or len(address) * 8 != ip_set.family.bits:
+        raise ValueError(f"the address is not of the set's family {ip_set.family.label}")
+    return bytes(address)
+
+
+def _network(address: bytes, prefix_length: int) -> bytes:
+    """The first address of a range, which is what the kernel keeps of it."""
+    shift = len(address) * 8 - prefix_length
+    return (int.from_bytes(address, "big") >> shift << shift).to_bytes(len(address), "big")
+
+
+def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry | None:
+    """The entry of an element; None for an element that cannot be ours."""
+    name, size = ip_set.name, ip_set.family.bits // 8
+    if ip_set.type is SetType.PORT:
+        return SetEntry(name, port=int.from_bytes(key[:2], "big"))
+    address = Address(key[:size])
+    if ip_set.type is SetType.ADDRESS:
+        return SetEntry(name, address)
+    protocol, port = _PROTOCOLS.get(key[size]), int.from_bytes(key[size + 4 : size + 6], "big")
+    if protocol is None:
+        return None
+    if ip_set.gives_marks:
+        (mark,) = _NUMBER.unpack(data)
+        written = re.fullmatch(f"{_MASK}(0x[0-9a-f]{{1,8}})", comment)
+        return MarkedEntry(name, address, protocol, port, mark=mark, mask=int(written[1], 16) if written else 0)
+    other = Address(key[size + 8 : 2 * size + 8]) if ip_set.type is not SetType.ADDRESS_PORT else None
+    prefix_length = _NUMBER.unpack(key[-_NUMBER.size :])[0] if ip_set.type is SetType.ADDRESS_PORT_NETWORK else 0
+    return SetEntry(name, address, protocol, port, other, prefix_length)
+
+
+class NftSetsDriver:
+    """Reads and writes sets in the network namespace of the thread that makes this object. Only that thread may use it.
+
+    It only knows the sets in ``IP_SETS``.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[int], netlink.Socket] = netlink.open_socket,
+        sleep: Callable[[float], object] = time.sleep,
+        *,
+        changes: NftChanges | None = None,
+    ) -> None:
+        """``changes`` are those of our table by others. Without them, any change of nf_tables may be one."""
+        self._changes = changes
+        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
+        self._sleep = sleep
+        self._digests: dict[str, bytes] = {}
+        """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
+        self._marks: dict[str, object] = {}
+        """The mark at which ``observe_changed`` last read each set: it is not read again before there is another one."""
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def observe(self, names: Collection[str]) -> dict[str, ObservedSet]:
+        """The named sets that exist, with their entries.
+
+        Raises:
+            KernelError: a set could not be read.
+        """
+        self.forget()  # the next ``observe_changed`` must return every set
+        return {name: _read(name, *dumped) for name in names if (dumped := self._dump(name)) is not None}
+
+    def forget(self) -> None:
+        """Make the next ``observe_changed`` return every set."""
+        self._digests.clear()
+        self._marks.clear()
+
+    def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
+        """The named sets that have changed since this last returned them; None for a set that does not exist.
+
+        A set that was written meanwhile counts as changed. After ``observe`` or ``forget``, every set does. Without any change of
+        nf_tables, this is one question to the kernel, or none where it sends notifications.
+
+        Raises:
+            KernelError: a set could not be read. The next call then returns at least the same sets.
+        """
+        changed: dict[str, ObservedSet | None] = {}
+        digests: dict[str, bytes] = {}
+        mark = self._mark()
+        read = [name for name in names if self._marks.get(name) != mark or name not in self._digests]
+        for name in read:
+            dumped = self._dump(name)
+            if dumped is None:
+                changed[name] = None
+                continue
+            digest = _digest(*dumped)
+            if self._digests.get(name) != digest:
+                changed[name] = _read(name, *dumped)
+                digests[name] = digest
+        self._digests |= digests
+        self._marks |= dict.fromkeys(read, mark)
+        return changed
+
+    def _mark(self) -> object:
+        """A mark that is another one after a change of our table by others."""
+        if self._changes is not None and self._changes.count is not None:
+            return "changes", self._changes.count
+        return "generation", nft.generation(self._channel)
+
+    def has_copy(self) -> bool:
+        """Whether a ``SetCopy`` exists: never, since these sets need not be enlarged."""
+        return False
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Create and destroy sets, add and remove entries, in the given order. A repetition is no error.
+
+        Outcomes have the order of the operations. An operation on several entries has one outcome if all were added, and one for
+        each entry otherwise.
+        """
+        results: list[Outcome] = []
+        for is_set, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
+            run = list(group)
+            results += map(self._apply_set, run) if is_set else self._apply_entries(run)
+        return results
+
+    def messages(self, operations: Sequence[Operation]) -> list[Message] | None:
+        """The messages of operations as one transaction, in their order.
+
+        None if it would be too large, if an entry cannot be encoded, or if a set is removed: the table may have to go with it.
+        Unlike ``apply``, this takes no repetition into account: the kernel refuses the creation of a set that exists, and the
+        removal of an entry that does not.
+        """
+        messages: list[Message] = []
+        size = 0
+        for is_set, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
+            run = list(group)
+            if is_set:
+                for number, (verb, item) in enumerate(run, len(messages) + 1):
+                    if not isinstance(item, IpSet) or verb is Verb.REMOVE:
+                        return None
+                    messages += [nft.table(), nft.new_set(item.name, shape(item), number)]
+                continue
+            for verb, entries in ipset_batch.runs(run):
+                ip_set = IP_SETS[entries[0].set]
+                try:
+                    encoded = [encode(ip_set, entry) for entry in entries]
+                except ValueError:
+                    return None
+                parts = [joined for _, joined in _joined(encoded)]
+                messages += [_elements(ip_set, joined, verb) for joined in parts]
+                size += sum(map(len, parts))
+        return messages if size <= TRANSACTION_LIMIT else None
+
+    def written(self, operations: Iterable[Operation]) -> None:
+        """Note that these operations were sent to the kernel: their sets count as changed."""
+        for _, item in operations:
+            self._digests.pop(item.set if isinstance(item, SetEntries) else item.name if isinstance(item, IpSet) else "", None)
+
+    def _apply_set(self, operation: Operation) -> Outcome:
+        ip_set = operation.item
+        if isinstance(ip_set, SetCopy):
+            return Outcome(operation, surprise=True)
+        assert isinstance(ip_set, IpSet)  # noqa: S101 - the caller has checked
+        self._digests.pop(ip_set.name, None)
+        try:
+            surprise = self._create(ip_set) if operation.verb is not Verb.REMOVE else self._destroy(ip_set)
+        except KernelError as error:
+            return Outcome(operation, f"{operation}: {error.detail}", error.errno)
+        return Outcome(operation, surprise=surprise)
+
+    def _create(self, ip_set: IpSet) -> bool:
+        """Returns whether the set existed already."""
+        number = self._run([nft.table(), nft.new_set(ip_set.name, shape(ip_set), 1)])
+        if number == errno.EEXIST:
+            observed = self._dump(ip_set.name, header_only=True)
+            difference = _read(ip_set.name, *observed).differs_from(ip_set) if observed else "it was removed meanwhile"
+            if not difference:
+                return True
+            raise KernelError(action="", errno=number, detail=f"a set of this name exists, and {difference}")
+        if number:
+            raise KernelError(action="", errno=max(number, 0), detail=nft.explain(number))
+        return False
+
+    def _destroy(self, ip_set: IpSet) -> bool:
+        """Returns whether the set was absent already. The table goes with the last of its sets and chains."""
+        number = self._run([nft.set_removal(ip_set.name)])
+        if number not in (0, errno.ENOENT):
+            detail = "the set is in use by a rule" if number == errno.EBUSY else nft.explain(number)
+            raise KernelError(action="", errno=max(number, 0), detail=detail)
+        remove_empty_table(self._channel)
+        return number == errno.ENOENT
+
+    def _run(self, messages: Sequence[Message]) -> int:
+        """0, or the error number of a transaction."""
+        failed = nft.run(self._channel, messages)
+        return failed[min(failed)] if failed else 0
+
+    def _apply_entries(self, operations: Sequence[Operation]) -> list[Outcome]:
+        batch = _Batch(self._channel)
+        for verb, entries in ipset_batch.runs(operations):
+            self._digests.pop(entries[0].set, None)
+            batch.add(verb, entries)
+        batch.flush()
+        return outcomes(operations, batch.reported)
+
+    def _dump(self, name: str, *, header_only: bool = False) -> tuple[Shape, Sequence[netlink.Reply]] | None:
+        """The kernel's description of a set; None if it does not exist."""
+        action = f"list the set {name}"
+        try:
+            data, start, end = self._channel.ask(nft.set_query(name), action)
+            parts = [] if header_only else self._elements(name, action)
+        except KernelError as error:
+            if error.errno == errno.ENOENT:
+                return None
+            raise
+        found = message.attributes(data, start + nft.HEADER_SIZE, end)
+
+        def number(of: int) -> int:
+            return message.unsigned(data, found[of]) if of in found else 0
+
+        length = number(nft.SET_DATA_LENGTH) if number(nft.SET_FLAGS) & nft.IS_MAP else 0
+        kinds = number(nft.SET_KEY_TYPE), number(nft.SET_KEY_LENGTH), number(nft.SET_DATA_TYPE) if length else 0, length
+        return Shape(*kinds), parts
+
+    def _elements(self, name: str, action: str) -> Sequence[netlink.Reply]:
+        """The elements of a set, in messages.
+
+        Behind each message of a dump the kernel counts its way to the next element anew (``nft_rhash_walk`` in
+        net/netfilter/nft_set_hash.c). While it enlarges the table of a set, which it does a moment after additions, elements
+        change their places, and a dump lacks some. Two dumps in one order show that nothing has moved.
+        """
+        before = b""
+        for pause_s in PAUSES_S:
+            if pause_s:
+                self._sleep(pause_s)
+            parts = self._channel.dump(nft.elements_query(name), action)
+            digest = _digest(None, parts)
+            if len(parts) <= 1 or digest == before:
+                return parts
+            before = digest
+        raise KernelError(action=action, errno=errno.EAGAIN, detail="its elements moved during each attempt")
+
+
+class _Batch:
+    """Entries for one transaction, and their outcomes.
+
+    ``reported`` has the outcomes of entries that failed, by the operation on that entry alone.
+    """
+
+    def __init__(self, channel: netlink.Channel) -> None:
+        self.reported: dict[Operation, Outcome] = {}
+        self._channel = channel
+        self._pending: list[tuple[Verb, Sequence[SetEntry], Message]] = []
+        self._size = 0
+
+    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
+        """Add entries of one set to the batch."""
+        ip_set = IP_SETS[entries[0].set]
+        encoded: list[bytes] = []
+        taken: list[SetEntry] = []
+        for entry in entries:
+            try:
+                encoded.append(encode(ip_set, entry))
+            except ValueError as error:
+                self._fail(verb, entry, errno.EINVAL, str(error))
+            else:
+                taken.append(entry)
+        for part, joined in _joined(encoded):
+            self._pending.append((verb, taken[part], _elements(ip_set, joined, verb)))
+            self._size += len(joined)
+            if self._size >= TRANSACTION_LIMIT:
+                self.flush()
+
+    def flush(self) -> None:
+        """Send the batch to the kernel."""
+        pending, self._pending, self._size = self._pending, [], 0
+        alone: list[tuple[Verb, SetEntry]] = []
+        while pending:
+            failed = nft.run(self._channel, [request for _, _, request in pending])
+            culprits = failed.keys() & set(range(len(pending)))
+            if failed and not culprits:  # the transaction as a whole: one entry at a time would not do better
+                for verb, entries, _ in pending:
+                    for entry in entries:
+                        self._report(verb, entry, failed[min(failed)])
+                break
+            for index in sorted(culprits):
+                alone += ((pending[index][0], entry) for entry in pending[index][1])
+            # What stands behind a culprit was refused with it, and may depend on it, but not the other way round.
+            pending = [one for index, one in enumerate(pending) if index not in culprits] if failed else []
+        for verb, entry in alone:
+            self._repeat(verb, entry)
+
+    def _repeat(self, verb: Verb, entry: SetEntry) -> None:
+        """Send an entry in a transaction of its own. A mark that the set has already is replaced."""
+        ip_set = IP_SETS[entry.set]
+        encoded = encode(ip_set, entry)
+        messages = [_elements(ip_set, encoded, verb)]
+        failed = nft.run(self._channel, messages)
+        if failed and verb is Verb.ADD and ip_set.gives_marks:
+            key = nft.element(_key(ip_set, entry))
+            failed = nft.run(self._channel, [_elements(ip_set, key, Verb.REMOVE), *messages])
+        if failed:
+            self._report(verb, entry, failed[min(failed)])
+
+    def _report(self, verb: Verb, entry: SetEntry, number: int) -> None:
+        if verb is Verb.REMOVE and number == errno.ENOENT:
+            operation = Operation(verb, SetEntries.of(entry))
+            self.reported[operation] = Outcome(operation, surprise=True)
+        else:
+            self._fail(verb, entry, max(number, 0), nft.explain(number))
+
+    def _fail(self, verb: Verb, entry: SetEntry, number: int, reason: str) -> None:
+        operation = Operation(verb, SetEntries.of(entry))
+        self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
+
+
+def _elements(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
+    """One message. An entry that gives a mark is refused while its set has one of that key: its mask may be another one."""
+    is_removal = verb is Verb.REMOVE
+    return nft.elements(ip_set.name, encoded, is_removal=is_removal, is_exclusive=ip_set.gives_marks)
+
+
+def _joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
+    """Elements of one set for several messages: which of them each message has, and their bytes."""
+    step = nft.ELEMENTS_LIMIT // max(map(len, encoded), default=nft.ELEMENTS_LIMIT)
+    for first in range(0, len(encoded), step):
+        part = slice(first, first + step)
+        yield part, b"".join(encoded[part])
+
+
+def remove_empty_table(channel: netlink.Channel) -> None:
+    """Remove our table if it has neither sets nor chains. A change meanwhile, by any program, makes the kernel refuse it.
+
+    Raises:
+        KernelError: the table could not be read.
+    """
+    action = "read the table inet ipvsproxy"
+    generation = nft.generation(channel)
+    try:
+        channel.ask(nft.table_query(), action)
+        sets = channel.dump(nft.sets_query(), action)
+    except KernelError as error:
+        if error.errno == errno.ENOENT:
+            return
+        raise
+    chains = channel.dump(nft.chains_query(), action) if not sets else ()
+    names = (
+        message.text(data, message.attributes(data, start + nft.HEADER_SIZE, end)[nft.CHAIN_TABLE]) for data, start, end in chains
+    )
+    if not sets and nft.TABLE not in names:
+        nft.run(channel, [nft.table_removal()], generation)
+
+
+def _read(name: str, observed: Shape, parts: Iterable[netlink.Reply]) -> ObservedSet:
+    """A set as it was dumped.
+
+    Raises:
+        KernelError: an element cannot be parsed.
+    """
+    ip_set = IP_SETS[name]
+    if observed != shape(ip_set):
+        return ObservedSet(f"a set of nf_tables with other keys ({observed.key_length} bytes)", None, 0, frozenset())
+    # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
+    entries: dict[SetEntry, None] = {}
+    action = f"list the set {name}"
+    for data, start, end in parts:
+        found = message.attributes(data, start + nft.HEADER_SIZE, end)
+        for _, first, last in message.walk(data, *found[nft.ELEMENTS]) if nft.ELEMENTS in found else ():
+            if nft.is_for_all_others(data, first, last):
+                entries[CatchAll(name)] = None
+                continue
+            with netlink.parsing(action):
+                entry = decode(ip_set, *nft.read_element(data, first, last))
+            if entry is not None:
+                entries[entry] = None
+    family, capacity = (None, 0) if ip_set.type is SetType.PORT else (ip_set.family, SET_CAPACITY)
+    return ObservedSet(ip_set.type, family, capacity, entries.keys())
+
+
+def _digest(observed: Shape | None, parts: Iterable[netlink.Reply]) -> bytes:
+    """A digest of parameters and elements; ``struct nfgenmsg`` is left out, since it has the generation."""
+    digest = hashlib.blake2b(repr(observed).encode(), digest_size=16)
+    for data, start, end in parts:
+        digest.update(memoryview(data)[start + nft.HEADER_SIZE : end])
+    return digest.digest()

@@ -1,0 +1,126 @@
+"""Templates, attribute walks and fixed layouts, without a kernel."""
+
+import struct
+
+import pytest
+
+from ipvsproxy.kernel.base import message
+from tests.support.fake_netlink import attribute
+
+HEAD = bytes(16)
+
+
+def test_a_template_fills_its_holes_and_leaves_the_rest_as_it_was() -> None:
+    def build(port: int, address: bytes) -> bytes:
+        return HEAD + b"100%" + struct.pack(">H", port) + b"%b" + address + b"%"
+
+    template = message.Template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4)})
+    encoded = template.encode((b"SEQN", b"\x01\xbb", b"\n\0\0\1"))
+    assert encoded == bytes(8) + b"SEQN" + bytes(4) + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
+
+
+def test_fixed_parts_and_contents_joined_make_the_same_message() -> None:
+    def build(first: int, second: int) -> bytes:
+        return HEAD + b"1%" + struct.pack("=B", first) + b"%b" + struct.pack("=B", second) + b"3"
+
+    template = message.Template(build, {"first": (0, 0xFF), "second": (0, 0xFF)})
+    contents = (b"SEQN", b"a", b"%")
+    head, *behind = template.fixed
+    assert head + b"".join(hole + part for hole, part in zip(contents, behind, strict=True)) == template.encode(contents)
+
+
+def test_many_messages_at_once_are_those_that_one_by_one_would_be() -> None:
+    def build(port: int, address: bytes, weight: int) -> bytes:
+        return HEAD + struct.pack(">H", port) + b"%b" + address + struct.pack("=B", weight) + b"%"
+
+    template = message.Template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4), "weight": (0, 0xFF)})
+    several = [(b"SEQ%d" % number, b"\x01%d" % number, bytes((10, 0, 0, number)), bytes((number,))) for number in range(1, 6)]
+    whole = [b"".join(column) for column in zip(*several, strict=True)]
+    expected = [template.encode(one) for one in several]
+    assert template.encode_all(5, whole) == b"".join(expected)
+    neighbours = b"".join(address + weight for *_, address, weight in several)
+    assert template.encode_all(5, [*whole[:2], neighbours]) == b"".join(expected)
+    assert template.encode_all(1, several[0]) == expected[0]
+    assert not template.encode_all(0, [b""] * 4)
+
+
+@pytest.mark.parametrize("columns", [[b"ab"], [b"ab", b"c"], [b"ab", b"cde"], [b"ab", b"cd", b"ef"]])
+def test_columns_fill_all_holes_and_nothing_else(columns: list[bytes]) -> None:
+    template = message.Template(lambda one, two: bytes((one, 0, two)), {"one": (0, 1), "two": (0, 1)}, whole_message=False)
+    assert template.encode_all(2, [b"ab", b"cd"]) == b"a\0cb\0d"
+    with pytest.raises(ValueError, match="not as long as the holes"):
+        template.encode_all(2, columns)
+
+
+def test_a_template_of_a_part_has_no_sequence_number() -> None:
+    template = message.Template(lambda port: struct.pack(">H", port) + b"tail", {"port": (0, 0xFFFF)}, whole_message=False)
+    assert template.encode((b"\0P",)) == b"\0Ptail"
+
+
+def test_fields_must_be_named_in_their_order() -> None:
+    def build(first: int, second: int) -> bytes:
+        return HEAD + struct.pack("=BB", first, second)
+
+    with pytest.raises(ValueError, match="first lies before"):
+        message.Template(build, {"second": (0, 0xFF), "first": (0, 0xFF)})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda value: HEAD + bytes(value),
+        lambda value: HEAD + bytes((value, 0, value)),
+        lambda value: HEAD,
+    ],
+    ids=["length", "twice", "nowhere"],
+)
+def test_a_field_must_have_one_fixed_place(build: object) -> None:
+    with pytest.raises(ValueError, match="value is not one field of fixed length"):
+        message.Template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # all of them take a value
+
+
+def test_a_walk_finds_attributes_whatever_their_marks() -> None:
+    data = attribute(1, b"abc") + attribute(0x8002, b"") + attribute(0x4003, b"\0P")
+    found = message.attributes(data, 0, len(data))
+    assert {kind: data[start:end] for kind, (start, end) in found.items()} == {1: b"abc", 2: b"", 3: b"\0P"}
+    assert message.unsigned(data, found[3]) == 80
+    assert message.text(b"rr\0x", (0, 4)) == "rr"
+
+
+@pytest.mark.parametrize("rest", [b"\3\0\1\0", b"\0\0\1\0", b"\x09\0\1\0four", b"\4\0"])
+def test_a_walk_stops_at_an_attribute_that_does_not_fit(rest: bytes) -> None:
+    data = attribute(7, b"good") + rest
+    assert message.attributes(data, 0, len(data)) == {7: (4, 8)}
+
+
+FIELDS = (message.Field((1, 1), "H"), message.Field((1, 2), "s"), message.Field((3,), "I"))
+
+
+def sample(number: int, name: bytes, value: int, *, swapped: bool = False) -> bytes:
+    inner = [attribute(1, struct.pack("=H", number)), attribute(2, name)]
+    if swapped:
+        inner.reverse()
+    parts = [attribute(0x8001, b"".join(inner)), attribute(3, struct.pack("=I", value))]
+    if swapped:
+        parts.reverse()
+    return b"".join(parts)
+
+
+def test_a_layout_reads_every_message_in_the_order_of_its_fields() -> None:
+    layout = message.Layout(FIELDS)
+    for data in (sample(1, b"rr\0", 2), sample(3, b"wrr\0", 4), sample(5, b"mh\0", 6, swapped=True), sample(7, b"longer\0", 8)):
+        number, name, value = layout.read(b"pad." + data, 4, 4 + len(data)) or ()
+        assert message.attributes(data, 0, len(data)).keys() == {1, 3}
+        assert (number + 1, value) == (value, number + 1)
+        assert name.split(b"\0")[0] in (b"rr", b"wrr", b"mh", b"longer")
+
+
+def test_a_layout_returns_none_if_a_field_is_missing_or_too_short() -> None:
+    layout = message.Layout(FIELDS)
+    for data in (
+        attribute(3, bytes(4)),
+        attribute(0x8001, attribute(1, bytes(2))) + attribute(3, bytes(4)),
+        attribute(0x8001, attribute(1, b"") + attribute(2, b"rr\0")) + attribute(3, bytes(4)),
+        b"",
+    ):
+        assert layout.read(data, 0, len(data)) is None

@@ -1,0 +1,56 @@
+"""Kernel modules as files show them, on a made-up host."""
+
+import os
+import pathlib
+
+import pytest
+
+from ipvsproxy.kernel.base import modules
+from ipvsproxy.kernel.base.modules import ModuleState
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A host with one module of each state."""
+    (tmp_path / "sys/module/ip_vs").mkdir(parents=True)
+    directory = tmp_path / "lib/modules" / os.uname().release
+    directory.mkdir(parents=True)
+    (directory / "modules.builtin").write_text("kernel/drivers/net/dummy.ko\n")
+    (directory / "modules.dep").write_text(
+        "kernel/net/netfilter/ipvs/ip_vs_rr.ko.xz: kernel/net/netfilter/ipvs/ip_vs.ko.xz\nkernel/net/nf-conntrack.ko:\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("ip_vs", ModuleState.LOADED),
+        ("dummy", ModuleState.BUILT_IN),
+        ("ip_vs_rr", ModuleState.LOADABLE),
+        ("nf_conntrack", ModuleState.LOADABLE),
+        ("ip_vs_mh", ModuleState.MISSING),
+    ],
+)
+def test_a_module_is_found_without_loading_it(root: pathlib.Path, name: str, state: ModuleState) -> None:
+    assert modules.module_state(name, root) is state
+
+
+def test_without_its_files_nothing_is_known_of_a_module(tmp_path: pathlib.Path) -> None:
+    assert modules.module_state("ip_vs", tmp_path) is ModuleState.UNKNOWN
+
+
+def test_the_schedulers_of_a_kernel_are_those_with_a_module(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    assert modules.schedulers(root) == ("rr",)
+    assert modules.schedulers(tmp_path / "nothing") == ()
+
+
+def test_the_uses_of_schedulers_are_the_references_to_their_modules(tmp_path: pathlib.Path) -> None:
+    assert modules.scheduler_uses(tmp_path) is None, "without IPVS, or with one that is built in"
+    for name, count in (("ip_vs", 4), ("ip_vs_rr", 3), ("ip_vs_mh", 0)):
+        (tmp_path / "sys/module" / name).mkdir(parents=True)
+        (tmp_path / "sys/module" / name / "refcnt").write_text(f"{count}\n")
+    (tmp_path / "sys/module/ip_vs_wrr").mkdir()
+    assert modules.scheduler_uses(tmp_path) == {"rr": 3, "mh": 0}
+    (tmp_path / "sys/module/ip_vs_mh/refcnt").write_text("?\n")
+    assert modules.scheduler_uses(tmp_path) is None

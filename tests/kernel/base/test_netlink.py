@@ -1,0 +1,316 @@
+"""Faults of a netlink socket, on a fake one. The drivers' tests have the answers of a real kernel."""
+
+import errno
+import struct
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from tests.support import fake_netlink
+from tests.support.fake_netlink import OVERRUN, Answer, FakeSocket, done, error, message, sequences
+
+INTERRUPTED = 0x10
+
+
+def channel(
+    *answers: Callable[[bytes], Iterable[Answer]], receive_buffer: int = 8 << 20
+) -> tuple[netlink.Channel, list[FakeSocket]]:
+    """A channel whose sockets answer so, the first one first, and the sockets that were opened."""
+    opened: list[FakeSocket] = []
+
+    def connect(_protocol: int) -> FakeSocket:
+        opened.append(FakeSocket(answers[min(len(opened), len(answers) - 1)], receive_buffer))
+        return opened[-1]
+
+    return netlink.Channel(0, connect, lambda _pause_s: None), opened
+
+
+def messages(tested: netlink.Channel, count: int) -> list[bytes]:
+    return [message(struct.unpack("=I", sequence)[0]) for sequence in tested.sequences(count)]
+
+
+def acknowledge(data: bytes) -> list[Answer]:
+    return [error(sequences(data)[-1])]
+
+
+def test_only_the_last_message_asks_for_an_acknowledgement() -> None:
+    tested, opened = channel(acknowledge)
+    assert tested.run(messages(tested, 3)) == {}
+    assert [flags & netlink.ACKNOWLEDGE for _, _, flags, _, _ in fake_netlink.split(opened[0].sent[0])] == [0, 0, 4]
+
+
+def test_each_failure_is_that_of_its_message() -> None:
+    def answer(data: bytes) -> list[Answer]:
+        numbers = sequences(data)
+        return [error(numbers[1], errno.EEXIST), error(numbers[3], errno.ENOENT)]
+
+    tested, _ = channel(answer)
+    assert tested.run(messages(tested, 4)) == {1: errno.EEXIST, 3: errno.ENOENT}
+
+
+def test_several_answers_in_one_datagram_are_all_read() -> None:
+    def answer(data: bytes) -> list[Answer]:
+        numbers = sequences(data)
+        return [error(numbers[0], errno.EPERM) + error(numbers[1], errno.EPERM)]
+
+    tested, _ = channel(answer)
+    assert tested.run(messages(tested, 2)) == {0: errno.EPERM, 1: errno.EPERM}
+
+
+def test_without_the_last_acknowledgement_nothing_that_was_not_refused_counts_as_done() -> None:
+    tested, opened = channel(lambda data: [error(sequences(data)[1], errno.EEXIST)], acknowledge)
+    assert tested.run(messages(tested, 3)) == {0: netlink.UNANSWERED, 1: errno.EEXIST, 2: netlink.UNANSWERED}
+    assert opened[0].closed
+    assert tested.run(messages(tested, 1)) == {}
+    assert len(opened) == 2
+
+
+def test_after_an_overrun_nothing_that_was_not_refused_counts_as_done_even_with_the_last_acknowledgement() -> None:
+    def answer(data: bytes) -> list[Answer]:
+        numbers = sequences(data)
+        return [error(numbers[0], errno.EEXIST), OVERRUN, error(numbers[1], errno.EPERM), error(numbers[-1])]
+
+    tested, opened = channel(answer)
+    assert tested.run(messages(tested, 4)) == {
+        0: errno.EEXIST,
+        1: errno.EPERM,
+        2: netlink.UNANSWERED,
+        3: netlink.UNANSWERED,
+    }
+    assert opened[0].closed
+
+
+def test_a_socket_that_reports_overruns_without_end_is_given_up() -> None:
+    def answer(data: bytes) -> list[Answer]:
+        return [OVERRUN, OVERRUN, error(sequences(data)[0], errno.EEXIST)]
+
+    tested, opened = channel(answer, acknowledge)
+    assert tested.run(messages(tested, 2)) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
+    assert opened[0].closed
+    assert tested.run(messages(tested, 1)) == {}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda _data: [bytes(netlink.RECEIVE_SIZE + 1)],
+        lambda _data: [struct.pack("=IHHII", 400, 2, 0, 1, 0) + bytes(20)],
+        lambda _data: [OSError(errno.EBADF, "closed")],
+    ],
+    ids=["cut off", "too long for its datagram", "broken socket"],
+)
+def test_an_unreadable_answer_leaves_all_unanswered(answer: Callable[[bytes], list[Answer]]) -> None:
+    tested, opened = channel(answer)
+    assert tested.run(messages(tested, 2)) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
+    assert opened[0].closed
+
+
+def test_messages_that_could_not_be_sent_are_unanswered() -> None:
+    def refuse(_data: bytes) -> list[Answer]:
+        raise OSError(errno.EMSGSIZE, "too long")
+
+    tested, _ = channel(refuse)
+    assert tested.run(messages(tested, 2)) == {0: netlink.UNANSWERED, 1: netlink.UNANSWERED}
+
+
+def test_without_a_socket_all_is_unanswered_and_a_dump_says_why() -> None:
+    def connect(_protocol: int) -> FakeSocket:
+        raise OSError(errno.EPROTONOSUPPORT, "no such protocol")
+
+    tested = netlink.Channel(12, connect)
+    assert tested.limit == netlink.CHUNK_LIMIT
+    assert tested.run(messages(tested, 1)) == {0: netlink.UNANSWERED}
+    with pytest.raises(KernelError, match="open a netlink socket"):
+        tested.dump(message(0), "list")
+
+
+def test_answers_to_earlier_requests_are_passed_over() -> None:
+    tested, _ = channel(lambda data: [error(7_000_000, errno.EPERM), error(sequences(data)[-1])])
+    assert tested.run(messages(tested, 2)) == {}
+
+
+def test_a_small_receive_buffer_makes_small_chunks() -> None:
+    tested, _ = channel(acknowledge, receive_buffer=212992)
+    assert 200 <= tested.limit <= 277
+    tested, _ = channel(acknowledge)
+    assert tested.limit == netlink.CHUNK_LIMIT
+
+
+def test_sequence_numbers_start_again_before_they_overflow() -> None:
+    tested, _ = channel(acknowledge)
+    tested._next = (1 << 32) - 2
+    assert tested.run(messages(tested, 3)) == {}
+
+
+def test_a_dump_is_read_to_its_end() -> None:
+    def answer(data: bytes) -> list[Answer]:
+        (number,) = sequences(data)
+        return [message(number, b"one.") + message(number + 9, b"xxxx"), message(number, b"two.") + done(number)]
+
+    tested, _ = channel(answer)
+    assert [data[start:end] for data, start, end in tested.dump(message(0), "list")] == [b"one.", b"two."]
+
+
+def test_a_dump_can_be_read_in_parts_whatever_changes_meanwhile() -> None:
+    def answer(data: bytes) -> list[Answer]:
+        (number,) = sequences(data)
+        disturbed = message(number, b"two.", flags=INTERRUPTED)
+        return [message(number, b"one.") + message(number + 9, b"xxxx"), disturbed, done(number)]
+
+    tested, opened = channel(answer)
+    parts = [[data[start:end] for data, start, end in found] for found in tested.dumping(message(0), "list")]
+    assert parts == [[b"one."], [b"two."], []]
+    assert len(opened[0].sent) == 1
+
+
+def test_parts_of_a_dump_count_until_it_breaks_off_or_is_refused() -> None:
+    tested, opened = channel(lambda data: [message(sequences(data)[0], b"one.")])
+    parts = tested.dumping(message(0), "list the things")
+    assert len(next(parts)) == 1
+    with pytest.raises(KernelError, match="list the things"):
+        next(parts)
+    assert opened[0].closed
+    tested, _ = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
+    with pytest.raises(KernelError) as caught:
+        list(tested.dumping(message(0), "list"))
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_a_dump_that_was_disturbed_is_begun_again_and_the_disturbed_one_does_not_count() -> None:
+    attempts = 0
+
+    def answer(data: bytes) -> list[Answer]:
+        nonlocal attempts
+        (number,) = sequences(data)
+        attempts += 1
+        if attempts == 1:
+            return [message(number, b"old.", flags=INTERRUPTED), message(number, b"more"), done(number)]
+        if attempts == 2:
+            return [message(number, b"old."), done(number, flags=INTERRUPTED)]
+        return [message(number, b"new."), done(number)]
+
+    tested, opened = channel(answer)
+    assert [data[start:end] for data, start, end in tested.dump(message(0), "list")] == [b"new."]
+    assert len(opened) == 1
+    assert len(set(sequences(b"".join(opened[0].sent)))) == 3
+
+
+def test_a_dump_that_is_disturbed_each_time_is_given_up() -> None:
+    tested, opened = channel(lambda data: [done(sequences(data)[0], flags=INTERRUPTED)])
+    with pytest.raises(KernelError, match="list the things: the data changed during each attempt") as caught:
+        tested.dump(message(0), "list the things")
+    assert caught.value.errno == errno.EINTR
+    assert len(opened[0].sent) == len(netlink.DUMP_PAUSES_S)
+
+
+def test_while_answers_are_lost_without_end_each_further_dump_gets_one_attempt() -> None:
+    loses, number = True, 0
+    tested, opened = channel(lambda data: [OVERRUN if loses else done(sequences(data)[0], number)])
+
+    def attempts() -> int:
+        before = sum(len(each.sent) for each in opened)
+        with pytest.raises(KernelError) as caught:
+            tested.dump(message(0), "list")
+        assert caught.value.errno == errno.ENOBUFS
+        return sum(len(each.sent) for each in opened) - before
+
+    often = len(netlink.DUMP_PAUSES_S)
+    assert [attempts(), attempts(), attempts()] == [often, 1, 1]
+    loses = False
+    assert tested.dump(message(0), "list") == []
+    loses = True
+    assert [attempts(), attempts()] == [often, 1]
+    loses, number = False, errno.ENOENT
+    with pytest.raises(KernelError, match="No such file"):
+        tested.dump(message(0), "list")
+    loses = True
+    assert attempts() == often, "a refusal is an answer"
+
+
+def test_a_dump_that_was_cut_off_is_begun_again_on_a_new_socket() -> None:
+    def cut_off(data: bytes) -> list[Answer]:
+        """The rest has the form of a whole message, and the end of the dump comes."""
+        (number,) = sequences(data)
+        left = message(number, bytes(netlink.RECEIVE_SIZE - fake_netlink.HEADER.size))
+        return [left + message(number, b"lost"), done(number)]
+
+    tested, opened = channel(
+        cut_off, lambda data: [message(sequences(data)[0], b"one.")], lambda data: [done(sequences(data)[0])]
+    )
+    assert tested.dump(message(0), "list") == []
+    assert [socket.closed for socket in opened] == [True, True, False]
+
+
+def test_a_dump_that_was_cut_off_in_the_header_of_a_message_is_not_taken_for_one_without_it() -> None:
+    def cut_off(data: bytes) -> list[Answer]:
+        number = sequences(data)[0]
+        return [message(number, b"one.") + message(number, b"two.")[:7], done(number)]
+
+    def whole(data: bytes) -> list[Answer]:
+        number = sequences(data)[0]
+        return [message(number, b"one.") + message(number, b"two."), done(number)]
+
+    tested, opened = channel(cut_off, whole)
+    assert len(tested.dump(message(0), "list")) == 2
+    assert opened[0].closed
+
+
+def test_the_error_at_the_end_of_a_dump_counts() -> None:
+    tested, _ = channel(lambda data: [message(sequences(data)[0], b"one."), done(sequences(data)[0], errno.ENOMEM)])
+    with pytest.raises(KernelError) as caught:
+        tested.dump(message(0), "list")
+    assert caught.value.errno == errno.ENOMEM
+
+
+def test_a_refused_dump_is_an_error_and_leaves_the_socket_usable() -> None:
+    tested, opened = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
+    with pytest.raises(KernelError) as caught:
+        tested.dump(message(0), "list")
+    assert caught.value.errno == errno.ENOENT
+    assert not opened[0].closed
+
+
+@pytest.mark.parametrize("answer", [lambda _data: [], lambda _data: [error(7_000_000)], lambda _data: [OVERRUN]])
+def test_a_question_without_an_answer_is_an_error(answer: Callable[[bytes], list[Answer]]) -> None:
+    tested, opened = channel(answer)
+    with pytest.raises(KernelError, match="ask"):
+        tested.ask(message(0), "ask")
+    assert opened[0].closed
+
+
+def _cut_off(data: bytes) -> list[Answer]:
+    return [message(sequences(data)[0], bytes(8))[:-4]]
+
+
+def _without_a_number(data: bytes) -> list[Answer]:
+    return [message(sequences(data)[0], bytes(4))]
+
+
+def _an_error_without_its_number(data: bytes) -> list[Answer]:
+    return [message(sequences(data)[0], kind=fake_netlink.ERROR)]
+
+
+def _with_half_a_number(data: bytes) -> list[Answer]:
+    return [message(sequences(data)[0], bytes(4) + fake_netlink.attribute(1, b"x"))]
+
+
+@pytest.mark.parametrize("answer", [_cut_off, _without_a_number, _an_error_without_its_number, _with_half_a_number])
+def test_an_answer_that_cannot_be_parsed_is_an_error_of_the_kernel(answer: Callable[[bytes], list[Answer]]) -> None:
+    tested, _ = channel(answer)
+    with pytest.raises(KernelError, match=r"find IPVS: .*(parsed|Bad message)"):
+        netlink.resolve_family(tested, "IPVS", "ip_vs")
+
+
+def test_an_unknown_family_is_explained_with_its_module() -> None:
+    tested, _ = channel(lambda data: [error(sequences(data)[0], errno.ENOENT)])
+    with pytest.raises(KernelError, match="this kernel has no IPVS: the module ip_vs is missing or cannot be loaded"):
+        netlink.resolve_family(tested, "IPVS", "ip_vs")
+
+
+def test_a_real_socket_has_the_buffers_that_were_asked_for_and_answers_at_once() -> None:
+    with netlink.open_socket(0) as opened:
+        assert not opened.getblocking()
+        opened.send(struct.pack("=IHHIIB15x", 32, 18, netlink.REQUEST | netlink.DUMP, 5, 0, 0))  # RTM_GETLINK
+        assert struct.unpack_from("=IHHI", opened.recv(netlink.RECEIVE_SIZE))[3] == 5

@@ -1,0 +1,351 @@
+"""The ipset driver against a real kernel, read back with ipset; and its faults on a fake socket.
+
+Properties that the fake kernel shares are in test_contract.py.
+"""
+
+import contextlib
+import errno
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+
+import pytest
+
+from ipvsproxy.kernel.base import message
+from ipvsproxy.kernel.ipset import driver as ipset
+from ipvsproxy.model.kernel import IP_SETS, SCOPE_KINDS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
+from ipvsproxy.model.net import Address, Family, Protocol, parse_address
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from tests.support import fake_netlink
+
+CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
+
+
+@pytest.fixture
+def driver(network_namespace: None) -> Iterator[ipset.IpsetDriver]:
+    with contextlib.closing(ipset.IpsetDriver()) as made:
+        yield made
+
+
+def tool(*arguments: str) -> str:
+    """Run ipset."""
+    done = subprocess.run((shutil.which("ipset") or "ipset", *arguments), check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def apply(driver: ipset.IpsetDriver, verb: Verb, *items: Item | SetEntry) -> list[Outcome]:
+    return driver.apply([Operation(verb, SetEntries.of(item) if isinstance(item, SetEntry) else item) for item in items])
+
+
+def entry(number: int, name: str = CLUSTER_IP.name) -> SetEntry:
+    return SetEntry(name, Address((0x0A000000 + number).to_bytes(4, "big")), Protocol.TCP, 80)
+
+
+def members(name: str) -> set[str]:
+    return set(tool("list", name).partition("Members:\n")[2].split())
+
+
+@pytest.mark.kernel
+def test_every_set_is_created_as_kube_proxy_creates_it(driver: ipset.IpsetDriver) -> None:
+    assert not any(outcome.error or outcome.surprise for outcome in apply(driver, Verb.ADD, *IP_SETS.values()))
+    made = {line.split()[1]: line.split()[2:] for line in tool("save").splitlines()}
+    assert made.keys() == IP_SETS.keys()
+    for name, ip_set in IP_SETS.items():
+        if ip_set.type is SetType.PORT:
+            assert made[name] == ["bitmap:port", "range", "0-65535"]
+        else:
+            family = "inet" if ip_set.family is Family.IPV4 else "inet6"
+            assert made[name][:7] == [ip_set.type, "family", family, "hashsize", "1024", "maxelem", "65536"]
+            rest = [word for word in made[name][7:] if word != "skbinfo"]
+            assert set(rest[::2]) <= {"bucketsize", "initval"}
+            assert ("skbinfo" in made[name]) == ip_set.gives_marks
+    # The program that kube-proxy runs takes ours for its own.
+    for name, ip_set in IP_SETS.items():
+        if ip_set.kind in SCOPE_KINDS:
+            continue
+        if ip_set.type is SetType.PORT:
+            tool("create", name, "bitmap:port", "range", "0-65535", "-exist")
+        else:
+            family = "inet" if ip_set.family is Family.IPV4 else "inet6"
+            tool("create", name, ip_set.type, "family", family, "hashsize", "1024", "maxelem", "65536", "-exist")
+
+
+@pytest.mark.kernel
+def test_ipset_prints_entries_as_the_model_does(driver: ipset.IpsetDriver) -> None:
+    address, pod = parse_address("fd00:96::1"), parse_address("fd00:244::9")
+    desired = [
+        SetEntry("KUBE-6-CLUSTER-IP", address, Protocol.SCTP, 443),
+        SetEntry("KUBE-6-LOOP-BACK", pod, Protocol.TCP, 80, pod),
+        SetEntry("KUBE-6-LOAD-BALANCER-SOURCE-CID", address, Protocol.UDP, 53, parse_address("fd01::"), 64),
+        SetEntry("KUBE-6-LOAD-BALANCER-SOURCE-CID", address, Protocol.UDP, 53, pod, 128),
+        SetEntry("KUBE-6-IPVS-IPS", address),
+        SetEntry("KUBE-NODE-PORT-UDP", port=30053),
+        SetEntry("KUBE-LOAD-BALANCER-SOURCE-CIDR", parse_address("10.0.0.1"), Protocol.TCP, 80, parse_address("10.9.0.7"), 32),
+    ]
+    names = {one.set for one in desired}
+    apply(driver, Verb.ADD, *(IP_SETS[name] for name in names), *desired)
+    for name in names:
+        assert members(name) == {str(one) for one in desired if one.set == name}
+
+
+@pytest.mark.kernel
+def test_what_ipset_added_is_observed_but_for_foreign_protocols(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
+    tool("add", CLUSTER_IP.name, "10.0.0.1,udplite:80")
+    assert driver.observe([CLUSTER_IP.name]) == {
+        CLUSTER_IP.name: (
+            "hash:ip,port",
+            Family.IPV4,
+            65536,
+            {SetEntry(CLUSTER_IP.name, parse_address("10.0.0.1"), Protocol.TCP, 80)},
+        )
+    }
+
+
+@pytest.mark.kernel
+def test_sets_that_do_not_exist_are_absent(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    assert driver.observe(IP_SETS).keys() == {CLUSTER_IP.name}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("made", "difference"),
+    [
+        (("hash:ip,port", "family", "inet6"), "hash:ip,port IPv6 maxelem 65536"),
+        (("hash:ip,port", "maxelem", "100"), "hash:ip,port IPv4 maxelem 100"),
+        (("hash:ip",), "hash:ip IPv4 maxelem 65536"),
+        (("bitmap:port", "range", "0-65535"), "bitmap:port"),
+    ],
+)
+def test_a_set_of_our_name_with_other_parameters_is_reported_and_not_used(
+    driver: ipset.IpsetDriver, made: tuple[str, ...], difference: str
+) -> None:
+    tool("create", CLUSTER_IP.name, *made)
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert outcome.errno == errno.EEXIST
+    assert outcome.error == (
+        f"add set KUBE-CLUSTER-IP: a set of this name exists, and it is {difference}, not hash:ip,port IPv4 maxelem 65536"
+    )
+    observed = driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name]
+    assert observed.entries == set()
+    assert difference in observed.differs_from(CLUSTER_IP)
+
+
+def entries_of(found: Mapping[str, ipset.ObservedSet | None]) -> dict[str, AbstractSet[SetEntry] | None]:
+    return {name: held.entries if held else None for name, held in found.items()}
+
+
+@pytest.mark.kernel
+def test_an_unchanged_set_is_not_returned_again(driver: ipset.IpsetDriver) -> None:
+    names = [CLUSTER_IP.name, "KUBE-NODE-PORT-TCP", "KUBE-LOOP-BACK"]
+    apply(driver, Verb.ADD, CLUSTER_IP, IP_SETS["KUBE-NODE-PORT-TCP"], entry(1))
+    none = {"KUBE-LOOP-BACK": None}
+    assert entries_of(driver.observe_changed(names)) == none | {CLUSTER_IP.name: {entry(1)}, "KUBE-NODE-PORT-TCP": set()}
+    assert driver.observe_changed(names) == none
+    tool("add", "KUBE-NODE-PORT-TCP", "30001")
+    assert [*driver.observe_changed(names)] == ["KUBE-NODE-PORT-TCP", "KUBE-LOOP-BACK"]
+    tool("flush", CLUSTER_IP.name)
+    tool("destroy", "KUBE-NODE-PORT-TCP")
+    assert entries_of(driver.observe_changed(names)) == none | {CLUSTER_IP.name: set(), "KUBE-NODE-PORT-TCP": None}
+
+
+@pytest.mark.kernel
+def test_sets_can_be_polled_in_parts(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP, IP_SETS["KUBE-NODE-PORT-TCP"], entry(1))
+    for expected in ({CLUSTER_IP.name: {entry(1)}}, {}):
+        assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == expected
+        assert bool(driver.observe_changed(["KUBE-NODE-PORT-TCP"])) is bool(expected)
+
+
+@pytest.mark.kernel
+def test_a_set_that_observe_returned_in_between_is_returned_again(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == {CLUSTER_IP.name: set()}
+    tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
+    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == {entry(1)}
+    tool("del", CLUSTER_IP.name, "10.0.0.1,tcp:80")
+    assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == {CLUSTER_IP.name: set()}
+
+
+@pytest.mark.kernel
+def test_a_set_that_was_written_is_returned_with_any_content(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    driver.observe_changed([CLUSTER_IP.name])
+    apply(driver, Verb.ADD, entry(1))
+    apply(driver, Verb.REMOVE, entry(1))
+    assert entries_of(driver.observe_changed([CLUSTER_IP.name])) == {CLUSTER_IP.name: set()}
+
+
+@pytest.mark.kernel
+def test_thousands_of_entries_are_added_read_and_removed(driver: ipset.IpsetDriver) -> None:
+    desired = [entry(number) for number in range(5000)]
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    assert {outcome[1:] for outcome in apply(driver, Verb.ADD, *desired)} == {("", 0, False, 0)}
+    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(desired)
+    assert {outcome[1:] for outcome in apply(driver, Verb.REMOVE, *desired[:4000])} == {("", 0, False, 0)}
+    assert driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries == set(desired[4000:])
+
+
+@pytest.mark.kernel
+def test_a_full_set_is_replaced_by_a_larger_one_that_rules_and_readers_take_for_the_same(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    assert not any(outcome.error for outcome in apply(driver, Verb.ADD, *(entry(number) for number in range(SET_CAPACITY))))
+    assert "maxelem 65536" in tool("list", "-terse", CLUSTER_IP.name), "below that its size stays"
+    # The kernel counts only where a part of the hash has its share already, so a few more than that may go in.
+    more = [entry(SET_CAPACITY + number) for number in range(100)]
+    outcomes = apply(driver, Verb.ADD, *more)
+    assert not any(outcome.error for outcome in outcomes)
+    assert "maxelem 131072" in tool("list", "-terse", CLUSTER_IP.name)
+    assert tool("list", "-name").split() == [CLUSTER_IP.name], "the copy is gone"
+    assert len(driver.observe([CLUSTER_IP.name])[CLUSTER_IP.name].entries) == SET_CAPACITY + 100
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert (outcome.error, outcome.surprise) == ("", True), "it counts as the set that was asked for"
+
+
+@pytest.mark.kernel
+def test_entries_that_do_not_fit_into_a_full_set_are_named_and_the_others_are_in(driver: ipset.IpsetDriver) -> None:
+    tool("create", CLUSTER_IP.name, "hash:ip,port", "maxelem", "10", "hashsize", "64", "bucketsize", "12")
+    outcomes = apply(driver, Verb.ADD, *(entry(number) for number in range(14)))
+    failed = [outcome for outcome in outcomes if outcome.error]
+    assert len(failed) == 4
+    assert {outcome.errno for outcome in failed} == {4352}
+    assert "the set is full" in failed[0].error
+    assert members(CLUSTER_IP.name) == {str(outcome.operation.item.key) for outcome in outcomes if not outcome.error}
+
+
+@pytest.mark.kernel
+def test_one_refused_entry_does_not_keep_the_others_out(driver: ipset.IpsetDriver) -> None:
+    ip_set = IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV6)
+    address = parse_address("fd00::1")
+    good = [SetEntry(ip_set.name, address, Protocol.TCP, port, address, 64) for port in (1, 2, 3)]
+    bad = SetEntry(ip_set.name, address, Protocol.TCP, 4, parse_address("::"), 0)
+    unfit = SetEntry(ip_set.name, address, Protocol.TCP, 5, parse_address("10.0.0.0"), 8)
+    outcomes = apply(driver, Verb.ADD, ip_set, good[0], bad, good[1], unfit, good[2])
+    assert [outcome.errno for outcome in outcomes] == [0, 0, 4104, 0, errno.EINVAL, 0]
+    assert "two /1 ranges are the same" in outcomes[2].error
+    assert len(members(ip_set.name)) == 3
+
+
+@pytest.mark.kernel
+def test_operations_on_several_sets_keep_their_order(driver: ipset.IpsetDriver) -> None:
+    other = IpSet(SetKind.EXTERNAL_IP, Family.IPV4)
+    there, elsewhere = entry(1), entry(1, other.name)
+    operations = [
+        Operation(Verb.ADD, SetEntries.of(there)),
+        Operation(Verb.ADD, CLUSTER_IP),
+        Operation(Verb.ADD, SetEntries.of(there)),
+        Operation(Verb.ADD, other),
+        Operation(Verb.ADD, SetEntries.of(elsewhere)),
+        Operation(Verb.REMOVE, SetEntries.of(there)),
+        Operation(Verb.ADD, SetEntries.of(there)),
+        Operation(Verb.REMOVE, SetEntries.of(elsewhere)),
+        Operation(Verb.REMOVE, other),
+        Operation(Verb.REMOVE, other),
+    ]
+    outcomes = driver.apply(operations)
+    assert [outcome.operation for outcome in outcomes] == operations
+    assert [(bool(outcome.error), outcome.surprise) for outcome in outcomes] == [
+        (True, False),
+        *[(False, False)] * 8,
+        (False, True),
+    ]
+    assert driver.observe(IP_SETS) == {CLUSTER_IP.name: ("hash:ip,port", Family.IPV4, 65536, {there})}
+
+
+@pytest.mark.kernel
+def test_a_set_in_use_is_not_destroyed_and_the_error_says_why(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, CLUSTER_IP)
+    rule = ("-A", "INPUT", "-m", "set", "--match-set", CLUSTER_IP.name, "dst,dst", "-j", "ACCEPT")
+    subprocess.run((shutil.which("iptables") or "iptables", *rule), check=True)
+    (outcome,) = apply(driver, Verb.REMOVE, CLUSTER_IP)
+    assert (outcome.error, outcome.errno) == ("remove set KUBE-CLUSTER-IP: the set is in use by a rule", 4100)
+
+
+def test_entries_whose_answer_was_lost_are_errors_without_being_sent_one_by_one() -> None:
+    sockets: list[fake_netlink.FakeSocket] = []
+
+    def connect(_protocol: int) -> fake_netlink.FakeSocket:
+        sockets.append(fake_netlink.FakeSocket(lambda _data: []))
+        return sockets[-1]
+
+    driver = ipset.IpsetDriver(connect)
+    outcomes = apply(driver, Verb.ADD, *(entry(number) for number in range(10)))
+    assert all("answer was lost" in outcome.error for outcome in outcomes)
+    assert [len(socket.sent) for socket in sockets] == [1]
+    (outcome,) = apply(driver, Verb.REMOVE, CLUSTER_IP)
+    assert "answer was lost" in outcome.error
+
+
+def test_a_kernel_without_the_type_is_explained() -> None:
+    driver = ipset.IpsetDriver(
+        lambda _protocol: fake_netlink.FakeSocket(lambda data: [fake_netlink.error(fake_netlink.sequences(data)[0], 4098)])
+    )
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert outcome.error == (
+        "add set KUBE-CLUSTER-IP: this kernel has no set type hash:ip,port: its module is missing or cannot be loaded"
+    )
+
+
+@pytest.mark.kernel
+def test_the_copy_that_a_killed_process_left_is_observed_and_destroyed(driver: ipset.IpsetDriver) -> None:
+    assert not driver.has_copy()
+    tool("create", SET_COPY.name, "hash:ip,port", "maxelem", "131072")
+    assert driver.has_copy()
+    remove = Operation(Verb.REMOVE, SET_COPY)
+    assert driver.apply([remove, remove]) == [Outcome(remove), Outcome(remove, surprise=True)]
+    assert tool("list", "-name") == ""
+
+
+@pytest.mark.kernel
+def test_every_set_has_the_lowest_revision_that_takes_its_entries(driver: ipset.IpsetDriver) -> None:
+    apply(driver, Verb.ADD, *IP_SETS.values())
+    revisions = {name: int(tool("list", "-terse", name).partition("Revision: ")[2].split()[0]) for name in IP_SETS}
+    desired = {"hash:ip": 0, "hash:ip,port": 1, "hash:ip,port,ip": 1, "hash:ip,port,net": 1, "bitmap:port": 0}
+    assert revisions == {name: 5 if ip_set.gives_marks else desired[ip_set.type] for name, ip_set in IP_SETS.items()}
+
+
+@pytest.mark.kernel
+def test_a_set_of_another_revision_stays_as_it_is_and_serves(driver: ipset.IpsetDriver) -> None:
+    tool("create", CLUSTER_IP.name, "hash:ip,port", "family", "inet", "hashsize", "1024", "maxelem", "65536")
+    tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
+    header = tool("list", "-terse", CLUSTER_IP.name).partition("Size in memory")[0]
+    (created, added) = apply(driver, Verb.ADD, CLUSTER_IP, entry(2))
+    assert (created.error, created.surprise, added.error) == ("", True, "")
+    assert tool("list", "-terse", CLUSTER_IP.name).partition("Size in memory")[0] == header
+    assert members(CLUSTER_IP.name) == {"10.0.0.1,tcp:80", "10.0.0.2,tcp:80"}
+
+
+@pytest.mark.parametrize(("lowest", "newest", "created"), [(0, 6, 1), (2, 6, 2), (0, 0, 0)])
+def test_a_kernel_without_the_sufficient_revision_gets_the_nearest_one_that_it_has(
+    lowest: int, newest: int, created: int
+) -> None:
+    requested: list[int] = []
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, payload),) = fake_netlink.split(data)
+        if kind & 0xFF == 13:
+            told = fake_netlink.attribute(4, bytes([newest])) + fake_netlink.attribute(10, bytes([lowest]))
+            return [fake_netlink.message(sequence, bytes(4) + told)]
+        first, last = message.attributes(payload, 4, len(payload))[4]
+        requested.append(int.from_bytes(payload[first:last], "big"))
+        return [fake_netlink.error(sequence)]
+
+    driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert (outcome.error, requested) == ("", [created])
+
+
+@pytest.mark.parametrize("revision", [b"", b"\0\x05"])
+@pytest.mark.parametrize("attribute", [4, 10])
+def test_a_revision_that_is_not_one_byte_is_an_error_of_the_kernel(revision: bytes, attribute: int) -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        revisions = {4: b"\x05", 10: b"\0"} | {attribute: revision}
+        told = b"".join(fake_netlink.attribute(number, value) for number, value in revisions.items())
+        return [fake_netlink.message(fake_netlink.sequences(data)[0], bytes(4) + told)]
+
+    driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
+    assert "the kernel's answer cannot be parsed" in outcome.error

@@ -1,0 +1,100 @@
+"""Entries of sets: an encoded entry is decoded to the same, and one message has many of them."""
+
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipvsproxy.kernel.base import message
+from ipvsproxy.kernel.ipset import message as ipset_message
+from ipvsproxy.model.kernel import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, SetType
+from ipvsproxy.model.net import Address, Family, Protocol, parse_address
+from ipvsproxy.model.plan import Verb
+
+PORTS = st.integers(0, 65535)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> SetEntry:
+    ip_set = draw(st.sampled_from(list(IP_SETS.values())))
+    size = ip_set.family.bits // 8
+    addresses = st.binary(min_size=size, max_size=size).map(Address)
+    if ip_set.type is SetType.PORT:
+        return SetEntry(ip_set.name, port=draw(PORTS))
+    if ip_set.type is SetType.ADDRESS:
+        return SetEntry(ip_set.name, draw(addresses))
+    entry = SetEntry(ip_set.name, draw(addresses), draw(st.sampled_from(Protocol)), draw(PORTS))
+    if ip_set.gives_marks:
+        marks = st.integers(0, 0xFFFFFFFF)
+        return MarkedEntry(entry.set, entry.address, entry.protocol, entry.port, mark=draw(marks), mask=draw(marks))
+    if ip_set.type is SetType.ADDRESS_PORT:
+        return entry
+    entry = msgspec.structs.replace(entry, other=draw(addresses))
+    if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
+        return entry
+    return msgspec.structs.replace(entry, prefix_length=draw(st.integers(0, ip_set.family.bits)))
+
+
+def contents(data: bytes) -> list[tuple[int, int]]:
+    """Where the entries of a message lie."""
+    found = message.attributes(data, 20, len(data))
+    return [(start, end) for _, start, end in message.walk(data, *found[ipset_message.ENTRIES])]
+
+
+@given(entries())
+def test_an_entry_is_read_as_it_was_written(entry: SetEntry) -> None:
+    codec = ipset_message.codec(entry.set)
+    data = codec.encode([entry])
+    assert codec.decode(data, 4, len(data)) == entry
+
+
+def test_a_message_contains_its_entries_and_its_length() -> None:
+    codec = ipset_message.codec("KUBE-CLUSTER-IP")
+    some = [SetEntry("KUBE-CLUSTER-IP", parse_address(f"10.0.0.{number}"), Protocol.TCP, 80) for number in range(200)]
+    data = codec.request(Verb.ADD, codec.encode(some), b"SEQN")
+    assert struct.unpack_from("=I", data)[0] == len(data)
+    assert data[8:12] == b"SEQN"
+    assert [codec.decode(data, *at) for at in contents(data)] == some
+
+
+def test_a_full_message_stays_below_the_limit_of_the_container() -> None:
+    for ip_set in IP_SETS.values():
+        codec = ipset_message.codec(ip_set.name)
+        assert len(codec.encode([entry_of(ip_set)] * 3)) == 3 * codec.entry_size
+        assert 50_000 < codec.entries_per_message * codec.entry_size <= ipset_message.CONTAINER_LIMIT
+
+
+def entry_of(ip_set: IpSet) -> SetEntry:
+    address = Address(bytes(ip_set.family.bits // 8))
+    if ip_set.gives_marks:
+        return MarkedEntry(ip_set.name, address, Protocol.TCP, 80, mark=0x12, mask=0x3FFF)
+    return SetEntry(ip_set.name, address, Protocol.TCP, 80, address, 24)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        SetEntry("KUBE-CLUSTER-IP"),
+        SetEntry("KUBE-CLUSTER-IP", parse_address("fd00::1"), Protocol.TCP, 80),
+        SetEntry("KUBE-CLUSTER-IP", parse_address("10.0.0.1"), None, 80),
+        SetEntry("KUBE-CLUSTER-IP", parse_address("10.0.0.1"), Protocol.TCP, 65536),
+        SetEntry("KUBE-LOOP-BACK", parse_address("10.0.0.1"), Protocol.TCP, 80),
+        SetEntry("KUBE-LOOP-BACK", parse_address("10.0.0.1"), Protocol.TCP, 80, parse_address("fd00::1")),
+        SetEntry("KUBE-NODE-PORT-TCP", port=65536),
+    ],
+)
+def test_an_entry_that_does_not_fit_its_set_is_refused(entry: SetEntry) -> None:
+    with pytest.raises((ValueError, struct.error)):
+        ipset_message.codec(entry.set).encode([entry])
+
+
+@pytest.mark.parametrize("family", Family)
+def test_an_entry_of_another_protocol_or_form_is_left_out(family: Family) -> None:
+    codec = ipset_message.codec(IpSet(SetKind.CLUSTER_IP, family).name)
+    data = codec.encode([entry_of(IpSet(SetKind.CLUSTER_IP, family))])
+    (at,) = [place for kind, place, _ in message.walk(data, 4, len(data)) if kind == 7]
+    icmp = data[:at] + b"\x01" + data[at + 1 :]
+    assert codec.decode(icmp, 4, len(icmp)) is None
+    assert codec.decode(data, 4, 20) is None

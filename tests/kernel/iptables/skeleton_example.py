@@ -1,0 +1,25 @@
+"""A small skeleton, and its listings when nothing and when all of it is in force."""
+
+from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, Rule, SetMark, SetMatch, Side, Skeleton
+
+SERVICES = ChainKey("nat", "KUBE-SERVICES")
+MARK = ChainKey("nat", "KUBE-MARK-MASQ")
+FILTER = ChainKey("filter", "KUBE-IPVS-FILTER")
+OUTPUT = Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals")
+PREROUTING = Jump("nat", "PREROUTING", "KUBE-SERVICES", "kubernetes service portals")
+INPUT = Jump("filter", "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter")
+SKELETON = Skeleton(
+    family=Family.IPV4,
+    chains={
+        SERVICES: (Rule(set=SetMatch("KUBE-CLUSTER-IP", (Side.DESTINATION, Side.DESTINATION)), target=JumpTo("KUBE-MARK-MASQ")),),
+        MARK: (Rule(target=SetMark(0x4000)),),
+        FILTER: (),
+    },
+    jumps=(OUTPUT, PREROUTING, INPUT),
+)
+NOTHING = iptables_text.Listing(chains={}, jumps={}, foreign_jumps={})
+TEXTS = {key: tuple(iptables_rule.render(rule, Family.IPV4) for rule in rules) for key, rules in SKELETON.chains.items()}
+IN_FORCE = iptables_text.Listing(chains=TEXTS, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, foreign_jumps={})

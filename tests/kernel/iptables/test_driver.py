@@ -1,0 +1,413 @@
+"""The iptables driver with programs that are scripts. With the real ones: test_programs.py."""
+
+import pathlib
+import stat
+
+import pytest
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.iptables.driver import Refusal
+from ipvsproxy.kernel.iptables.rule_changes import NO_RULES
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import ObservedSkeleton
+from tests.kernel.iptables.skeleton_example import FILTER, IN_FORCE, MARK, NOTHING, SKELETON
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "variant", "random_fully"),
+    [
+        ("iptables v1.8.9 (nf_tables)\n", (1, 8, 9), "nf_tables", True),
+        ("ip6tables v1.8.11 (legacy)\n", (1, 8, 11), "legacy", True),
+        ("iptables v1.6.2\n", (1, 6, 2), "legacy", True),
+        ("iptables v1.6.1\n", (1, 6, 1), "legacy", False),
+    ],
+)
+def test_the_version_shows_variant_and_abilities(text: str, version: tuple[int, ...], variant: str, random_fully: bool) -> None:  # noqa: FBT001 - a table
+    program = iptables.parse_version(text)
+    assert (program.version, program.variant, program.random_fully) == (version, variant, random_fully)
+
+
+def test_a_program_without_version_is_an_error() -> None:
+    with pytest.raises(KernelError, match="contains no version"):
+        iptables.parse_version("usage: foo\n")
+
+
+def test_a_failure_is_one_line_with_the_failing_rule() -> None:
+    messages = (
+        "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.\n\nError occurred at line: 3\n"
+        "Try `iptables-restore -h' or 'iptables-restore --help' for more information.\n"
+    )
+    assert iptables_process.describe_failure(messages, "*nat\n:K - [0:0]\n-A K -m set --match-set NOPE dst\nCOMMIT\n") == (
+        "iptables-restore v1.8.9 (legacy): Set NOPE doesn't exist.; Error occurred at line: 3 (-A K -m set --match-set NOPE dst)"
+    )
+
+
+def test_a_failure_without_a_line_number_is_reported_as_it_is() -> None:
+    assert iptables_process.describe_failure("Another app is currently holding the xtables lock.\n", "*nat\nCOMMIT\n") == (
+        "Another app is currently holding the xtables lock."
+    )
+
+
+def make_program(folder: pathlib.Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """An otherwise empty folder at the head of PATH for programs that play iptables and note their arguments."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("version", "arguments"), [("1.6.1", "--noflush"), ("1.8.9", "-w 5 --noflush")])
+def test_restore_gets_its_text_by_stdin_and_waits_for_the_lock_where_it_can(
+    programs: pathlib.Path, version: str, arguments: str
+) -> None:
+    make_program(programs, "iptables", f"echo iptables v{version}")
+    make_program(programs, "iptables-save", "true")
+    make_program(programs, "iptables-restore", f'echo "$@" > {programs}/arguments; cat > {programs}/stdin')
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    operation = Operation(Verb.SET, SKELETON)
+    assert [outcome.error for outcome in driver.apply([operation])] == [""]
+    assert (programs / "arguments").read_text().strip() == arguments
+    assert (programs / "stdin").read_text() == iptables_text.render_restore(SKELETON, NOTHING)
+
+
+def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", "echo '*nat'")
+    make_program(programs, "iptables-restore", f"cat >> {programs}/written")
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
+    assert (programs / "written").read_text() == iptables_text.render_restore(SKELETON, NOTHING)
+    with pytest.raises(KernelError, match="its output ends in the middle of table nat"):
+        driver.observe(Family.IPV4)
+    (programs / "written").unlink()
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    assert "-I " not in (programs / "written").read_text(), "the jumps that it wrote itself are not written again"
+
+
+HIDDEN = "# Table `nat' is incompatible, use 'nft' tool.\n"
+
+
+def test_a_table_that_iptables_does_not_show_is_written_and_counts_as_it_was_written(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-restore", f"cat >> {programs}/written")
+    (programs / "saved").write_text(HIDDEN)
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    assert driver.observe(Family.IPV4) == ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset())
+    assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
+    shown = "".join(
+        f"*filter\n:{FILTER.chain} - [0:0]\n-A {jump.source} {iptables_rule.render_jump(jump)}\nCOMMIT\n"
+        for jump in SKELETON.jumps
+        if jump.table == "filter"
+    )
+    (programs / "saved").write_text(HIDDEN + shown)
+    observed = driver.observe(Family.IPV4)
+    assert observed == SKELETON.in_force
+    assert observed.hidden == {"nat"}
+
+
+def test_rules_of_a_table_that_iptables_does_not_show_are_not_taken_for_removed(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-restore", f"touch {programs}/written")
+    (programs / "saved").write_text(HIDDEN)
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    (outcome,) = driver.apply([Operation(Verb.REMOVE, SKELETON)])
+    assert "table nat holds rules of nft that iptables cannot show" in outcome.error
+    assert not (programs / "written").exists()
+
+
+def test_a_jump_that_is_there_twice_does_not_count_as_in_force_and_one_is_removed(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-restore", f"cat >> {programs}/written")
+    first, *rest = (f"-A {jump.source} {iptables_rule.render_jump(jump)}" for jump in SKELETON.jumps if jump.table == "nat")
+    (programs / "saved").write_text("\n".join(["*nat", first, first, *rest, "COMMIT", ""]))
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    (twice,) = (jump for jump in SKELETON.jumps if first == f"-A {jump.source} {iptables_rule.render_jump(jump)}")
+    assert twice not in driver.observe(Family.IPV4).jumps
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    written = (programs / "written").read_text().splitlines()
+    assert written.count(first.replace("-A", "-D", 1)) == 1
+    assert first.replace("-A", "-I", 1) not in written
+
+
+class Marked:
+    """A driver, programs that record their runs, and a mark that changes with each write, ours and that of ``others``."""
+
+    def __init__(self, programs: pathlib.Path) -> None:
+        self.others = 0
+        self.has_rules = True
+        self._log = programs / "log"
+        self._told = 0
+        self.driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, mark=lambda _: self._mark())
+        make_program(programs, "iptables", "echo iptables v1.8.9")
+        make_program(programs, "iptables-save", f"echo listed >> {self._log}; printf '*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n'")
+        make_program(programs, "iptables-restore", f"echo written >> {self._log}; cat > {programs}/stdin")
+
+    def _mark(self) -> object:
+        return (self.others, self._whole_log().count("written")) if self.has_rules else NO_RULES
+
+    def _whole_log(self) -> list[str]:
+        return self._log.read_text().split() if self._log.exists() else []
+
+    def change(self, verb: Verb = Verb.SET) -> str:
+        (outcome,) = self.driver.apply([Operation(verb, SKELETON)])
+        return outcome.error
+
+    def news(self) -> list[str]:
+        """The runs of the programs since the last call."""
+        before, self._told = self._told, len(self._whole_log())
+        return self._whole_log()[before:]
+
+
+def test_rules_that_have_not_changed_since_they_were_listed_are_not_listed_again(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    first = marked.driver.observe(Family.IPV4)
+    assert first.chains.keys() == {MARK}
+    assert marked.news() == ["listed"]
+    assert marked.driver.observe(Family.IPV4) == first
+    assert marked.change() == ""
+    assert marked.news() == ["written"]
+    assert marked.driver.observe(Family.IPV4) == first
+    assert marked.news() == ["listed"]
+    marked.others += 1
+    assert marked.driver.observe(Family.IPV4) == first
+    assert marked.news() == ["listed"]
+
+
+def test_a_table_that_iptables_does_not_show_is_not_listed_again_while_no_rule_changes(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    make_program(programs, "iptables-save", f"echo listed >> {programs}/log; cat {programs}/saved")
+    (programs / "saved").write_text(HIDDEN)
+    assert marked.change() == ""
+    assert [marked.driver.observe(Family.IPV4).hidden for _ in range(3)] == [{"nat"}] * 3
+    assert marked.news() == ["listed", "written", "listed"]
+    marked.others += 1
+    assert marked.driver.observe(Family.IPV4).hidden == {"nat"}
+    assert marked.news() == ["listed"]
+
+
+def test_where_the_kernel_says_that_there_are_no_rules_no_process_is_asked(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    marked.has_rules = False
+    rules_observed = marked.driver.observe(Family.IPV4)
+    assert (rules_observed.chains, rules_observed.jumps) == ({}, frozenset())
+    assert marked.change() == ""
+    assert marked.news() == ["written"]
+    assert (programs / "stdin").read_text() == iptables_text.render_restore(SKELETON, iptables_text.NOTHING_LISTED)
+    marked.has_rules = True
+    assert marked.driver.observe(Family.IPV4).chains.keys() == {MARK}
+    assert marked.news() == ["listed"]
+
+
+def test_the_last_write_shows_the_next_one_the_present_jumps_until_another_program_changes_a_rule(
+    programs: pathlib.Path,
+) -> None:
+    marked = Marked(programs)
+    assert marked.change() == ""
+    assert "-I " in (programs / "stdin").read_text()
+    assert marked.change() == ""
+    assert marked.news() == ["listed", "written", "written"]
+    assert (programs / "stdin").read_text() == iptables_text.render_restore(SKELETON, IN_FORCE)
+    marked.others += 1
+    assert marked.change() == ""
+    assert marked.news() == ["listed", "written"]
+    assert "-I " in (programs / "stdin").read_text()
+
+
+def test_a_jump_that_vanished_before_its_writing_was_marked_is_put_back(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    marked.change()
+    assert not marked.driver.observe(Family.IPV4).jumps, "the mark is that of the writing, and the jumps are not there"
+    assert marked.change() == ""
+    assert "-I " in (programs / "stdin").read_text()
+    marked.others += 1
+    marked.driver.observe(Family.IPV4)
+    assert marked.change() == ""
+    assert "-I " in (programs / "stdin").read_text()
+
+
+def test_what_was_written_is_no_reason_to_remove_anything(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    marked.change()
+    marked.change(Verb.REMOVE)
+    assert marked.news() == ["listed", "written", "listed", "written"]
+    assert (programs / "stdin").read_text() == "*nat\n:KUBE-MARK-MASQ - [0:0]\n-X KUBE-MARK-MASQ\nCOMMIT\n"
+
+
+def test_after_a_failure_rules_are_listed_again(programs: pathlib.Path) -> None:
+    marked = Marked(programs)
+    marked.change()
+    make_program(programs, "iptables-restore", "echo it has failed >&2; exit 2")
+    assert "it has failed" in marked.change()
+    assert "it has failed" in marked.change()
+    marked.driver.observe(Family.IPV4)
+    marked.driver.observe(Family.IPV4)
+    assert marked.news() == ["listed", "written", "listed", "listed"], "once for the second writing, and once after it"
+
+
+def test_without_a_mark_rules_are_listed_each_time(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
+    make_program(programs, "iptables-restore", f"echo written >> {programs}/log; cat > {programs}/stdin")
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
+    driver.observe(Family.IPV4)
+    driver.apply([Operation(Verb.SET, SKELETON)])
+    assert (programs / "log").read_text().split() == ["listed", "listed", "written"]
+
+
+def test_a_hanging_program_is_ended(programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_program(programs, "iptables-save", "exec sleep 600")
+    monkeypatch.setattr(iptables_process, "TIMEOUT_S", 0.05)
+    with pytest.raises(KernelError, match="did not end within"):
+        iptables.IptablesDriver(chains=(), jumps=()).observe(Family.IPV4)
+
+
+def test_missing_program_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    expected = Refusal("iptables is not in PATH; install the package iptables", is_certain=True)
+    assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == expected
+
+
+def make_proc(folder: pathlib.Path, *, disabled: str) -> pathlib.Path:
+    (folder / "thread-self/net").mkdir(parents=True)
+    (folder / "thread-self/net/if_inet6").touch()
+    (folder / "sys/net/ipv6/conf/all").mkdir(parents=True)
+    (folder / "sys/net/ipv6/conf/all/disable_ipv6").write_text(f"{disabled}\n")
+    return folder
+
+
+def test_family_is_usable_when_its_program_and_the_kernel_say_so(programs: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    make_program(programs, "ip6tables", f'echo "$@" >> {programs}/arguments; echo ip6tables v1.8.9')
+    driver = iptables.IptablesDriver(chains=(), jumps=(), proc=make_proc(tmp_path / "proc", disabled="0"))
+    assert driver.usable(Family.IPV6) is None
+    assert (programs / "arguments").read_text() == "--version\n-w 5 -t nat -S POSTROUTING\n"
+
+
+def test_ipv6_is_not_usable_where_it_is_disabled_or_not_there(tmp_path: pathlib.Path) -> None:
+    disabled = iptables.IptablesDriver(chains=(), jumps=(), proc=make_proc(tmp_path / "proc", disabled="1"))
+    assert disabled.usable(Family.IPV6) == Refusal("IPv6 is disabled by net.ipv6.conf.all.disable_ipv6 = 1", is_certain=True)
+    (tmp_path / "proc/thread-self/net/if_inet6").unlink()
+    assert disabled.usable(Family.IPV6) == Refusal("the kernel has no IPv6", is_certain=True)
+
+
+def test_family_whose_program_fails_is_not_usable(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", '[ "$1" = --version ] && echo iptables v1.8.9 || { echo "no table nat" >&2; exit 3; }')
+    assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == Refusal("no table nat", is_certain=False)
+
+
+def test_one_file_that_is_the_program_of_both_families_is_asked_for_its_version_once(programs: pathlib.Path) -> None:
+    make_program(programs, "xtables-multi", f"echo asked >> {programs}/log; echo iptables v1.8.9")
+    for command in ("iptables", "ip6tables"):
+        (programs / command).symlink_to(programs / "xtables-multi")
+    driver = iptables.IptablesDriver(chains=(), jumps=())
+    assert [driver.program(family).version for family in Family] == [(1, 8, 9)] * 2
+    assert (programs / "log").read_text().split() == ["asked"]
+
+
+@pytest.mark.parametrize("variant", ["nf_tables", "legacy"])
+def test_a_file_whose_name_tells_the_variant_is_not_asked(programs: pathlib.Path, variant: str) -> None:
+    name = f"xtables-{'nft' if variant == 'nf_tables' else variant}-multi"
+    make_program(programs, name, f"echo asked >> {programs}/log")
+    (programs / "iptables").symlink_to(programs / name)
+    program = iptables.IptablesDriver(chains=(), jumps=()).program(Family.IPV4)
+    assert (program.variant, program.random_fully) == (variant, True)
+    assert not (programs / "log").exists()
+
+
+def test_where_the_kernel_says_that_it_takes_rules_no_program_tries(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_program(programs, "iptables-restore", f"touch {programs}/started")
+    driver = iptables.IptablesDriver(chains=(), jumps=(), takes_rules=lambda _: True)
+    assert driver.try_writing(Family.IPV4) is None
+    assert not (programs / "started").exists()
+    (programs / "iptables-restore").unlink()
+    monkeypatch.setenv("PATH", str(programs))
+    refusal = driver.try_writing(Family.IPV4)
+    assert refusal is not None
+    assert "is not in PATH" in refusal.reason, "no rules without their program"
+
+
+def test_where_the_kernel_holds_nothing_rules_are_not_listed_the_first_time(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
+    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, holds_nothing=lambda _: True)
+    assert driver.observe(Family.IPV4).chains == {}
+    assert not (programs / "log").exists()
+    driver.observe(Family.IPV4)
+    assert (programs / "log").read_text().split() == ["listed"], "what was bare may hold rules by now"
+
+
+@pytest.mark.parametrize(("mark", "is_used"), [("same", True), ("other", False), (None, False)])
+def test_a_known_listing_counts_once_and_while_no_rule_has_changed(
+    programs: pathlib.Path, mark: str | None, *, is_used: bool
+) -> None:
+    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
+    (key, *_) = SKELETON.chains
+    text = f"*{key.table}\n:{key.chain} - [0:0]\nCOMMIT\n"
+    driver = iptables.IptablesDriver(
+        chains=SKELETON.chains,
+        jumps=SKELETON.jumps,
+        mark=lambda _: mark,
+        saved={Family.IPV4: iptables.Saved(mark and "same", text)},
+    )
+    assert (key in driver.observe(Family.IPV4).chains) is is_used
+    assert (programs / "log").exists() is not is_used
+
+
+def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-restore", "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4")
+    driver = iptables.IptablesDriver(chains=(), jumps=())
+    assert driver.usable(Family.IPV4) is None
+    expected = Refusal("TABLE_ADD failed (Operation not supported): table nat", is_certain=True)
+    assert driver.try_writing(Family.IPV4) == expected
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_certain"),
+    [
+        ("iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'nat'", False),
+        ("can't initialize iptables table `nat': Table does not exist (do you need to insmod?)", True),
+        ("can't initialize iptables table `nat': Memory allocation problem", False),
+        (
+            "Another app is currently holding the xtables lock; still 4s 0us time ahead",
+            False,
+        ),
+        ("iptables-restore v1.8.9 (nf_tables): TABLE_ADD failed (Operation not supported): table nat", True),
+        ("iptables-restore: Failed to initialize nft: Protocol not supported", True),
+        ("iptables-restore v1.8.9 (nf_tables): Could not fetch rule set generation id: No buffer space available", False),
+        ("", False),
+    ],
+)
+def test_a_family_is_refused_for_certain_only_where_the_kernel_does_not_have_it(
+    programs: pathlib.Path, messages: str, *, is_certain: bool
+) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    (programs / "said").write_text(messages)
+    make_program(programs, "iptables-restore", f"cat {programs}/said >&2; exit 4")
+    refusal = iptables.IptablesDriver(chains=(), jumps=()).try_writing(Family.IPV4)
+    assert refusal is not None
+    assert refusal.is_certain is is_certain
+
+
+def test_a_program_that_hangs_does_not_refuse_its_family_for_certain(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_program(programs, "iptables", "echo iptables v1.8.9")
+    make_program(programs, "iptables-restore", "exec sleep 600")
+    driver = iptables.IptablesDriver(chains=(), jumps=())
+    driver.program(Family.IPV4)
+    monkeypatch.setattr(iptables_process, "TIMEOUT_S", 0.05)
+    assert driver.try_writing(Family.IPV4) == Refusal("it was killed because it did not end within 0.05 s", is_certain=False)

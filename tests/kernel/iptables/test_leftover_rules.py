@@ -1,0 +1,264 @@
+"""Leftover rules: which readings count, with scripts as programs, and both variants with the real programs."""
+
+import errno
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.driver import Program
+from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM, LeftoverRules, Place
+from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
+from ipvsproxy.kernel.iptables.variant import Variant
+from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend, ChainKey
+from tests.kernel.iptables.test_driver import make_program
+from tests.support import left_rules
+from tests.support.left_rules import listed, run
+
+NFT = Place(Variant.NF_TABLES, Family.IPV4, is_used=True)
+LEGACY = Place(Variant.LEGACY, Family.IPV4, is_used=False)
+CHAIN = ChainKey("filter", "KUBE-SERVICES")
+SAVED = "*filter\n:INPUT ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n-A INPUT -j KUBE-SERVICES\n-A KUBE-SERVICES -j DROP\nCOMMIT\n"
+
+
+def concerns(key: ChainKey) -> bool:
+    return key == CHAIN
+
+
+@pytest.fixture
+def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A folder at the head of PATH for programs that play iptables, and one that plays /proc, with a legacy table."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    make_program(tmp_path, "iptables", "echo 'iptables v1.8.9 (nf_tables)'")
+    names = tmp_path / "thread-self" / "net" / "ip_tables_names"
+    names.parent.mkdir(parents=True)
+    names.write_text("filter\n")
+    return tmp_path
+
+
+def rules(programs: pathlib.Path) -> LeftoverRules:
+    """Beside a kernel that always has a chain that concerns us: the programs decide."""
+    return LeftoverRules(iptables.COMMANDS, programs, has_chain=lambda *_: True)
+
+
+def test_chains_and_the_references_to_them_are_read_and_all_else_is_not(programs: pathlib.Path) -> None:
+    (programs / "saved").write_text(f"# Table `nat' is incompatible, use 'nft' tool.\n{SAVED}")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    reference = Reference(ChainKey("filter", "INPUT"), "-j KUBE-SERVICES", CHAIN)
+    assert rules(programs).read(NFT, concerns) == LeftRules(chains={CHAIN: 1}, references=(reference,), hidden=frozenset({"nat"}))
+
+
+@pytest.mark.parametrize(("place", "program"), [(NFT, "iptables-save"), (LEGACY, "iptables-legacy-save")])
+@pytest.mark.parametrize("failure", ["echo 'Memory allocation problem' >&2; exit 4", "printf '*nat\\n'"])
+def test_an_unreadable_table_is_an_error_and_not_a_clean_one(
+    programs: pathlib.Path, place: Place, program: str, failure: str
+) -> None:
+    make_program(programs, program, failure)
+    with pytest.raises(KernelError, match=r"Memory allocation problem|in the middle of table nat"):
+        rules(programs).read(place, concerns)
+
+
+def test_a_table_that_the_kernel_certainly_does_not_have_is_clean(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-save", "echo 'Could not fetch rule set generation id: Operation not supported' >&2; exit 1")
+    assert rules(programs).read(NFT, concerns) == LeftRules()
+
+
+def test_without_a_chain_that_concerns_us_no_program_shows_rules_of_nf_tables(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-save", f"touch {programs}/started; exit 1")
+    asked: list[ChainKey] = []
+
+    def has_chain(family: Family, wanted: Callable[[ChainKey], bool]) -> bool:
+        asked.extend(key for key in (CHAIN, ChainKey("nat", CHAIN.chain)) if wanted(key))
+        return family is not Family.IPV4
+
+    assert LeftoverRules(iptables.COMMANDS, programs, has_chain=has_chain).read(NFT, concerns) == LeftRules()
+    assert asked == [CHAIN]
+    assert not (programs / "started").exists()
+
+
+def test_chains_that_the_kernel_does_not_show_are_asked_of_the_program(programs: pathlib.Path) -> None:
+    (programs / "saved").write_text(SAVED)
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+
+    def has_chain(*_: object) -> bool:
+        raise KernelError(action="read the chains of IPv4", errno=errno.ENOBUFS)
+
+    assert LeftoverRules(iptables.COMMANDS, programs, has_chain=has_chain).read(NFT, concerns).chains == {CHAIN: 1}
+    with pytest.raises(KernelError, match="read the chains"):
+        LeftoverRules(iptables.COMMANDS, programs, backend=Backend.NFTABLES, has_chain=has_chain).read(NFT, concerns)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_legacy_tables_no_program_is_started_and_nothing_is_loaded(programs: pathlib.Path, *, is_there: bool) -> None:
+    names = programs / "thread-self" / "net" / "ip_tables_names"
+    names.write_text("") if is_there else names.unlink()
+    make_program(programs, "iptables-legacy-save", f"touch {programs}/started; exit 1")
+    assert rules(programs).read(LEGACY, concerns) == LeftRules()
+    assert rules(programs).mark(LEGACY) == ((), ())
+    assert not (programs / "started").exists()
+
+
+def test_tables_whose_names_cannot_be_read_are_an_error_and_have_no_mark(programs: pathlib.Path) -> None:
+    names = programs / "thread-self" / "net" / "ip_tables_names"
+    names.unlink()
+    names.mkdir()
+    with pytest.raises(KernelError, match="ip_tables_names"):
+        rules(programs).read(LEGACY, concerns)
+    assert rules(programs).mark(LEGACY) is None
+
+
+@pytest.mark.parametrize(("number", "mark"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
+def test_a_kernel_without_nf_tables_has_a_mark_and_one_with_another_error_has_none(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, mark: object
+) -> None:
+    def refuse(*_: object) -> object:
+        raise KernelError(action="read the generation of nf_tables", errno=number)
+
+    monkeypatch.setattr(RuleChanges, "mark", refuse)
+    assert rules(programs).mark(NFT) == mark
+    assert rules(programs).mark(LEGACY) is None
+
+
+def test_rules_that_a_missing_program_cannot_show_are_an_error(programs: pathlib.Path) -> None:
+    with pytest.raises(KernelError, match="iptables-legacy-save is not in PATH"):
+        rules(programs).read(LEGACY, concerns)
+
+
+@pytest.mark.parametrize("place", [LEGACY, NFT])
+def test_nothing_is_read_or_removed_once_the_program_in_path_is_of_another_variant(programs: pathlib.Path, place: Place) -> None:
+    """Our rules would then be in force in the other variant, and count as leftovers."""
+    for name in ("iptables-save", "iptables-legacy-save"):
+        make_program(programs, name, f"cat {programs}/saved")
+    for name in ("iptables-restore", "iptables-legacy-restore"):
+        make_program(programs, name, f"touch {programs}/removed")
+    (programs / "saved").write_text(SAVED)
+    subject = rules(programs)
+    assert subject.read(place, concerns).chains == {CHAIN: 1}
+    make_program(programs, "legacy-multi", "echo 'iptables v1.8.9 (legacy)'")
+    (programs / "iptables").unlink()
+    (programs / "iptables").symlink_to("legacy-multi")
+    with pytest.raises(KernelError, match="iptables in PATH has become that of legacy"):
+        subject.read(place, concerns)
+    with pytest.raises(KernelError, match="iptables in PATH has become that of legacy"):
+        subject.remove(place, Removal(emptied=(CHAIN,), deleted=(CHAIN,)))
+    assert not (programs / "removed").exists()
+
+
+def test_all_is_removed_by_one_program_that_changes_each_table_as_a_whole(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-restore", f'echo "$@" > {programs}/arguments; cat > {programs}/stdin')
+    reference = Reference(ChainKey("filter", "INPUT"), '-m comment --comment "x y" -j KUBE-SERVICES', CHAIN)
+    kept, gone = ChainKey("nat", "KUBE-NODEPORTS"), ChainKey("nat", "KUBE-PROXY-CANARY")
+    rules(programs).remove(NFT, Removal(references=(reference,), emptied=(CHAIN, kept, gone), deleted=(CHAIN, gone)))
+    assert (programs / "arguments").read_text().strip() == "-w 5 --noflush"
+    assert (programs / "stdin").read_text() == (
+        '*filter\n:KUBE-SERVICES - [0:0]\n-D INPUT -m comment --comment "x y" -j KUBE-SERVICES\n-X KUBE-SERVICES\nCOMMIT\n'
+        "*nat\n:KUBE-NODEPORTS - [0:0]\n:KUBE-PROXY-CANARY - [0:0]\n-X KUBE-PROXY-CANARY\nCOMMIT\n"
+    )
+
+
+def test_a_failed_removal_is_an_error(programs: pathlib.Path) -> None:
+    make_program(programs, "iptables-restore", "echo 'Another app is currently holding the xtables lock.' >&2; exit 4")
+    with pytest.raises(KernelError, match="holding the xtables lock"):
+        rules(programs).remove(NFT, Removal(emptied=(CHAIN,), deleted=(CHAIN,)))
+
+
+@pytest.mark.parametrize("installed", [(), tuple(Variant)])
+def test_the_other_variant_is_read_if_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, programs: pathlib.Path, installed: tuple[Variant, ...]
+) -> None:
+    monkeypatch.setattr(iptables_variant, "installed", lambda: installed)
+    leftovers = rules(programs).places({Family.IPV4: Program((1, 8, 9), "nf_tables")})
+    assert leftovers == ((NFT, LEGACY) if installed else (NFT,))
+
+
+# The real programs.
+
+
+@pytest.fixture(
+    params=[(variant, family) for variant in Variant for family in Family], ids=lambda one: f"{one[0]}-{one[1].label}"
+)
+def place(request: pytest.FixtureRequest, network_namespace: None) -> Place:
+    """A place with the rules of an iptables mode and of other programs."""
+    variant, family = request.param
+    run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
+    return Place(variant, family, is_used=False)
+
+
+def rules_beside(place: Place) -> LeftoverRules:
+    """Where the other variant is in use."""
+    return LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
+
+
+def test_a_mark_stays_until_a_rule_changes(place: Place) -> None:
+    subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
+    marks = [subject.mark(place), subject.mark(place)]
+    run(program, "-A", "INPUT", "-j", "ACCEPT")
+    marks.append(subject.mark(place))
+    assert None not in marks
+    assert marks[0] == marks[1] != marks[2]
+
+
+def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: Place) -> None:
+    subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
+    nodeports = ChainKey("filter", "KUBE-NODEPORTS")
+    before = listed(program)
+    leftovers = subject.read(place, lambda key: key in (CHAIN, nodeports))
+    assert leftovers.chains == {CHAIN: 1, nodeports: 0}
+    assert len(leftovers.references) == 3
+    subject.remove(
+        place, Removal(references=leftovers.references, emptied=tuple(leftovers.chains), deleted=tuple(leftovers.chains))
+    )
+    gone = before - listed(program)
+    assert {
+        ":KUBE-SERVICES -",
+        '-A OUTPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals" -j KUBE-SERVICES',
+    } < gone
+    assert len(gone) == 5, "two chains with the same name stand in nat: the one of the filter table went"
+    assert subject.read(place, lambda key: key in (CHAIN, nodeports)) == LeftRules()
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_with_rules_in_nftables_a_program_runs_only_if_there_is_a_chain_of_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nft = Place(Variant.NF_TABLES, Family.IPV4, is_used=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin")
+    (tmp_path / "saved").write_text(SAVED)
+    make_program(tmp_path, "iptables-nft-save", f"touch {tmp_path}/started; cat {tmp_path}/saved")
+    subject = LeftoverRules(iptables.COMMANDS, tmp_path, backend=Backend.NFTABLES)
+    assert subject.read(nft, concerns) == LeftRules()
+    assert not (tmp_path / "started").exists()
+    run("nft", "add", "table", "ip", "filter")
+    run("nft", "add", "chain", "ip", "filter", "KUBE-SERVICES")
+    assert subject.read(nft, concerns).chains == {CHAIN: 1}
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_with_rules_in_nftables_all_of_ours_in_iptables_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iptables_variant, "installed", lambda: tuple(Variant))
+    subject = LeftoverRules(iptables.COMMANDS, backend=Backend.NFTABLES)
+    places = subject.places({Family.IPV6: Program((6, 1), "nftables")})
+    assert places == tuple(Place(variant, Family.IPV6, is_used=False) for variant in Variant)
+
+
+def test_with_rules_in_nftables_the_only_iptables_of_a_host_shows_and_removes_what_is_left(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{programs}:/bin")
+    monkeypatch.setattr(iptables_variant, "installed", lambda: ())
+    (programs / "saved").write_text(SAVED)
+    make_program(programs, "iptables", "echo 'iptables v1.8.4 (legacy)'")
+    make_program(programs, "iptables-save", f"cat {programs}/saved")
+    make_program(programs, "iptables-restore", f"cat > {programs}/restored")
+    subject = LeftoverRules(iptables.COMMANDS, programs, backend=Backend.NFTABLES)
+    (place,) = subject.places({Family.IPV4: Program((6, 1), "nftables")})
+    assert place == LEGACY
+    left = subject.read(place, concerns)
+    assert left.chains == {CHAIN: 1}
+    subject.remove(place, Removal(emptied=(CHAIN,), deleted=(CHAIN,)))
+    assert "-X KUBE-SERVICES" in (programs / "restored").read_text()

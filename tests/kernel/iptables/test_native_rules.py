@@ -1,0 +1,147 @@
+"""The iptables driver with a rule of another program in our tables that only nft understands, with the real programs.
+
+``iptables-nft-save`` then reports the whole table as incompatible, and exits with status 0. ``-I`` and whole chains can
+still be written there, and ``-D`` cannot.
+"""
+
+import contextlib
+import json
+import shutil
+from collections import Counter
+
+import pytest
+
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.rules import ObservedSkeleton
+from tests.kernel.iptables.test_programs import (
+    IPVS_FILTER,
+    JUMPS,
+    SERVICES,
+    change,
+    create_set,
+    every_kind_of_rule,
+    make_driver,
+    run,
+    variant,
+)
+
+__all__ = ["variant"]
+pytestmark = [
+    pytest.mark.usefixtures("variant"),
+    pytest.mark.parametrize("variant", ["nft"], indirect=True),
+    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
+]
+
+NATIVE = "ct state established,related accept"
+
+
+def insert_native_rule(chain: str = "INPUT") -> str:
+    """Put a native rule first in a chain of the table filter; returns its handle."""
+    done = json.loads(run("nft", "--json", "--echo", "--handle", "insert", "rule", "ip", "filter", chain, *NATIVE.split()))
+    return str(done["nftables"][-1]["insert"]["rule"]["handle"])
+
+
+def delete_rule(handle: str) -> None:
+    run("nft", "delete", "rule", "ip", "filter", "INPUT", "handle", handle)
+
+
+def jumps_there() -> Counter[str]:
+    """How often each chain of ours is led to from the built-in chains, in all tables."""
+    listed = json.loads(run("nft", "--json", "list", "ruleset", "ip"))["nftables"]
+    targets = (
+        part["jump"]["target"]
+        for one in listed
+        if "rule" in one and not one["rule"]["chain"].startswith("KUBE-")
+        for part in one["rule"]["expr"]
+        if "jump" in part
+    )
+    return Counter(targets)
+
+
+def rules_in(chain: str) -> int:
+    """How many rules a chain of the table filter has."""
+    listed = json.loads(run("nft", "--json", "list", "chain", "ip", "filter", chain))["nftables"]
+    return sum("rule" in one for one in listed)
+
+
+def assert_in_force() -> None:
+    skeleton = every_kind_of_rule(Family.IPV4)
+    assert set(jumps_there()) == {jump.target for jump in JUMPS}
+    assert rules_in(IPVS_FILTER.chain) == len(skeleton.chains[IPVS_FILTER])
+    assert NATIVE in run("nft", "list", "chain", "ip", "filter", "INPUT"), "what is somebody else's stays"
+
+
+def observed(driver: iptables.IptablesDriver) -> ObservedSkeleton:
+    return driver.observe(Family.IPV4)
+
+
+def test_a_fresh_process_writes_its_rules_beside_a_native_one_and_observes_the_other_table() -> None:
+    create_set(Family.IPV4)
+    run("iptables", "-A", "INPUT", "-j", "ACCEPT")
+    insert_native_rule()
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    assert observed(driver).hidden == {"filter"}
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert_in_force()
+    assert observed(driver).chains[SERVICES] == skeleton.in_force.chains[SERVICES]
+
+
+def test_a_native_rule_that_appears_later_does_not_stop_changes() -> None:
+    create_set(Family.IPV4)
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    assert change(driver, Verb.SET, skeleton) == ""
+    handle = insert_native_rule()
+    assert observed(driver) == skeleton.in_force
+    for _ in range(3):
+        assert change(driver, Verb.SET, skeleton) == ""
+    assert_in_force()
+    assert set(jumps_there().values()) == {1}, "a jump that cannot be seen is not written again and again"
+    delete_rule(handle)
+    assert observed(driver) == skeleton.in_force
+    assert not observed(driver).hidden
+
+
+def test_an_idle_node_lists_a_hidden_table_once_because_a_listing_leaves_the_mark() -> None:
+    run("iptables", "-A", "INPUT", "-j", "ACCEPT")
+    insert_native_rule()
+    with contextlib.closing(RuleChanges()) as changes:
+        before = changes.mark(Family.IPV4, "nf_tables")
+        assert observed(make_driver()).hidden == {"filter"}
+        assert changes.mark(Family.IPV4, "nf_tables") == before
+        run("iptables", "-A", "INPUT", "-j", "ACCEPT")
+        assert changes.mark(Family.IPV4, "nf_tables") != before
+
+
+def test_a_jump_that_a_former_process_wrote_into_a_hidden_table_is_there_once_when_the_table_can_be_listed() -> None:
+    create_set(Family.IPV4)
+    skeleton = every_kind_of_rule(Family.IPV4)
+    assert change(make_driver(), Verb.SET, skeleton) == ""
+    handle = insert_native_rule()
+    restarted = make_driver()
+    assert change(restarted, Verb.SET, skeleton) == ""
+    assert_in_force()
+    delete_rule(handle)
+    assert change(restarted, Verb.SET, skeleton) == ""
+    assert set(jumps_there().values()) == {1}
+
+
+def test_a_native_rule_in_a_chain_of_ours_is_replaced_by_ours() -> None:
+    create_set(Family.IPV4)
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    assert change(driver, Verb.SET, skeleton) == ""
+    insert_native_rule(IPVS_FILTER.chain)
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert observed(driver) == skeleton.in_force
+    assert not observed(driver).hidden
+
+
+def test_nothing_is_removed_from_a_hidden_table() -> None:
+    create_set(Family.IPV4)
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    assert change(driver, Verb.SET, skeleton) == ""
+    insert_native_rule()
+    assert "table filter holds rules of nft" in change(driver, Verb.REMOVE, skeleton)
+    assert_in_force()

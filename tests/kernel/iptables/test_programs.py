@@ -1,0 +1,336 @@
+"""The iptables driver with the real programs of both variants, in a network namespace of its own.
+
+Left out: the ipvs match, which needs a kernel with ip_vs (test_contract.py has it).
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import preload
+from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
+from ipvsproxy.model.net import Family, Protocol, parse_network
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import (
+    ChainKey,
+    ConnectionState,
+    InterfaceMatch,
+    InvertMark,
+    Jump,
+    JumpTo,
+    Masquerade,
+    Rule,
+    SetMark,
+    SetMatch,
+    Side,
+    Skeleton,
+    Verdict,
+)
+
+SERVICES = ChainKey("nat", "KUBE-SERVICES")
+POSTROUTING = ChainKey("nat", "KUBE-POSTROUTING")
+MARK = ChainKey("nat", "KUBE-MARK-MASQ")
+NODE_PORT = ChainKey("filter", "KUBE-NODE-PORT")
+IPVS_FILTER = ChainKey("filter", "KUBE-IPVS-FILTER")
+JUMPS = (
+    Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),
+    Jump("nat", "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules"),
+    Jump("filter", "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules"),
+    Jump("filter", "INPUT", "KUBE-IPVS-FILTER", "kubernetes ipvs access filter"),
+)
+SET_NAME = "IPVSPROXY-TEST"
+
+
+def every_kind_of_rule(family: Family) -> Skeleton:
+    """A skeleton with every match and target in use but the ipvs match."""
+    v4 = family is Family.IPV4
+    sides = SetMatch(SET_NAME, (Side.DESTINATION, Side.DESTINATION))
+    return Skeleton(
+        family=family,
+        chains={
+            SERVICES: (
+                Rule(source=parse_network("127.0.0.0/8" if v4 else "::1/128"), target=Verdict.RETURN),
+                Rule(not_source=parse_network("10.244.0.0/16" if v4 else "fd00:10::/48"), set=sides, target=JumpTo(MARK.chain)),
+                Rule(not_interface=InterfaceMatch("cni0"), comment="a bridge", set=sides, target=JumpTo(MARK.chain)),
+                Rule(
+                    not_interface=InterfaceMatch("veth", is_prefix=True),
+                    comment="all of a kind",
+                    set=sides,
+                    target=JumpTo(MARK.chain),
+                ),
+                Rule(comment="kept apart", set=sides, not_from_bridge_port=True, from_elsewhere=True, target=Verdict.ACCEPT),
+                Rule(comment="to us", set=sides, to_this_host=True, target=Verdict.ACCEPT),
+                *(
+                    Rule(protocol=protocol, comment="with type 'hash ip:port'", set=sides, target=Verdict.RETURN)
+                    for protocol in Protocol
+                ),
+            ),
+            POSTROUTING: (
+                Rule(set=SetMatch(SET_NAME, (Side.SOURCE, Side.DESTINATION)), target=Masquerade()),
+                Rule(not_mark=0x4000, target=Verdict.RETURN),
+                Rule(target=InvertMark(0x4000)),
+                Rule(comment="masqueraded", target=Masquerade(fully_random=True)),
+            ),
+            MARK: (Rule(target=SetMark(0x80000000)),),
+            NODE_PORT: (
+                Rule(comment="marked", mark=0x1, target=Verdict.ACCEPT),
+                Rule(
+                    comment="known",
+                    connection_states=(ConnectionState.RELATED, ConnectionState.ESTABLISHED),
+                    target=Verdict.ACCEPT,
+                ),
+            ),
+            IPVS_FILTER: (
+                Rule(
+                    connection_states=(ConnectionState.NEW,),
+                    set=sides,
+                    target=Verdict.REJECT,
+                ),
+                Rule(target=Verdict.DROP),
+            ),
+        },
+        jumps=JUMPS,
+    )
+
+
+@pytest.fixture(params=["nft", "legacy"])
+def variant(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """PATH leads to one variant of all iptables programs, and the tables are empty."""
+    request.getfixturevalue("fresh_namespace")
+    program = shutil.which(f"xtables-{request.param}-multi")
+    if program is None:
+        pytest.skip(f"xtables-{request.param}-multi is not installed")
+    for command in ("iptables", "ip6tables"):
+        for ending in ("", "-save", "-restore"):
+            (tmp_path / f"{command}{ending}").symlink_to(program)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if refusal := make_driver().try_writing(Family.IPV4):
+        pytest.skip(f"this kernel does not do it: {refusal.reason}")
+    return str(request.param)
+
+
+def make_driver() -> iptables.IptablesDriver:
+    skeleton = every_kind_of_rule(Family.IPV4)
+    return iptables.IptablesDriver(chains=skeleton.chains, jumps=JUMPS)
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def create_set(family: Family) -> None:
+    run("ipset", "create", SET_NAME, "hash:ip,port", "family", "inet" if family is Family.IPV4 else "inet6")
+
+
+def change(driver: iptables.IptablesDriver, verb: Verb, skeleton: Skeleton) -> str:
+    (outcome,) = driver.apply([Operation(verb, skeleton)])
+    return outcome.error
+
+
+def built_in_rules(command: str) -> list[str]:
+    return [line for line in run(f"{command}-save").splitlines() if line.startswith("-A ") and not line.startswith("-A KUBE-")]
+
+
+@pytest.mark.parametrize("family", Family)
+def test_what_is_written_is_what_is_read_back(variant: str, family: Family) -> None:
+    create_set(family)
+    driver, skeleton = make_driver(), every_kind_of_rule(family)
+    assert driver.program(family).variant == {"nft": "nf_tables", "legacy": "legacy"}[variant]
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert driver.observe(family) == skeleton.in_force
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert driver.observe(family) == skeleton.in_force
+
+
+@pytest.mark.parametrize("family", Family)
+def test_a_jump_that_another_program_deletes_between_two_writes_is_put_back_by_the_second(
+    variant: str, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_set(family)
+    changes, skeleton = RuleChanges(), every_kind_of_rule(family)
+    named = {"nft": "nf_tables", "legacy": "legacy"}[variant]
+    driver = iptables.IptablesDriver(chains=skeleton.chains, jumps=JUMPS, mark=lambda one: changes.mark(one, named))
+    started: list[str] = []
+    start = iptables_process.run
+
+    def noted(command: str, *arguments: str, stdin: str = "") -> str:
+        started.append(command.rpartition("-")[2])
+        return start(command, *arguments, stdin=stdin)
+
+    assert driver.program(family).variant == named
+    monkeypatch.setattr(iptables_process, "run", noted)
+    assert change(driver, Verb.SET, skeleton) == change(driver, Verb.SET, skeleton) == ""
+    first = ["restore"] if variant == "legacy" else ["save", "restore"]
+    assert started == [*first, "restore"], "the kernel says that legacy tables are empty"
+    started.clear()
+    command = iptables.COMMANDS[family]
+    assert len(built_in_rules(command)) == len(JUMPS), "each jump once"
+    before = built_in_rules(command)
+    run(command, "-t", "nat", "-D", "OUTPUT", "1")
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert started == ["save", "restore"]
+    started.clear()
+    assert built_in_rules(command) == before
+    assert driver.observe(family) == driver.observe(family) == skeleton.in_force
+    assert started == ["save"], "once for both"
+    changes.close()
+
+
+@pytest.mark.usefixtures("variant")
+@pytest.mark.skipif(not preload.LIBRARY.exists(), reason="ipvsproxy was installed without a C compiler, and needs CAP_NET_RAW")
+@pytest.mark.parametrize("family", Family)
+def test_one_capability_is_enough_to_write_and_read_every_kind_of_rule(family: Family) -> None:
+    create_set(family)
+    alone = ("setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all")
+    there = (
+        "from tests.kernel.iptables.test_programs import *\n"
+        f"driver, skeleton = make_driver(), every_kind_of_rule(Family({family.value!r}))\n"
+        "assert change(driver, Verb.SET, skeleton) == ''\n"
+        f"assert driver.observe(Family({family.value!r})) == skeleton.in_force\n"
+        "print('done')"
+    )
+    assert run(*alone, sys.executable, "-c", there) == "done\n"
+
+
+@pytest.mark.usefixtures("variant")
+@pytest.mark.parametrize("family", Family)
+def test_jumps_of_a_fresh_host_stand_in_the_order_of_kube_proxy(family: Family) -> None:
+    create_set(family)
+    driver = make_driver()
+    command = "iptables" if family is Family.IPV4 else "ip6tables"
+    run(command, "-A", "INPUT", "-j", "ACCEPT")
+    assert change(driver, Verb.SET, every_kind_of_rule(family)) == ""
+    assert [line for line in built_in_rules(command) if line.startswith("-A INPUT")] == [
+        '-A INPUT -m comment --comment "kubernetes ipvs access filter" -j KUBE-IPVS-FILTER',
+        '-A INPUT -m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT',
+        "-A INPUT -j ACCEPT",
+    ]
+
+
+@pytest.mark.usefixtures("variant")
+def test_jumps_that_are_present_stay_and_lost_ones_come_back_on_top() -> None:
+    create_set(Family.IPV4)
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    change(driver, Verb.SET, skeleton)
+    run("iptables", "-I", "INPUT", "-j", "ACCEPT")
+    run("iptables", "-D", "INPUT", "-m", "comment", "--comment", "kubernetes health check rules", "-j", "KUBE-NODE-PORT")
+    again = ("-m", "comment", "--comment", "kubernetes ipvs access filter", "-j", "KUBE-IPVS-FILTER")
+    run("iptables", "-I", "INPUT", *again)
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert [line.rsplit(" ", 1)[1] for line in built_in_rules("iptables") if line.startswith("-A INPUT")] == [
+        "KUBE-NODE-PORT",
+        "ACCEPT",
+        "KUBE-IPVS-FILTER",
+    ]
+
+
+@pytest.mark.usefixtures("variant")
+def test_strange_chains_and_rules_outlive_writing_and_removal() -> None:
+    create_set(Family.IPV4)
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    run("iptables", "-N", "STRANGE")
+    run("iptables", "-A", "STRANGE", "-j", "DROP")
+    run("iptables", "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE")
+    before = run("iptables", "-S"), run("iptables", "-t", "nat", "-S")
+    assert change(driver, Verb.SET, skeleton) == ""
+    assert change(driver, Verb.REMOVE, skeleton) == ""
+    assert (run("iptables", "-S"), run("iptables", "-t", "nat", "-S")) == before
+    assert change(driver, Verb.REMOVE, skeleton) == ""
+
+
+@pytest.mark.usefixtures("variant")
+def test_chain_that_a_strange_rule_leads_to_is_emptied_and_named() -> None:
+    create_set(Family.IPV4)
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    change(driver, Verb.SET, skeleton)
+    run("iptables", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", MARK.chain)
+    assert change(driver, Verb.REMOVE, skeleton) == (
+        "nat/KUBE-MARK-MASQ is empty, but stays: the rule '-A OUTPUT -p tcp -j KUBE-MARK-MASQ' leads to it"
+    )
+    assert driver.observe(Family.IPV4).chains == {MARK: ()}
+
+
+@pytest.mark.usefixtures("variant")
+def test_a_rule_on_a_missing_set_changes_nothing_and_is_named() -> None:
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    error = change(driver, Verb.SET, skeleton)
+    assert f"Set {SET_NAME} doesn't exist" in error
+    assert "-A KUBE-SERVICES ! -s 10.244.0.0/16 -m set" in error
+    assert driver.observe(Family.IPV4).chains == {}
+
+
+@pytest.mark.usefixtures("variant")
+@pytest.mark.parametrize("family", Family)
+def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> None:
+    driver = make_driver()
+    assert driver.usable(family) is None
+    assert driver.try_writing(family) is None
+    assert "KUBE" not in run("iptables-save" if family is Family.IPV4 else "ip6tables-save")
+
+
+def move_behind(jump: Jump, rule: str) -> None:
+    """Remove a jump and put it last, behind a rule of another program."""
+    ours = iptables_rule.render_jump(jump)
+    sent = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", ours), ("D", rule), ("A", rule), ("A", ours))]
+    lines = f"*{jump.table}\n{''.join(sent)}"
+    done = subprocess.run(
+        ["iptables-restore", "--noflush"], input=f"{lines}COMMIT\n", text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("variant")
+def test_a_jump_that_was_moved_behind_a_strange_rule_comes_back_on_top_but_not_for_ever() -> None:
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    create_set(Family.IPV4)
+    change(driver, Verb.SET, skeleton)
+    jump, strange = JUMPS[0], "-d 192.0.2.1/32 -j RETURN"
+    run("iptables", "-t", "nat", "-A", jump.source, *strange.split())
+    assert jump in driver.observe(Family.IPV4).jumps
+    for _ in range(iptables.PUT_BACK_LIMIT):
+        move_behind(jump, strange)
+        assert jump not in driver.observe(Family.IPV4).jumps
+        change(driver, Verb.SET, skeleton)
+        rules = [rule for rule in built_in_rules("iptables") if rule.startswith(f"-A {jump.source} ")]
+        assert rules.index(f"-A {jump.source} {iptables_rule.render_jump(jump)}") < rules.index(f"-A {jump.source} {strange}")
+        assert jump in driver.observe(Family.IPV4).jumps
+    move_behind(jump, strange)
+    assert jump in driver.observe(Family.IPV4).jumps, "somebody wants it so"
+
+
+@pytest.mark.usefixtures("variant")
+def test_a_new_strange_rule_before_a_jump_is_left_there() -> None:
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    create_set(Family.IPV4)
+    change(driver, Verb.SET, skeleton)
+    driver.observe(Family.IPV4)
+    run("iptables", "-t", "nat", "-I", JUMPS[0].source, "-d", "192.0.2.1/32", "-j", "RETURN")
+    assert JUMPS[0] in driver.observe(Family.IPV4).jumps
+
+
+@pytest.mark.usefixtures("variant")
+def test_a_native_rule_of_nft_hides_its_table_and_ours_are_written_all_the_same(request: pytest.FixtureRequest) -> None:
+    if request.getfixturevalue("variant") != "nft" or shutil.which("nft") is None:
+        pytest.skip("only the nf_tables variant has tables that it does not show, and nft makes one")
+    create_set(Family.IPV4)
+    run("iptables", "-A", "INPUT", "-j", "ACCEPT")  # makes table and chain
+    run("nft", "insert", "rule", "ip", "filter", "INPUT", "ct", "state", "established,related", "accept")
+    driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
+    assert driver.observe(Family.IPV4).hidden == {"filter"}
+    for _ in range(2):
+        change(driver, Verb.SET, skeleton)
+        assert driver.observe(Family.IPV4) == skeleton.in_force
+    jump = next(jump for jump in JUMPS if jump.table == "filter")
+    listed = subprocess.run(
+        ["nft", "list", "chain", "ip", "filter", jump.source], capture_output=True, text=True, check=True
+    ).stdout
+    assert listed.count(f"jump {jump.target}") == 1
+    error = change(driver, Verb.REMOVE, skeleton)
+    assert "table filter holds rules of nft that iptables cannot show" in error

@@ -1,0 +1,138 @@
+"""One rule in the syntax of iptables, both ways. That real programs print it so: ``test_programs.py``."""
+
+import pytest
+
+from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
+from ipvsproxy.model.rules import (
+    ConnectionState,
+    InterfaceMatch,
+    InvertMark,
+    Jump,
+    JumpTo,
+    Masquerade,
+    Rule,
+    SetMark,
+    SetMatch,
+    Side,
+    TakeMark,
+    UnknownRule,
+    Verdict,
+)
+from tests.support import builders
+
+FRONTEND_V6 = builders.frontend("fd00::10", 53, Protocol.UDP)
+SET = SetMatch("KUBE-CLUSTER-IP", (Side.DESTINATION, Side.DESTINATION))
+KNOWN = (ConnectionState.RELATED, ConnectionState.ESTABLISHED)
+FROM_CNI = InterfaceMatch("cni", is_prefix=True)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (Rule(target=Verdict.DROP), "-j DROP"),
+        (Rule(target=Verdict.RETURN, source=parse_network("127.0.0.0/8")), "-s 127.0.0.0/8 -j RETURN"),
+        (
+            Rule(target=JumpTo("T"), not_source=parse_network("fd00::/56"), set=SET),
+            "! -s fd00::/56 -m set --match-set KUBE-CLUSTER-IP dst,dst -j T",
+        ),
+        (
+            Rule(target=JumpTo("T"), not_interface=FROM_CNI, comment="c"),
+            '! -i cni+ -m comment --comment "c" -j T',
+        ),
+        (
+            Rule(target=JumpTo("T"), protocol=Protocol.SCTP, comment="type 'x'"),
+            r"""-p sctp -m comment --comment "type \'x\'" -j T""",
+        ),
+        (Rule(target=Verdict.ACCEPT, mark=0x4000), "-m mark --mark 0x4000/0x4000 -j ACCEPT"),
+        (Rule(target=Verdict.RETURN, not_mark=1), "-m mark ! --mark 0x1/0x1 -j RETURN"),
+        (
+            Rule(target=Verdict.ACCEPT, connection_states=KNOWN),
+            "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        ),
+        (
+            Rule(target=Verdict.ACCEPT, set=SET, not_from_bridge_port=True, from_elsewhere=True),
+            "-m set --match-set KUBE-CLUSTER-IP dst,dst -m physdev ! --physdev-is-in -m addrtype ! --src-type LOCAL -j ACCEPT",
+        ),
+        (Rule(target=JumpTo("T"), interface=FROM_CNI), "-i cni+ -j T"),
+        (Rule(target=Verdict.RETURN, no_mark=0x3FFF), "-m mark --mark 0x0/0x3fff -j RETURN"),
+        (Rule(target=Verdict.RETURN, any_mark=0x3FFF), "-m mark ! --mark 0x0/0x3fff -j RETURN"),
+        (
+            Rule(target=Masquerade(), original_destination=parse_address("192.0.2.1"), from_this_host=True),
+            "-m conntrack --ctorigdst 192.0.2.1 -m addrtype --src-type LOCAL -j MASQUERADE",
+        ),
+        (Rule(target=TakeMark(SET)), "-j SET --map-set KUBE-CLUSTER-IP dst,dst --map-mark"),
+        (Rule(target=JumpTo("KUBE-NODE-PORT"), to_this_host=True), "-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT"),
+        (
+            Rule(target=Verdict.DROP, source=parse_network("fd00::10/128"), virtual_server=FRONTEND_V6),
+            "-s fd00::10/128 -m ipvs --vproto 17 --vaddr fd00::10 --vport 53 -j DROP",
+        ),
+        (Rule(target=InvertMark(0x4000)), "-j MARK --set-xmark 0x4000/0x0"),
+        (Rule(target=SetMark(0x8)), "-j MARK --set-xmark 0x8/0x8"),
+        (Rule(target=Masquerade()), "-j MASQUERADE"),
+        (Rule(target=Masquerade(fully_random=True)), "-j MASQUERADE --random-fully"),
+        (Rule(target=Verdict.DROP, not_interface=InterfaceMatch("cni0")), "! -i cni0 -j DROP"),
+    ],
+)
+def test_a_rule_is_written_as_iptables_save_prints_it_and_read_back(rule: Rule, text: str) -> None:
+    assert iptables_rule.render(rule, Family.IPV4) == text
+    assert iptables_rule.parse(text, Family.IPV4) == rule
+
+
+@pytest.mark.parametrize(("family", "kind"), [(Family.IPV4, "icmp-port-unreachable"), (Family.IPV6, "icmp6-port-unreachable")])
+def test_a_rejection_answers_in_the_protocol_of_its_family(family: Family, kind: str) -> None:
+    text = f"-j REJECT --reject-with {kind}"
+    assert iptables_rule.render(Rule(target=Verdict.REJECT), family) == text
+    assert iptables_rule.parse(text, family) == Rule(target=Verdict.REJECT)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("-m comment --comment why -j DROP", Rule(target=Verdict.DROP, comment="why")),
+        (
+            "-m ipvs --proto 17 --vaddr fd00::10 --vport 53 -j DROP",
+            Rule(target=Verdict.DROP, virtual_server=FRONTEND_V6),
+        ),
+    ],
+)
+def test_another_spelling_of_the_same_rule_is_the_same_rule(text: str, rule: Rule) -> None:
+    assert iptables_rule.parse(text, Family.IPV4) == rule
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-j",
+        "-p tcp",
+        "-p icmp -j DROP",
+        "-s 10.0.0.0/33 -j DROP",
+        "-s 10.0.0.1/8 -j DROP",
+        "-d 192.0.2.1/32 -j DROP",
+        "-o eth0 -j DROP",
+        "! -p tcp -j DROP",
+        "-m mark --mark 0x1/0x3 -j ACCEPT",
+        "-m conntrack --ctstate INVALID -j DROP",
+        "-m set --match-set KUBE-CLUSTER-IP -j DROP",
+        "-m set ! --match-set KUBE-CLUSTER-IP dst,dst -j DROP",
+        "-m physdev --physdev-is-in -j DROP",
+        "-m ipvs --vproto 17 --vport 53 -j DROP",
+        '-m comment --comment "no end -j DROP',
+        "-j REJECT --reject-with tcp-reset",
+        "-j MARK --set-xmark 0x4000/0x8000",
+        "-j MARK --set-mark 0x1",
+        "-j MASQUERADE --to-ports 1024",
+        "-j LOG --log-prefix KUBE",
+        "-g KUBE-MARK-MASQ",
+        "-j DROP -j ACCEPT",
+    ],
+)
+def test_a_rule_of_another_form_than_ours_stays_text(text: str) -> None:
+    assert iptables_rule.parse(text, Family.IPV4) == UnknownRule(text)
+    assert iptables_rule.render(UnknownRule(text), Family.IPV4) == text
+
+
+def test_a_jump_is_written_as_iptables_save_prints_it() -> None:
+    jump = Jump("filter", "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules")
+    assert iptables_rule.render_jump(jump) == '-m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT'

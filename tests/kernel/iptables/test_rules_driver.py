@@ -1,0 +1,194 @@
+"""The rules of each family in a thread of its own: which call waits for a program, and for how long.
+
+The input of the programs is in ``test_iptables.py``. That nothing else waits: ``tests/test_program.py``.
+"""
+
+import concurrent.futures
+import errno
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from unittest.mock import Mock
+
+import pytest
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import rules_driver
+from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import Skeleton
+from tests.kernel.iptables.skeleton_example import SKELETON
+
+V6 = Skeleton(family=Family.IPV6, chains=SKELETON.chains, jumps=SKELETON.jumps)
+PUT, PUT_V6 = Operation(Verb.SET, SKELETON), Operation(Verb.SET, V6)
+LONG_S = 60.0
+
+
+@pytest.fixture
+def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Programs of both families. Those that restore wait until the file of their name with ``.go`` is there."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for answer in ("hold_nothing", "take_rules"):  # the programs decide, and not the kernel of this test
+        monkeypatch.setattr(iptables_tables, answer, lambda *_: False)
+    for command in ("iptables", "ip6tables"):
+        scripts = {
+            command: "echo iptables v1.8.9",
+            f"{command}-save": "",
+            f"{command}-restore": f"cat >/dev/null; echo $$ >> {tmp_path}/{command}.began\n"
+            f"while [ ! -e {tmp_path}/{command}.go ]; do sleep 0.01; done",
+        }
+        for name, script in scripts.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def make(programs: pathlib.Path) -> Iterator[Callable[..., RulesDriver]]:
+    """Makes drivers, and lets their programs end with the test."""
+    made: list[RulesDriver] = []
+
+    def make(patience_s: float | None) -> RulesDriver:
+        driver = RulesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, patience_s=patience_s)
+        made.append(driver)
+        return driver
+
+    yield make
+    for command in ("iptables", "ip6tables"):
+        (programs / f"{command}.go").touch()
+    for driver in made:
+        driver.close()
+
+
+def began(programs: pathlib.Path, command: str = "iptables") -> int:
+    """How many times a program that restores was started."""
+    path = programs / f"{command}.began"
+    return len(path.read_text().split()) if path.exists() else 0
+
+
+def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
+    """As the reconciler does it: again and again while the operation is under way."""
+    for _ in range(2000):
+        (outcome,) = driver.apply([operation])
+        if outcome.errno != errno.EINPROGRESS:
+            return outcome
+        time.sleep(0.01)
+    raise AssertionError("it never came to an end")
+
+
+def test_without_a_bound_a_program_is_waited_for(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+    (programs / "iptables.go").touch()
+    assert make(None).apply([PUT]) == [Outcome(PUT)]
+
+
+def test_rules_whose_thread_cannot_be_started_are_tried_again(
+    make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (programs / "iptables.go").touch()
+    driver = make(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        (outcome,) = driver.apply([PUT])
+    assert outcome.errno == errno.EAGAIN
+    assert "can't start new thread" in outcome.error
+    assert driver.apply([PUT]) == [Outcome(PUT)]
+
+
+def test_a_program_that_takes_too_long_goes_on_and_its_outcome_comes_with_the_next_attempt(
+    make: Callable[..., RulesDriver], programs: pathlib.Path
+) -> None:
+    driver = make(0.05)
+    (outcome,) = driver.apply([PUT])
+    assert (outcome.operation, outcome.errno) == (PUT, errno.EINPROGRESS)
+    assert "waits for the lock of iptables, or hangs" in outcome.error
+    (programs / "iptables.go").touch()
+    assert apply_until_over(driver, PUT) == Outcome(PUT)
+    assert began(programs) == 1, "it was not begun a second time"
+
+
+def test_while_a_program_is_under_way_no_other_program_of_its_family_starts(
+    make: Callable[..., RulesDriver], programs: pathlib.Path
+) -> None:
+    driver = make(0.05)
+    driver.apply([PUT])
+    with pytest.raises(KernelError) as caught:
+        driver.observe(Family.IPV4)
+    assert caught.value.errno == errno.EINPROGRESS
+    other = Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={}, jumps=()))
+    (outcome,) = driver.apply([other])
+    assert outcome.errno == errno.EINPROGRESS
+    (programs / "iptables.go").touch()
+    assert apply_until_over(driver, other) == Outcome(other)
+    assert driver.observe(Family.IPV4).jumps == frozenset(), "the programs of this test list nothing"
+
+
+def test_families_do_not_wait_for_each_other(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+    (programs / "ip6tables.go").touch()
+    driver = make(1.0)
+    first, second = driver.apply([PUT, PUT_V6])
+    assert (first.operation, first.errno) == (PUT, errno.EINPROGRESS)
+    assert second == Outcome(PUT_V6)
+
+
+def test_after_a_slow_program_the_next_one_is_hardly_waited_for_until_one_is_quick_again(
+    make: Callable[..., RulesDriver], programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_s: list[float | None] = []
+    driver = make(0.05)
+    monkeypatch.setattr(rules_driver, "SHORT_PATIENCE_S", 0.001)
+    wait = concurrent.futures.Future.result
+
+    def result(future: concurrent.futures.Future[object], patience_s: float | None = None) -> object:
+        waited_s.append(patience_s)
+        return wait(future, patience_s)
+
+    monkeypatch.setattr(concurrent.futures.Future, "result", result)
+    driver.apply([PUT])
+    driver.apply([PUT])
+    assert waited_s == [0.05, 0.001]
+    (programs / "iptables.go").touch()
+    assert apply_until_over(driver, PUT) == Outcome(PUT)
+    monkeypatch.setattr(rules_driver, "SHORT_PATIENCE_S", LONG_S)
+    driver._patience_s = LONG_S
+    assert driver.apply([PUT]) == [Outcome(PUT)]
+    assert driver.apply([PUT]) == [Outcome(PUT)]
+    assert driver._slow == set()
+
+
+def test_a_trial_that_takes_too_long_refuses_nothing_for_certain(make: Callable[..., RulesDriver]) -> None:
+    driver = make(0.5)
+    driver.program(Family.IPV4)
+    refusal = driver.try_writing(Family.IPV4)
+    assert refusal is not None
+    assert not refusal.is_certain
+    assert driver.usable(Family.IPV6) is None
+
+
+def test_a_program_that_failed_has_the_outcome_of_the_driver(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+    (programs / "iptables-restore").write_text("#!/bin/sh\necho 'no table nat' >&2; exit 4\n")
+    driver = make(LONG_S)
+    (outcome,) = driver.apply([PUT])
+    assert outcome.error == "iptables-restore: no table nat"
+    (programs / "iptables").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "ip6tables").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(KernelError, match="ip6tables: exit status 1"):
+        make(LONG_S).program(Family.IPV6)
+
+
+def test_a_known_version_starts_no_program(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+    driver = make(LONG_S)
+    assert driver.known_program(Family.IPV4) is None
+    program = driver.program(Family.IPV4)
+    (programs / "iptables").write_text("#!/bin/sh\nexit 1\n")
+    assert driver.program(Family.IPV4) == driver.known_program(Family.IPV4) == program
+
+
+def test_rules_with_a_text_are_returned_for_each_readable_family(
+    make: Callable[..., RulesDriver], programs: pathlib.Path
+) -> None:
+    (programs / "iptables-save").write_text("#!/bin/sh\necho '-A INPUT -j KUBE-X'; echo '-A INPUT -j OTHER'\n")
+    (programs / "ip6tables-save").write_text("#!/bin/sh\nexit 1\n")
+    assert make(LONG_S).rules_with("KUBE-X", list(Family)) == ["-A INPUT -j KUBE-X"]

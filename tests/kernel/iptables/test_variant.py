@@ -1,0 +1,245 @@
+"""Which variant of iptables is used: the signs by themselves, then real rules of both variants in a namespace of its own."""
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.iptables import tables as iptables_tables
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
+from ipvsproxy.kernel.iptables.variant import Evidence, Variant
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import ChainKey
+
+CHAINS = (ChainKey("nat", "KUBE-SERVICES"), ChainKey("filter", "KUBE-IPVS-FILTER"))
+NFT, LEGACY = Variant.NF_TABLES, Variant.LEGACY
+NOTHING = Evidence()
+PROGRAMS = tuple(f"{command}-{kind}" for command in ("iptables", "ip6tables") for kind in ("nft", "legacy"))
+
+
+@pytest.mark.parametrize(
+    ("nft", "legacy", "variant", "reason"),
+    [
+        (Evidence(hint="KUBE-IPTABLES-HINT"), Evidence(others=9), NFT, "the kubelet's chain KUBE-IPTABLES-HINT is in it"),
+        (Evidence(others=9), Evidence(hint="KUBE-KUBELET-CANARY"), LEGACY, "the kubelet's chain KUBE-KUBELET-CANARY is in it"),
+        (Evidence(hint="KUBE-KUBELET-CANARY"), Evidence(hint="KUBE-KUBELET-CANARY"), NFT, "the kubelet's chain"),
+        (Evidence(others=3), Evidence(others=1), NFT, "most rules are in it (3 of 4)"),
+        (Evidence(others=1), Evidence(others=3, ours=9), LEGACY, "most rules are in it (3 of 4)"),
+        (Evidence(ours=1), NOTHING, NFT, "our rules are already in it"),
+        (Evidence(others=2), Evidence(others=2, ours=1), LEGACY, "our rules are already in it"),
+    ],
+)
+def test_the_rules_of_the_node_decide(nft: Evidence, legacy: Evidence, variant: Variant, reason: str) -> None:
+    for default in Variant:
+        choice = iptables_variant.decide({NFT: nft, LEGACY: legacy}, default)
+        assert choice.variant is variant
+        assert choice.reason.startswith(reason)
+        assert choice.commands == iptables_variant.commands(variant)
+
+
+@pytest.mark.parametrize("both", [NOTHING, Evidence(others=2), Evidence(ours=2)])
+def test_without_any_sign_it_is_the_one_in_path(both: Evidence) -> None:
+    for default in Variant:
+        choice = iptables_variant.decide({NFT: both, LEGACY: both}, default)
+        assert (choice.variant, choice.reason, choice.commands) == (default, "it is the variant in PATH", iptables.COMMANDS)
+
+
+@pytest.mark.parametrize("hinted", Variant)
+def test_rules_of_ours_in_the_other_variant_are_reported(hinted: Variant) -> None:
+    found = {variant: Evidence(hint="KUBE-IPTABLES-HINT" if variant is hinted else "", ours=1) for variant in Variant}
+    (other,) = set(Variant) - {hinted}
+    assert iptables_variant.decide(found, NFT).left_behind is other
+    assert iptables_variant.decide({hinted: found[hinted], other: NOTHING}, NFT).left_behind is None
+    assert iptables_variant.decide(dict.fromkeys(Variant, Evidence(ours=1)), hinted).left_behind is other
+
+
+def test_ours_is_what_stands_in_our_chains_or_leads_to_them() -> None:
+    text = """\
+*nat
+:PREROUTING ACCEPT [0:0]
+:KUBE-SERVICES - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-SERVICES -s 127.0.0.0/8 -j RETURN
+-A POSTROUTING -j MASQUERADE
+COMMIT
+*mangle
+:KUBE-KUBELET-CANARY - [0:0]
+COMMIT
+*filter
+:KUBE-SERVICES - [0:0]
+-A KUBE-SERVICES -j DROP
+COMMIT
+"""
+    assert iptables_variant.count(text, CHAINS) == Evidence("KUBE-KUBELET-CANARY", ours=2, others=2)
+
+
+def test_a_host_with_plain_programs_only_uses_them(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "iptables"
+    program.write_text("#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    choice = iptables_variant.choose(CHAINS)
+    assert (choice.commands, choice.variant, choice.reason) == (iptables.COMMANDS, NFT, "it is the variant in PATH")
+    assert choice.programs == {str(program): iptables.Program((1, 8, 9), "nf_tables")}
+
+
+def test_a_host_without_iptables_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelError, match="install the package iptables"):
+        iptables_variant.choose(CHAINS)
+
+
+@pytest.fixture
+def doubtful_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel answers nothing plainly, so that the programs decide."""
+    for answer in ("hold_nothing", "take_rules"):
+        monkeypatch.setattr(iptables_tables, answer, lambda *_: False)
+
+
+def make_variant(folder: pathlib.Path, kind: str, restore: str) -> None:
+    """Programs that play a variant whose tables are empty."""
+    for command in ("iptables", "ip6tables"):
+        for ending, script in (("", f"echo '{command} v1.8.9 ({kind})'"), ("-save", "true"), ("-restore", restore)):
+            program = folder / f"{command}-{'nft' if kind == 'nf_tables' else kind}{ending}"
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+
+
+HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4"
+
+
+@pytest.mark.usefixtures("doubtful_kernel")
+@pytest.mark.parametrize(
+    ("nft", "legacy", "variant"),
+    [("exit 0", "exit 0", NFT), (HAS_NONE, "exit 0", LEGACY), (HAS_NONE, HAS_NONE, NFT), ("exit 4", "exit 0", NFT)],
+)
+def test_if_the_kernel_takes_only_rules_of_the_other_variant_that_one_is_used(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
+) -> None:
+    make_variant(tmp_path, "nf_tables", nft)
+    make_variant(tmp_path, "legacy", legacy)
+    (tmp_path / "iptables").symlink_to(tmp_path / "iptables-nft")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    choice = iptables_variant.choose(CHAINS)
+    assert choice.variant == variant
+    assert (choice.commands == iptables.COMMANDS) is (variant == NFT)
+    assert ("takes no rules" in choice.reason) is (variant == LEGACY)
+
+
+KUBELETS = "printf '*mangle\\n:KUBE-IPTABLES-HINT - [0:0]\\nCOMMIT\\n'"
+FAILS_ONCE = "[ -e {0} ] || { touch {0}; echo 'fork: Cannot allocate memory' >&2; exit 4; }"
+
+
+@pytest.mark.usefixtures("doubtful_kernel")
+@pytest.mark.parametrize(("failure", "reason"), [("", "kubelet's chain"), (FAILS_ONCE, "kubelet's chain"), ("exit 4", "in PATH")])
+def test_a_listing_that_fails_once_does_not_move_the_rules_to_the_other_variant(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, failure: str, reason: str
+) -> None:
+    monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
+    make_variant(tmp_path, "nf_tables", "exit 0")
+    make_variant(tmp_path, "legacy", "exit 0")
+    (tmp_path / "iptables").symlink_to(tmp_path / "iptables-legacy")
+    script = failure.replace("{0}", str(tmp_path / "failed"))
+    (tmp_path / "iptables-nft-save").write_text(f"#!/bin/sh\n{script}\n{KUBELETS}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    choice = iptables_variant.choose(CHAINS)
+    assert reason in choice.reason
+    assert choice.variant is (LEGACY if failure == "exit 4" else NFT)
+
+
+@pytest.mark.usefixtures("doubtful_kernel")
+def test_tables_that_the_kernel_does_not_have_are_asked_for_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
+    make_variant(tmp_path, "nf_tables", "exit 0")
+    make_variant(tmp_path, "legacy", "exit 0")
+    (tmp_path / "iptables").symlink_to(tmp_path / "iptables-legacy")
+    none = "Could not fetch rule set generation id: Operation not supported"
+    (tmp_path / "iptables-nft-save").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/log\necho '{none}' >&2; exit 1\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert iptables_variant.choose(CHAINS).variant is LEGACY
+    assert (tmp_path / "log").read_text().split() == ["asked"]
+
+
+@pytest.fixture
+def both_variants(fresh_namespace: None) -> None:
+    """Both variants work, and their tables are empty."""
+    for program in PROGRAMS:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+    for kind in ("nft", "legacy"):
+        chain = ("-t", "filter", "-N", "TRIED")
+        if subprocess.run((f"iptables-{kind}", *chain), capture_output=True, check=False).returncode:
+            pytest.skip(f"this kernel has no tables of iptables-{kind}")
+        run(f"iptables-{kind}", "-X", "TRIED")
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.usefixtures("both_variants")
+@pytest.mark.parametrize(("variant", "kind"), [(NFT, "nft"), (LEGACY, "legacy")])
+def test_the_variant_of_the_kubelet_is_found_though_others_have_more_rules(variant: Variant, kind: str) -> None:
+    other = "legacy" if kind == "nft" else "nft"
+    run(f"iptables-{other}", "-A", "INPUT", "-j", "ACCEPT")
+    assert iptables_variant.choose(CHAINS).commands[Family.IPV4] == f"iptables-{other}"
+    run(f"ip6tables-{kind}", "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+    choice = iptables_variant.choose(CHAINS)
+    assert (choice.variant, choice.left_behind) == (variant, None)
+    assert choice.commands == {Family.IPV4: f"iptables-{kind}", Family.IPV6: f"ip6tables-{kind}"}
+    run(f"iptables-{other}", "-N", "KUBE-IPVS-FILTER")
+    run(f"iptables-{other}", "-A", "KUBE-IPVS-FILTER", "-j", "ACCEPT")
+    assert iptables_variant.choose(CHAINS).left_behind == ({*Variant} - {variant}).pop()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The programs of iptables that have run."""
+    names: list[str] = []
+    start = iptables_process.run
+
+    def noted(command: str, *arguments: str, stdin: str = "") -> str:
+        names.append(command)
+        return start(command, *arguments, stdin=stdin)
+
+    monkeypatch.setattr(iptables_process, "run", noted)
+    return names
+
+
+@pytest.mark.usefixtures("both_variants")
+def test_on_a_bare_node_the_choice_starts_no_program(started: list[str]) -> None:
+    assert iptables_variant.choose(CHAINS).reason == "it is the variant in PATH"
+    assert started == []
+
+
+@pytest.mark.usefixtures("both_variants")
+@pytest.mark.parametrize("kind", ["nft", "legacy"])
+def test_a_listing_for_the_choice_is_the_first_one_of_the_driver_unless_a_rule_has_changed(kind: str, started: list[str]) -> None:
+    command = f"iptables-{kind}"
+    for table in ("nat", "mangle", "filter"):
+        run(command, "-t", table, "-N", "STRANGE")
+    run(command, "-A", "INPUT", "-j", "ACCEPT")
+    for is_changed in (False, True):
+        choice = iptables_variant.choose(CHAINS)
+        assert started == [f"{command}-save"]
+        if is_changed:
+            run(command, "-A", "INPUT", "-j", "ACCEPT")
+        driver = RulesDriver(chains=CHAINS, jumps=(), commands=choice.commands, programs=choice.programs, saved=choice.saved)
+        driver.observe(Family.IPV4)
+        driver.close()
+        assert started == [f"{command}-save"] * (2 if is_changed else 1)
+        started.clear()
+
+
+@pytest.mark.usefixtures("both_variants")
+def test_programs_of_the_chosen_variant_write_into_its_tables() -> None:
+    run("iptables-legacy", "-A", "INPUT", "-j", "ACCEPT")
+    choice = iptables_variant.choose(CHAINS)
+    driver = iptables.IptablesDriver(chains=CHAINS, jumps=(), commands=choice.commands)
+    assert driver.program(Family.IPV4).variant == choice.variant == "legacy"
+    assert driver.try_writing(Family.IPV4) is None

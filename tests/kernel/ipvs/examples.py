@@ -1,0 +1,33 @@
+"""Virtual and real servers, and operations on them, as several tests of the IPVS driver need them."""
+
+from collections.abc import Mapping, Sequence
+
+from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.model.kernel import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import RealServerKey
+
+
+def server(
+    address: str, port: int = 80, *, protocol: Protocol = Protocol.TCP, scheduler: str = "rr", flags: int = 0, timeout_s: int = 0
+) -> VirtualServer:
+    key = VirtualServerKey(protocol, parse_address(address), port)
+    return VirtualServer(key, VirtualServerSettings(scheduler, flags, timeout_s))
+
+
+def real(virtual_server: VirtualServer, address: str, port: int = 8080, weight: int = 1) -> RealServers:
+    return RealServers.of(virtual_server.key, RealServerKey.of(parse_address(address), port), weight)
+
+
+def operations(verb: Verb, *items: Item) -> list[Operation]:
+    return [Operation(verb, item) for item in items]
+
+
+def clean(outcomes: Sequence[Outcome]) -> bool:
+    return not any(outcome.error or outcome.surprise for outcome in outcomes)
+
+
+def changes(driver: ipvs.IpvsDriver) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
+    """The virtual servers of a whole listing."""
+    return {key: observed for reading in driver.observe_changed(whole=True) for key, observed in reading.items()}

@@ -1,0 +1,518 @@
+"""The IPVS driver against a real kernel, read back with ipvsadm.
+
+Its faults, on a fake socket: test_ipvs_faults.py. Properties that the fake kernel shares are in test_contract.py.
+"""
+
+import contextlib
+import errno
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import handover as ipvs_handover
+from ipvsproxy.kernel.ipvs import listing as ipvs_listing
+from ipvsproxy.kernel.ipvs import message as ipvs_message
+from ipvsproxy.kernel.ipvs import operations as ipvs_operations
+from ipvsproxy.kernel.ipvs import table as ipvs_table
+from ipvsproxy.model.kernel import (
+    PERSISTENT,
+    SCHEDULER_PORT,
+    Connections,
+    Counters,
+    FirewallMark,
+    RealServers,
+    Timeouts,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.model.net import Family, Protocol, host_port, parse_address
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
+from ipvsproxy.reconcile import diff, pace
+from tests.kernel.ipvs.examples import changes, clean, operations, real, server
+from tests.support import patience
+
+
+@pytest.fixture
+def driver(network_namespace: None) -> Iterator[ipvs.IpvsDriver]:
+    with contextlib.closing(ipvs.IpvsDriver()) as made:
+        yield made
+
+
+@pytest.fixture
+def no_other_tables() -> None:
+    """Virtual servers in the first namespace make the listing of every other namespace skip some (``ipvs.table``).
+
+    On a kernel of ``scripts/kernel`` only tests have left it there: a node goes, and what it has programmed stays in force.
+    """
+    if "IPVSPROXY_KERNEL_REQUIRED" in os.environ:
+        ipvsadm("-C")
+
+
+def ipvsadm(*arguments: str) -> str:
+    done = subprocess.run((shutil.which("ipvsadm") or "ipvsadm", *arguments), check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.mark.kernel
+def test_ipvsadm_shows_what_kube_proxy_would_have_made(driver: ipvs.IpvsDriver) -> None:
+    one = server("10.96.0.1", 443, flags=PERSISTENT, timeout_s=10800)
+    two = server("10.96.0.10", 53, protocol=Protocol.UDP, scheduler="wrr")
+    three = server("fd00:96::1", 80, scheduler="mh", flags=SCHEDULER_PORT)
+    four = server("10.96.0.10", 53, protocol=Protocol.SCTP)
+    items = (one, two, three, four, real(one, "192.168.0.1", 6443), real(two, "10.244.1.7", 53, 0), real(three, "fd00:244::7"))
+    assert clean(driver.apply(operations(Verb.ADD, *items)))
+    assert {line.rstrip() for line in ipvsadm("-Sn").splitlines()} == {
+        "-A -t 10.96.0.1:443 -s rr -p 10800",
+        "-a -t 10.96.0.1:443 -r 192.168.0.1:6443 -m -w 1",
+        "-A -u 10.96.0.10:53 -s wrr",
+        "-a -u 10.96.0.10:53 -r 10.244.1.7:53 -m -w 0",
+        "-A -t [fd00:96::1]:80 -s mh -b mh-port",
+        "-a -t [fd00:96::1]:80 -r [fd00:244::7]:8080 -m -w 1",
+        "-A --sctp-service 10.96.0.10:53 -s rr",
+    }
+    assert "0xffffffff" not in ipvsadm("-Sn")  # a netmask is printed unless it is that of one address
+
+
+@pytest.mark.kernel
+def test_what_ipvsadm_made_is_observed(driver: ipvs.IpvsDriver) -> None:
+    ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "mh", "-p", "600", "-b", "mh-port,mh-fallback")
+    ipvsadm("-a", "-t", "10.96.0.1:80", "-r", "10.1.0.1:8080", "-m", "-w", "7")
+    ipvsadm("-A", "-u", "[fd00::1]:53", "-s", "wlc", "-o")
+    ipvsadm("-A", "-f", "100", "-s", "rr")
+    ipvsadm("-a", "-f", "100", "-r", "10.1.0.1", "-m")
+    ipvsadm("-A", "-f", "101", "-6", "-s", "rr", "-p", "60")
+    tcp, udp = server("10.96.0.1").key, server("fd00::1", 53, protocol=Protocol.UDP).key
+    mark, mark6 = FirewallMark.of(Family.IPV4, 100), FirewallMark.of(Family.IPV6, 101)
+    observed = driver.observe()
+    assert {key: (value.settings, value.real_servers, value.flags_known) for key, value in observed.items()} == {
+        tcp: (VirtualServerSettings("mh", 0x19, 600), {RealServerKey.of(parse_address("10.1.0.1"), 8080): 7}, True),
+        udp: (VirtualServerSettings("wlc", 0x4), {}, True),
+        mark: (VirtualServerSettings("rr"), {RealServerKey.of(parse_address("10.1.0.1"), 0): 1}, True),
+        mark6: (VirtualServerSettings("rr", PERSISTENT, 60), {}, True),
+    }
+    assert driver.foreign == 0
+    assert changes(driver).keys() == {mark6}, "it is asked for each time, since the file does not show its family"
+    with contextlib.closing(ipvs.IpvsDriver()) as another:
+        fresh = changes(another)
+    assert {key: (value.settings, value.flags_known) for key, value in fresh.items() if value} == {
+        tcp: (VirtualServerSettings("mh", PERSISTENT, 600), False),
+        udp: (VirtualServerSettings("wlc", 0), False),  # the kernel shows one-packet scheduling for IPv4 alone
+        mark: (VirtualServerSettings("rr"), False),  # that of IPv6 has no real server, so the file does not show its family
+    }
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("address", "pod"), [("10.96.0.1", "10.244.0.1"), ("fd00:96::1", "fd00:244::1")])
+@pytest.mark.parametrize("method", ["-g", "-i"])
+def test_another_forwarding_method_is_observed_and_repaired(driver: ipvs.IpvsDriver, address: str, pod: str, method: str) -> None:
+    bare, key = server(address), RealServerKey.of(parse_address(pod), 80)  # ipvsadm changes the port of others
+    desired = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
+    assert clean(driver.apply(operations(Verb.ADD, desired, RealServers(desired.key, desired.weights))))
+    assert driver.observe()[desired.key].real_servers == {key: 1}
+    ipvsadm("-e", "-t", host_port(desired.key.address, 80), "-r", str(key), method, "-w", "1", "-x", "9")
+    observed = changes(driver)[desired.key]
+    assert observed is not None
+    assert observed.real_servers == {key: NOT_MASQUERADED}
+    asked = driver._virtual_server(desired.key)
+    assert asked is not None
+    assert asked.real_servers == {key: NOT_MASQUERADED}, "by netlink, too"
+    mended = list(diff.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
+    assert mended == [Operation(Verb.SET, RealServers.of(desired.key, key, 1))]
+    assert clean(driver.apply(mended))
+    observed = changes(driver)[desired.key]
+    assert observed is not None
+    assert observed.real_servers == {key: 1}
+    assert ipvsadm("-Sn").splitlines()[-1].split()[-3:] == ["-m", "-w", "1"], "and no threshold is left"
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("address", "pod", "other"), [("10.96.0.1", "10.244.0.1", "fd01::1"), ("fd00:96::1", "fd00:244::1", "10.1.0.1")]
+)
+def test_a_tunnelled_real_server_of_the_other_family_is_observed_and_removed(
+    driver: ipvs.IpvsDriver, address: str, pod: str, other: str
+) -> None:
+    bare, key, alien = server(address), RealServerKey.of(parse_address(pod), 80), RealServerKey.of(parse_address(other), 80)
+    desired = VirtualServer(bare.key, bare.settings, EvenWeights.of([key]))
+    assert clean(driver.apply(operations(Verb.ADD, desired, RealServers(desired.key, desired.weights))))
+    driver.observe()
+    ipvsadm("-a", "-t", host_port(desired.key.address, 80), "-r", str(alien), "-i")
+    observed = changes(driver)[desired.key]
+    assert observed is not None
+    assert observed.real_servers == {key: 1, alien: NOT_MASQUERADED}
+    asked = driver._virtual_server(desired.key)
+    assert asked is not None
+    assert asked.real_servers == observed.real_servers, "by netlink, too"
+    mended = list(diff.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
+    assert mended == [Operation(Verb.REMOVE, RealServers.of(desired.key, alien, 0))]
+    assert clean(driver.apply(mended))
+    assert driver.observe()[desired.key].real_servers == {key: 1}
+
+
+@pytest.mark.kernel
+def test_the_first_listing_of_all_knows_timeouts_in_seconds(driver: ipvs.IpvsDriver) -> None:
+    ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "rr", "-p", "10800")
+    (observed,) = changes(driver).values()
+    assert observed is not None
+    assert observed.settings.timeout_s == 10800
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("address", "pod"), [("10.96.0.1", "10.244.0.{}"), ("fd00:96::1", "fd00:244::{}")])
+def test_a_new_virtual_server_with_mh_gets_it_after_its_real_servers(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch, address: str, pod: str
+) -> None:
+    sent: list[tuple[Verb, str]] = []
+    encode = driver._encoder.encode
+
+    def record(operations_sent: Sequence[Operation], sequences: range) -> list[bytes]:
+        sent.extend(
+            (verb, item.settings.scheduler if isinstance(item, VirtualServer) else "real") for verb, item in operations_sent
+        )
+        return encode(operations_sent, sequences)
+
+    monkeypatch.setattr(driver._encoder, "encode", record)
+    one = server(address, scheduler="mh", flags=SCHEDULER_PORT | PERSISTENT, timeout_s=60)
+    empty = server(address, 81, scheduler="mh")
+    operations_sent = operations(Verb.ADD, one, empty) + operations(
+        Verb.ADD, *(real(one, pod.format(number)) for number in range(1, 4))
+    )
+    assert clean(driver.apply(operations_sent))
+    assert sent == [
+        (Verb.ADD, "none"),
+        (Verb.ADD, "mh"),
+        *[(Verb.ADD, "real")] * 3,
+        (Verb.SET, "mh"),
+    ]
+    observed = driver.observe()
+    assert observed[one.key].settings == one.settings
+    assert len(observed[one.key].real_servers) == 3
+    assert [(outcome.error, outcome.surprise) for outcome in driver.apply(operations(Verb.ADD, one))] == [("", True)]
+    assert driver.observe()[one.key].settings == one.settings
+
+
+@pytest.mark.kernel
+def test_a_prepared_virtual_server_whose_scheduler_does_not_exist_is_an_error(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipvs_operations, "PREPARED_SCHEDULERS", frozenset({"dice"}))
+    one = server("10.96.0.1", scheduler="dice")
+    first, second = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1")))
+    assert (first.errno, second.error) == (errno.ENOENT, "")
+    assert "no scheduler 'dice': the module ip_vs_dice is missing" in first.error
+
+
+@pytest.mark.kernel
+def test_errors_name_the_object_and_the_reason(driver: ipvs.IpvsDriver) -> None:
+    one = server("10.96.0.1", scheduler="dice")
+    outcomes = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"), real(one, "fd00::1")))
+    no_scheduler = "the kernel has no scheduler 'dice': the module ip_vs_dice is missing or cannot be loaded"
+    assert [(outcome.error, outcome.errno) for outcome in outcomes] == [
+        (f"add virtual_server TCP 10.96.0.1:80: {no_scheduler}", errno.ENOENT),
+        ("add real_server TCP 10.96.0.1:80 -> 10.1.0.1:8080: its virtual server is missing", errno.ESRCH),
+        (
+            "add real_server TCP 10.96.0.1:80 -> [fd00::1]:8080: the real server's address is not of the virtual server's family",
+            errno.EINVAL,
+        ),
+    ]
+
+
+@pytest.mark.kernel
+def test_one_unfit_operation_does_not_keep_the_others_of_its_chunk_from_the_kernel(driver: ipvs.IpvsDriver) -> None:
+    one = server("10.96.0.1")
+    items = (
+        one,
+        real(one, "10.1.0.1"),
+        real(one, "10.1.0.2", weight=1 << 31),
+        real(one, "10.1.0.3", weight=-1),
+        real(one, "10.1.0.4"),
+    )
+    assert [outcome.errno for outcome in driver.apply(operations(Verb.ADD, *items))] == [0, 0, errno.ERANGE, errno.EINVAL, 0]
+    assert {str(key.address) for key in driver.observe()[one.key].real_servers} == {"10.1.0.1", "10.1.0.4"}
+
+
+@pytest.mark.kernel
+def test_thousands_of_operations_with_some_surprises_have_their_own_outcomes(driver: ipvs.IpvsDriver) -> None:
+    servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
+    done: list[Operation] = []
+    for one in servers:
+        done += operations(Verb.ADD, one)
+        done += operations(Verb.ADD, *(real(one, f"10.1.0.{number}") for number in range(1, 5)))
+    assert len(done) > 2 * netlink.CHUNK_LIMIT
+    there = [0, 3, netlink.CHUNK_LIMIT - 1, netlink.CHUNK_LIMIT, netlink.CHUNK_LIMIT + 1, 2999]
+    driver.apply([Operation(Verb.ADD, server_of(done[position], servers)) for position in there])
+    driver.apply([done[position] for position in there])
+    outcomes = driver.apply(done)
+    assert [outcome.operation for outcome in outcomes] == done
+    assert not any(outcome.error for outcome in outcomes)
+    assert set(there) <= {position for position, outcome in enumerate(outcomes) if outcome.surprise}
+    assert sum(outcome.surprise for outcome in outcomes) <= 2 * len(there)
+    observed = driver.observe()
+    assert len(observed) == 600
+    assert {len(value.real_servers) for value in observed.values()} == {4}
+    assert clean(driver.apply(operations(Verb.REMOVE, *servers)))
+    assert driver.observe() == {}
+
+
+@pytest.mark.kernel
+def test_more_real_servers_than_one_chunk_has_are_added_and_the_invalid_one_is_reported(driver: ipvs.IpvsDriver) -> None:
+    one, other = server("10.96.0.1"), server("10.96.0.2")
+    keys = [RealServerKey.of(parse_address(f"10.{number >> 8}.{number & 255}.7"), 80) for number in range(256, 256 + 2500)]
+    unfit = RealServerKey.of(parse_address("224.0.0.7"), 80)
+    some = RealServers(other.key, EvenWeights.of([keys[0], unfit]))
+    desired = [*operations(Verb.ADD, one, RealServers(one.key, EvenWeights.of(keys)), other, some)]
+    *outcomes, refused = driver.apply(desired)
+    assert clean(outcomes)
+    assert [outcome.operation for outcome in outcomes] == [
+        *desired[:3],
+        Operation(Verb.ADD, RealServers.of(other.key, keys[0])),
+    ]
+    assert (refused.errno, refused.operation.item) == (errno.EINVAL, RealServers.of(other.key, unfit))
+    observed = driver.observe()
+    assert observed[one.key].real_servers == dict.fromkeys(keys, 1)
+    assert observed[other.key].real_servers == {keys[0]: 1}
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("no_other_tables")
+@pytest.mark.parametrize("count", [50, 100, 1000])
+def test_a_large_virtual_server_is_read_wherever_it_stands_and_keeps_no_other_from_being_read_in_parts(
+    driver: ipvs.IpvsDriver, count: int
+) -> None:
+    large = server("10.0.0.1")
+    keys = [RealServerKey.of(parse_address(f"10.1.{number >> 8}.{number & 255}"), 80) for number in range(count)]
+    others = [server(f"10.2.{number >> 8}.{number & 255}") for number in range(3000)]
+    assert clean(driver.apply(operations(Verb.ADD, large, RealServers(large.key, EvenWeights.of(keys)))))
+    assert listed([count]) == [large.key]  # first it is alone, then among others
+    assert clean(driver.apply(operations(Verb.ADD, *others)))
+    assert sorted(listed([count, *[0] * 3000])) == sorted([large.key, *(other.key for other in others)])
+    assert max(map(len, pieces())) <= ipvs_listing.READ_SIZE + 100 * (1 + count)
+
+
+def pieces() -> list[bytes]:
+    return list(ipvs_listing.pieces(pathlib.Path("/proc/thread-self/net/ip_vs")))
+
+
+def listed(counts: Sequence[int]) -> list[VirtualServerKey]:
+    """The virtual servers in the listing, once their numbers of real servers, largest first, are these.
+
+    The kernel takes its time to let go of the network namespace of the test before, whose table counts until then.
+    """
+    deadline = time.monotonic() + patience.seconds(20)
+    while True:
+        blocks = [block for piece in pieces() for block in ipvs_listing.blocks(piece)]
+        found = sorted((len(ipvs_listing.weights(block.real_servers)) for block in blocks), reverse=True)
+        if found == counts or time.monotonic() >= deadline:
+            assert found == counts
+            return [ipvs_listing.key_of(block.name) for block in blocks]
+        time.sleep(1)
+
+
+def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> VirtualServer:
+    item = operation.item
+    key = item.key if isinstance(item, VirtualServer) else item.virtual_server if isinstance(item, RealServers) else None
+    return next(one for one in servers if one.key == key)
+
+
+@pytest.mark.kernel
+def test_virtual_servers_of_another_network_namespace_hide_none_of_ours(new_network_namespace: Callable[[], None]) -> None:
+    """With them, the listing of Linux 6.1 skips half of ours, as for a node in a container, or beside a container with IPVS."""
+    servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
+    desired = [operation for one in servers for operation in operations(Verb.ADD, one, real(one, "10.1.0.1"))]
+    with contextlib.ExitStack() as drivers:
+        for _ in range(2):
+            new_network_namespace()
+            driver = drivers.enter_context(contextlib.closing(ipvs.IpvsDriver()))
+            assert driver.observe() == {}
+            assert clean(driver.apply(desired))
+            assert None not in changes(driver).values()
+        first = driver.observe()
+        assert {key: dict(observed.real_servers) for key, observed in first.items()} == {
+            one.key: {real(one, "10.1.0.1").key: 1} for one in servers
+        }
+        for key, again in changes(driver).items():
+            assert again is not None
+            assert again.real_servers == first[key].real_servers
+        assert clean(driver.apply(operations(Verb.REMOVE, servers[0])))
+        after = changes(driver)
+        assert servers[0].key not in after
+        assert None not in after.values()
+        counted = driver.connections(first.keys())
+        assert {len(counts) for key, counts in counted.items() if key != servers[0].key} == {1}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("listed", [0, 1000], ids=["asked for", "listed"])
+def test_connections_are_the_same_by_dump_and_by_listing(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch, listed: int
+) -> None:
+    monkeypatch.setattr(ipvs, "LISTED_PER_QUESTION", listed)
+    four, six, missing = server("10.96.0.1"), server("fd00:96::1"), server("10.96.0.2")
+    driver.apply(operations(Verb.ADD, four, six, real(four, "10.1.0.1"), real(four, "10.1.0.2"), real(six, "fd00::1")))
+    assert driver.connections([four.key, six.key, missing.key]) == {
+        four.key: {real(four, "10.1.0.1").key: Connections(0, 0), real(four, "10.1.0.2").key: Connections(0, 0)},
+        six.key: {real(six, "fd00::1").key: Connections(0, 0)},
+        missing.key: {},
+    }
+
+
+@pytest.mark.kernel
+def test_all_connections_are_read_only_where_more_than_half_of_all_virtual_servers_are_asked_for(
+    driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = [server(f"10.96.0.{number}") for number in range(1, 11)]
+    driver.apply(operations(Verb.ADD, *servers))
+    keys = [one.key for one in servers]
+    readings: list[int] = []
+    read = ipvs_table.TableReader.connections
+
+    def counted(table: ipvs_table.TableReader) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]]:
+        readings.append(1)
+        return read(table)
+
+    monkeypatch.setattr(ipvs_table.TableReader, "connections", counted)
+    driver.connections(keys[:5])
+    driver.observe()
+    driver.connections(keys[:5])
+    assert readings == []
+    driver.connections(keys[:6])
+    assert readings == [1]
+
+
+def counters(driver: ipvs.IpvsDriver, *always: VirtualServerKey) -> dict[VirtualServerKey, Counters]:
+    return {key: counted for part in driver.traffic.services(always) for key, counted in part.items()}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_traffic_is_counted_by_virtual_and_by_real_server(driver: ipvs.IpvsDriver, loopback: str) -> None:
+    virtual, idle = server(loopback), server("10.96.0.2", protocol=Protocol.UDP)
+    with socket.create_server((loopback, 0), family=socket.AF_INET6 if ":" in loopback else socket.AF_INET) as listening:
+        backend = real(virtual, loopback, listening.getsockname()[1])
+        assert clean(driver.apply(operations(Verb.ADD, virtual, idle, backend, real(virtual, loopback, 9, 0))))
+        with socket.create_connection((loopback, 80), timeout=5) as client, listening.accept()[0] as accepted:
+            client.sendall(b"x" * 1000)
+            accepted.recv(1000, socket.MSG_WAITALL)
+            counted = counters(driver, virtual.key, idle.key)
+            deadline_s = time.monotonic() + patience.seconds(10)
+            while counted[virtual.key].bytes_in < 1000 and time.monotonic() < deadline_s:
+                time.sleep(0.1)  # the kernel adds up the processors' counters every two seconds
+                counted = counters(driver, virtual.key, idle.key)
+            of_endpoints = driver.traffic.endpoints([virtual.key, idle.key, server("10.96.0.3").key])
+    assert counted[idle.key] == Counters()
+    assert counters(driver).keys() == {virtual.key}, "what has counted nothing is told only where it is asked for"
+    assert counted[virtual.key].connections == 1
+    assert counted[virtual.key].packets_in >= 3
+    assert counted[virtual.key].bytes_in > 1000 > counted[virtual.key].bytes_out > 0
+    assert of_endpoints[virtual.key][backend.key].connections == Connections(1, 0)
+    assert of_endpoints[virtual.key][backend.key].counters.bytes_in > 1000
+    assert of_endpoints[virtual.key][real(virtual, loopback, 9).key].counters == Counters()
+    assert of_endpoints[idle.key] == of_endpoints[server("10.96.0.3").key] == {}
+
+
+def refused_clients(driver: ipvs.IpvsDriver, scheduler: str) -> int:
+    """How many of 24 clients are refused where one of two real servers has weight 0."""
+    virtual = server("127.0.0.1", scheduler=scheduler)
+    refused = 0
+    with socket.create_server(("127.0.0.2", 8080), backlog=50), socket.create_server(("127.0.0.3", 8080), backlog=50):
+        serving, emptied = real(virtual, "127.0.0.2"), real(virtual, "127.0.0.3")
+        assert clean(driver.apply(operations(Verb.ADD, virtual, serving, emptied)))
+        assert clean(driver.apply(operations(Verb.SET, emptied._replace(weight=0))))
+        for number in range(1, 25):
+            try:
+                socket.create_connection(("127.0.0.1", 80), timeout=5, source_address=(f"127.0.1.{number}", 0)).close()
+            except ConnectionRefusedError:
+                refused += 1
+    return refused
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("scheduler", sorted(pace.PATIENT_SCHEDULERS))
+def test_where_real_servers_wait_for_their_removal_none_is_chosen_meanwhile(driver: ipvs.IpvsDriver, scheduler: str) -> None:
+    assert refused_clients(driver, scheduler) == 0
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("scheduler", ["sh", "mh"])
+def test_where_none_waits_the_scheduler_would_choose_it_and_refuse_the_client(driver: ipvs.IpvsDriver, scheduler: str) -> None:
+    assert 0 < refused_clients(driver, scheduler) < 24
+
+
+@pytest.mark.kernel
+def test_timeouts_are_set_and_zero_leaves_one_as_it_is(driver: ipvs.IpvsDriver) -> None:
+    assert clean(driver.apply(operations(Verb.SET, Timeouts(700, 0, 250))))
+    assert ipvsadm("-L", "--timeout").strip() == "Timeout (tcp tcpfin udp): 700 120 250"
+
+
+@pytest.mark.kernel
+def test_a_family_number_that_changed_is_resolved_again(driver: ipvs.IpvsDriver) -> None:
+    """The kernel gives another one to a module that is loaded again; an unknown number looks the same to the driver."""
+    driver._family_number = 999
+    driver._encoder = ipvs_message.Encoder(999)
+    one = server("10.96.0.1")
+    assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"))))
+    driver._family_number = 999
+    driver._encoder = ipvs_message.Encoder(999)
+    assert driver.observe()[one.key].real_servers == {real(one, "10.1.0.1").key: 1}
+
+
+@pytest.mark.kernel
+def test_a_namespace_without_virtual_servers_is_empty(driver: ipvs.IpvsDriver) -> None:
+    assert driver.observe() == {}
+    assert changes(driver) == {}
+    assert driver.foreign == 0
+
+
+@pytest.mark.kernel
+def test_an_object_that_another_program_removed_is_gone_and_a_refused_one_was_never_added(driver: ipvs.IpvsDriver) -> None:
+    one, two = server("10.96.0.1"), server("fd00:96::1")
+    driver.apply(operations(Verb.ADD, one, two, server("10.96.0.2", scheduler="dice")))
+    assert driver.observe().keys() == {one.key, two.key}
+    ipvsadm("-D", "-t", "10.96.0.1:80")
+    gone = changes(driver)
+    assert gone[one.key] is None
+    assert gone.get(two.key, True)
+    ipvsadm("-C")
+    assert driver.observe() == {}
+
+
+@pytest.mark.kernel
+def test_a_scheduler_is_replaced_in_two_edits_with_a_pause_between(network_namespace: None) -> None:
+    del network_namespace
+    pauses: list[float] = []
+    one, two = server("10.96.0.1"), server("10.96.0.2", flags=PERSISTENT, timeout_s=60)
+    with contextlib.closing(ipvs.IpvsDriver(sleep=pauses.append)) as driver:
+        assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.244.0.1"), two)))
+        wanted = [VirtualServer(each.key, each.settings._replace(scheduler="wlc")) for each in (one, two)]
+        assert clean(driver.apply(operations(Verb.SET, *wanted)))
+        assert pauses == [ipvs_handover.PAUSE_S]
+        assert {key: value.settings for key, value in driver.observe().items()} == {each.key: each.settings for each in wanted}
+        assert clean(driver.apply(operations(Verb.SET, *wanted)))
+        assert len(pauses) == 1, "no scheduler has changed"
+        gone = server("10.96.0.3", scheduler="wlc")
+        (outcome,) = driver.apply(operations(Verb.SET, gone))
+        assert (outcome.error, outcome.surprise) == ("", True)
+
+
+@pytest.mark.kernel
+def test_many_new_schedulers_cause_a_bounded_number_of_pauses(network_namespace: None) -> None:
+    del network_namespace
+    pauses: list[float] = []
+    count = (ipvs_handover.MOST_PAUSES + 2) * ipvs_handover.AT_ONCE
+    servers = [server("10.96.0.1", port) for port in range(1, count + 1)]
+    with contextlib.closing(ipvs.IpvsDriver(sleep=pauses.append)) as driver:
+        assert clean(driver.apply(operations(Verb.ADD, *servers)))
+        wanted = [VirtualServer(each.key, each.settings._replace(scheduler="wlc")) for each in servers]
+        assert clean(driver.apply(operations(Verb.SET, *wanted)))
+        assert len(pauses) == ipvs_handover.MOST_PAUSES
+        assert {value.settings for value in driver.observe().values()} == {wanted[0].settings}

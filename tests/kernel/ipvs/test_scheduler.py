@@ -1,0 +1,170 @@
+"""The question for a scheduler: on a driver with given answers, and on a real kernel."""
+
+import contextlib
+import errno
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import pytest
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.ipvs import scheduler
+from ipvsproxy.kernel.ipvs.driver import IpvsDriver
+from ipvsproxy.model.kernel import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.translate.state import translate
+from ipvsproxy.translate.view import Settings
+from tests.support import builders
+
+FIRST = VirtualServerKey(Protocol.TCP, scheduler.PROBE_ADDRESS, scheduler.FIRST_PROBE_PORT)
+OTHER = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
+
+
+class Ipvs:
+    """A driver with these virtual servers by scheduler, and given failures. Its kernel has no IPVS for IPv6."""
+
+    def __init__(self, servers: Mapping[VirtualServerKey, str] | None = None, failures: Mapping[Verb, int] | None = None) -> None:
+        self.servers = dict(servers or {})
+        self.failures = failures or {}
+        self.calls: list[tuple[Verb, VirtualServerKey, str]] = []
+        self.surprise = False
+        self.refusal = errno.EAFNOSUPPORT
+
+    def refusal_with(self, scheduler: str) -> int:
+        return self.refusal
+
+    def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        return {key: ObservedVirtualServer(VirtualServerSettings(name), {}) for key, name in self.servers.items()}
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        (operation,) = operations
+        assert isinstance(operation.item, VirtualServer)
+        self.calls.append((operation.verb, operation.item.key, operation.item.settings.scheduler))
+        number = self.failures.get(operation.verb, 0)
+        return [Outcome(operation, "it says no" if number else "", number, surprise=self.surprise)]
+
+
+def why_unusable(ipvs: Ipvs, name: str) -> str:
+    return scheduler.why_unusable(ipvs, name)
+
+
+@pytest.mark.parametrize(("refusal", "is_usable"), [(errno.EINVAL, True), (errno.ENOENT, False)])
+def test_a_virtual_server_that_the_kernel_refuses_is_enough_to_ask(refusal: int, *, is_usable: bool) -> None:
+    ipvs = Ipvs()
+    ipvs.refusal = refusal
+    assert (why_unusable(ipvs, "wlc") == "") == is_usable
+    assert ipvs.calls == [], "nothing that a kill could leave behind"
+
+
+@pytest.mark.checklist(95)
+def test_a_scheduler_is_asked_for_by_a_virtual_server_that_goes_at_once() -> None:
+    ipvs = Ipvs({OTHER: "rr"})
+    assert why_unusable(ipvs, "wlc") == ""
+    assert ipvs.calls == [(Verb.ADD, FIRST, "wlc"), (Verb.REMOVE, FIRST, "wlc")]
+
+
+@pytest.mark.checklist(95)
+def test_nothing_is_tried_where_a_virtual_server_has_the_scheduler() -> None:
+    ipvs = Ipvs({OTHER: "wlc"})
+    assert why_unusable(ipvs, "wlc") == ""
+    assert ipvs.calls == []
+
+
+def test_a_virtual_server_of_another_program_at_the_probe_is_left_alone() -> None:
+    ipvs = Ipvs({FIRST: "rr", msgspec.structs.replace(FIRST, port=20001): "rr"})
+    assert why_unusable(ipvs, "wlc") == ""
+    assert {key for _, key, _ in ipvs.calls} == {msgspec.structs.replace(FIRST, port=20002)}
+
+
+def test_a_virtual_server_that_another_program_made_meanwhile_is_not_removed() -> None:
+    ipvs = Ipvs()
+    ipvs.surprise = True
+    assert why_unusable(ipvs, "wlc") == ""
+    assert [verb for verb, _, _ in ipvs.calls] == [Verb.ADD]
+
+
+@pytest.mark.checklist(95)
+@pytest.mark.parametrize("verb", [Verb.ADD, Verb.REMOVE])
+def test_a_virtual_server_that_cannot_be_added_or_removed_is_an_error(verb: Verb) -> None:
+    with pytest.raises(KernelError, match="find the schedulers of this kernel: it says no") as raised:
+        why_unusable(Ipvs(failures={verb: errno.EPERM}), "rr")
+    assert raised.value.errno == errno.EPERM
+
+
+@pytest.fixture
+def driver(network_namespace: None) -> Iterator[IpvsDriver]:
+    with contextlib.closing(IpvsDriver()) as made:
+        yield made
+
+
+def listing() -> str:
+    command = (shutil.which("ipvsadm") or "ipvsadm", "-Sn")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"])
+def test_the_kernels_schedulers_are_usable_and_nothing_stays_behind(driver: IpvsDriver, name: str) -> None:
+    assert scheduler.why_unusable(driver, name) == ""
+    assert listing() == ""
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("name", "number"), [("wlc", errno.EINVAL), ("nosuch", errno.ENOENT)])
+def test_the_kernel_resolves_the_scheduler_before_it_refuses_the_rest(driver: IpvsDriver, name: str, number: int) -> None:
+    assert driver.refusal_with(name) == number
+    assert listing() == ""
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["nosuch", "x" * 40])
+def test_a_scheduler_that_the_kernel_has_not_is_named_with_its_module(driver: IpvsDriver, name: str) -> None:
+    assert scheduler.why_unusable(driver, name) == (
+        f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
+    )
+    assert listing() == ""
+
+
+@pytest.mark.kernel
+def test_virtual_servers_of_other_programs_at_the_probe_address_stay(driver: IpvsDriver) -> None:
+    subprocess.run((shutil.which("ipvsadm") or "ipvsadm", "-A", "-t", "198.51.100.0:20000", "-s", "sh"), check=True)
+    before = listing()
+    driver.refusal_with = lambda scheduler: errno.EAFNOSUPPORT  # type: ignore[method-assign]  # a kernel without IPVS for IPv6
+    assert scheduler.why_unusable(driver, "wlc") == ""
+    assert listing() == before
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"])
+@pytest.mark.parametrize("address", ["10.96.0.1", "fd00:10:96::1"])
+def test_a_service_has_the_scheduler_with_its_flags(driver: IpvsDriver, name: str, address: str) -> None:
+    """As in kube-proxy: mh includes the port, no other scheduler has a flag."""
+    family = parse_address(address).family
+    served = builders.service(cluster=[address])
+    other = builders.service("sticky", builders.service_port(81), cluster=[address], affinity_timeout_s=60)
+    endpoints = ["10.244.0.5", "10.244.0.6"] if family is Family.IPV4 else ["fd00:10:244::5", "fd00:10:244::6"]
+    slices = [builders.endpoint_slice(*map(builders.endpoint, endpoints), service=one.name.name) for one in (served, other)]
+    for one, own in zip((served, other), slices, strict=True):
+        state = translate(one, [own], builders.node_view(), Settings(scheduler=name))
+        for virtual_server in state.virtual_servers.values():
+            operations = [Operation(Verb.ADD, virtual_server)]
+            operations += [
+                Operation(Verb.ADD, RealServers.of(virtual_server.key, key, 1)) for key in sorted(virtual_server.real_servers)
+            ]
+            assert [outcome.error for outcome in driver.apply(operations)] == ["", "", ""]
+            observed = driver.observe()[virtual_server.key]
+            assert observed.settings == virtual_server.settings, (
+                "what is read back is what is wanted, or it would be written for ever"
+            )
+            assert observed.real_servers == dict.fromkeys(virtual_server.real_servers, 1)
+    shown = f"[{address}]" if family is Family.IPV6 else address
+    flags = " -b flag-2" if name == "mh" else ""
+    lines = listing().replace("-b mh-port", "-b flag-2").splitlines()
+    assert f"-A -t {shown}:80 -s {name}{flags}" in [line.strip() for line in lines]
+    (sticky,) = [line for line in lines if line.startswith(f"-A -t {shown}:81")]
+    assert f"-s {name} -p 60" in sticky
+    assert ("flag-2" in sticky) == (name == "mh")
+    assert len([line for line in lines if line.startswith("-a") and line.endswith("-w 1")]) == 4

@@ -1,0 +1,286 @@
+"""The address driver against a real kernel, read back with ip; and its faults on a fake socket.
+
+Properties that the fake kernel shares are in test_contract.py.
+"""
+
+import contextlib
+import errno
+import json
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.network import addresses
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
+from ipvsproxy.model.net import Address, parse_address
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from tests.support import fake_netlink
+
+
+@pytest.fixture
+def driver(network_namespace: None) -> Iterator[addresses.AddressDriver]:
+    with contextlib.closing(addresses.AddressDriver()) as made:
+        yield made
+
+
+def ip(*arguments: str) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        (shutil.which("ip") or "ip", "-details", "-json", *arguments), check=True, capture_output=True, text=True
+    )
+    parsed: list[dict[str, Any]] = json.loads(done.stdout or "[]")
+    return parsed
+
+
+def apply(driver: addresses.AddressDriver, verb: Verb, *items: Item) -> list[Outcome]:
+    return driver.apply([Operation(verb, item) for item in items])
+
+
+def clean(outcomes: list[Outcome]) -> bool:
+    return not any(outcome.error or outcome.surprise for outcome in outcomes)
+
+
+def bound(text: str) -> BoundAddresses:
+    return BoundAddresses.of(parse_address(text))
+
+
+@pytest.mark.kernel
+def test_ip_shows_what_kube_proxy_would_have_made(driver: addresses.AddressDriver) -> None:
+    assert clean(apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("fd00:96::1")))
+    (link,) = ip("address", "show", DEVICE)
+    assert link["operstate"] == "DOWN"
+    assert set(link["flags"]) == {"BROADCAST", "NOARP"}
+    assert link["linkinfo"]["info_kind"] == "dummy"
+    forever = 0xFFFFFFFF
+    shown = [
+        {key: value for key, value in one.items() if key not in ("valid_life_time", "preferred_life_time", "label")}
+        for one in link["addr_info"]
+    ]
+    assert shown == [
+        {"family": "inet", "local": "10.96.0.1", "prefixlen": 32, "scope": "global"},
+        {"family": "inet6", "local": "fd00:96::1", "prefixlen": 128, "scope": "global"},
+    ]
+    assert {one["valid_life_time"] for one in link["addr_info"]} == {forever}
+
+
+@pytest.mark.kernel
+def test_addresses_are_local_though_the_device_is_down(driver: addresses.AddressDriver) -> None:
+    apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("fd00:96::1"))
+    for address in ("10.96.0.1", "fd00:96::1"):
+        (route,) = ip("route", "get", address)
+        assert route["type"] == "local"
+
+
+@pytest.mark.kernel
+def test_what_ip_added_is_observed_with_the_addresses_of_other_interfaces(driver: addresses.AddressDriver) -> None:
+    ip("link", "add", DEVICE, "type", "dummy")
+    ip("link", "add", "other", "type", "dummy")
+    ip("address", "add", "10.96.0.1/32", "dev", DEVICE)
+    ip("address", "add", "10.0.0.7/24", "dev", "other")
+    ip("address", "add", "10.5.0.1", "peer", "10.5.0.2", "dev", "other")
+    ip("address", "add", "fd00::7/64", "dev", "other")
+    observed = driver.observe()
+    assert (observed.device, observed.addresses) == (True, frozenset({parse_address("10.96.0.1")}))
+    assert set(observed.others) == {
+        InterfaceAddress("lo", parse_address("127.0.0.1"), 8),
+        InterfaceAddress("lo", parse_address("::1"), 128),
+        InterfaceAddress("other", parse_address("10.0.0.7"), 24),
+        InterfaceAddress("other", parse_address("10.5.0.1"), 32),
+        InterfaceAddress("other", parse_address("fd00::7"), 64),
+    }
+
+
+@pytest.mark.kernel
+def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDriver) -> None:
+    apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"))
+    assert driver.observe() == driver.observe_changed()
+    assert driver.observe_changed() is None
+    ip("address", "add", "172.18.0.9/16", "dev", "lo")
+    observed = driver.observe_changed()
+    assert observed is not None
+    assert InterfaceAddress("lo", parse_address("172.18.0.9"), 16) in observed.others
+    ip("address", "delete", "10.96.0.1/32", "dev", DEVICE)
+    assert driver.observe().addresses == frozenset()  # which does not count as having been told
+    observed = driver.observe_changed()
+    assert observed is not None
+    assert observed.addresses == frozenset()
+    assert driver.observe_changed() is None
+    ip("link", "delete", DEVICE)
+    observed = driver.observe_changed()
+    assert observed is not None
+    assert not observed.device
+
+
+@pytest.mark.kernel
+def test_addresses_that_were_written_are_shown_whatever_they_are(driver: addresses.AddressDriver) -> None:
+    apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"))
+    driver.observe_changed()
+    apply(driver, Verb.REMOVE, bound("10.96.0.1"))
+    apply(driver, Verb.ADD, bound("10.96.0.1"))
+    observed = driver.observe_changed()
+    assert observed is not None
+    assert observed.addresses == {parse_address("10.96.0.1")}
+
+
+@pytest.mark.kernel
+def test_thousands_of_addresses_are_bound_and_unbound(driver: addresses.AddressDriver) -> None:
+    some = [BoundAddresses.of(Address((0x0A600000 + number).to_bytes(4, "big"))) for number in range(900)]
+    some += [BoundAddresses.of(Address(b"\xfd" + number.to_bytes(15, "big"))) for number in range(900)]
+    assert clean(apply(driver, Verb.ADD, Device(DEVICE), *some))
+    assert driver.observe().addresses == {item.key for item in some}
+    outcomes = apply(driver, Verb.ADD, *some[:1000])
+    assert all(outcome.surprise and not outcome.error for outcome in outcomes)
+    assert clean(apply(driver, Verb.REMOVE, *some[:300], *some[1000:]))
+    assert driver.observe().addresses == {item.key for item in some[300:1000]}
+
+
+@pytest.mark.kernel
+def test_all_addresses_go_with_the_device_which_is_made_anew(driver: addresses.AddressDriver) -> None:
+    many = [Address(b"\xfd" + number.to_bytes(15, "big")) for number in range(addresses.MANY_REMOVALS)]
+    absent = parse_address("fd00:96::1")
+    assert clean(apply(driver, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(many))))
+    (before,) = ip("link", "show", DEVICE)
+    outcomes = apply(driver, Verb.REMOVE, BoundAddresses((*many, absent)))
+    assert {outcome.operation.item.key for outcome in outcomes if outcome.surprise} == {absent}
+    assert not any(outcome.error for outcome in outcomes)
+    (after,) = ip("link", "show", DEVICE)
+    assert after["ifindex"] != before["ifindex"]
+    assert driver.observe().addresses == set()
+
+
+@pytest.mark.kernel
+def test_the_device_stays_while_it_has_an_address_that_is_to_stay(driver: addresses.AddressDriver) -> None:
+    many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS + 1)]
+    apply(driver, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(many)))
+    (before,) = ip("link", "show", DEVICE)
+    assert clean(apply(driver, Verb.REMOVE, BoundAddresses(tuple(many[1:]))))
+    (after,) = ip("link", "show", DEVICE)
+    assert (after["ifindex"], driver.observe().addresses) == (before["ifindex"], {many[0]})
+
+
+@pytest.mark.parametrize("refused", [17, 16], ids=["removal", "addition"])
+def test_a_device_that_cannot_be_made_anew_is_a_failure_of_its_addresses(refused: int) -> None:
+    many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS)]
+    is_there = True
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        nonlocal is_there
+        ((_, kind, flags, sequence, _),) = fake_netlink.split(data)
+        link = bytes(4) + (7).to_bytes(4, "little") + bytes(8) + fake_netlink.attribute(3, DEVICE.encode() + b"\0")
+        link += fake_netlink.attribute(18, fake_netlink.attribute(1, b"dummy\0"))
+        if kind in (16, 17) and kind == refused:
+            return [fake_netlink.error(sequence, errno.EBUSY)]
+        if kind == 17:
+            is_there = False
+            return [fake_netlink.error(sequence)]
+        if flags & netlink.DUMP == netlink.DUMP:
+            found = [fake_netlink.message(sequence, link)] if kind == 18 else []
+            return [*found, fake_netlink.done(sequence)]
+        return [fake_netlink.message(sequence, link) if is_there else fake_netlink.error(sequence, errno.ENODEV)]
+
+    driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    outcomes = apply(driver, Verb.REMOVE, BoundAddresses(tuple(many)))
+    assert len(outcomes) == len(many)
+    assert {(outcome.errno, "device kube-ipvs0" in outcome.error) for outcome in outcomes} == {(errno.EBUSY, True)}
+
+
+@pytest.mark.kernel
+def test_removing_one_address_leaves_the_others(driver: addresses.AddressDriver) -> None:
+    """The kernel counts a later address of one range as secondary and removes it with the first; a /32 is a range alone."""
+    apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("10.96.0.2"))
+    assert clean(apply(driver, Verb.REMOVE, bound("10.96.0.1")))
+    assert driver.observe().addresses == {parse_address("10.96.0.2")}
+
+
+@pytest.mark.kernel
+def test_order_is_kept_when_the_device_itself_comes_and_goes(driver: addresses.AddressDriver) -> None:
+    operations = [
+        Operation(Verb.ADD, bound("10.96.0.1")),
+        Operation(Verb.REMOVE, bound("10.96.0.1")),
+        Operation(Verb.ADD, Device(DEVICE)),
+        Operation(Verb.ADD, bound("10.96.0.1")),
+        Operation(Verb.REMOVE, Device(DEVICE)),
+        Operation(Verb.ADD, Device(DEVICE)),
+        Operation(Verb.ADD, bound("10.96.0.2")),
+    ]
+    outcomes = driver.apply(operations)
+    assert [outcome.operation for outcome in outcomes] == operations
+    assert outcomes[0].error == "add address 10.96.0.1: the device kube-ipvs0 is missing"
+    assert outcomes[1].surprise
+    assert clean(outcomes[2:])
+    assert driver.observe().addresses == {parse_address("10.96.0.2")}
+
+
+@pytest.mark.kernel
+def test_an_address_the_kernel_refuses_does_not_stop_the_others(driver: addresses.AddressDriver) -> None:
+    outcomes = apply(driver, Verb.ADD, Device(DEVICE), bound("10.96.0.1"), bound("ff02::1"), bound("fd00:96::1"))
+    assert [bool(outcome.error) for outcome in outcomes] == [False, False, True, False]
+    assert outcomes[2].errno != 0
+
+
+@pytest.mark.kernel
+def test_an_interface_of_that_name_that_is_no_dummy_is_left_alone(driver: addresses.AddressDriver) -> None:
+    ip("link", "add", DEVICE, "type", "bridge")
+    reason = "kube-ipvs0 is a bridge device, not a dummy: remove or rename it"
+    with pytest.raises(KernelError, match=reason):
+        driver.observe()
+    for verb in (Verb.ADD, Verb.REMOVE):
+        for outcome in apply(driver, verb, Device(DEVICE), bound("10.96.0.1")):
+            assert outcome.error == f"{outcome.operation}: {reason}"
+            assert outcome.errno == errno.EEXIST
+    (link,) = ip("address", "show", DEVICE)
+    assert (link["linkinfo"]["info_kind"], link["addr_info"]) == ("bridge", [])
+
+
+def test_addresses_whose_answer_was_lost_are_errors() -> None:
+    link = bytes(4) + (7).to_bytes(4, "little") + bytes(8)
+    link += fake_netlink.attribute(3, DEVICE.encode() + b"\0")
+    link += fake_netlink.attribute(18, fake_netlink.attribute(1, b"dummy\0"))
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        (_, kind, _, sequence, _), *_ = fake_netlink.split(data)
+        return [fake_netlink.message(sequence, link)] if kind == 18 else [fake_netlink.OVERRUN]
+
+    driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    for verb in (Verb.ADD, Verb.REMOVE):
+        outcomes = apply(driver, verb, bound("10.96.0.1"), bound("fd00::1"))
+        assert all("answer was lost" in outcome.error for outcome in outcomes)
+
+
+@pytest.mark.parametrize("body", [b"", bytes(4)])
+def test_an_interface_or_address_that_is_cut_off_is_an_error_of_the_kernel(body: bytes) -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, _, _, sequence, _),) = fake_netlink.split(data)
+        return [fake_netlink.message(sequence, body), fake_netlink.done(sequence)]
+
+    driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    with pytest.raises(KernelError, match="cannot be parsed"):
+        driver.observe()
+
+
+def test_an_address_of_another_length_than_its_family_has_is_passed_over() -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, _),) = fake_netlink.split(data)
+        link = bytes(4) + (7).to_bytes(4, "little") + bytes(8) + fake_netlink.attribute(3, b"eth0\0")
+        head = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 7)
+        found = [link] if kind == 18 else [head + fake_netlink.attribute(2, bytes(length)) for length in (2, 4, 16)]
+        return [*(fake_netlink.message(sequence, one) for one in found), fake_netlink.done(sequence)]
+
+    driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    assert [str(other.address) for other in driver.observe().others] == ["0.0.0.0"]
+
+
+def test_a_kernel_without_dummy_devices_is_explained() -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, _),) = fake_netlink.split(data)
+        return [fake_netlink.error(sequence, errno.ENODEV if kind == 18 else errno.EOPNOTSUPP)]
+
+    driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    (outcome,) = apply(driver, Verb.ADD, Device(DEVICE))
+    assert "the module dummy is missing or cannot be loaded" in outcome.error

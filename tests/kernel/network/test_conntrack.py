@@ -1,0 +1,368 @@
+"""The conntrack driver against a real kernel whose flows the conntrack program made; and its faults on a fake socket."""
+
+import contextlib
+import errno
+import shutil
+import subprocess
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.network import conntrack
+from ipvsproxy.model.kernel import Flow, FlowCleaning
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import RealServerKey
+from tests.support import fake_netlink
+
+SERVICE = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
+CLIENT = {Family.IPV4: "10.1.1.{}", Family.IPV6: "fd00:1::{}"}
+POD = {Family.IPV4: "10.244.0.{}", Family.IPV6: "fd00:244::{}"}
+FAMILIES = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+
+
+@pytest.fixture
+def driver(network_namespace: None) -> Iterator[conntrack.ConntrackDriver]:
+    with contextlib.closing(conntrack.ConntrackDriver()) as made:
+        yield made
+
+
+def tool(*arguments: str) -> str:
+    """Run conntrack."""
+    done = subprocess.run((shutil.which("conntrack") or "conntrack", *arguments), check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def flow(family: Family, client: int, pod: int, *, protocol: str = "udp", port: int = 53, service: str = "") -> None:
+    """A tracked flow of a client to a service, answered by a pod."""
+    source, target = CLIENT[family].format(client), service or SERVICE[family]
+    arguments = ["-I", "-p", protocol, "-s", source, "-d", target, "--sport", "1000", "--dport", str(port), "-t", "100"]
+    arguments += ["-r", POD[family].format(pod), "-q", source, "--reply-port-src", "5353", "--reply-port-dst", "1000"]
+    if protocol != "udp":
+        arguments += ["--state", "ESTABLISHED"]
+    if protocol == "sctp":
+        arguments += ["--orig-vtag", "1", "--reply-vtag", "2"]
+    tool(*arguments)
+
+
+def clients(family: Family, protocol: str = "udp") -> set[str]:
+    """The client and the pod of each flow that is tracked."""
+    lines = tool("-L", "-f", "ipv4" if family is Family.IPV4 else "ipv6", "-p", protocol).splitlines()
+    words = [[word.partition("=")[2] for word in line.split() if word.startswith("src=")] for line in lines]
+    return {f"{one.rpartition('.')[2].rpartition(':')[2]}-{two.rpartition('.')[2].rpartition(':')[2]}" for one, two in words}
+
+
+def cleaning(family: Family, *keep: int, protocol: Protocol = Protocol.UDP, port: int = 53) -> Operation:
+    address = parse_address(SERVICE[family])
+    real_servers = frozenset(RealServerKey.of(parse_address(POD[family].format(pod)), 5353) for pod in keep)
+    return Operation(Verb.REMOVE, FlowCleaning(Flow(family, protocol, address, port), real_servers))
+
+
+def removed(outcomes: list[Outcome]) -> list[int]:
+    assert not any(outcome.error for outcome in outcomes)
+    return [outcome.removed for outcome in outcomes]
+
+
+@pytest.mark.kernel
+@FAMILIES
+def test_flows_to_real_servers_that_are_gone_are_deleted_and_exactly_those(
+    driver: conntrack.ConntrackDriver, family: Family
+) -> None:
+    flow(family, 1, 5)
+    flow(family, 2, 6)
+    flow(family, 3, 6)
+    flow(family, 4, 6, port=54)
+    flow(family, 5, 6, service=SERVICE[family][:-1] + "1")
+    flow(family, 6, 6, protocol="tcp")
+    assert removed(driver.apply([cleaning(family, 5)])) == [2]
+    assert clients(family) == {"1-5", "4-6", "5-6"}
+    assert clients(family, "tcp") == {"6-6"}
+    assert removed(driver.apply([cleaning(family, 5)])) == [0]
+
+
+@pytest.mark.kernel
+@FAMILIES
+def test_sctp_flows_are_deleted_too(driver: conntrack.ConntrackDriver, family: Family) -> None:
+    flow(family, 1, 5, protocol="sctp")
+    flow(family, 2, 6, protocol="sctp")
+    flow(family, 3, 6)
+    operations = [cleaning(family, 5, protocol=Protocol.SCTP), cleaning(family, 6)]
+    assert removed(driver.apply(operations)) == [1, 0]
+    assert clients(family, "sctp") == {"1-5"}
+    assert clients(family) == {"3-6"}
+
+
+@pytest.mark.kernel
+def test_a_real_server_on_another_port_does_not_keep_a_flow(driver: conntrack.ConntrackDriver) -> None:
+    flow(Family.IPV4, 1, 5)
+    key = RealServerKey.of(parse_address(POD[Family.IPV4].format(5)), 5354)
+    desired = FlowCleaning(Flow(Family.IPV4, Protocol.UDP, parse_address(SERVICE[Family.IPV4]), 53), frozenset({key}))
+    assert removed(driver.apply([Operation(Verb.REMOVE, desired)])) == [1]
+
+
+@pytest.mark.kernel
+def test_both_families_are_cleaned_in_one_call(driver: conntrack.ConntrackDriver) -> None:
+    for family in Family:
+        flow(family, 1, 5)
+    operations = [cleaning(family) for family in (Family.IPV6, Family.IPV4)]
+    outcomes = driver.apply(operations)
+    assert removed(outcomes) == [1, 1]
+    assert [outcome.operation for outcome in outcomes] == operations
+
+
+@pytest.mark.kernel
+def test_more_flows_than_one_batch_are_deleted(driver: conntrack.ConntrackDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conntrack, "BATCH_SIZE", 2)
+    for client in range(1, 6):
+        flow(Family.IPV4, client, 5)
+    assert removed(driver.apply([cleaning(Family.IPV4)])) == [5]
+    assert clients(Family.IPV4) == set()
+
+
+def ended(data: bytes) -> list[fake_netlink.Answer]:
+    return [fake_netlink.done(fake_netlink.sequences(data)[0])]
+
+
+def fake_flow(pod_number: int = 5, client_number: int = 1) -> bytes:
+    def tuple_(source: bytes, target: bytes, ports: bytes) -> bytes:
+        addresses = fake_netlink.attribute(1, source) + fake_netlink.attribute(2, target)
+        protocol = fake_netlink.attribute(1, b"\x11")
+        protocol += fake_netlink.attribute(2, ports[:2]) + fake_netlink.attribute(3, ports[2:])
+        return fake_netlink.attribute(0x8001, addresses) + fake_netlink.attribute(0x8002, protocol)
+
+    service, client, pod = (
+        parse_address(text) for text in (SERVICE[Family.IPV4], f"10.1.1.{client_number}", f"10.244.0.{pod_number}")
+    )
+    original = fake_netlink.attribute(0x8001, tuple_(client, service, b"\x03\xe8\0\x35"))
+    return bytes(4) + original + fake_netlink.attribute(0x8002, tuple_(pod, client, b"\x14\xe9\x03\xe8"))
+
+
+def test_a_flow_is_deleted_by_its_tuple_and_its_zone_as_they_were_listed() -> None:
+    deleted: list[bytes] = []
+    zone = fake_netlink.attribute(18, b"\0\x07")
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, payload),) = fake_netlink.split(data)
+        if kind == 0x101:
+            listed = fake_flow() + fake_netlink.attribute(8, bytes(4)) + zone
+            return [fake_netlink.message(sequence, listed), fake_netlink.done(sequence)]
+        deleted.append(payload)
+        return [fake_netlink.error(sequence)]
+
+    driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    assert removed(driver.apply([cleaning(Family.IPV4)])) == [1]
+    original = fake_flow()[4 : 4 + int.from_bytes(fake_flow()[4:6], "little")]
+    assert deleted == [bytes((Family.IPV4, 0, 0, 0)) + original + zone]
+
+
+@pytest.mark.parametrize(
+    ("number", "count", "text"),
+    [(0, 1, ""), (errno.ENOENT, 0, ""), (errno.EPERM, 0, "Operation not permitted"), (None, 0, "answer was lost")],
+)
+def test_a_flow_that_ended_meanwhile_is_no_error_and_does_not_count(number: int | None, count: int, text: str) -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, payload),) = fake_netlink.split(data)
+        if kind == 0x101:
+            return [fake_netlink.message(sequence, fake_flow()), fake_netlink.done(sequence)]
+        assert kind == 0x102
+        assert len(payload) > 4, "a deletion without a tuple would delete all flows"
+        return [] if number is None else [fake_netlink.error(sequence, number)]
+
+    driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    (outcome,) = driver.apply([cleaning(Family.IPV4)])
+    assert outcome.removed == count
+    assert text in outcome.error
+    assert bool(outcome.error) is bool(text)
+
+
+def test_a_kernel_that_cannot_list_flows_is_explained_and_the_other_family_is_cleaned() -> None:
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        family = data[16]
+        sequence = fake_netlink.sequences(data)[0]
+        return [fake_netlink.error(sequence, errno.EINVAL)] if family == Family.IPV4 else ended(data)
+
+    driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    four, six = driver.apply([cleaning(Family.IPV4), cleaning(Family.IPV6)])
+    assert "the module nf_conntrack_netlink is missing or cannot be loaded" in four.error
+    assert (six.error, six.removed) == ("", 0)
+
+
+def test_nothing_is_listed_for_families_without_a_cleaning() -> None:
+    listed: list[int] = []
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        listed.append(data[16])
+        return ended(data)
+
+    driver = conntrack.ConntrackDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
+    driver.apply([cleaning(Family.IPV6), cleaning(Family.IPV6, port=54)])
+    assert listed == [Family.IPV6]
+
+
+LISTING, DELETION = 0x100 | 1, 0x100 | 2
+
+
+class Table:
+    """Sockets of a kernel with these flows, each a datagram of the listing; notes queries, and deletions with their place."""
+
+    def __init__(self, *attempts: Callable[[int], list[fake_netlink.Answer]]) -> None:
+        self.queries: list[bytes] = []
+        self.deleted: list[bytes] = []
+        self._attempts = list(attempts)
+
+    def connect(self, _protocol: int) -> fake_netlink.FakeSocket:
+        return fake_netlink.FakeSocket(self._answer)
+
+    def _answer(self, data: bytes) -> list[fake_netlink.Answer]:
+        found = fake_netlink.split(data)
+        if found[0][1] == LISTING:
+            self.queries.append(found[0][4])
+            return self._attempts.pop(0)(found[0][3])
+        self.deleted += [payload for *_, payload in found]
+        return [fake_netlink.error(found[-1][3])]
+
+
+def listed(*flows: bytes, flags: int = 0) -> Callable[[int], list[fake_netlink.Answer]]:
+    return lambda sequence: [
+        *(fake_netlink.message(sequence, one, flags=flags) for one in flows),
+        fake_netlink.done(sequence, flags=flags),
+    ]
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["kept", "stale"])
+def test_memory_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
+    """The kernel lists parts of 32 kB; two hundred of them are 6.4 MB as bytes alone."""
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        ((_, kind, _, sequence, _), *_) = found = fake_netlink.split(data)
+        if kind == DELETION:
+            return [fake_netlink.error(found[-1][3])]
+        one = fake_netlink.message(sequence, fake_flow())
+        return [*[one * (32_000 // len(one))] * 200, fake_netlink.done(sequence)]
+
+    class Forgetful(fake_netlink.FakeSocket):
+        def send(self, data: bytes, /) -> int:
+            self.sent.clear()
+            return super().send(data)
+
+    driver = conntrack.ConntrackDriver(lambda _protocol: Forgetful(answer))
+    desired = cleaning(Family.IPV4) if stale else cleaning(Family.IPV4, 5)
+    removed(driver.apply([cleaning(Family.IPV4, 5, port=54)]))  # what is made once
+    tracemalloc.start()
+    try:
+        (count,) = removed(driver.apply([desired]))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert bool(count) is stale
+    assert peak < 2_000_000
+
+
+def test_a_stale_flow_is_deleted_before_the_next_part_is_asked_for() -> None:
+    order: list[str] = []
+
+    class Ordered(fake_netlink.FakeSocket):
+        def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
+            size = super().recv_into(buffer, nbytes, flags)
+            order.append("part" if fake_netlink.split(bytes(buffer[:size]))[0][1] == 100 else "end")
+            return size
+
+        def send(self, data: bytes, /) -> int:
+            order.append("list" if fake_netlink.split(data)[0][1] == LISTING else "delete")
+            return super().send(data)
+
+    table = Table(listed(fake_flow(5), fake_flow(6)))
+    driver = conntrack.ConntrackDriver(lambda _protocol: Ordered(table._answer))
+    assert removed(driver.apply([cleaning(Family.IPV4, 6)])) == [1]
+    assert order == ["list", "part", "delete", "end", "part", "end"]
+
+
+def lost(*flows: bytes) -> Callable[[int], list[fake_netlink.Answer]]:
+    return lambda sequence: [*(fake_netlink.message(sequence, one) for one in flows), fake_netlink.OVERRUN]
+
+
+@pytest.mark.parametrize("first", [listed(fake_flow(5), flags=0x10), lost(fake_flow(5))], ids=["inconsistent", "lost"])
+def test_a_listing_that_is_no_whole_one_is_begun_again_and_what_was_deleted_counts(
+    first: Callable[[int], list[fake_netlink.Answer]],
+) -> None:
+    table = Table(first, listed(fake_flow(5, client_number=2), fake_flow(6)))
+    driver = conntrack.ConntrackDriver(table.connect)
+    assert removed(driver.apply([cleaning(Family.IPV4, 6)])) == [2]
+    assert len(table.queries) == len(table.deleted) == 2
+
+
+def test_a_listing_that_is_never_whole_is_an_error_that_says_how_many_were_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netlink, "DUMP_PAUSES_S", (0.0, 0.0))
+    table = Table(lost(fake_flow(5)), lost())
+    (outcome,) = conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])
+    assert "the dump broke off" in outcome.error
+    assert (outcome.errno, outcome.removed) == (errno.ENOBUFS, 1)
+
+
+def test_a_kernel_that_refuses_the_filter_lists_all_flows() -> None:
+    table = Table(lambda sequence: [fake_netlink.error(sequence, errno.EOPNOTSUPP)], listed(fake_flow(5)))
+    assert removed(conntrack.ConntrackDriver(table.connect).apply([cleaning(Family.IPV4)])) == [1]
+    filtered, unfiltered = table.queries
+    assert len(filtered) > len(unfiltered) == 4
+
+
+def destination(query: bytes) -> tuple[object, ...]:
+    """Filter flags, and protocol, address and port to filter by."""
+
+    def at(*path: int) -> bytes:
+        start, end = 4, len(query)
+        for kind in path:
+            inside = message.attributes(query, start, end)
+            if kind not in inside:
+                return b""
+            start, end = inside[kind]
+        return query[start:end]
+
+    return int.from_bytes(at(25, 1), "little"), at(1, 2, 1), at(1, 1, 2) or at(1, 1, 4), at(1, 2, 3)
+
+
+V4, V6 = (parse_address(SERVICE[family]) for family in Family)
+
+
+@pytest.mark.parametrize(
+    ("cleanings", "desired"),
+    [
+        ([cleaning(Family.IPV4)], (0x2A, b"\x11", V4, b"\0\x35")),
+        ([cleaning(Family.IPV6)], (0x28, b"\x11", b"", b"\0\x35")),
+        ([cleaning(Family.IPV4), cleaning(Family.IPV4, port=54)], (0x0A, b"\x11", V4, b"")),
+        ([cleaning(Family.IPV4), cleaning(Family.IPV4, protocol=Protocol.SCTP)], (0, b"", b"", b"")),
+    ],
+    ids=["one", "IPv6", "two ports", "two protocols"],
+)
+def test_the_kernel_leaves_out_what_differs_from_all_that_is_cleaned(
+    cleanings: list[Operation], desired: tuple[object, ...]
+) -> None:
+    table = Table(listed())
+    conntrack.ConntrackDriver(table.connect).apply(cleanings)
+    assert [destination(query) for query in table.queries] == [desired]
+
+
+@pytest.mark.kernel
+@FAMILIES
+def test_a_kernel_with_the_filter_lists_only_flows_to_what_is_cleaned(driver: conntrack.ConntrackDriver, family: Family) -> None:
+    if not conntrack.ask().are_filtered:
+        pytest.skip("this kernel has no filter for connections")
+    flow(family, 1, 5)
+    flow(family, 2, 5, port=54)
+    flow(family, 3, 5, protocol="tcp")
+    flow(family, 4, 5, service=SERVICE[family][:-1] + "1")
+    parts: list[int] = []
+    gather = driver._listing.gather
+
+    def counting(request: bytes, action: str, read: Callable[[list[netlink.Reply]], list[object]]) -> list[object]:
+        def count(part: list[netlink.Reply]) -> list[object]:
+            parts.append(len(part))
+            return list(read(part))
+
+        return gather(request, action, count)
+
+    driver._listing.gather = counting  # type: ignore[method-assign, assignment]  # what is listed shows nowhere else
+    assert removed(driver.apply([cleaning(family)])) == [1]
+    assert sum(parts) == (1 if family is Family.IPV4 else 2), "of IPv6 addresses the kernel has the filter the wrong way round"

@@ -1,0 +1,229 @@
+"""Events of a real kernel, in a network namespace of its own; losing them; and rare messages, made by hand."""
+
+import contextlib
+import select
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.network import notify, routes
+from ipvsproxy.model.kernel import InterfaceAddress, LocalRoutes
+from ipvsproxy.model.net import parse_address
+from ipvsproxy.model.plan import Operation, Verb
+
+pytestmark = pytest.mark.usefixtures("fresh_namespace")
+IP = shutil.which("ip") or "ip is not installed"
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    """The device that the listener is about: a bridge, since some test hosts have no dummy."""
+    request.getfixturevalue("fresh_namespace")
+    ip("link", "add", "kube-test0", "type", "bridge")
+    return "kube-test0"
+
+
+@pytest.fixture
+def listener(device: str) -> Iterator[notify.ChangeListener]:
+    """A listener that has read all former events."""
+    with notify.ChangeListener(device=device) as listener:
+        assert listener.read() == ()
+        yield listener
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run((IP, *arguments), check=True)
+
+
+def carried(interface: str, text: str, prefix_length: int) -> InterfaceAddress:
+    return InterfaceAddress(interface, parse_address(text), prefix_length)
+
+
+def test_addresses_that_come_and_go_are_events_with_their_interface(listener: notify.ChangeListener) -> None:
+    ip("address", "add", "192.0.2.1/24", "dev", "lo")
+    ip("address", "add", "2001:db8::1/64", "dev", "kube-test0", "nodad")
+    ip("address", "del", "192.0.2.1/24", "dev", "lo")
+    changes: list[notify.AddressAppeared | notify.AddressVanished] = []
+    while len(changes) < 3 and select.select([listener], [], [], 10)[0]:
+        for change in listener.read():
+            if change == notify.RoutesChanged():  # lo may have lost its last address
+                assert changes[-1] == notify.AddressVanished(carried("lo", "192.0.2.1", 24))
+                continue
+            assert isinstance(change, notify.AddressAppeared | notify.AddressVanished)
+            changes.append(change)
+    # The kernel tells of a new IPv6 address from a work queue, so its place among the others is open.
+    assert [change for change in changes if change.address.interface == "lo"] == [
+        notify.AddressAppeared(carried("lo", "192.0.2.1", 24)),
+        notify.AddressVanished(carried("lo", "192.0.2.1", 24)),
+    ]
+    assert [change for change in changes if change.address.interface != "lo"] == [
+        notify.AddressAppeared(carried("kube-test0", "2001:db8::1", 64))
+    ]
+    assert listener.read() == ()
+
+
+def test_the_event_of_a_point_to_point_link_has_our_own_end(listener: notify.ChangeListener) -> None:
+    ip("address", "add", "192.0.2.1", "peer", "192.0.2.2/32", "dev", "lo")
+    assert listener.read() == (notify.AddressAppeared(carried("lo", "192.0.2.1", 32)),)
+
+
+def test_interfaces_that_come_later_are_known_by_name(listener: notify.ChangeListener) -> None:
+    ip("link", "add", "late0", "type", "bridge")
+    ip("address", "add", "192.0.2.1/32", "dev", "late0")
+    assert listener.read() == (notify.AddressAppeared(carried("late0", "192.0.2.1", 32)),)
+
+
+def test_the_event_of_the_deleted_device_comes_after_those_of_its_addresses(listener: notify.ChangeListener, device: str) -> None:
+    ip("address", "add", "192.0.2.1/32", "dev", device)
+    ip("link", "add", "other0", "type", "bridge")
+    ip("link", "del", "other0")
+    ip("link", "del", device)
+    assert listener.read() == (
+        notify.AddressAppeared(carried(device, "192.0.2.1", 32)),
+        notify.AddressVanished(carried(device, "192.0.2.1", 32)),
+        notify.DeviceVanished(device),
+    )
+
+
+def test_a_renamed_device_has_vanished(listener: notify.ChangeListener, device: str) -> None:
+    ip("link", "set", device, "name", "other0")
+    assert listener.read() == (notify.DeviceVanished(device),)
+
+
+def test_our_own_changes_are_no_events(device: str) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as ours:
+        ours.bind((0, 0))
+        with notify.ChangeListener(own_ports=(ours.getsockname()[0],), device=device) as listener:
+            ours.send(new_address_request(device, "192.0.2.1"))
+            assert struct.unpack_from("=i", ours.recv(4096), 16) == (0,)
+            ip("address", "add", "192.0.2.2/32", "dev", device)
+            assert listener.read() == (notify.AddressAppeared(carried(device, "192.0.2.2", 32)),)
+
+
+def test_our_own_changes_do_not_even_wake_the_listener(device: str) -> None:
+    own_ports: set[int] = set()
+    with (
+        notify.ChangeListener(own_ports=own_ports, device=device) as listener,
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as others,
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as ours,
+    ):
+        others.bind((0, 0))
+        ours.bind((0, 0))
+        own_ports |= {others.getsockname()[0] + 1_000_000, ours.getsockname()[0]}
+        assert listener.read() == ()
+        ours.send(new_address_request(device, "192.0.2.1"))
+        assert select.select([listener], [], [], 0)[0] == []
+        others.send(new_address_request(device, "192.0.2.2"))
+        assert select.select([listener], [], [], 0)[0] == [listener]
+        assert listener.read() == (notify.AddressAppeared(carried(device, "192.0.2.2", 32)),)
+        ip("link", "del", device)
+        assert listener.read()[-1] == notify.DeviceVanished(device)
+
+
+def test_our_routes_that_others_change_are_an_event_and_other_routes_none(listener: notify.ChangeListener) -> None:
+    ip("link", "set", "lo", "up")
+    ip("link", "set", "kube-test0", "up")
+    listener.read()
+    for action in ("add", "del"):
+        for protocol in ("2", "3", "252"):
+            ip("route", action, "local", "192.0.2.7", "dev", "lo", "table", "local", "protocol", protocol, "metric", protocol)
+        assert select.select([listener], [], [], 0)[0] == [], "not even awake"
+        for address in ("192.0.2.8", "2001:db8::8"):
+            ip("route", action, "local", address, "dev", "lo", "table", "local", "protocol", "251", "metric", "1024")
+            assert listener.read() == (notify.RoutesChanged(),)
+
+
+def test_a_listener_for_another_protocol_number_has_its_routes_alone(device: str) -> None:
+    ip("link", "set", "lo", "up")
+    with notify.ChangeListener(device=device, route_protocol=77) as listener:
+        listener.read()
+        ip("route", "add", "local", "192.0.2.7", "dev", "lo", "table", "local", "protocol", "251")
+        ip("route", "add", "local", "192.0.2.8", "dev", "lo", "table", "local", "protocol", "77")
+        assert listener.read() == (notify.RoutesChanged(),)
+
+
+def test_our_own_routes_do_not_even_wake_the_listener(device: str) -> None:
+    ip("link", "set", "lo", "up")
+    ports: set[int] = set()
+
+    def connect(protocol: int) -> socket.socket:
+        opened = routes.open_socket(protocol)
+        ports.add(opened.getsockname()[0])
+        return opened
+
+    driver = routes.RouteDriver(connect)
+    with contextlib.closing(driver), notify.ChangeListener(device=device, own_ports=ports) as listener:
+        driver.observe()
+        listener.read()
+        (outcome,) = driver.apply([Operation(Verb.ADD, LocalRoutes.of(parse_address("192.0.2.7")))])
+        assert outcome.error == ""
+        assert select.select([listener], [], [], 0)[0] == []
+
+
+def test_what_may_silently_remove_our_routes_is_an_event(listener: notify.ChangeListener) -> None:
+    ip("link", "set", "lo", "up")
+    assert notify.RoutesChanged() not in listener.read()
+    ip("address", "del", "127.0.0.1/8", "dev", "lo")
+    assert listener.read() == (notify.AddressVanished(carried("lo", "127.0.0.1", 8)), notify.RoutesChanged())
+    ip("link", "set", "lo", "down")
+    assert notify.RoutesChanged() in listener.read()
+
+
+def test_routes_that_came_before_the_kernel_left_them_out_are_left_out_here(listener: notify.ChangeListener) -> None:
+    for protocol, expected in ((2, []), (251, [notify.RoutesChanged()])):
+        body = struct.pack("=BBBBBBBBI", socket.AF_INET, 32, 0, 0, 255, protocol, 254, 2, 0)
+        assert list(listener._decode(struct.pack("=IHHII", 16 + len(body), 24, 0, 0, 0) + body)) == expected
+
+
+def new_address_request(device: str, text: str) -> bytes:
+    """RTM_NEWADDR with REQUEST, ACK, CREATE and EXCL for one IPv4 address."""
+    body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, socket.if_nametoindex(device))
+    body += struct.pack("=HH4s", 8, 2, parse_address(text))
+    return struct.pack("=IHHII", 16 + len(body), 20, 0x605, 1, 0) + body
+
+
+def test_lost_events_are_an_overrun_and_names_are_read_again(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "RECEIVE_BUFFER", 4096)
+    with notify.ChangeListener(device=device) as listener:
+        listener.read()
+        for number in range(40):
+            ip("address", "add", f"192.0.2.{number}/32", "dev", device)
+        assert listener.read()[0] == notify.Overrun()
+        assert listener.read() == ()
+        listener._socket.setsockopt(socket.SOL_SOCKET, notify._SO_RCVBUFFORCE, 1 << 20)
+        ip("link", "del", device)  # from now on only the listener can know its name
+        changes = listener.read()
+        assert notify.AddressVanished(carried(device, "192.0.2.39", 32)) in changes
+        assert changes[-1] == notify.DeviceVanished(device)
+
+
+def test_the_descriptor_is_readable_only_when_something_has_changed(listener: notify.ChangeListener) -> None:
+    with pytest.raises(BlockingIOError):
+        listener._socket.recv(1)
+    ip("address", "add", "192.0.2.1/32", "dev", "lo")
+    assert listener.fileno() == listener._socket.fileno()
+    assert listener._socket.recv(1, socket.MSG_PEEK)
+
+
+def test_a_closed_listener_is_an_error(listener: notify.ChangeListener) -> None:
+    listener.close()
+    with pytest.raises(KernelError, match="listen for changes"):
+        listener.read()
+
+
+def test_an_event_of_an_unknown_interface_has_its_number(listener: notify.ChangeListener) -> None:
+    body = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 999) + struct.pack("=HH4s", 8, 2, bytes(4))
+    message = struct.pack("=IHHII", 16 + len(body), 20, 0, 0, 0) + body
+    assert list(listener._decode(message)) == [notify.AddressAppeared(carried("if999", "0.0.0.0", 32))]
+
+
+def test_events_without_address_or_of_other_families_are_passed_over(listener: notify.ChangeListener) -> None:
+    empty = struct.pack("=BBBBI", socket.AF_INET, 32, 0, 0, 1) + struct.pack("=HH", 0, 0)
+    strange = struct.pack("=BBBBI", socket.AF_PACKET, 32, 0, 0, 1) + struct.pack("=HH4s", 8, 2, bytes(4))
+    for body in (empty, strange):
+        assert list(listener._decode(struct.pack("=IHHII", 16 + len(body), 20, 0, 0, 0) + body)) == []

@@ -1,0 +1,202 @@
+"""Notifications of nf_tables, with the real nf_tables of this machine, and with a socket that fails."""
+
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.kernel.nftables import changes as nft_changes
+from ipvsproxy.kernel.nftables.changes import NftChanges
+from ipvsproxy.kernel.nftables.driver import NftDriver
+from ipvsproxy.model.kernel import IP_SETS, SetEntries, SetEntry
+from ipvsproxy.model.net import Address, Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.translate import chains
+
+CLUSTER = "KUBE-CLUSTER-IP"
+REAL = [
+    pytest.mark.usefixtures("fresh_namespace"),
+    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
+]
+
+
+def real(test: object) -> object:
+    """Run a test with the real nf_tables, in a network namespace of its own."""
+    for mark in REAL:
+        test = mark(test)
+    return test
+
+
+def nft(text: str) -> None:
+    subprocess.run(("nft", text), check=True, capture_output=True)
+
+
+def entries(*numbers: int) -> SetEntries:
+    return SetEntries.of(
+        *(SetEntry(CLUSTER, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80) for number in numbers)
+    )
+
+
+@pytest.fixture
+def driver(fresh_namespace: None) -> Iterator[NftDriver]:
+    with contextlib.closing(NftDriver(chains=chains.CHAINS, jumps=chains.JUMPS, listen=True)) as made:
+        made.apply([Operation(Verb.ADD, one) for one in IP_SETS.values()])
+        yield made
+
+
+def changes_of(driver: NftDriver) -> NftChanges:
+    assert driver.changes is not None
+    return driver.changes
+
+
+@real
+def test_our_own_changes_count_for_nothing(driver: NftDriver) -> None:
+    changes = changes_of(driver)
+    assert not changes.read()
+    driver.apply([Operation(Verb.ADD, entries(1, 2, 3))])
+    driver.apply([Operation(Verb.REMOVE, entries(1)), Operation(Verb.ADD, entries(4))])
+    assert not changes.read()
+    assert changes.count == 0
+
+
+@real
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "flush set inet ipvsproxy KUBE-CLUSTER-IP",
+        "add element inet ipvsproxy KUBE-CLUSTER-IP { 10.9.9.9 . tcp . 80 }",
+        "add chain inet ipvsproxy theirs",
+        "delete table inet ipvsproxy",
+        "flush ruleset",
+    ],
+)
+def test_each_kind_of_change_of_our_table_by_others_is_told(driver: NftDriver, harm: str) -> None:
+    driver.apply([Operation(Verb.ADD, entries(1))])
+    changes = changes_of(driver)
+    changes.read()
+    nft(harm)
+    assert changes.read()
+    assert changes.count == 1
+    assert not changes.read(), "it is told once"
+
+
+@real
+def test_changes_of_other_tables_count_for_nothing_and_no_set_is_read_for_them(
+    driver: NftDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = changes_of(driver)
+    assert set(driver.sets.observe_changed(list(IP_SETS))) == set(IP_SETS)
+    nft("add table inet theirs")
+    nft("add table ip ipvsproxy")
+    nft("add set inet theirs KUBE-CLUSTER-IP { type ipv4_addr ; elements = { 10.0.0.1, 10.0.0.2 } ; }")
+    assert not changes.read()
+
+    def unread(name: str, *, header_only: bool = False) -> None:
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(driver.sets, "_dump", unread)
+    assert driver.sets.observe_changed(list(IP_SETS)) == {}
+
+
+@real
+def test_after_our_own_write_only_the_written_set_is_read(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.sets.observe_changed(list(IP_SETS))
+    driver.apply([Operation(Verb.ADD, entries(7))])
+    read: list[str] = []
+    dump = driver.sets._dump
+
+    def noted(name: str, *, header_only: bool = False) -> object:
+        read.append(name)
+        return dump(name, header_only=header_only)
+
+    monkeypatch.setattr(driver.sets, "_dump", noted)
+    assert set(driver.sets.observe_changed(list(IP_SETS))) == {CLUSTER}
+    assert read == [CLUSTER]
+
+
+@real
+def test_a_change_by_others_is_read_after_its_notification(driver: NftDriver) -> None:
+    driver.apply([Operation(Verb.ADD, entries(1, 2))])
+    driver.sets.observe_changed(list(IP_SETS))
+    nft("flush set inet ipvsproxy KUBE-CLUSTER-IP")
+    assert changes_of(driver).read()
+    changed = driver.sets.observe_changed(list(IP_SETS))
+    assert set(changed) == {CLUSTER}
+    flushed = changed[CLUSTER]
+    assert flushed is not None
+    assert not flushed.entries
+
+
+class Failing:
+    """A socket whose reads fail with these errors, one after the other, before they would wait."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = list(numbers)
+        self.is_closed = False
+        self.options: list[int] = []
+
+    def fileno(self) -> int:
+        return 77
+
+    def recv(self, _size: int, _flags: int = 0) -> bytes:
+        if self.numbers:
+            number = self.numbers.pop(0)
+            raise OSError(number, os.strerror(number))
+        raise BlockingIOError
+
+    def setsockopt(self, _level: int, option: int, _value: int | bytes) -> None:
+        self.options.append(option)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_lost_notifications_count_as_a_change() -> None:
+    changes = NftChanges((), lambda: Failing(errno.ENOBUFS))
+    assert changes.read()
+    assert (changes.count, changes.fileno()) == (1, 77)
+
+
+def test_a_broken_socket_is_given_up_and_the_generation_decides() -> None:
+    failing = Failing(errno.EBADF)
+    changes = NftChanges((), lambda: failing)
+    assert changes.read()
+    assert (changes.count, changes.fileno(), changes.reason) == (None, None, "Bad file descriptor")
+    assert failing.is_closed
+    assert changes.read(), "whoever still asks is told that anything may have changed"
+
+
+def test_a_kernel_that_sends_no_notifications_is_no_error() -> None:
+    def refuse() -> Failing:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    changes = NftChanges((), refuse)
+    assert (changes.count, changes.fileno(), changes.reason) == (None, None, "Operation not permitted")
+    changes.close()
+
+
+def test_a_new_port_of_ours_is_filtered() -> None:
+    ports: set[int] = set()
+    failing = Failing()
+    changes = NftChanges(ports, lambda: failing)
+    changes.read()
+    assert failing.options == []
+    ports.add(4711)
+    changes.read()
+    changes.read()
+    assert len(failing.options) == 1
+
+
+def test_a_cut_message_counts_as_a_change() -> None:
+    class Cut(Failing):
+        def recv(self, _size: int, _flags: int = 0) -> bytes:
+            if self.options:
+                raise BlockingIOError
+            self.options.append(0)
+            return nft_changes._HEADER.pack(400, 10 << 8, 0, 0, 0) + bytes(40)
+
+    assert NftChanges((), Cut).read()

@@ -1,0 +1,198 @@
+"""The nftables driver of rules and sets together, with the real nf_tables of this machine: its transactions and their parts.
+
+What each part writes and reads is tested in ``test_nft_rules`` and ``test_nft_sets``.
+"""
+
+import contextlib
+import dataclasses
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel.base import netlink, nft_message
+from ipvsproxy.kernel.nftables import sets as nft_sets
+from ipvsproxy.kernel.nftables.driver import NftDriver
+from ipvsproxy.model.kernel import IP_SETS, IpSet, SetEntries, SetEntry
+from ipvsproxy.model.net import Address, Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import Backend, Rule, SetMatch, Side, Skeleton, Verdict
+from ipvsproxy.translate import chains, skeleton
+from ipvsproxy.translate.view import Settings
+from tests.support import builders
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_namespace"),
+    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
+]
+
+CLUSTER = "KUBE-CLUSTER-IP"
+SETS = [Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()]
+NFT = Settings(backend=Backend.NFTABLES)
+
+
+def rules(family: Family) -> Operation:
+    return Operation(Verb.SET, skeleton.build_skeleton(family, NFT, builders.node_view(), set(), []))
+
+
+def entry(number: int) -> SetEntry:
+    return SetEntry(CLUSTER, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80)
+
+
+def entries(verb: Verb, *numbers: int) -> Operation:
+    return Operation(verb, SetEntries.of(*map(entry, numbers)))
+
+
+EVERYTHING = [*SETS, entries(Verb.ADD, 1, 2, 3), *map(rules, Family)]
+
+
+@pytest.fixture
+def driver(fresh_namespace: None) -> Iterator[NftDriver]:
+    with contextlib.closing(NftDriver(chains=chains.CHAINS, jumps=chains.JUMPS)) as made:
+        yield made
+
+
+def generation() -> int:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+        return nft_message.generation(channel)
+
+
+def nft(*words: str) -> str:
+    return subprocess.run(("nft", *words), check=True, capture_output=True, text=True).stdout
+
+
+def held(driver: NftDriver) -> set[SetEntry]:
+    return set(driver.sets.observe([CLUSTER])[CLUSTER].entries)
+
+
+def test_sets_entries_and_the_rules_of_both_families_are_one_transaction(driver: NftDriver) -> None:
+    before = generation()
+    assert driver.apply(EVERYTHING) == [Outcome(one) for one in EVERYTHING]
+    assert generation() == before + 1
+    assert held(driver) == {entry(1), entry(2), entry(3)}
+    for operation in map(rules, Family):
+        assert isinstance(operation.item, Skeleton)
+        assert driver.rules.observe(operation.item.family) == operation.item.in_force
+
+
+def test_additions_and_removals_side_by_side_are_one_transaction(driver: NftDriver) -> None:
+    driver.apply(EVERYTHING)
+    before = generation()
+    changes = [entries(Verb.ADD, 4), entries(Verb.REMOVE, 1, 2)]
+    assert driver.apply(changes) == [Outcome(one) for one in changes]
+    assert generation() == before + 1
+    assert held(driver) == {entry(3), entry(4)}
+
+
+def test_without_a_change_nothing_is_written(driver: NftDriver) -> None:
+    driver.apply(EVERYTHING)
+    before = generation()
+    assert driver.apply([]) == []
+    assert generation() == before
+
+
+def test_a_refused_transaction_is_applied_in_parts_and_each_part_has_its_outcome(driver: NftDriver) -> None:
+    driver.apply(EVERYTHING)
+    absent, present, wanted = entries(Verb.REMOVE, 9), entries(Verb.REMOVE, 1), entries(Verb.ADD, 5)
+    first, second, third = driver.apply([wanted, absent, present])
+    assert (first.error, second.error, third.error) == ("", "", "")
+    assert [one.surprise for one in (first, second, third)] == [False, True, False]
+    assert held(driver) == {entry(2), entry(3), entry(5)}
+
+
+def test_an_impossible_rule_keeps_no_entry_out(driver: NftDriver) -> None:
+    driver.apply(EVERYTHING)
+    unknown = Rule(set=SetMatch("KUBE-NOTHING", (Side.SOURCE,)), target=Verdict.DROP)
+    wrong = Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={chains.CHAINS[0]: (unknown,)}, jumps=()))
+    of_entries, of_rules = driver.apply([entries(Verb.ADD, 6), wrong])
+    assert of_entries.error == ""
+    assert "KUBE-NOTHING" in of_rules.error
+    assert entry(6) in held(driver)
+    kept = rules(Family.IPV4).item
+    assert isinstance(kept, Skeleton)
+    assert driver.rules.observe(Family.IPV4) == kept.in_force
+
+
+def test_a_set_that_exists_already_is_adopted(driver: NftDriver) -> None:
+    driver.apply([SETS[0], SETS[1]])
+    outcomes = driver.apply(EVERYTHING)
+    assert [one.error for one in outcomes] == [""] * len(EVERYTHING)
+    assert [one.surprise for one in outcomes[:3]] == [True, True, False]
+    assert held(driver) == {entry(1), entry(2), entry(3)}
+
+
+def test_an_entry_that_no_set_can_hold_fails_alone(driver: NftDriver) -> None:
+    driver.apply(EVERYTHING)
+    wrong = Operation(Verb.ADD, SetEntries.of(SetEntry(CLUSTER, parse_address("fd00::1"), Protocol.TCP, 80)))
+    good, bad = driver.apply([entries(Verb.ADD, 7), wrong])
+    assert good.error == ""
+    assert "family" in bad.error
+    assert entry(7) in held(driver)
+
+
+def test_more_than_a_transaction_may_hold_is_written_in_several(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.apply(EVERYTHING)
+    monkeypatch.setattr(nft_sets, "TRANSACTION_LIMIT", 200)
+    before = generation()
+    many = [entries(Verb.ADD, *range(10, 20)), entries(Verb.REMOVE, 1)]
+    assert driver.apply(many) == [Outcome(one) for one in many]
+    assert generation() > before + 1
+    assert held(driver) == {entry(2), entry(3), *map(entry, range(10, 20))}
+
+
+def test_a_change_by_another_program_meanwhile_is_no_error(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.apply(EVERYTHING)
+    listing, harms = driver.rules.listing, ["add table inet theirs", "delete table inet theirs"]
+
+    def disturbed() -> object:
+        found = listing()
+        if harms:
+            nft(harms.pop())
+        return found
+
+    monkeypatch.setattr(driver.rules, "listing", disturbed)
+    nft("add table inet theirs")
+    operations = [entries(Verb.ADD, 8), rules(Family.IPV4)]
+    assert driver.apply(operations) == [Outcome(one) for one in operations]
+    assert not harms
+    assert entry(8) in held(driver)
+
+
+def test_a_written_set_is_read_again(driver: NftDriver) -> None:
+    driver.apply(EVERYTHING)
+    assert set(driver.sets.observe_changed([CLUSTER])) == {CLUSTER}
+    assert driver.sets.observe_changed([CLUSTER]) == {}
+    driver.apply([entries(Verb.ADD, 11), entries(Verb.REMOVE, 1)])
+    changed = driver.sets.observe_changed([CLUSTER])[CLUSTER]
+    assert changed is not None
+    assert set(changed.entries) == {entry(2), entry(3), entry(11)}
+
+
+def test_a_removed_set_goes_with_its_table(driver: NftDriver) -> None:
+    some: list[IpSet] = list(IP_SETS.values())[:2]
+    driver.apply([Operation(Verb.ADD, one) for one in some])
+    assert [one.error for one in driver.apply([Operation(Verb.REMOVE, one) for one in some])] == ["", ""]
+    assert "ipvsproxy" not in nft("list tables")
+
+
+def test_rules_that_are_removed_leave_the_sets(driver: NftDriver) -> None:
+    driver.apply(EVERYTHING)
+    removals = []
+    for operation in map(rules, Family):
+        assert isinstance(operation.item, Skeleton)
+        nothing = dataclasses.replace(operation.item, chains=dict.fromkeys(chains.CHAINS, ()), jumps=chains.JUMPS)
+        removals.append(Operation(Verb.REMOVE, nothing))
+    assert [one.error for one in driver.apply(removals)] == ["", ""]
+    assert "chain" not in nft("list table inet ipvsproxy")
+    assert held(driver) == {entry(1), entry(2), entry(3)}
+
+
+def test_a_transaction_for_a_former_generation_is_refused_and_costs_no_socket(driver: NftDriver) -> None:
+    driver.apply(EVERYTHING)
+    ports = set(driver._ports)
+    for _ in range(3):
+        assert nft_message.run(driver._channel, [nft_message.table()], generation() - 1) == {-1: nft_message.STALE}
+    assert driver._ports == ports
+    assert nft_message.run(driver._channel, [nft_message.table()], generation()) == {}

@@ -1,0 +1,150 @@
+"""Tables of kube-proxy's nftables mode, on the real nf_tables of this machine, in a network namespace of its own."""
+
+import contextlib
+import errno
+import json
+import pathlib
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from ipvsproxy.kernel.base import nft_message
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
+from ipvsproxy.kernel.nftables import listing as nft_listing
+from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables, TablePlace
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.nft_table import BaseChain, NftTable
+from ipvsproxy.reconcile import leftover_tables
+from tests.support.left_tables import IPV4, IPV6, nftables_mode
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_namespace"),
+    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
+]
+PLACES = pytest.mark.parametrize("place", [IPV4, IPV6], ids=str)
+
+
+def load(text: str) -> None:
+    subprocess.run(("nft", "-f", "-"), input=text, check=True, text=True)
+
+
+def listed() -> set[str]:
+    listing = json.loads(subprocess.run(("nft", "-j", "list", "tables"), check=True, capture_output=True, text=True).stdout)
+    return {f"{one['table']['family']} {one['table']['name']}" for one in listing["nftables"] if "table" in one}
+
+
+def kube_proxys(place: TablePlace) -> str:
+    served, pod = ("10.96.0.10", "10.244.0.5") if place is IPV4 else ("fd00:10:96::10", "fd00:10:244::5")
+    return nftables_mode(place.family, served={(served, 80): (pod, 8080)}, refused={served: 81})
+
+
+def is_left(table: NftTable) -> bool:
+    return not leftover_tables.why_foreign(table)
+
+
+@PLACES
+def test_kube_proxys_table_is_recognised_and_goes_and_all_others_stay(place: TablePlace) -> None:
+    load("table ip nat { chain services { }\n }\ntable inet kube-proxy { }\n" + kube_proxys(IPV4) + kube_proxys(IPV6))
+    subject = LeftoverTables()
+    table = subject.read(place)
+    assert table is not None
+    assert (str(table), table.comment) == (place.table, "rules for kube-proxy")
+    assert table.chains["nat-prerouting"] == BaseChain("nat", "prerouting", -100)
+    assert table.chains["filter-input"] == BaseChain("filter", "input", -110)
+    assert table.chains["services"] is None
+    assert "service-ips" in table.maps
+    assert "cluster-ips" not in table.maps
+    assert leftover_tables.why_foreign(table) == ""
+    before = listed()
+    mark = subject.mark(place)
+    subject.remove(place, is_left)
+    assert before - listed() == {place.table}
+    assert subject.mark(place) != mark
+    assert subject.read(place) is None
+    subject.remove(place, is_left)
+
+
+@PLACES
+def test_a_table_that_is_not_kube_proxys_is_not_removed(place: TablePlace) -> None:
+    load(f"table {place.table} {{ chain services {{ }}\n }}\n")
+    subject = LeftoverTables()
+    table = subject.read(place)
+    assert table is not None
+    assert leftover_tables.why_foreign(table)
+    subject.remove(place, is_left)
+    assert place.table in listed()
+
+
+def test_a_table_that_changes_before_its_removal_is_looked_at_again() -> None:
+    load(kube_proxys(IPV4))
+    asked: list[str] = []
+
+    def replace_first(table: NftTable) -> bool:
+        asked.append(table.comment)
+        if len(asked) == 1:
+            load('delete table ip kube-proxy\ntable ip kube-proxy { comment "somebody else"; }\n')
+            return True
+        return is_left(table)
+
+    LeftoverTables().remove(IPV4, replace_first)
+    assert asked == ["rules for kube-proxy", "somebody else"]
+    assert listed() == {"ip kube-proxy"}
+
+
+def test_a_table_that_changes_all_the_time_stays_and_that_is_an_error() -> None:
+    load(kube_proxys(IPV4))
+
+    def disturb(_: NftTable) -> bool:
+        load("add table ip disturbing\ndelete table ip disturbing\n")
+        return True
+
+    with pytest.raises(KernelError, match="other programs keep changing"):
+        LeftoverTables().remove(IPV4, disturb)
+    assert "ip kube-proxy" in listed()
+
+
+@pytest.mark.parametrize(("number", "is_absent"), [(errno.EINVAL, True), (errno.ENOBUFS, False)])
+def test_only_a_kernel_without_nf_tables_has_certainly_no_table(
+    monkeypatch: pytest.MonkeyPatch, number: int, *, is_absent: bool
+) -> None:
+    def refuse(*_: object) -> object:
+        raise KernelError(action="read the generation of nf_tables", errno=number)
+
+    monkeypatch.setattr(nft_message, "generation", refuse)
+    subject = LeftoverTables()
+    if is_absent:
+        assert subject.mark(IPV4) == NO_SUBSYSTEM
+        assert subject.read(IPV4) is None
+        return
+    assert subject.mark(IPV4) is None
+    with contextlib.suppress(KernelError):
+        pytest.fail(f"read {subject.read(IPV4)}")
+
+
+@pytest.mark.parametrize(
+    ("files", "may_have"), [({}, True), ({"modules.builtin": "", "modules.dep": "kernel/nf_tables.ko:"}, False)]
+)
+def test_a_kernel_that_would_have_to_load_nf_tables_is_not_asked(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], *, may_have: bool
+) -> None:
+    def asked(*_: object) -> Any:
+        raise AssertionError("the kernel was asked")
+
+    directory = tmp_path / "lib" / "modules" / pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip()
+    directory.mkdir(parents=True)
+    for name, text in files.items():
+        (directory / name).write_text(text)
+    assert nft_listing.is_loaded(tmp_path) is may_have
+    if not may_have:
+        monkeypatch.setattr(nft_message, "generation", asked)
+        assert LeftoverTables(tmp_path).mark(IPV4) == NO_SUBSYSTEM
+        assert LeftoverTables(tmp_path).read(IPV4) is None
+
+
+def test_places_are_named_as_operators_know_them() -> None:
+    assert (str(IPV4), IPV4.where, IPV4.variant) == ("nftables IPv4", "the table ip kube-proxy", "nftables")
+    assert (str(IPV6), IPV6.where) == ("nftables IPv6", "the table ip6 kube-proxy")
+    assert [place.family for place in (IPV4, IPV6)] == list(Family)

@@ -1,0 +1,381 @@
+"""The nftables driver of the rules, with the real nf_tables of this machine, in a network namespace of its own."""
+
+import contextlib
+import errno
+import itertools
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.kernel import host, rules_backend
+from ipvsproxy.kernel.backend_drivers import ChosenBackend
+from ipvsproxy.kernel.base import netlink, nft_message
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.nftables import rule as nft_rule
+from ipvsproxy.kernel.nftables.rules import NftRulesDriver
+from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.model.kernel import IP_SETS, SetEntries, SetKind, VirtualServerKey
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import Backend, ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, UnknownRule, Verdict
+from ipvsproxy.translate import chains, skeleton
+from ipvsproxy.translate.view import LocalMode, Settings
+from tests.kernel.nftables.examples import an_entry_of
+from tests.support import builders
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_namespace"),
+    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
+]
+
+FAMILIES = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+NETWORKS = builders.networks("10.244.0.0/16", "fd00:10:244::/56")
+LONG = VirtualServerKey(Protocol.SCTP, parse_address("fd00:1234:5678:9abc:def0:1234:5678:9abc"), 65535)
+REFUSED = [*(VirtualServerKey(Protocol.TCP, parse_address(text), 80) for text in ("192.0.2.1", "2001:db8::1")), LONG]
+SETTINGS = (
+    Settings(backend=Backend.NFTABLES, cluster_networks=NETWORKS),
+    Settings(backend=Backend.NFTABLES, detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="br0"),
+    Settings(backend=Backend.NFTABLES, detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="cali"),
+    Settings(backend=Backend.NFTABLES, masquerade_all=True, random_fully=dict.fromkeys(Family, False)),
+)
+
+
+def every_rule(family: Family, settings: Settings = SETTINGS[0]) -> Skeleton:
+    """The rules of a node on which every set is occupied."""
+    view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24", "fd00:10:244:3::/64"]))
+    return skeleton.build_skeleton(family, settings, view, set(SetKind), REFUSED, routed={REFUSED[0]})
+
+
+def few_rules(family: Family) -> Skeleton:
+    return skeleton.build_skeleton(family, Settings(backend=Backend.NFTABLES), builders.node_view(), set(), [])
+
+
+@pytest.fixture
+def driver(fresh_namespace: None) -> Iterator[NftRulesDriver]:
+    """A driver in a namespace where all sets exist."""
+    with contextlib.closing(NftSetsDriver()) as sets:
+        assert not [one for one in sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()]) if one.error]
+    with contextlib.closing(NftRulesDriver(chains=chains.CHAINS, jumps=chains.JUMPS)) as made:
+        yield made
+
+
+def apply(driver: NftRulesDriver, verb: Verb, rules: Skeleton) -> Outcome:
+    (outcome,) = driver.apply([Operation(verb, rules)])
+    return outcome
+
+
+def nft(*words: str) -> str:
+    return subprocess.run(("nft", *words), check=True, capture_output=True, text=True).stdout
+
+
+def chain(family: Family, table: str, name: str) -> str:
+    return nft("list", "chain", "inet", "ipvsproxy", nft_rule.chain_name(family, table, name))
+
+
+@FAMILIES
+@pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
+def test_what_is_written_is_what_is_read(driver: NftRulesDriver, family: Family, settings: Settings) -> None:
+    wanted = every_rule(family, settings)
+    assert apply(driver, Verb.SET, wanted).error == ""
+    assert driver.observe(family) == wanted.in_force
+    assert apply(driver, Verb.SET, few_rules(family)).error == ""
+    assert driver.observe(family) == few_rules(family).in_force
+
+
+@FAMILIES
+def test_the_longest_rule_has_room_for_its_text(family: Family) -> None:
+    texts = [iptables_rule.render(rule, family) for rules in every_rule(family).chains.values() for rule in rules]
+    assert max(map(len, texts)) <= nft_message.TEXT_LIMIT
+    assert not [text for text in texts if '"' in text], "nft takes no such comment"
+
+
+def test_nft_prints_a_text_only_if_it_can_read_it_as_a_comment(driver: NftRulesDriver) -> None:
+    wanted = every_rule(Family.IPV6)
+    apply(driver, Verb.SET, wanted)
+    assert driver.observe(Family.IPV6) == wanted.in_force
+    refusals = chain(Family.IPV6, "filter", "KUBE-IPVS-OUT-FILTER").splitlines()
+    (short,) = [line for line in refusals if "2001:db8::1" in line]
+    (long,) = [line for line in refusals if str(LONG.address) in line]
+    assert "--vaddr 2001:db8::1 --vport 80 -j DROP" in short
+    assert "comment" not in long
+
+
+def save_and_load() -> None:
+    """What an administrator does: keep the rule set in a file, and load it after the next start of the host."""
+    saved = nft("list", "ruleset")
+    nft("flush", "ruleset")
+    subprocess.run(("nft", "--file", "-"), input=saved, text=True, check=True)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
+def test_a_saved_rule_set_can_be_loaded_and_is_put_right(driver: NftRulesDriver, settings: Settings) -> None:
+    wanted = {family: every_rule(family, settings) for family in Family}
+    assert [apply(driver, Verb.SET, one).error for one in wanted.values()] == ["", ""]
+    entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]
+    with contextlib.closing(NftSetsDriver()) as sets:
+        sets.apply([Operation(Verb.ADD, SetEntries.of(entry)) for entry in entries])
+        before = sets.observe(tuple(IP_SETS))
+        save_and_load()
+        assert sets.observe(tuple(IP_SETS)) == before
+        assert {one.set for one in entries} == {name for name, one in before.items() if one.entries}
+    for family, one in wanted.items():
+        observed = driver.observe(family)
+        assert observed.chains.keys() == one.chains.keys()
+        assert apply(driver, Verb.SET, one).error == ""
+        assert driver.observe(family) == one.in_force
+
+
+def test_people_read_each_rule_beside_its_text(driver: NftRulesDriver) -> None:
+    apply(driver, Verb.SET, every_rule(Family.IPV4))
+    assert "meta nfproto ipv4 jump IPv4-nat-KUBE-SERVICES" in chain(Family.IPV4, "nat", "OUTPUT")
+    services = chain(Family.IPV4, "nat", "KUBE-SERVICES")
+    assert 'ip daddr . meta l4proto . th dport @KUBE-LOAD-BALANCER dnat ip to ip daddr comment "' in services
+    postrouting = chain(Family.IPV4, "nat", "KUBE-POSTROUTING")
+    original = "ct original ip daddr . meta l4proto . ct original proto-dst"
+    for protocol in ("tcp", "udp", "sctp"):
+        asked = f"meta l4proto {protocol} {original}"
+        assert f"{asked} @KUBE-LOAD-BALANCER jump IPv4-nat-KUBE-LOAD-BALANCER" in postrouting
+        assert f"ip saddr != 10.244.0.0/16 {asked} @KUBE-CLUSTER-IP masquerade fully-random" in postrouting
+    refusal = chain(Family.IPV4, "filter", "KUBE-IPVS-OUT-FILTER")
+    assert "ct original ip daddr 192.0.2.1 ct original proto-dst 80 ct direction original fib saddr type local drop" in refusal
+    ranges = chain(Family.IPV4, "filter", "KUBE-SOURCE-RANGES-FIREWALL").splitlines()
+    assert len([line for line in ranges if "@KUBE-LOAD-BALANCER-SOURCE-CIDR" in line]) == Family.IPV4.bits
+
+
+@FAMILIES
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "flush chain inet ipvsproxy {family}-nat-KUBE-SERVICES",
+        "insert rule inet ipvsproxy {family}-nat-KUBE-SERVICES accept",
+        'insert rule inet ipvsproxy {family}-nat-KUBE-SERVICES drop comment "-j ACCEPT"',
+        "flush chain inet ipvsproxy {family}-nat-POSTROUTING",
+        "add rule inet ipvsproxy {family}-nat-OUTPUT meta nfproto {number} jump {family}-nat-KUBE-SERVICES",
+        "delete table inet ipvsproxy",
+        "flush table inet ipvsproxy",
+        "add table inet ipvsproxy {{ flags dormant ; }}",
+        "flush chain inet ipvsproxy {family}-nat-PREROUTING ; delete chain inet ipvsproxy {family}-nat-PREROUTING",
+        "chain inet ipvsproxy {family}-filter-INPUT {{ policy drop ; }}",
+    ],
+)
+def test_changes_by_others_are_seen_and_put_right(driver: NftRulesDriver, family: Family, harm: str) -> None:
+    wanted = every_rule(family)
+    apply(driver, Verb.SET, wanted)
+    number = "ipv4" if family is Family.IPV4 else "ipv6"
+    nft(harm.format(family=family.label, number=number))
+    assert driver.observe(family) != wanted.in_force
+    if "delete table" in harm:  # the sets come back before the rules
+        with contextlib.closing(NftSetsDriver()) as sets:
+            sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()])
+    assert apply(driver, Verb.SET, wanted).error == ""
+    assert driver.observe(family) == wanted.in_force
+
+
+def test_a_rule_that_says_one_thing_and_does_another_is_unknown(driver: NftRulesDriver) -> None:
+    apply(driver, Verb.SET, few_rules(Family.IPV4))
+    nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-LOAD-BALANCER", "drop", "comment", '"-j RETURN"')
+    rules = driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-LOAD-BALANCER")]
+    assert rules[-1] == UnknownRule("-j RETURN (changed)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-s",
+        "--match-set KUBE-CLUSTER-IP",
+        "-m set --match-set KUBE-LOOP-BACK dst,dst -j ACCEPT",
+        "-m mark --mark 0x1ffffffff/0x1ffffffff -j ACCEPT",
+    ],
+)
+def test_a_rule_whose_text_is_none_of_a_rule_is_unknown(driver: NftRulesDriver, text: str) -> None:
+    apply(driver, Verb.SET, few_rules(Family.IPV4))
+    nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-SERVICES", "counter", "comment", f'"{text}"')
+    assert isinstance(driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-SERVICES")][-1], UnknownRule)
+
+
+def test_tables_of_others_are_neither_shown_nor_changed(driver: NftRulesDriver) -> None:
+    nft("add table inet theirs")
+    nft("add chain inet theirs IPv4-nat-KUBE-SERVICES")
+    nft("add rule inet theirs IPv4-nat-KUBE-SERVICES accept")
+    before = nft("list", "table", "inet", "theirs")
+    assert driver.observe(Family.IPV4).chains == {}
+    for verb in (Verb.SET, Verb.REMOVE):
+        assert apply(driver, verb, few_rules(Family.IPV4)).error == ""
+    assert nft("list", "table", "inet", "theirs") == before
+
+
+def test_chains_of_others_in_our_table_stay(driver: NftRulesDriver) -> None:
+    nft("add", "chain", "inet", "ipvsproxy", "theirs")
+    apply(driver, Verb.SET, few_rules(Family.IPV6))
+    apply(driver, Verb.REMOVE, few_rules(Family.IPV6))
+    assert "chain theirs" in nft("list", "table", "inet", "ipvsproxy")
+    assert "IPv6" not in nft("list", "table", "inet", "ipvsproxy")
+
+
+def test_families_are_independent(driver: NftRulesDriver) -> None:
+    for family in Family:
+        apply(driver, Verb.SET, every_rule(family))
+    assert apply(driver, Verb.REMOVE, every_rule(Family.IPV4)).error == ""
+    assert driver.observe(Family.IPV4).chains == {}
+    assert driver.observe(Family.IPV6) == every_rule(Family.IPV6).in_force
+
+
+def test_a_failed_write_changes_nothing(driver: NftRulesDriver) -> None:
+    apply(driver, Verb.SET, few_rules(Family.IPV4))
+    with contextlib.closing(NftSetsDriver()) as sets:
+        assert sets.apply([Operation(Verb.REMOVE, IP_SETS["KUBE-CLUSTER-IP"])])[0].error.endswith("in use by a rule")
+    apply(driver, Verb.REMOVE, few_rules(Family.IPV4))
+    nft("delete", "set", "inet", "ipvsproxy", "KUBE-CLUSTER-IP")
+    outcome = apply(driver, Verb.SET, few_rules(Family.IPV4))
+    assert "does not exist" in outcome.error
+    assert driver.observe(Family.IPV4).chains == {}
+
+
+def test_a_host_whose_rules_change_all_the_time_gets_its_rules_as_well(
+    driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generations = itertools.count(1)
+    monkeypatch.setattr(nft_message, "generation", lambda _: next(generations))
+    assert apply(driver, Verb.SET, few_rules(Family.IPV4)).error == ""
+    with pytest.raises(KernelError, match="keep changing"):
+        driver.observe(Family.IPV4)
+    monkeypatch.undo()
+    assert driver.observe(Family.IPV4) == few_rules(Family.IPV4).in_force
+
+
+def test_a_rule_on_an_unknown_set_is_an_error_of_this_rule_set_alone(driver: NftRulesDriver) -> None:
+    rule = Rule(set=SetMatch("THEIRS", (Side.DESTINATION,)), target=Verdict.DROP)
+    wrong = Skeleton(family=Family.IPV4, chains={chains.CHAINS[0]: (rule,)}, jumps=())
+    outcomes = driver.apply([Operation(Verb.SET, wrong), Operation(Verb.SET, few_rules(Family.IPV6))])
+    assert [one.error for one in outcomes] == ["no set THEIRS of IPv4", ""]
+
+
+@FAMILIES
+def test_a_trial_finds_out_and_leaves_nothing(family: Family, fresh_namespace: None) -> None:
+    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
+        assert made.try_writing(family) is None
+        assert made.usable(family) is None
+    assert nft("list", "ruleset") == ""
+
+
+def test_a_family_that_the_kernel_does_not_have_is_refused(tmp_path: pathlib.Path) -> None:
+    with contextlib.closing(NftRulesDriver(chains=(), jumps=(), proc=tmp_path)) as made:
+        assert made.try_writing(Family.IPV6) == ("the kernel has no IPv6", True)
+
+
+def test_rules_are_found_by_their_text(driver: NftRulesDriver) -> None:
+    apply(driver, Verb.SET, every_rule(Family.IPV6))
+    found = driver.rules_with(" KUBE-6-NODE-PORT-UDP ", tuple(Family))
+    assert len(found) == 1
+    assert found[0].startswith("IPv6-nat-KUBE-NODE-PORT ")
+    assert driver.rules_with(" KUBE-6-NODE-PORT-UDP ", [Family.IPV4]) == []
+
+
+def test_a_jump_is_written_once_for_each_family() -> None:
+    (expressions,) = nft_rule.expand(Rule(target=JumpTo("KUBE-MARK-MASQ")), Family.IPV6, "nat")
+    assert nft_message.expressions(expressions[-1], 0, len(expressions[-1]))[0][1][2, 2, 2] == b"IPv6-nat-KUBE-MARK-MASQ\0"
+
+
+def test_the_table_goes_with_the_last_of_it(driver: NftRulesDriver) -> None:
+    apply(driver, Verb.SET, few_rules(Family.IPV4))
+    assert rules_backend.holds_table()
+    apply(driver, Verb.REMOVE, few_rules(Family.IPV4))
+    with contextlib.closing(NftSetsDriver()) as sets:
+        assert not [one for one in sets.apply([Operation(Verb.REMOVE, ip_set) for ip_set in IP_SETS.values()]) if one.error]
+    assert not rules_backend.holds_table()
+    assert not rules_backend.remove_table()
+
+
+def test_iptables_takes_over_by_removing_the_table(driver: NftRulesDriver) -> None:
+    apply(driver, Verb.SET, every_rule(Family.IPV4))
+    assert rules_backend.remove_table()
+    assert nft("list", "ruleset") == ""
+
+
+def test_a_table_that_iptables_leaves_is_described(driver: NftRulesDriver, tmp_path: pathlib.Path) -> None:
+    apply(driver, Verb.SET, few_rules(Family.IPV4))
+    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == "the table inet ipvsproxy"
+    assert rules_backend.remove_table()
+    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == ""
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, ""), (1, "1 ipset of ours"), (2, "2 ipsets of ours")])
+def test_ipsets_that_nftables_leaves_are_counted(count: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules_backend, "held_sets", lambda *_: dict.fromkeys(list(IP_SETS)[:count]))
+    assert rules_backend.describe_other(Backend.NFTABLES) == expected
+
+
+def test_a_cleanup_looks_where_something_of_ours_may_be(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
+    def to_clean() -> tuple[Backend, ...]:
+        return rules_backend.to_clean(chains.CHAINS, tmp_path)
+
+    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+    assert to_clean() == (Backend.NFTABLES,), "there is nothing, and ipset is not loaded"
+    nft("add", "table", "ip", "nat")
+    nft("add", "chain", "ip", "nat", "DOCKER")
+    assert to_clean() == (Backend.NFTABLES,)
+    nft("add", "chain", "ip", "nat", "KUBE-SERVICES")
+    assert to_clean() == (Backend.IPTABLES,)
+    nft("add", "table", "inet", "ipvsproxy")
+    assert to_clean() == (Backend.NFTABLES, Backend.IPTABLES), "a move was not finished"
+    nft("delete", "table", "ip", "nat")
+    assert to_clean() == (Backend.NFTABLES,)
+    (tmp_path / "sys/module/ip_set").mkdir()
+    assert to_clean() == (Backend.NFTABLES, Backend.IPTABLES)
+
+
+@pytest.mark.parametrize("number", [errno.ENOBUFS, errno.EAGAIN, errno.EMFILE, 0])
+def test_an_unreadable_table_is_no_absent_one(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, number: int) -> None:
+    def refuse(*_: object) -> netlink.Reply:
+        raise KernelError(action="", errno=number, detail="lost")
+
+    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+    monkeypatch.setattr(netlink.Channel, "ask", refuse)
+    with pytest.raises(KernelError, match="lost"):
+        rules_backend.to_clean(chains.CHAINS, tmp_path)
+    with pytest.raises(KernelError, match="lost"):
+        rules_backend.held_sets(Backend.NFTABLES, list(IP_SETS), tmp_path)
+
+
+@pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+def test_a_cleanup_looks_at_legacy_tables_that_are_there(fresh_namespace: None, tmp_path: pathlib.Path, family: Family) -> None:
+    (tmp_path / "proc/thread-self/net").mkdir(parents=True)
+    name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
+    (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")
+    assert rules_backend.to_clean(chains.CHAINS, tmp_path) == (Backend.IPTABLES,)
+
+
+def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipvsproxy.kernel.node.IpvsDriver", lambda: None)
+    node = NodeKernel(chains.CHAINS, chains.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))
+    program = node.rules.program(Family.IPV4)
+    assert (program.variant, program.random_fully) == ("nftables", True)
+    assert all(not place.is_used for place in node.leftover_rules.places({Family.IPV4: program}))
+    node.rules.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_iptables", "expected"),
+    [
+        (Backend.IPTABLES, False, Backend.IPTABLES),
+        (Backend.NFTABLES, True, Backend.NFTABLES),
+        (Backend.AUTO, False, Backend.NFTABLES),
+    ],
+)
+def test_a_backend_is_chosen(asked: Backend, expected: Backend, monkeypatch: pytest.MonkeyPatch, *, has_iptables: bool) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: "/sbin/iptables" if has_iptables else None)
+    assert rules_backend.choose(asked).backend is expected
+
+
+@pytest.mark.parametrize(("missing", "expected"), [((), Backend.IPTABLES), (("hash:ip",), Backend.NFTABLES)])
+def test_auto_is_nftables_without_ipset(missing: tuple[str, ...], expected: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: "/sbin/iptables")
+    lacking = tuple(host.Missing(name, "") for name in missing)
+    monkeypatch.setattr(host, "missing_set_types", lambda: lacking)
+    assert rules_backend.choose(Backend.AUTO).backend is expected

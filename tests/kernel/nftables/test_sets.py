@@ -1,0 +1,251 @@
+"""The nftables driver of the sets, with the real nf_tables of this machine, in a network namespace of its own."""
+
+import contextlib
+import errno
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.kernel.base import nft_message
+from ipvsproxy.kernel.nftables import sets as nft_sets
+from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.model.kernel import IP_SETS, SET_COPY, CatchAll, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry
+from ipvsproxy.model.net import Address, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from tests.kernel.nftables.examples import an_entry_of
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_namespace"),
+    pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed"),
+]
+
+CLUSTER = "KUBE-CLUSTER-IP"
+SCOPE = "KUBE-IPVSPROXY-SCOPE"
+MANY = 20_000
+
+
+@pytest.fixture
+def driver(fresh_namespace: None) -> Iterator[NftSetsDriver]:
+    with contextlib.closing(NftSetsDriver()) as made:
+        yield made
+
+
+def apply(driver: NftSetsDriver, verb: Verb, *items: IpSet | SetCopy | SetEntry) -> list[Outcome]:
+    return driver.apply([Operation(verb, SetEntries.of(item) if isinstance(item, SetEntry) else item) for item in items])
+
+
+def nft(*words: str) -> str:
+    return subprocess.run(("nft", *words), check=True, capture_output=True, text=True).stdout
+
+
+def entry(number: int, name: str = CLUSTER) -> SetEntry:
+    return SetEntry(name, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80)
+
+
+def test_every_set_takes_its_entries_and_gives_them_back(driver: NftSetsDriver) -> None:
+    entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]
+    assert not [one for one in apply(driver, Verb.ADD, *IP_SETS.values(), *entries) if one.error or one.surprise]
+    observed = driver.observe(tuple(IP_SETS))
+    assert {name: set(one.entries) for name, one in observed.items()} == {one.set: {one} for one in entries}
+    assert not [one.differs_from(IP_SETS[name]) for name, one in observed.items() if one.differs_from(IP_SETS[name])]
+
+
+def test_nft_prints_entries_as_people_write_them(driver: NftSetsDriver) -> None:
+    name = "KUBE-LOOP-BACK"
+    apply(driver, Verb.ADD, IP_SETS[name], an_entry_of(IP_SETS[name]), IP_SETS[SCOPE], an_entry_of(IP_SETS[SCOPE]))
+    assert "10.96.0.1 . udp . 53 . 10.0.0.0" in nft("list", "set", "inet", "ipvsproxy", name)
+    name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+    apply(driver, Verb.ADD, IP_SETS[name], an_entry_of(IP_SETS[name]))
+    assert "10.96.0.1 . udp . 53 . 10.0.0.0 . 0x00000008" in nft("list", "set", "inet", "ipvsproxy", name)
+    assert '10.96.0.1 . sctp . 80 comment "mask 0xfff" : 0x00000012' in nft("list", "map", "inet", "ipvsproxy", SCOPE)
+
+
+def test_sets_that_do_not_exist_are_absent(driver: NftSetsDriver) -> None:
+    assert driver.observe([CLUSTER]) == {}
+    assert driver.observe_changed([CLUSTER]) == {CLUSTER: None}
+    assert not driver.has_copy()
+    (copy,) = apply(driver, Verb.REMOVE, SET_COPY)
+    assert copy.surprise
+
+
+def test_a_repetition_is_no_error(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1))
+    again, present = apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1))
+    assert (again.error, again.surprise, present.error) == ("", True, "")
+    apply(driver, Verb.REMOVE, entry(1))
+    (absent,) = apply(driver, Verb.REMOVE, entry(1))
+    assert absent.error == ""
+    apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
+    (gone,) = apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
+    assert (gone.error, gone.surprise) == ("", True)
+
+
+def test_a_set_of_another_kind_is_not_ours(driver: NftSetsDriver) -> None:
+    nft("add", "table", "inet", "ipvsproxy")
+    nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type inet_service ; }")
+    (outcome,) = apply(driver, Verb.ADD, IP_SETS[CLUSTER])
+    assert outcome.errno == errno.EEXIST
+    assert "a set of this name exists, and it is a set of nf_tables with other keys (2 bytes)" in outcome.error
+    assert driver.observe([CLUSTER])[CLUSTER].differs_from(IP_SETS[CLUSTER])
+
+
+def test_thousands_of_entries_are_added_read_and_removed(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
+    entries = tuple(map(entry, range(MANY)))
+    (outcome,) = driver.apply([Operation(Verb.ADD, SetEntries(CLUSTER, entries))])
+    assert outcome.error == ""
+    assert set(driver.observe([CLUSTER])[CLUSTER].entries) == set(entries)
+    (outcome,) = driver.apply([Operation(Verb.REMOVE, SetEntries(CLUSTER, entries[1:]))])
+    assert outcome.error == ""
+    assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entries[0]}
+
+
+def test_one_refused_entry_does_not_keep_the_others_out(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
+    wrong = SetEntry(CLUSTER, parse_address("fd00::1"), Protocol.TCP, 80)
+    without = SetEntry(CLUSTER, parse_address("10.0.0.9"), None, 80)
+    outcomes = driver.apply([Operation(Verb.ADD, SetEntries.of(entry(1), wrong, entry(2), without))])
+    assert [bool(one.error) for one in outcomes] == [False, True, False, True]
+    assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entry(1), entry(2)}
+
+
+def test_one_absent_entry_does_not_keep_the_others_in(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1), entry(2))
+    outcomes = driver.apply([Operation(Verb.REMOVE, SetEntries.of(entry(1), entry(9), entry(2)))])
+    assert [one.error for one in outcomes] == ["", "", ""]
+    assert driver.observe([CLUSTER])[CLUSTER].entries == set()
+
+
+def test_entries_of_a_missing_set_fail_and_those_of_others_do_not(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
+    absent, there = apply(driver, Verb.ADD, entry(1, "KUBE-EXTERNAL-IP"), entry(1))
+    assert (absent.errno, there.error) == (errno.ENOENT, "")
+    assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entry(1)}
+
+
+def test_another_mark_or_mask_replaces_the_one_before(driver: NftSetsDriver) -> None:
+    address = parse_address("10.96.0.1")
+    for mark, mask in ((1, 0xFF), (2, 0xFF), (2, 0xFF), (2, 0xF)):
+        one = MarkedEntry(SCOPE, address, Protocol.TCP, 80, mark=mark, mask=mask)
+        assert [outcome.error for outcome in apply(driver, Verb.ADD, IP_SETS[SCOPE], one)] == ["", ""]
+        assert set(driver.observe([SCOPE])[SCOPE].entries) == {one}
+
+
+def test_a_mark_that_somebody_else_has_written_has_no_mask(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[SCOPE])
+    nft("add", "element", "inet", "ipvsproxy", SCOPE, '{ 10.96.0.1 . tcp . 80 comment "mask 0xff or so" : 0x12 }')
+    (found,) = driver.observe([SCOPE])[SCOPE].entries
+    assert str(found) == "10.96.0.1,tcp:80 skbmark 0x12/0x0"
+
+
+def test_no_zero_range_is_taken(driver: NftSetsDriver) -> None:
+    name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+    everything = SetEntry(name, parse_address("10.96.0.1"), Protocol.TCP, 80, parse_address("0.0.0.0"), 0)
+    _, outcome = apply(driver, Verb.ADD, IP_SETS[name], everything)
+    assert outcome.errno == errno.EINVAL
+
+
+def test_ranges_within_ranges_are_entries_of_their_own(driver: NftSetsDriver) -> None:
+    name = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+    ranges = [
+        SetEntry(name, parse_address("10.96.0.1"), Protocol.TCP, 80, parse_address("10.0.0.0"), length) for length in (8, 16, 9)
+    ]
+    apply(driver, Verb.ADD, IP_SETS[name], *ranges)
+    assert set(driver.observe([name])[name].entries) == set(ranges)
+    apply(driver, Verb.REMOVE, ranges[1])
+    assert set(driver.observe([name])[name].entries) == {ranges[0], ranges[2]}
+
+
+def test_only_changed_sets_are_returned_again(driver: NftSetsDriver) -> None:
+    names = [CLUSTER, "KUBE-EXTERNAL-IP"]
+    apply(driver, Verb.ADD, *(IP_SETS[name] for name in names), entry(1))
+    assert driver.observe_changed(names).keys() == set(names)
+    assert driver.observe_changed(names) == {}
+    nft("add", "table", "inet", "theirs")
+    assert driver.observe_changed(names) == {}
+    nft("add", "element", "inet", "ipvsproxy", "KUBE-EXTERNAL-IP", "{ 10.0.0.7 . tcp . 80 }")
+    (changed,) = driver.observe_changed(names).items()
+    assert changed[0] == "KUBE-EXTERNAL-IP"
+    apply(driver, Verb.ADD, entry(1))
+    assert driver.observe_changed(names).keys() == {CLUSTER}
+    driver.forget()
+    assert driver.observe_changed(names).keys() == set(names)
+
+
+def test_foreign_protocols_are_no_entries_of_ours(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
+    nft("add", "element", "inet", "ipvsproxy", CLUSTER, "{ 10.0.0.7 . dccp . 80, 10.0.0.8 . tcp . 80 }")
+    assert {str(one) for one in driver.observe([CLUSTER])[CLUSTER].entries} == {"10.0.0.8,tcp:80"}
+
+
+def add_catch_all(name: str, value: str = "") -> None:
+    """Add the element for all other keys, as another program."""
+    added = subprocess.run(
+        ("nft", "add", "element", "inet", "ipvsproxy", name, f"{{ *{value} }}"), capture_output=True, check=False
+    )
+    if added.returncode:
+        pytest.skip(f"this kernel has no such elements: {added.stderr.decode()}")
+
+
+@pytest.mark.parametrize("name", [one.name for one in IP_SETS.values() if not one.gives_marks])
+def test_an_element_for_all_other_keys_is_observed_and_removed_like_an_entry(driver: NftSetsDriver, name: str) -> None:
+    ours = an_entry_of(IP_SETS[name])
+    apply(driver, Verb.ADD, IP_SETS[name], ours)
+    driver.observe_changed([name])
+    add_catch_all(name)
+    assert driver.observe([name])[name].entries == {ours, CatchAll(name)}
+    changed = driver.observe_changed([name])[name]
+    assert changed is not None
+    assert changed.entries == {ours, CatchAll(name)}
+    (outcome,) = apply(driver, Verb.REMOVE, CatchAll(name))
+    assert (outcome.error, outcome.surprise) == ("", False)
+    assert driver.observe([name])[name].entries == {ours}
+    (outcome,) = apply(driver, Verb.REMOVE, CatchAll(name))
+    assert (outcome.error, outcome.surprise) == ("", True)
+
+
+def test_an_element_for_all_other_keys_of_a_map_is_observed_and_removed(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[SCOPE])
+    add_catch_all(SCOPE, " : 0x1 . 0x1")
+    assert driver.observe([SCOPE])[SCOPE].entries == {CatchAll(SCOPE)}
+    (outcome,) = apply(driver, Verb.REMOVE, CatchAll(SCOPE))
+    assert (outcome.error, outcome.surprise) == ("", False)
+    assert driver.observe([SCOPE])[SCOPE].entries == set()
+
+
+def test_an_element_for_all_other_keys_goes_together_with_thousands_of_entries(driver: NftSetsDriver) -> None:
+    """It is shorter than they are: a message must not have more than its length takes."""
+    many = [entry(number) for number in range(5000)]
+    driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), Operation(Verb.ADD, SetEntries.of(*many))])
+    add_catch_all(CLUSTER)
+    (outcome,) = driver.apply([Operation(Verb.REMOVE, SetEntries.of(CatchAll(CLUSTER), *many))])
+    assert (outcome.error, outcome.surprise) == ("", False)
+    assert driver.observe([CLUSTER])[CLUSTER].entries == set()
+
+
+def test_a_set_in_use_is_not_removed(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
+    nft("add", "chain", "inet", "ipvsproxy", "theirs")
+    nft("add", "rule", "inet", "ipvsproxy", "theirs", "ip daddr . meta l4proto . th dport @KUBE-CLUSTER-IP")
+    (outcome,) = apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
+    assert (outcome.errno, outcome.error) == (errno.EBUSY, "remove set KUBE-CLUSTER-IP: the set is in use by a rule")
+
+
+def test_the_table_goes_with_its_last_set_unless_somebody_else_has_a_chain_in_it(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
+    apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
+    assert nft("list", "tables") == ""
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
+    nft("add", "chain", "inet", "ipvsproxy", "theirs")
+    apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
+    assert nft("list", "tables") == "table inet ipvsproxy\n"
+
+
+def test_every_key_has_the_length_that_the_kernel_is_told() -> None:
+    for ip_set in IP_SETS.values():
+        encoded = nft_sets.encode(ip_set, an_entry_of(ip_set))
+        key, data, comment = nft_message.read_element(encoded, 4, len(encoded))
+        assert (len(key), len(data)) == (nft_sets.shape(ip_set).key_length, nft_sets.shape(ip_set).data_length)
+        assert nft_sets.decode(ip_set, key, data, comment) == an_entry_of(ip_set)
