@@ -19,9 +19,14 @@ from tests.chaos.history import History
 from tests.chaos.moments import Moment
 from tests.chaos.world import Key, World
 from tests.support import golden_state, lab, nft_state
+from tests.support.cluster import BACKEND
 
 SEED = 10
-"""The seed of a history with a kill, a fault, a trouble, two drifts and a reload under ENOBUFS."""
+"""The seed of a history with a kill, a fault, a trouble, drifts and a bad moment."""
+LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
+"""Its steps, with nftables also a move away and back."""
+QUIET_POINTS = {Backend.IPTABLES: 8, Backend.NFTABLES: 10}
+"""One at the beginning, one after each step, and with iptables one within its bad moment."""
 
 
 def test_a_seed_reproduces_its_history_and_another_seed_gives_another() -> None:
@@ -136,13 +141,14 @@ def test_only_a_desired_tcp_virtual_server_may_have_a_draining_real_server() -> 
 @pytest.mark.timeout(300)
 def test_a_short_history_passes(tmp_path: Path) -> None:
     figures = Figures()
+    drawn = plan.draw(SEED, 0, LENGTH[BACKEND], BACKEND)
     with lab.Lab() as node:
-        History(plan.draw(SEED, 0, 6), str(SEED), node, tmp_path, figures, quick=True).run()
+        History(drawn, str(SEED), node, tmp_path, figures, quick=True, backend=BACKEND).run()
     assert figures.kills > 0
     assert figures.injected.total() > 0
     assert figures.troubles.total() == 1
     assert figures.moments.total() == 1
-    assert len(figures.heals_s) == 2
-    assert (figures.quiet_points, figures.verified) == (8, 1)
+    assert len(figures.heals_s) == len(drawn.drifts)
+    assert (figures.quiet_points, figures.verified) == (QUIET_POINTS[BACKEND], 1)
     assert figures.probes > 50
     assert (figures.lost, figures.broken) == (0, 0)

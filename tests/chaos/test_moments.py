@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from ipvsproxy.model.rules import Backend
 from tests.chaos import bad_moments, broken, moments
 from tests.chaos.configuration import SCHEDULERS, Configuration
 from tests.chaos.figures import Figures
 from tests.chaos.history import History, Violation
 from tests.chaos.moments import Moment
-from tests.chaos.plan import Plan
+from tests.chaos.plan import NFTABLES_MOMENTS, Plan
 from tests.chaos.silent_proxy import SilentProxy
 from tests.support import lab
+from tests.support.cluster import BACKEND
 from tests.support.program import ProgramError
 
 SEED = "1:0"
@@ -38,7 +40,7 @@ def _node() -> Iterator[lab.Lab]:
 def live_through(node: lab.Lab, directory: Path, *kinds: Moment, without: Moment | None = None) -> Figures:
     figures = Figures()
     drawn = Plan(["moment"] * len(kinds), [], [], [], list(kinds), has_server=True)
-    History(drawn, SEED, node, directory, figures, quick=True, without=without).run()
+    History(drawn, SEED, node, directory, figures, quick=True, without=without, backend=BACKEND).run()
     return figures
 
 
@@ -108,14 +110,16 @@ def test_a_configuration_leads_to_the_same_cluster_whatever_its_scheduler(tmp_pa
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
 def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> None:
-    figures = live_through(node, tmp_path, *Moment)
-    assert figures.moments == {kind.value: 1 for kind in Moment}
+    kinds = NFTABLES_MOMENTS if BACKEND is Backend.NFTABLES else list(Moment)
+    figures = live_through(node, tmp_path, *kinds)
+    assert figures.moments == {kind.value: 1 for kind in kinds}
     assert figures.injected["ENOBUFS"] > 0
     assert (figures.lost, figures.broken) == (0, 0)
 
 
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
+@pytest.mark.skipif(BACKEND is Backend.NFTABLES, reason="some of these moments have no effect there; found with iptables")
 @pytest.mark.parametrize("kind", Moment)
 def test_a_program_without_the_fix_is_found(node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # a shorter wait for a condition that never holds
