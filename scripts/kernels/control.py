@@ -36,6 +36,14 @@ VARIANTS = {
 }
 """Each variant of iptables: its program, and the modules that only it needs. Debian's default is nft."""
 
+ON_DEMAND = (
+    *"""
+    nft_numgen nft_limit nft_log nft_queue nft_hash nft_redir nft_objref xt_multiport xt_statistic xt_limit xt_nat
+    xt_REDIRECT xt_LOG xt_NFLOG xt_CT xt_tcpudp xt_connmark xt_physdev iptable_mangle ip6table_mangle iptable_raw ip6table_raw
+""".split(),  # noqa: SIM905 - as above
+)
+"""What the kernel loads by itself when a test writes a rule that needs it: rules of neighbours, above all."""
+
 PASSED_NAMES = frozenset({"VIRTUAL_ENV", "TERM", "CI", "LANG"})
 PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")
 

@@ -1,6 +1,10 @@
-"""User-mode Linux: an ordinary program that is a Linux kernel with one processor, from a Debian package."""
+"""User-mode Linux: an ordinary program that is a Linux kernel with one processor. Debian has a package of it.
+
+That one has no nf_tables for IPv4 and IPv6; scripts/setup --with-nf-tables-kernel builds one that has (building.py).
+"""
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -10,11 +14,9 @@ import sys
 from collections.abc import Iterator
 from typing import IO
 
-from scripts.kernels import guest, output, processes
+from scripts.kernels import building, guest, output, processes
 from scripts.kernels.errors import NoKernelError
 
-PROGRAM = pathlib.Path(os.environ.get("TEST_KERNEL_UML", "/usr/bin/linux.uml"))
-MODULES = pathlib.Path(os.environ.get("TEST_KERNEL_MODULES", "/usr/lib/uml/modules"))
 SHARED_MEMORY = pathlib.Path("/dev/shm")  # noqa: S108 - the kernel makes an unlinked file there
 MOST_MAPPINGS = pathlib.Path("/proc/sys/vm/max_map_count")
 MAPPINGS = 1048576
@@ -26,25 +28,35 @@ REGISTERS = pathlib.Path(__file__).resolve().with_name("registers.c")
 CONTAINED = (*processes.IN_NAMESPACES, "/bin/sh", "-c", '"$@"; exit $?', "sh")
 
 
+@dataclasses.dataclass
 class UserModeLinux:
-    """Consoles 1 and 2 are the command's stdout and stderr, console 0 is the kernel's own log."""
+    """Consoles 1 and 2 are the command's stdout and stderr, console 0 is the kernel's own log.
 
-    name = "the user-mode Linux"
-    consoles = ("tty1", "tty2")
-    variants: tuple[str, ...] = (
-        "legacy",
-    )  # this kernel has no nf_tables for IPv4 and IPv6, so Debian's default variant finds no table
-    memory = "1024M"
-    processors = 1
+    Attributes:
+        name: see guest.Guest.
+        variants: see guest.Guest.
+        program: the kernel.
+        files: of its modules, a folder for each version; outside /tmp and /run.
+        remedy: what to do if program or modules are not there.
+
+    """
+
+    name: str
+    variants: tuple[str, ...]
+    program: pathlib.Path
+    files: pathlib.Path
+    remedy: str
+    consoles: tuple[str, str] = ("tty1", "tty2")
+    memory: str = "1024M"
+    processors: int = 1
 
     def why_not(self) -> str:
         """See guest.Guest."""
-        installed = PROGRAM.exists() and MODULES.is_dir()
-        return "" if installed else "user-mode Linux is not installed (Debian: apt-get install user-mode-linux kmod)"
+        return "" if self.program.exists() and self.files.is_dir() else f"{self.name} is not installed: {self.remedy}"
 
     def modules(self) -> pathlib.Path:
         """See guest.Guest."""
-        return MODULES
+        return self.files
 
     @contextlib.contextmanager
     def start(self, directory: pathlib.Path, size: guest.Size, log: IO[bytes]) -> Iterator[guest.Started]:
@@ -58,7 +70,7 @@ class UserModeLinux:
             process = subprocess.Popen(
                 [
                     *(() if processes.why_no_namespaces() else CONTAINED),
-                    str(PROGRAM), f"mem={size.memory // 2**10}K", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw",
+                    str(self.program), f"mem={size.memory // 2**10}K", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "rw",
                     "quiet", "panic=1", "noreboot", f"init={directory}/init", f"uml_dir={directory}/", "umid=kernel",
                     "con=null", "con0=null,fd:1", f"con1=null,fd:{guest_stdout}", f"con2=null,fd:{guest_stderr}",
                 ],
@@ -71,6 +83,22 @@ class UserModeLinux:
             os.close(guest_stderr)
             routes = {stdout: sys.stdout.fileno(), stderr: sys.stderr.fileno()}
             yield guest.Started(process, lambda deadline: output.pass_on(routes, deadline))
+
+
+OF_DEBIAN = UserModeLinux(
+    name="the user-mode Linux",
+    variants=("legacy",),  # it has no nf_tables for IPv4 and IPv6, so Debian's default variant finds no table
+    program=pathlib.Path("/usr/bin/linux.uml"),
+    files=pathlib.Path("/usr/lib/uml/modules"),
+    remedy="apt-get install user-mode-linux kmod (Debian)",
+)
+WITH_NF_TABLES = UserModeLinux(
+    name="the user-mode Linux with nf_tables",
+    variants=("nft", "legacy"),
+    program=building.BUILT / "linux",
+    files=building.BUILT / "lib/modules",
+    remedy="scripts/setup --with-nf-tables-kernel",
+)
 
 
 def allow_many_mappings() -> None:

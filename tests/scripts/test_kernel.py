@@ -1,8 +1,8 @@
 """The guarantees of scripts/kernel: status, output, environment, and nothing left behind.
 
 Each run of a guest costs seconds, so one run answers several questions. The host's kernel is tested even without ip_vs,
-which none of these tests uses. Debian's kernel is tested where it is installed: scripts/setup --with-debian-kernel. Not tested: a
-terminal as stdout, and killed launchers.
+which none of these tests uses. Debian's kernel, and user-mode Linux with nf_tables, are tested where they are installed:
+scripts/setup --with-debian-kernel, --with-nf-tables-kernel. Not tested: a terminal as stdout, and killed launchers.
 """
 
 import os
@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
+from scripts.kernels import control
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/kernel"
@@ -41,14 +43,25 @@ uses_debian = pytest.mark.skipif(
     reason="Debian's kernel or QEMU is not installed: scripts/setup --with-debian-kernel",
 )
 
+uses_nf_tables = pytest.mark.skipif(
+    not (ROOT / "build/nf-tables-kernel").exists(),
+    reason="user-mode Linux with nf_tables is not installed: scripts/setup --with-nf-tables-kernel",
+)
+
 GUESTS = {
     "uml": ([str(SCRIPT), "--kernel", "uml"], "the user-mode Linux"),
+    "nf-tables": ([str(SCRIPT), "--kernel", "nf-tables"], "the user-mode Linux with nf_tables"),
     "debian": ([str(SCRIPT), "--kernel", "debian"], "Debian's kernel"),
 }
-guests = pytest.mark.parametrize("kind", [pytest.param("uml", marks=uses_uml), pytest.param("debian", marks=uses_debian)])
+INSTALLED = [
+    pytest.param("uml", marks=uses_uml),
+    pytest.param("nf-tables", marks=uses_nf_tables),
+    pytest.param("debian", marks=uses_debian),
+]
+guests = pytest.mark.parametrize("kind", INSTALLED)
 
 
-@pytest.fixture(params=["host", pytest.param("uml", marks=uses_uml), pytest.param("debian", marks=uses_debian)])
+@pytest.fixture(params=["host", *INSTALLED])
 def launcher(request: pytest.FixtureRequest) -> list[str]:
     """The command line of scripts/kernel, for one kind of kernel."""
     if request.param in GUESTS:
@@ -212,11 +225,22 @@ def test_user_mode_linux_has_the_legacy_variant_of_iptables_only(place: pathlib.
     assert refused.stderr.decode() == f"scripts/kernel: iptables-nft does not work on {name}: it works with legacy\n"
 
 
-@uses_debian
-def test_debians_kernel_has_both_variants_of_iptables(place: pathlib.Path) -> None:
-    launcher, _ = GUESTS["debian"]
+@pytest.mark.parametrize("kind", INSTALLED[1:])
+def test_other_guests_have_both_variants_of_iptables(kind: str, place: pathlib.Path) -> None:
+    launcher, _ = GUESTS[kind]
     assert run(launcher, WRITE_RULES, place).stdout == b"1\n(nf_tables)\n"
     assert run(launcher, WRITE_RULES, place, "--iptables", "legacy").stdout == b"1\n(legacy)\nnat\n"
+
+
+@uses_nf_tables
+def test_a_rule_may_need_any_module_that_neighbours_and_tests_use(place: pathlib.Path) -> None:
+    launcher, _ = GUESTS["nf-tables"]
+    names = shlex.join(["modprobe", "--all", *control.ON_DEMAND])
+    chain = "nft add table inet t && nft add chain inet t c '{ type nat hook output priority 0; }'"
+    rule = "nft add rule inet t c fib daddr type local"
+    ended = run(launcher, f"{names} && {chain} && {rule} && nft list table inet t", place)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"fib daddr type local" in ended.stdout
 
 
 @uses_debian

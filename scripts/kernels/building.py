@@ -1,0 +1,226 @@
+"""Builds a user-mode Linux with nf_tables for IPv4 and IPv6, and nothing that the tests do not need. scripts/setup runs this.
+
+Source is Debian's package linux-source-6.1. The configuration is that of Debian's user-mode Linux, so that both kernels differ
+in what they have, and not in how they behave: less what no test uses, to compile less, and with nf_tables. It runs before
+.venv exists, with the standard library alone.
+"""
+
+import fcntl
+import hashlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from scripts.kernels import control, processes
+
+BUILT = control.ROOT / "build/nf-tables-kernel"
+"""The kernel as `linux`, its modules in lib/modules."""
+
+PACKAGE = "linux-source-6.1"
+SOURCE = pathlib.Path("/usr/src", f"{PACKAGE}.tar.xz")
+DEBIANS = pathlib.Path("/usr/bin/linux.uml")
+
+CHOSEN = {
+    "y": "NF_TABLES_INET NF_TABLES_IPV4 NF_TABLES_IPV6 DEBUG_INFO_NONE",
+    "m": "NF_TABLES NFT_NAT NFT_FIB_IPV4 NFT_FIB_IPV6 NFT_FIB_INET NFT_REJECT_INET NFT_COMPAT",
+    "n": "UML_NET_VDE UML_NET_PCAP "  # they need libraries
+    "DEBUG_INFO_DWARF_TOOLCHAIN_DEFAULT EXT2_FS EXT3_FS EXT4_FS REISERFS_FS JFS_FS XFS_FS BTRFS_FS MD SCSI BPFILTER "
+    "SECURITY_SELINUX SECURITY_SMACK SECURITY_TOMOYO SECURITY_APPARMOR",
+}
+"""What is configured otherwise than by Debian. Modules are chosen by `modules`."""
+
+UNUSED = (
+    "drivers/gpu",
+    "drivers/media",
+    "drivers/net/ethernet",
+    "drivers/net/wireless",
+    "drivers/staging",
+    "drivers/infiniband",
+    "sound",
+)
+"""Half of the source: it is configured, so its Kconfig and Makefile are read, but nothing of it is compiled."""
+
+REPORTED_EVERY_S = 30.0
+ABOUT_FILES = 1350
+
+
+class BuildError(Exception):
+    """The kernel could not be built; the message is one sentence for a person, with the next step."""
+
+
+def main() -> int:
+    """Build unless this kernel exists; returns the exit status."""
+    try:
+        build()
+    except BuildError as error:
+        print(f"scripts/setup: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def build() -> None:
+    """Build the kernel into BUILT, unless what is there was made of the same version and configuration.
+
+    Raises:
+        BuildError: it could not be built; what was there before is still there.
+
+    """
+    configuration = configured(output_of(DEBIANS, "--showconfig"))
+    version = output_of("dpkg-query", "--show", "--showformat=${Version}", PACKAGE)
+    made_of = digest(version, configuration, *modules())
+    BUILT.parent.mkdir(exist_ok=True)
+    with BUILT.with_name("nf-tables-kernel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another build may be under way
+        if not is_current(BUILT, made_of):
+            print(
+                f"Building user-mode Linux with nf_tables from {PACKAGE} {version} into {shown(BUILT)}, once; this takes minutes",
+                flush=True,
+            )
+            unfinished = BUILT.with_name("nf-tables-kernel.unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a killed build
+            try:
+                made = build_in(unfinished, configuration)
+                (made / "made-of").write_text(made_of)
+                shutil.rmtree(BUILT, ignore_errors=True)
+                made.rename(BUILT)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def build_in(folder: pathlib.Path, configuration: str) -> pathlib.Path:
+    """Build in a new folder; returns where the kernel and its modules are in it."""
+    tree, made = folder / "source", folder / "made"
+    log = BUILT.with_name("nf-tables-kernel.log")
+    log.unlink(missing_ok=True)
+    unpack(tree, log)
+    compile_kernel(tree, configuration, log)
+    make(tree, log, f"INSTALL_MOD_PATH={made}", "modules_install")
+    for link in made.glob("lib/modules/*/*"):
+        if link.is_symlink():  # to the source
+            link.unlink()
+    if missing := missing_modules(made):
+        raise BuildError(f"{PACKAGE} has been built without {' '.join(missing)}; CHOSEN in {shown(__file__)} must choose them")
+    shutil.copy(tree / "linux", made)
+    return made
+
+
+def modules() -> tuple[str, ...]:
+    """List the modules that are built, with what they depend on."""
+    variants = (name for _, names in control.VARIANTS.values() for name in names)
+    return tuple(dict.fromkeys((*control.MODULES, *variants, *control.ON_DEMAND)))
+
+
+def configured(debians: str) -> str:
+    """Return Debian's configuration with the differences in CHOSEN, as the kernel's .config."""
+    options = {f"CONFIG_{name}": value for value, names in CHOSEN.items() for name in names.split()}
+    kept = [line for line in debians.splitlines() if line.removeprefix("# ").replace(" ", "=").split("=")[0] not in options]
+    return "\n".join([*kept, *(f"{name}={value}" for name, value in options.items())]) + "\n"
+
+
+def digest(*parts: str) -> str:
+    """Return a short text that is another one for other parts."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def is_current(built: pathlib.Path, made_of: str) -> bool:
+    """Say whether the kernel there is complete, and was made of this."""
+    stamp = built / "made-of"
+    return stamp.exists() and stamp.read_text() == made_of
+
+
+def unpack(tree: pathlib.Path, log: pathlib.Path) -> None:
+    """Unpack the source, without the parts of it that are never compiled."""
+    tree.mkdir(parents=True)
+    unused = [f"--exclude={PACKAGE}/{folder}/*.[ch]" for folder in UNUSED]
+    command = ["tar", "--extract", "--file", str(SOURCE), "--directory", str(tree), "--strip-components=1", *unused]
+    for _ in lines_of(command, log):
+        pass
+
+
+def compile_kernel(tree: pathlib.Path, configuration: str, log: pathlib.Path) -> None:
+    """Configure and compile, and say now and then how far it is."""
+    (tree / ".config").write_text(configuration)
+    make(tree, log, "olddefconfig")
+    listed = tree.with_name("modules")  # as lsmod prints them
+    listed.write_text("".join(f"{name} 0 0\n" for name in ("Module", *modules())))
+    make(tree, log, f"LSMOD={listed}", "localmodconfig")
+    began = reported = time.monotonic()
+    files = 0
+    for line in lines_of(made_by(tree, f"-j{len(os.sched_getaffinity(0))}", "linux", "modules"), log):
+        files += line.split()[:1] == ["CC"] or line.split()[:2] == ["CC", "[M]"]
+        if time.monotonic() - reported > REPORTED_EVERY_S:
+            reported = time.monotonic()
+            print(f"  {files} of about {ABOUT_FILES} files compiled in {reported - began:.0f} s", flush=True)
+
+
+def made_by(tree: pathlib.Path, *words: str) -> list[str]:
+    """Return the command line of make."""
+    return ["make", "-C", str(tree), "ARCH=um", *words]
+
+
+def make(tree: pathlib.Path, log: pathlib.Path, *words: str) -> None:
+    """Run make in the source."""
+    for _ in lines_of(made_by(tree, *words), log):
+        pass
+
+
+def missing_modules(made: pathlib.Path) -> list[str]:
+    """List the modules that are needed, but neither there nor built in."""
+    text = " ".join(
+        path.read_text() for name in ("modules.order", "modules.builtin") for path in made.glob(f"lib/modules/*/{name}")
+    )
+    there = {pathlib.Path(word).stem.replace("-", "_") for word in text.split()}
+    return [name for name in modules() if name not in there]
+
+
+def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
+    """Run a command; yields the lines that it prints, and appends them to the log.
+
+    Raises:
+        BuildError: it failed.
+
+    """
+    environment = {"PATH": processes.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
+    with (
+        log.open("a") as kept,
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
+        for line in process.stdout or ():
+            kept.write(line)
+            yield line
+    if process.returncode != 0:
+        raise BuildError(
+            f"{pathlib.Path(command[0]).name} failed (status {process.returncode}); the reason is at the end of {shown(log)}; "
+            "mend it, and run scripts/setup --with-nf-tables-kernel again"
+        )
+
+
+def output_of(*command: str | pathlib.Path) -> str:
+    """Run a command; returns what it prints.
+
+    Raises:
+        BuildError: it failed.
+
+    """
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(f"{error}; is this Debian 12, with the packages user-mode-linux and {PACKAGE}?") from error
+
+
+def shown(path: pathlib.Path | str) -> str:
+    """Return the path as seen from the project's root."""
+    return os.path.relpath(path, control.ROOT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The build of user-mode Linux with nf_tables, with a small program in place of make: what is built, when, and what is said.
+
+Not tested: the kernel itself, which tests/scripts/test_kernel.py starts where it is built.
+"""
+
+import io
+import os
+import pathlib
+import tarfile
+
+import pytest
+
+from scripts.kernels import building, control, processes
+
+CONFIGURATION = "CONFIG_NF_TABLES=m\n# CONFIG_NF_TABLES_IPV4 is not set\nCONFIG_XFS_FS=y\nCONFIG_XFS_FS_QUOTA=y\nCONFIG_NET=y\n"
+PRODUCTS = ["nf-tables-kernel", "nf-tables-kernel.lock", "nf-tables-kernel.log"]
+MAKE = """
+import pathlib, sys
+folder, *words = sys.argv[2:]
+with open({calls!r}, "a") as calls:
+    calls.write(" ".join(words) + "\\n")
+if {failing!r} in words:
+    sys.exit("  no space left")
+if "linux" in words:
+    print("  CC      init/main.o\\n  CC [M]  net/x.o")
+    pathlib.Path(folder, "linux").write_text("the kernel")
+for word in words:
+    if word.startswith("INSTALL_MOD_PATH="):
+        made = pathlib.Path(word.partition("=")[2], "lib/modules/6.1.0")
+        made.mkdir(parents=True)
+        made.joinpath("build").symlink_to(folder)
+        made.joinpath("modules.order").write_text("".join(f"kernel/{{name}}.ko\\n" for name in {modules!r}))
+        made.joinpath("modules.builtin").write_text("kernel/br-netfilter.ko\\n")
+"""
+
+
+class Machine:
+    """A machine whose programs only pretend."""
+
+    def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = root / "calls"
+        self.built = root / "build/nf-tables-kernel"
+        self._bin = root / "bin"
+        self._bin.mkdir()
+        monkeypatch.setattr(control, "ROOT", root)
+        monkeypatch.setattr(building, "BUILT", self.built)
+        monkeypatch.setattr(building, "SOURCE", root / "source.tar")
+        monkeypatch.setattr(building, "DEBIANS", self._bin / "linux.uml")
+        monkeypatch.setattr(processes, "SYSTEM_PATH", f"{self._bin}:{os.environ['PATH']}")
+        monkeypatch.setenv("PATH", processes.SYSTEM_PATH)
+        with tarfile.open(root / "source.tar", "w") as archive:
+            for name in ("Makefile", "drivers/gpu/Kconfig", "drivers/gpu/drm/card.c", "net/socket.c"):
+                member = tarfile.TarInfo(f"linux-source-6.1/{name}")
+                archive.addfile(member, io.BytesIO())
+        self.have("linux.uml", f"printf '{CONFIGURATION}'")
+        self.has_version("6.1.1-1")
+        self.makes()
+
+    def have(self, program: str, shell: str) -> None:
+        control.write_program(self._bin / program, f"#!/bin/sh\n{shell}\n")
+
+    def has_version(self, version: str) -> None:
+        self.have("dpkg-query", f"printf '{version}'")
+
+    def makes(self, *, failing: str = "", without: str = "br_netfilter") -> None:
+        modules = [name for name in building.modules() if name != without]
+        text = MAKE.format(calls=str(self.calls), failing=failing, modules=modules)
+        control.write_program(self._bin / "make", f"#!/usr/bin/env python3\n{text}")
+
+    def made(self) -> list[str]:
+        """What make was asked for since the last question."""
+        words = [line.split()[-1] for line in self.calls.read_text().splitlines()] if self.calls.exists() else []
+        self.calls.unlink(missing_ok=True)
+        return words
+
+
+@pytest.fixture
+def machine(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_the_kernel_is_built_once_for_each_version_and_configuration(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+    assert building.main() == 0
+    assert machine.made() == ["olddefconfig", "localmodconfig", "modules", "modules_install"]
+    assert (machine.built / "linux").read_text() == "the kernel"
+    assert [path.name for path in (machine.built / "lib/modules/6.1.0").iterdir() if path.is_symlink()] == []
+    assert "from linux-source-6.1 6.1.1-1 into build/nf-tables-kernel" in capfd.readouterr().out
+    assert sorted(path.name for path in machine.built.parent.iterdir()) == PRODUCTS
+    assert building.main() == 0
+    assert machine.made() == []
+    assert capfd.readouterr() == ("", "")
+    machine.has_version("6.1.2-1")
+    assert building.main() == 0
+    assert "modules" in machine.made()
+    machine.have("linux.uml", "echo CONFIG_NET=y")
+    assert building.main() == 0
+    assert "modules" in machine.made()
+
+
+def test_a_failed_build_says_where_the_reason_is_and_leaves_the_former_kernel(
+    machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    building.main()
+    machine.has_version("6.1.2-1")
+    machine.makes(failing="modules")
+    capfd.readouterr()
+    assert building.main() == 1
+    assert capfd.readouterr().err == (
+        "scripts/setup: make failed (status 1); the reason is at the end of build/nf-tables-kernel.log; "
+        "mend it, and run scripts/setup --with-nf-tables-kernel again\n"
+    )
+    assert machine.built.with_name("nf-tables-kernel.log").read_text().endswith("  no space left\n")
+    assert (machine.built / "linux").exists()
+    assert sorted(path.name for path in machine.built.parent.iterdir()) == PRODUCTS, "nothing half-built is left"
+
+
+def test_what_a_killed_build_left_is_no_obstacle(machine: Machine) -> None:
+    (machine.built.with_name("nf-tables-kernel.unfinished") / "source/linux").mkdir(parents=True)
+    assert building.main() == 0
+    assert sorted(path.name for path in machine.built.parent.iterdir()) == PRODUCTS
+
+
+def test_a_kernel_without_a_module_that_the_tests_need_is_refused(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+    machine.makes(without="nft_fib_inet")
+    assert building.main() == 1
+    assert "has been built without nft_fib_inet;" in capfd.readouterr().err
+    assert not machine.built.exists()
+
+
+def test_another_distribution_is_told_what_is_missing(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+    machine.have("dpkg-query", "exit 1")
+    assert building.main() == 1
+    assert "is this Debian 12, with the packages user-mode-linux and linux-source-6.1?" in capfd.readouterr().err
+
+
+def test_the_configuration_is_debians_with_nf_tables_for_both_families() -> None:
+    lines = building.configured(CONFIGURATION).splitlines()
+    assert len({line.removeprefix("# ").replace(" ", "=").split("=")[0] for line in lines}) == len(lines), "each option once"
+    assert {"CONFIG_NF_TABLES_IPV4=y", "CONFIG_NF_TABLES_IPV6=y", "CONFIG_XFS_FS=n"} <= set(lines)
+    assert {"CONFIG_XFS_FS_QUOTA=y", "CONFIG_NET=y"} <= set(lines)
+
+
+def test_source_that_is_never_compiled_is_not_unpacked_but_its_configuration_is(machine: Machine, tmp_path: pathlib.Path) -> None:
+    building.unpack(tmp_path / "tree", tmp_path / "log")
+    found = {str(path.relative_to(tmp_path / "tree")) for path in (tmp_path / "tree").rglob("*") if path.is_file()}
+    assert found == {"Makefile", "drivers/gpu/Kconfig", "net/socket.c"}
