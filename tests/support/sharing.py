@@ -13,15 +13,20 @@ LONGEST = (
     "test_program",
     "test_golden",
     "test_running",
+    "test_neighbours",
+    "test_backends",
     "test_chaos",
+    "test_moments",
     "test_commands",
     "test_golden_state",
     "test_runbook",
     "test_cleanup",
-    "test_packets_node_addresses",
-    "test_packets_services",
+    "test_node_addresses",
+    "test_bindings",
+    "test_contract",
+    "test_scope_changes",
     "test_take_over",
-    "test_packets_changes",
+    "test_changes",
 )
 """These modules come first, so that no process starts one of them when all others have ended."""
 

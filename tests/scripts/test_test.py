@@ -1,0 +1,121 @@
+"""What scripts/test runs on a chosen kernel, and how often, with small programs in place of kernel and pytest."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/test"
+FOUND = (
+    "tests/chaos/test_chaos.py::test_a_short_history_passes",
+    "tests/kernel/test_contract.py::test_a[nftables]",
+    "tests/kernel/test_ipvs.py::test_b",
+    "tests/packets/test_services.py::test_c",
+)
+SETUP = """#!/bin/sh
+echo "$@" >>setups
+"""
+# Collects and adds up; as a worker, it never runs.
+PYTHON = f"""#!/bin/sh
+case "$*" in
+    *--collect-only*) printf '%s\\n' {" ".join(f"'{name}'" for name in FOUND)} ;;
+    *) exec {sys.executable} "$@" ;;
+esac
+"""
+# The first worker of each variant claims all its tests, each other one none.
+KERNEL = f"""#!{sys.executable}
+import json, os, pathlib, sys
+report = pathlib.Path(sys.argv[sys.argv.index("--junit-xml") + 1])
+tests = pathlib.Path(sys.argv[-1][1:]).read_text().split()
+names = ("IPVSPROXY_TEST_RULES_BACKEND", "IPVSPROXY_TEST_PATIENCE", "IPVSPROXY_KERNEL_REQUIRED")
+words = sys.argv[1:sys.argv.index("--iptables") + 2]
+call = {{"words": words, "tests": tests, "environment": [os.environ.get(name) for name in names]}}
+with open("calls", "a") as calls:
+    calls.write(json.dumps(call) + "\\n")
+try:
+    pathlib.Path(sys.argv[sys.argv.index("--share") + 1], "all").mkdir()
+except FileExistsError:
+    tests = []
+failures = int(os.path.exists("broken") and bool(tests))
+report.write_text(f'<testsuite tests="{{len(tests)}}" failures="{{failures}}" errors="0" skipped="0"/>')
+sys.exit(failures if tests else 5)
+"""
+
+
+class Place:
+    """A copy of scripts/test with programs that only pretend."""
+
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root
+        for name, text in (("scripts/setup", SETUP), (".venv/bin/python", PYTHON), ("scripts/kernel", KERNEL)):
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+        shutil.copy(SCRIPT, root / "scripts/test")
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self.root / "scripts/test"), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The kernels that were started."""
+        return [json.loads(line) for line in (self.root / "calls").read_text().splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path: pathlib.Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_four_kernels_with_nf_tables_share_the_tests_that_the_backend_nftables_concerns(place: Place) -> None:
+    ended = place.run("--kernel=nf-tables")
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "3 passed, 0 failed")
+    assert (place.root / "setups").read_text() == "--with-nf-tables-kernel\n"
+    first, *others = place.calls()
+    # A kernel that finds everything done may not be started at all.
+    assert all(call == first for call in others)
+    assert len(others) <= 3
+    assert first["words"] == ["--kernel", "nf-tables", "--timeout", "7200", "--iptables", "nft"]
+    assert first["tests"] == [name for name in FOUND if "test_ipvs" not in name]
+    assert first["environment"] == ["nftables", "1", "1"]
+
+
+def test_each_chosen_variant_of_rules_runs_with_its_own_programs_and_tests(place: Place) -> None:
+    ended = place.run("--kernel=nf-tables", "--rules=legacy,nft,nftables")
+    assert ended.stdout.splitlines()[-1] == "11 passed, 0 failed"
+    kinds = {(call["words"][-1], call["environment"][0], len(call["tests"])) for call in place.calls()}
+    assert kinds == {("legacy", None, 4), ("nft", None, 4), ("nft", "nftables", 3)}
+
+
+def test_debians_kernel_runs_all_variants_on_two_machines_with_patience(place: Place) -> None:
+    ended = place.run("--kernel=debian", "--processors=1")
+    assert ended.stdout.splitlines()[-1] == "11 passed, 0 failed"
+    assert (place.root / "setups").read_text() == "--with-debian-kernel\n"
+    assert {tuple(call["words"][:4]) for call in place.calls()} == {("--kernel", "debian", "--processors", "1")}
+    assert {call["environment"][1] for call in place.calls()} == {"5"}
+    assert max(Counter(json.dumps(call) for call in place.calls()).values()) <= 2
+
+
+def test_a_failure_on_any_kernel_is_counted(place: Place) -> None:
+    (place.root / "broken").touch()
+    ended = place.run("--kernel=nf-tables")
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (1, "2 passed, 1 failed")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--kernel=other"], "--kernel=other: debian or nf-tables can be chosen"),
+        (["--kernel=nf-tables", "--rules=nft,iptables"], "--rules: 'iptables' is not one of nft, legacy, nftables"),
+    ],
+)
+def test_an_unknown_choice_is_refused(place: Place, words: list[str], reason: str) -> None:
+    ended = place.run(*words)
+    assert (ended.returncode, ended.stderr) == (1, f"scripts/test: {reason}\n")
+    assert not (place.root / "setups").exists()
