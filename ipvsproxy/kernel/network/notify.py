@@ -13,20 +13,17 @@ import struct
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol, Self
 
-from ipvsproxy.kernel.base import message, socket_filter
+from ipvsproxy.kernel.base import event_socket, message, socket_filter
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.event_socket import EventSocket
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
 
 RECEIVE_BUFFER = 16 << 20
 """The bytes of events that may wait. An event takes about 1 KiB there, so 10,000 addresses at once cause no overrun."""
-READS_AT_ONCE = 64
-"""The most datagrams of one ``read``, so that a storm of events leaves its thread some time for other work."""
 
-# RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE
-_GROUPS = 0x1 | 0x10 | 0x100 | 0x40 | 0x400
-_SO_RCVBUFFORCE = 33
+_GROUPS = (1, 5, 9, 7, 11)  # RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
 _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _DELADDR = 16, 17, 18, 20, 21
 _NEWROUTE, _DELROUTE = 24, 25
 _REQUEST_DUMP = 0x1 | 0x300
@@ -69,22 +66,10 @@ class Overrun(NamedTuple):
 Change = AddressAppeared | AddressVanished | DeviceVanished | RoutesChanged | Overrun
 
 
-class EventSocket(Protocol):
-    """A netlink socket that never waits, as far as the listener uses it."""
-
-    def fileno(self) -> int:
-        """As of a socket."""
+class AskingSocket(EventSocket, Protocol):
+    """An ``EventSocket`` that also takes a request."""
 
     def send(self, data: bytes, /) -> int:
-        """As of a socket."""
-
-    def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """As of a socket."""
-
-    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
-        """As of a socket."""
-
-    def close(self) -> None:
         """As of a socket."""
 
 
@@ -94,12 +79,7 @@ def open_socket() -> socket.socket:
     Raises:
         OSError: the kernel refused it.
     """
-    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-    made.setblocking(False)
-    with contextlib.suppress(PermissionError):  # without CAP_NET_ADMIN the default size must do
-        made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER)
-    made.bind((0, _GROUPS))
-    return made
+    return event_socket.open_event_socket(socket.NETLINK_ROUTE, _GROUPS, RECEIVE_BUFFER)
 
 
 class ChangeListener:
@@ -115,7 +95,7 @@ class ChangeListener:
         own_ports: Collection[int] = (),
         device: str = DEVICE,
         route_protocol: int = ROUTE_PROTOCOL,
-        connect: Callable[[], EventSocket] = open_socket,
+        connect: Callable[[], AskingSocket] = open_socket,
     ) -> None:
         """``route_protocol`` is the protocol number of our routes."""
         self._own_ports = own_ports
@@ -152,7 +132,7 @@ class ChangeListener:
         changes: list[Change] = []
         if len(self._own_ports) != self._filtered:
             self._filter_own()
-        for _ in range(READS_AT_ONCE):
+        for _ in range(event_socket.READS_AT_ONCE):
             try:
                 changes += self._decode(self._socket.recv(_DATAGRAM))
             except BlockingIOError:

@@ -10,41 +10,22 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import message, socket_filter
+from ipvsproxy.kernel.base import event_socket, message, socket_filter
 from ipvsproxy.kernel.base import nft_message as nft
+from ipvsproxy.kernel.base.event_socket import EventSocket
 
 RECEIVE_BUFFER = 4 << 20
 """The bytes of notifications that may wait. More are an overrun, which counts as a change."""
-READS_AT_ONCE = 64
-"""The most datagrams of one ``read``, so that a storm leaves its thread some time for other work."""
 
 _GROUP = 7  # NFNLGRP_NFTABLES
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
-_SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
 _HEADER = struct.Struct("=IHHII")
 _INET = 1
 _NAME = 1
 _DATAGRAM = 1 << 17
-
-
-class ChangesSocket(Protocol):
-    """A netlink socket that never waits, as far as this module uses it."""
-
-    def fileno(self) -> int:
-        """As of a socket."""
-
-    def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """As of a socket."""
-
-    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
-        """As of a socket."""
-
-    def close(self) -> None:
-        """As of a socket."""
 
 
 def open_socket() -> socket.socket:
@@ -53,13 +34,7 @@ def open_socket() -> socket.socket:
     Raises:
         OSError: the kernel refused it.
     """
-    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
-    made.setblocking(False)
-    with contextlib.suppress(PermissionError):
-        made.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER)
-    made.bind((0, 0))
-    made.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _GROUP)
-    return made
+    return event_socket.open_event_socket(NETLINK_NETFILTER, (_GROUP,), RECEIVE_BUFFER)
 
 
 class NftChanges:
@@ -69,13 +44,13 @@ class NftChanges:
     of the sockets by which we change the table; it may grow.
     """
 
-    def __init__(self, own_ports: Collection[int], connect: Callable[[], ChangesSocket] = open_socket) -> None:
+    def __init__(self, own_ports: Collection[int], connect: Callable[[], EventSocket] = open_socket) -> None:
         self.count: int | None = 0
         self.reason = ""
         """Why there are no notifications; empty while there are."""
         self._own_ports = own_ports
         self._filtered = 0
-        self._socket: ChangesSocket | None = None
+        self._socket: EventSocket | None = None
         try:
             self._socket = connect()
         except OSError as error:
@@ -96,7 +71,7 @@ class NftChanges:
         is_changed = False
         if len(self._own_ports) != self._filtered:
             self._filter_own()
-        for _ in range(READS_AT_ONCE):
+        for _ in range(event_socket.READS_AT_ONCE):
             if self._socket is None:
                 return True
             try:

@@ -1,0 +1,29 @@
+"""Sockets of notifications, with the real kernel."""
+
+import gc
+import socket
+import subprocess
+import warnings
+
+import pytest
+
+from ipvsproxy.kernel.base.event_socket import open_event_socket
+
+LINK_GROUP = 1
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+def test_a_socket_receives_what_its_group_is_told_and_never_waits() -> None:
+    with open_event_socket(socket.NETLINK_ROUTE, (LINK_GROUP,), 1 << 20) as opened:
+        with pytest.raises(BlockingIOError):
+            opened.recv(4096)
+        subprocess.run(("ip", "link", "add", "probe", "type", "bridge"), check=True)
+        assert b"probe" in opened.recv(1 << 16)
+
+
+def test_a_refused_group_leaves_no_open_socket() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        with pytest.raises(OSError, match="Invalid argument"):
+            open_event_socket(socket.NETLINK_ROUTE, (1 << 20,), 1 << 20)
+        gc.collect()
