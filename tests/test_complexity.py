@@ -14,9 +14,10 @@ from ipvsproxy.kernel.backend_drivers import Driver
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.ipvs.driver import IpvsDriver
-from ipvsproxy.model.kernel import RealServers, SetEntry, VirtualServer
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.service import Gone, ObjectKind, Put, Service
+from ipvsproxy.model.sets import SetEntry
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.translate import decode, state
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.model.kernel import IpSet, SetKind
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.translate.view import TrafficScopes
 from tests.support import golden_fixtures, golden_http, golden_state, lab, program, scope_rows
 

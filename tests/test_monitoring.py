@@ -25,10 +25,10 @@ from ipvsproxy.daemon.sources.reflector import Trouble, WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import Place
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
-from ipvsproxy.model.kernel import Connections, Counters
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ObjectKind
+from ipvsproxy.model.virtual_servers import Connections, Counters
 from ipvsproxy.store.objects import Changes, Trigger
 from tests.daemon.metrics.test_traffic import CLUSTER, POD, WEB, Scene
 from tests.support.summaries import Clock, state, summary

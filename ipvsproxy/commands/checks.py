@@ -9,9 +9,10 @@ from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.model import feature, features
-from ipvsproxy.model.kernel import FirewallMark, Sysctl
+from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.virtual_servers import FirewallMark
 from ipvsproxy.reconcile import ownership
 from ipvsproxy.translate.view import Binding, TrafficScopes
 

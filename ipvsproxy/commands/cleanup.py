@@ -21,10 +21,10 @@ from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import IptablesDriver
 from ipvsproxy.kernel.ipvs.driver import AbsentIpvs
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.model.kernel import IP_SETS, IpSet
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.rules import Backend, Skeleton
+from ipvsproxy.model.sets import IP_SETS, IpSet
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
 from ipvsproxy.translate import chains

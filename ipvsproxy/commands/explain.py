@@ -9,9 +9,9 @@ from ipvsproxy.commands.comparison import Comparison
 from ipvsproxy.commands.inspection import Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.model.kernel import FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Address, host_port, parse_address
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 
 FOUND = 0
 UNKNOWN = 1

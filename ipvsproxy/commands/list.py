@@ -17,10 +17,10 @@ from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.ipvs.rows import MASQUERADED, RealServerRow, Rows, VirtualServerRow
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.translate.targets import Targets
 
 NAMED = 0

@@ -24,11 +24,13 @@ from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model import basic_features
 from ipvsproxy.model.feature import Feature
-from ipvsproxy.model.kernel import IP_SETS, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import NftTable
 from ipvsproxy.model.rules import Backend, ChainKey, Jump
+from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 _UP = 0x1  # IFF_UP

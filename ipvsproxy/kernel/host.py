@@ -19,9 +19,10 @@ from ipvsproxy.kernel.ipset import types as ipset_types
 from ipvsproxy.kernel.ipset.message import IPSET_PROTOCOL
 from ipvsproxy.kernel.iptables import preload
 from ipvsproxy.model import features
-from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, SetType, Sysctl
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.sets import SetType
 
 MODPROBE_TIMEOUT_S = 30
 """The longest run of modprobe. It is optional help, so a modprobe that hangs is ended."""

@@ -31,24 +31,15 @@ from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables
 from ipvsproxy.model.feature import Feature
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    ROUTE_PROTOCOL,
-    WITNESS_KINDS,
-    CatchAll,
-    Connections,
-    InterfaceAddress,
-    SetEntries,
-    SetEntry,
-    Timeouts,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
 from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
+from ipvsproxy.model.sets import IP_SETS, WITNESS_KINDS, CatchAll, SetEntries, SetEntry
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 
 SETS_AT_ONCE = 5
 """The number of sets, out of 34, in one part of a poll: each takes three system calls."""

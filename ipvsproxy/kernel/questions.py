@@ -18,8 +18,8 @@ from ipvsproxy.kernel.iptables.driver import Refusal
 from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.model import basic_features, features
 from ipvsproxy.model.feature import Feature
-from ipvsproxy.model.kernel import SetType
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.sets import SetType
 
 FAMILY_ALIAS = "net-pf-16-proto-16-family-IPVS"
 """The name under which the kernel asks for the module of IPVS's netlink family (MODULE_ALIAS_GENL_FAMILY)."""

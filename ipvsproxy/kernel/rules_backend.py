@@ -21,10 +21,10 @@ from ipvsproxy.kernel.iptables import legacy_tables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
-from ipvsproxy.model.kernel import IP_SETS
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Backend, ChainKey
+from ipvsproxy.model.sets import IP_SETS
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 

@@ -7,17 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model import kind
-from ipvsproxy.model.kernel import (
-    BoundAddresses,
-    KernelObject,
-    LocalRoutes,
-    RealServers,
-    SetEntries,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import BoundAddresses, KernelObject, LocalRoutes
 from ipvsproxy.model.kind import Kind
 from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import SetEntries
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerKey
 
 
 class Verb(enum.StrEnum):

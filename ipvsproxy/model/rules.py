@@ -8,9 +8,9 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.kind import DriverName, Kind, Stage
 from ipvsproxy.model.net import Address, Family, Network, Protocol
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 
 class Backend(enum.StrEnum):

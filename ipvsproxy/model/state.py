@@ -7,28 +7,14 @@ from typing import Any
 
 import msgspec
 
-from ipvsproxy.model.kernel import (
-    DEVICE,
-    IP_SETS,
-    SET_COPY,
-    Device,
-    Flow,
-    HealthListener,
-    InterfaceAddress,
-    IpSet,
-    ObservedVirtualServer,
-    Owner,
-    SetCopy,
-    SetEntry,
-    Sysctl,
-    VirtualServer,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import DEVICE, Device, Flow, HealthListener, InterfaceAddress, Sysctl
 from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds, Weights
 from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.model.service import Skipped
+from ipvsproxy.model.sets import IP_SETS, SET_COPY, IpSet, SetCopy, SetEntry
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer, VirtualServerKey, VirtualServerSettings
 
 
 class ClusterScope(msgspec.Struct, frozen=True, gc=False):

@@ -8,11 +8,13 @@ Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Other
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import DEVICE, IP_SETS, SET_COPY, Device, FirewallMark, LocalRoutes, VirtualServer
+from ipvsproxy.model.kernel import DEVICE, Device, LocalRoutes
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import IP_SETS, SET_COPY
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer
 from ipvsproxy.reconcile import ownership
 
 

@@ -10,23 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ipvsproxy.model import plan
-from ipvsproxy.model.kernel import (
-    TIMEOUTS,
-    FlowCleaning,
-    IpSet,
+from ipvsproxy.model.kernel import TIMEOUTS, FlowCleaning, Sysctl, Timeouts
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
+from ipvsproxy.model.rules import ObservedRule, ObservedSkeleton, Skeleton
+from ipvsproxy.model.sets import IpSet
+from ipvsproxy.model.virtual_servers import (
     ObservedVirtualServer,
-    Owner,
     RealServers,
-    Sysctl,
-    Timeouts,
     VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
-from ipvsproxy.model.rules import ObservedRule, ObservedSkeleton, Skeleton
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.table import Table
 from ipvsproxy.reconcile.tables import Tables

@@ -3,7 +3,10 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds, plain
+from ipvsproxy.model.virtual_servers import (
     SCHEDULER_FLAGS,
     ObservedVirtualServer,
     RealServers,
@@ -11,9 +14,6 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Protocol
-from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds, plain
 
 MayRemove = Callable[[VirtualServerKey, RealServerKey], bool | None]
 """Whether the drain of a real server is over; None if it has not begun."""

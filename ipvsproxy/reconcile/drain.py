@@ -15,9 +15,9 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from ipvsproxy.model.kernel import Connections, RealServers, VirtualServerKey
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServerKey
 
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0

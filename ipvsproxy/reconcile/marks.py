@@ -14,10 +14,12 @@ import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import FirewallMark, MarkedEntry, Owner, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import MarkedEntry
 from ipvsproxy.model.state import ClusterScope
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 
 
 class MarkedPort(NamedTuple):

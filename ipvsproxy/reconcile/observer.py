@@ -7,17 +7,12 @@ that one part of a reading finds stays until the whole reading is done.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    ObservedVirtualServer,
-    RealServers,
-    VirtualServer,
-    VirtualServerKey,
-)
 from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import KINDS, Item, kind_of
 from ipvsproxy.model.real_servers import RealServerKey, plain
+from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile import diff, ownership
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.drift import Drifts, Place

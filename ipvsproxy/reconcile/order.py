@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from ipvsproxy.model.kernel import IP_SETS, RealServers, SetEntries, SetKind
 from ipvsproxy.model.kind import Stage
 from ipvsproxy.model.plan import KINDS, Operation, Verb
+from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
+from ipvsproxy.model.virtual_servers import RealServers
 
 RANGE_SETS = frozenset(
     name

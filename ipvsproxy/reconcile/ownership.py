@@ -20,20 +20,9 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    SCOPE_KINDS,
-    CatchAll,
-    FirewallMark,
-    ObservedVirtualServer,
-    SetEntry,
-    SetKind,
-    SetType,
-    VirtualServerKey,
-    mark_entry,
-    mark_of,
-)
 from ipvsproxy.model.net import Address, Family, Network, Protocol, network
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, CatchAll, SetEntry, SetKind, SetType, mark_entry, mark_of
+from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServerKey
 
 _WITNESSES = frozenset(
     {

@@ -3,8 +3,11 @@
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 
-from ipvsproxy.model.kernel import NODE_OWNER, FirewallMark, FlowCleaning, IpSet, RealServers, SetEntries
+from ipvsproxy.model.kernel import FlowCleaning
+from ipvsproxy.model.owner import NODE_OWNER
 from ipvsproxy.model.plan import KINDS, Operation, Verb, one_by_one
+from ipvsproxy.model.sets import IpSet, SetEntries
+from ipvsproxy.model.virtual_servers import FirewallMark, RealServers
 from ipvsproxy.reconcile import diff, ownership, precondition
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.tables import Tables

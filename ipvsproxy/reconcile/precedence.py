@@ -9,9 +9,11 @@ Rule 3: the older Service goes first.
 import enum
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import IpSet, Owner, SetEntry, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 
 class Role(enum.IntEnum):

@@ -19,21 +19,12 @@ between it would not be local, and nearly every connection would break.
 import itertools
 from collections.abc import Collection, Iterable
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    FirewallMark,
-    Flow,
-    IpSet,
-    MarkedEntry,
-    Owner,
-    SetEntry,
-    SetKind,
-    VirtualServer,
-    VirtualServerKey,
-    mark_entry,
-)
+from ipvsproxy.model.kernel import Flow
 from ipvsproxy.model.net import Address
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.rules import Rule, TakeMark
+from ipvsproxy.model.sets import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile import order, ownership
 from ipvsproxy.reconcile.tables import Keep, Tables
 

@@ -13,26 +13,15 @@ import errno
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ipvsproxy.model.kernel import (
-    INDISPENSABLE_SETTINGS,
-    IP_SETS,
-    PERSISTENT,
-    SCOPE_KINDS,
-    Connections,
-    FirewallMark,
-    RealServers,
-    SetKind,
-    Sysctl,
-    Timeouts,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, as_tried_again, kind_of, objects
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
 from ipvsproxy.model.state import Observation, ServiceState
+from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile import compare, diff, drain, observer, order, pace, planning, retry, survey
 from ipvsproxy.reconcile.drift import Drifts, News
 from ipvsproxy.reconcile.marks import MarkedPort

@@ -4,9 +4,11 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, RealServers, SetEntries, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes
 from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.real_servers import EvenWeights
+from ipvsproxy.model.sets import SetEntries
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerKey
 
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0

@@ -8,24 +8,12 @@ is removed without them. Its entries go first (see ``precondition``).
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    NODE_OWNER,
-    SCOPE_KINDS,
-    FirewallMark,
-    IpSet,
-    MarkedEntry,
-    ObservedVirtualServer,
-    Owner,
-    SetEntry,
-    SetKind,
-    VirtualServer,
-    VirtualServerKey,
-    mark_entry,
-)
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.marks import Marks, by_family
 from ipvsproxy.reconcile.table import Table
 

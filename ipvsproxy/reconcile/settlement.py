@@ -2,21 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from ipvsproxy.model.kernel import (
-    BoundAddresses,
-    FlowCleaning,
-    LocalRoutes,
-    ObservedVirtualServer,
-    RealServers,
-    SetEntries,
-    Sysctl,
-    Timeouts,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, LocalRoutes, Sysctl, Timeouts
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, RealServerKey, UnevenWeights
 from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import SetEntries
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.drain import Drains
 from ipvsproxy.reconcile.tables import Tables
 

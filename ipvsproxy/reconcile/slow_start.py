@@ -11,10 +11,10 @@ with an endpoint that the kernel has.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.model.real_servers import RealServerKey, UnevenWeights
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.table import Table
 
 STEPS = 8

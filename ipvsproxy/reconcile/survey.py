@@ -4,26 +4,16 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ipvsproxy.model.kernel import (
-    BoundAddresses,
-    Connections,
-    FirewallMark,
-    HealthCheck,
-    HealthCheckPort,
-    LocalRoutes,
-    ObservedVirtualServer,
-    Owner,
-    SetEntry,
-    VirtualServer,
-    VirtualServerKey,
-    mark_entry,
-)
+from ipvsproxy.model.kernel import BoundAddresses, HealthCheck, HealthCheckPort, LocalRoutes
 from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import KINDS, Item
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import SetEntry, mark_entry
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile import compare, ownership
 from ipvsproxy.reconcile.compare import DescribeRule, Difference
 from ipvsproxy.reconcile.drain import Drains

@@ -13,37 +13,26 @@ from typing import Any
 
 from ipvsproxy.model.kernel import (
     DEVICE,
-    IP_SETS,
-    NODE_OWNER,
-    SCOPE_KINDS,
     TIMEOUTS,
     BoundAddresses,
-    CatchAll,
     Device,
     Flow,
     FlowCleaning,
     HealthCheck,
     HealthCheckPort,
-    IpSet,
     LocalRoutes,
-    ObservedVirtualServer,
-    Owner,
-    RealServers,
-    SetCopy,
-    SetEntries,
-    SetEntry,
-    SetKind,
     Sysctl,
     Timeouts,
-    VirtualServer,
-    VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import MARKING_TABLE, ObservedSkeleton, Skeleton
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, CatchAll, IpSet, SetCopy, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile import ownership, precedence
 from ipvsproxy.reconcile.presence import PresenceTable, presence
 from ipvsproxy.reconcile.scopes import Scopes

@@ -19,10 +19,10 @@ from ipvsproxy.model.annotations import (
     WeightRules,
     field,
 )
-from ipvsproxy.model.kernel import SCHEDULER_FALLBACK, SCHEDULER_PORT
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import Skipped
+from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
 from ipvsproxy.translate import api_schema, fields
 
 MOST_RULES = 1000

@@ -8,11 +8,11 @@ import enum
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import VirtualServer
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Conditions, Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServer
 from ipvsproxy.translate import endpoints, state, topology
 from ipvsproxy.translate.view import NodeView, Settings
 

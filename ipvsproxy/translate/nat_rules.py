@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import assert_never
 
-from ipvsproxy.model.kernel import SetKind
 from ipvsproxy.model.net import Family, Network, Protocol, parse_network
 from ipvsproxy.model.rules import InterfaceMatch, InvertMark, JumpTo, Masquerade, Rule, SetMark, Side, Target, Verdict
+from ipvsproxy.model.sets import SetKind
 from ipvsproxy.translate import chains
 from ipvsproxy.translate.set_rules import (
     COMMENTS,

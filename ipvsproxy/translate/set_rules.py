@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from ipvsproxy.model.kernel import IpSet, SetKind
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.rules import Rule, SetMatch, Side, Target
+from ipvsproxy.model.sets import IpSet, SetKind
 
 COMMENTS: Mapping[SetKind, str] = {
     SetKind.LOOP_BACK: "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",

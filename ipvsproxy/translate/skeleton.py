@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import assert_never
 
-from ipvsproxy.model.kernel import SCOPE_KINDS, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.rules import Backend, ChainKey, ConnectionState, InterfaceMatch, JumpTo, Rule, Skeleton, TakeMark, Verdict
+from ipvsproxy.model.sets import SCOPE_KINDS, SetKind
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import chains, nat_rules
 from ipvsproxy.translate.set_rules import TO, TO_PORT, TO_PORT_FROM, match, on_set
 from ipvsproxy.translate.view import LocalMode, NodeView, Settings

@@ -10,21 +10,14 @@ the same with and without it, so a packet that does not get its mark fares as wi
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipvsproxy.model.annotations import NO_ANNOTATIONS
-from ipvsproxy.model.kernel import (
-    Flow,
-    HealthListener,
-    IpSet,
-    Owner,
-    SetEntry,
-    SetKind,
-    VirtualServer,
-    VirtualServerKey,
-    network_entry,
-)
+from ipvsproxy.model.kernel import Flow, HealthListener
 from ipvsproxy.model.net import Address, Family, Network, Protocol
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
 from ipvsproxy.translate import refusal, topology, treatment
 from ipvsproxy.translate.endpoints import Endpoints, find_endpoints
 from ipvsproxy.translate.view import Binding, NodeView, Settings, TrafficScopes

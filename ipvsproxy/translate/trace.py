@@ -7,9 +7,10 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, assert_never
 
-from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetType, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, parse_address
 from ipvsproxy.model.rules import ChainKey, JumpTo, Masquerade, Rule, SetMatch, Side, Skeleton, TakeMark, Target, Verdict
+from ipvsproxy.model.sets import IP_SETS, SetEntry, SetType
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import chains
 from ipvsproxy.translate.view import LocalMode, NodeView, Settings
 

@@ -19,10 +19,10 @@ from ipvsproxy.model.annotations import (
     ServiceAnnotations,
     WeightRules,
 )
-from ipvsproxy.model.kernel import HAS_THRESHOLDS, PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, Thresholds, UnevenWeights, Weights
 from ipvsproxy.model.service import Conditions, EndpointSlice, Service, ServiceOptions, Skipped
+from ipvsproxy.model.virtual_servers import HAS_THRESHOLDS, PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
 from ipvsproxy.translate.endpoints import Endpoints
 from ipvsproxy.translate.view import Settings
 

@@ -18,8 +18,8 @@ from ipvsproxy.kernel.ipvs import connections as ipvs_connections
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
 from ipvsproxy.kernel.network import addresses
-from ipvsproxy.model.kernel import Counters, VirtualServerKey
 from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
 
 FAMILY_NUMBER = 30
 SAVED = "".join(f"*{table}\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n" for table in ("nat", "filter", "mangle"))

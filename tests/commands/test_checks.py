@@ -19,11 +19,13 @@ from ipvsproxy.kernel.iptables.variant import Choice, Variant
 from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model import basic_features, features
-from ipvsproxy.model.kernel import ObservedVirtualServer, SetKind, Sysctl, Timeouts, VirtualServerSettings
+from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
 from ipvsproxy.model.rules import Backend, ChainKey
+from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerSettings
 from tests.reconcile import examples
 from tests.support import builders, left_tables
 

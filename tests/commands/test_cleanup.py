@@ -20,11 +20,12 @@ from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables.driver import IptablesDriver
 from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
-from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.sets import IpSet, SetKind
+from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.ownership import EVERYWHERE
 from ipvsproxy.translate import chains, skeleton, view
 from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, left_tables, memory_node

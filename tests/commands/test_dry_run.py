@@ -12,8 +12,8 @@ from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.config.settings import ListenAddress
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.model.kernel import SetEntry
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.sets import SetEntry
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.inspected_node import inspected, synced_kernel

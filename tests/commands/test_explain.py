@@ -7,9 +7,9 @@ import pytest
 from ipvsproxy.commands import explain, explain_text
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
-from ipvsproxy.model.kernel import SCHEDULER_FALLBACK, Connections, VirtualServerSettings
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
+from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, Connections, VirtualServerSettings
 from ipvsproxy.translate import view
 from tests.support import builders, memory_node
 from tests.support.builders import OTHER_NODE, endpoint

@@ -13,10 +13,10 @@ from ipvsproxy.commands.inspection import Document
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.ipvs.rows import RealServerRow, Rows, VirtualServerRow
-from ipvsproxy.model.kernel import Connections, VirtualServerSettings
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
+from ipvsproxy.model.virtual_servers import Connections, VirtualServerSettings
 from ipvsproxy.translate import view
 from ipvsproxy.translate.targets import Target, Targets
 from tests.config import loading

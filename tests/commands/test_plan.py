@@ -8,8 +8,9 @@ from ipvsproxy.commands import plan
 from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
-from ipvsproxy.model.kernel import CatchAll, Connections
 from ipvsproxy.model.real_servers import Thresholds
+from ipvsproxy.model.sets import CatchAll
+from ipvsproxy.model.virtual_servers import Connections
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.inspected_node import inspected, synced_kernel

@@ -8,8 +8,8 @@ import pytest
 
 from ipvsproxy.commands import top_data, top_documents
 from ipvsproxy.commands.top_data import Details, Endpoint
-from ipvsproxy.model.kernel import Connections
 from ipvsproxy.model.service import ApiObject, ServiceType
+from ipvsproxy.model.virtual_servers import Connections
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode

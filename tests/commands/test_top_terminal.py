@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ipvsproxy.model.kernel import Connections
+from ipvsproxy.model.virtual_servers import Connections
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode

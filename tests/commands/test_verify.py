@@ -8,11 +8,13 @@ import pytest
 from ipvsproxy.commands import verify
 from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document
-from ipvsproxy.model.kernel import CatchAll, Connections, SetEntry, Timeouts, VirtualServerSettings
+from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.service import ServiceType
+from ipvsproxy.model.sets import CatchAll, SetEntry
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import Connections, VirtualServerSettings
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.inspected_node import inspected, synced_kernel

@@ -15,9 +15,10 @@ from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
 from ipvsproxy.kernel.network import addresses, conntrack, notify
 from ipvsproxy.kernel.nftables import foreign_rules
 from ipvsproxy.kernel.nftables import listing as nft_listing
-from ipvsproxy.model.kernel import IP_SETS, Flow, FlowCleaning
+from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.translate import chains, skeleton
 from ipvsproxy.translate.view import Settings
 from tests.fuzz import restore_text

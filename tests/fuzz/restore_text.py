@@ -3,7 +3,7 @@
 import re
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.model.kernel import IP_SETS
+from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.translate import chains, set_rules
 
 _TABLES = frozenset(key.table for key in chains.CHAINS)

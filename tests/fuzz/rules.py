@@ -13,11 +13,13 @@ from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.ipset import message as ipset_message
 from ipvsproxy.kernel.iptables import text as iptables_text
 from ipvsproxy.kernel.ipvs import message as ipvs_message
-from ipvsproxy.model.kernel import InterfaceAddress, RealServers, SetEntry
+from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Service
+from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import chains, decode, skeleton, state, view
 from tests.fuzz import documents, restore_text

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ipvsproxy.config import catalogue
-from ipvsproxy.model.kernel import SetKind
+from ipvsproxy.model.sets import SetKind
 from ipvsproxy.translate import api_schema, chains
 
 _OTHERS = (

@@ -21,38 +21,25 @@ from ipvsproxy.daemon.loop import kernel as loop_kernel
 from ipvsproxy.kernel import node
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base import modules
-from ipvsproxy.model.kernel import (
-    DEVICE,
-    HAS_THRESHOLDS,
-    IP_SETS,
-    PERSISTENT,
-    SCHEDULER_PORT,
-    BoundAddresses,
-    CatchAll,
-    Connections,
-    Device,
-    FirewallMark,
-    Flow,
-    FlowCleaning,
-    IpSet,
-    LocalRoutes,
-    MarkedEntry,
-    ObservedVirtualServer,
-    RealServers,
-    SetEntries,
-    SetEntry,
-    SetKind,
-    Sysctl,
-    Timeouts,
-    VirtualServer,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, Flow, FlowCleaning, LocalRoutes, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Network, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, Rule, SetMark, SetMatch, Side, Skeleton, Verdict
+from ipvsproxy.model.sets import IP_SETS, CatchAll, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import (
+    HAS_THRESHOLDS,
+    PERSISTENT,
+    SCHEDULER_PORT,
+    Connections,
+    FirewallMark,
+    ObservedVirtualServer,
+    RealServers,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from tests.support import fake_kernel, fake_sets
 
 K = TypeVar("K")

@@ -19,32 +19,28 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.model.kernel import (
     DEVICE,
-    IP_SETS,
-    SET_COPY,
     BoundAddresses,
-    Connections,
     Device,
     Flow,
     FlowCleaning,
     InterfaceAddress,
-    IpSet,
     LocalRoutes,
-    ObservedVirtualServer,
-    RealServers,
-    SetEntries,
-    SetEntry,
-    SetKind,
-    SetType,
     Sysctl,
     Timeouts,
-    VirtualServer,
-    VirtualServerKey,
-    VirtualServerSettings,
 )
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ObservedSkeleton, Skeleton
+from ipvsproxy.model.sets import IP_SETS, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import (
+    Connections,
+    ObservedVirtualServer,
+    RealServers,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.translate import chains, skeleton, view
 from tests.support import builders
 

@@ -20,10 +20,11 @@ from ipvsproxy.kernel.ipset import message as ipset_message
 from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
-from ipvsproxy.model.kernel import IP_SETS, IpSet, LocalRoutes, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
 from tests.support import fake_netlink, old_kernel, old_program
 from tests.support.old_kernel import OLD_KERNELS, OldSocket
 from tests.support.program import Program

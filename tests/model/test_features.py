@@ -36,7 +36,7 @@ def test_every_feature_tells_its_source_and_what_happens_without_it(feature: Fea
 
 def test_every_attribute_that_a_driver_names_stands_in_the_table() -> None:
     (folder,) = ipvsproxy.kernel.__path__
-    named = {name for file in pathlib.Path(folder).glob("*.py") for name in ATTRIBUTE.findall(file.read_text())}
+    named = {name for file in pathlib.Path(folder).rglob("*.py") for name in ATTRIBUTE.findall(file.read_text())}
     assert named >= {"IPVS_SVC_ATTR_AF", "IPSET_ATTR_ADT", "CTA_FILTER", "RTA_DST", "IFA_LOCAL"}
     assert sorted(named - PARTS) == []
 

@@ -4,7 +4,7 @@ import typing
 
 import pytest
 
-from ipvsproxy.model import kernel, kind
+from ipvsproxy.model import kind, sets
 from ipvsproxy.model.kind import DriverName, Kind, Stage
 from ipvsproxy.model.plan import KINDS, Item, Verb
 
@@ -26,10 +26,10 @@ def test_every_driver_and_every_stage_belongs_to_a_kind() -> None:
 def test_words_for_people_default_to_the_name() -> None:
     made = Kind("device", DriverName.ADDRESSES, add=Stage.DEVICE)
     assert (made.one, made.several) == ("device", "devices")
-    given = kind.of(kernel.SetEntries)
+    given = kind.of(sets.SetEntries)
     assert (given.name, given.one, given.several) == ("set_entry", "set entry", "set entries")
 
 
 def test_a_class_without_a_declaration_has_no_kind() -> None:
     with pytest.raises(KeyError):
-        kind.of(kernel.SetEntry)
+        kind.of(sets.SetEntry)

@@ -6,27 +6,13 @@ from collections.abc import Sequence
 import pytest
 
 from ipvsproxy.model import plan
-from ipvsproxy.model.kernel import (
-    SET_COPY,
-    BoundAddresses,
-    Device,
-    Flow,
-    FlowCleaning,
-    IpSet,
-    LocalRoutes,
-    RealServers,
-    SetEntries,
-    SetEntry,
-    SetKind,
-    Sysctl,
-    Timeouts,
-    VirtualServer,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import BoundAddresses, Device, Flow, FlowCleaning, LocalRoutes, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import SET_COPY, IpSet, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
 from tests.support import builders
 
 IP = parse_address("10.0.0.1")

@@ -15,9 +15,9 @@ import pytest
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs import handover as ipvs_handover
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
-from ipvsproxy.model.kernel import VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service, slices
 

@@ -3,21 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ipvsproxy.model.kernel import (
-    Flow,
-    IpSet,
-    Owner,
-    SetEntry,
-    SetKind,
-    VirtualServer,
-    VirtualServerKey,
-    VirtualServerSettings,
-    network_entry,
-)
+from ipvsproxy.model.kernel import Flow
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import Rarities, ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.table import Table
 from ipvsproxy.reconcile.tables import Tables
 from tests.support.fake_kernel import KernelVirtualServer

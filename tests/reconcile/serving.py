@@ -2,15 +2,11 @@
 
 from collections.abc import Iterable
 
-from ipvsproxy.model.kernel import (
-    Connections,
-    RealServers,
-    VirtualServerKey,
-)
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServerKey
 from tests.reconcile import examples, simulation
 from tests.support import builders
 

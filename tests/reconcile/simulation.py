@@ -6,12 +6,14 @@ The loop is that of ``ipvsproxy/daemon/loop/engine.py`` without its waits: a tes
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from ipvsproxy.model.kernel import SetEntry, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, Network, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, one_by_one
 from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMatch, Side, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
+from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import chains, skeleton, view
 from ipvsproxy.translate import state as translate_state

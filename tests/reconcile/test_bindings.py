@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, VirtualServer
+from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.virtual_servers import VirtualServer
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.tables import Tables
 from ipvsproxy.translate.view import Binding

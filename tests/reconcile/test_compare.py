@@ -5,28 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping
 import pytest
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.model.kernel import (
-    NODE_OWNER,
-    PERSISTENT,
-    SCHEDULER_PORT,
-    BoundAddresses,
-    Flow,
-    FlowCleaning,
-    IpSet,
-    Owner,
-    RealServers,
-    SetEntries,
-    SetKind,
-    Sysctl,
-    Timeouts,
-    VirtualServer,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import BoundAddresses, Flow, FlowCleaning, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
+from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import state

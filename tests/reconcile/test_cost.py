@@ -4,10 +4,12 @@ import collections
 
 import pytest
 
-from ipvsproxy.model.kernel import BoundAddresses, RealServers, SetEntries, VirtualServer
+from ipvsproxy.model.kernel import BoundAddresses
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.sets import SetEntries
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile import diff, table
 from tests.reconcile import simulation
 from tests.support import builders

@@ -4,7 +4,10 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
+from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,
     ObservedVirtualServer,
@@ -13,9 +16,6 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Protocol
-from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
 from ipvsproxy.reconcile import diff, order
 from tests.reconcile import examples
 from tests.support import builders

@@ -5,9 +5,9 @@ How they begin and end: ``test_reconciler_drains``.
 
 import pytest
 
-from ipvsproxy.model.kernel import Connections, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains, removals_at_once
 from tests.support import builders
 

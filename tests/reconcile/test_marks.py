@@ -4,27 +4,16 @@ import dataclasses
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    SCOPE_KINDS,
-    FirewallMark,
-    FlowCleaning,
-    IpSet,
-    MarkedEntry,
-    Owner,
-    RealServers,
-    SetEntries,
-    SetKind,
-    VirtualServer,
-    VirtualServerSettings,
-    mark_entry,
-)
+from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import ChainKey, ObservedRule, Rule, SetMatch, Side, TakeMark, UnknownRule, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetKind, mark_entry
 from ipvsproxy.model.state import ClusterScope
+from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile import cleanup, precondition
 from ipvsproxy.reconcile.marks import MarkedPort, Marks, spread
 from ipvsproxy.reconcile.reconciler import Policy

@@ -5,18 +5,11 @@ import random
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    Connections,
-    FirewallMark,
-    MarkedEntry,
-    VirtualServer,
-    VirtualServerSettings,
-    mark_entry,
-)
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import ServiceName, ServiceType
+from ipvsproxy.model.sets import IP_SETS, MarkedEntry, mark_entry
+from ipvsproxy.model.virtual_servers import Connections, FirewallMark, VirtualServer, VirtualServerSettings
 from tests.reconcile import simulation
 from tests.reconcile.test_marks import node_with, plan_additions
 from tests.support import builders

@@ -6,18 +6,11 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    BoundAddresses,
-    InterfaceAddress,
-    ObservedVirtualServer,
-    SetEntries,
-    SetEntry,
-    SetKind,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import BoundAddresses, InterfaceAddress
 from ipvsproxy.model.plan import Operation, Verb, kind_of
+from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Table
 from ipvsproxy.translate.view import Binding
 from tests.reconcile import examples, simulation

@@ -2,22 +2,12 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    DEVICE,
-    BoundAddresses,
-    Device,
-    FlowCleaning,
-    IpSet,
-    RealServers,
-    SetEntries,
-    SetKind,
-    Sysctl,
-    Timeouts,
-    VirtualServer,
-)
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, FlowCleaning, Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile import order
 from tests.reconcile import examples
 from tests.support import builders

@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from ipvsproxy.model.kernel import IP_SETS, CatchAll, ObservedVirtualServer, SetKind, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.sets import IP_SETS, CatchAll, SetKind
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile import ownership
 from tests.reconcile import examples
 from tests.support import builders

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import IpSet, Owner, SetEntry, SetKind
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile import precedence
 from ipvsproxy.reconcile.precedence import Role

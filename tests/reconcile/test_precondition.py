@@ -8,19 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    SCOPE_KINDS,
-    FlowCleaning,
-    RealServers,
-    SetEntries,
-    SetEntry,
-    SetKind,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
 from tests.reconcile import examples, simulation
 from tests.support import builders
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from ipvsproxy.model.kernel import Owner
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile.presence import PresenceTable, presence
 from ipvsproxy.reconcile.table import Table

@@ -11,22 +11,14 @@ import hypothesis
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from ipvsproxy.model.kernel import (
-    BoundAddresses,
-    Connections,
-    LocalRoutes,
-    RealServers,
-    SetEntries,
-    SetEntry,
-    SetKind,
-    VirtualServer,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
+from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.tables import Tables
 from ipvsproxy.translate.view import Binding
 from tests.reconcile import examples, simulation

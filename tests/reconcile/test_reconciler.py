@@ -8,19 +8,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    SET_COPY,
-    BoundAddresses,
-    FlowCleaning,
-    RealServers,
-    SetEntries,
-    SetKind,
-    VirtualServer,
-)
+from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceType
+from ipvsproxy.model.sets import SET_COPY, SetEntries, SetKind
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import DNS_FLOW, KEY, ONE, TWO, dns, draining, kinds, removal, running, web, weights

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
-from ipvsproxy.model.kernel import HAS_THRESHOLDS, SCHEDULER_FALLBACK, Connections, RealServers, VirtualServer
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
+from ipvsproxy.model.virtual_servers import HAS_THRESHOLDS, SCHEDULER_FALLBACK, Connections, RealServers, VirtualServer
 from ipvsproxy.translate import view
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders

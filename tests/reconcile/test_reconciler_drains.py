@@ -2,10 +2,7 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    Connections,
-    RealServers,
-)
+from ipvsproxy.model.virtual_servers import Connections, RealServers
 from tests.reconcile.serving import BUSY, KEY, ONE, TWO, draining, removal, running, set_weight, web, weights
 from tests.support import builders
 

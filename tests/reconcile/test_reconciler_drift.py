@@ -4,15 +4,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    FlowCleaning,
-    RealServers,
-    SetKind,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.sets import SetKind
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServerSettings
 from ipvsproxy.reconcile import drift
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import KEY, ONE, TWO, dns, draining, kinds, running, web, weights

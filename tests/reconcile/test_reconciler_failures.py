@@ -2,19 +2,12 @@
 
 import errno
 
-from ipvsproxy.model.kernel import (
-    BoundAddresses,
-    FlowCleaning,
-    IpSet,
-    RealServers,
-    SetEntries,
-    SetKind,
-    Sysctl,
-    VirtualServer,
-)
+from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, Sysctl
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.retry import LONGEST_DELAY_S
 from tests.reconcile import examples, simulation

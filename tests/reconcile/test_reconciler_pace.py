@@ -2,8 +2,8 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import Connections, RealServers, VirtualServer
 from ipvsproxy.model.plan import Operation, Plan, Verb
+from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
 from ipvsproxy.reconcile import drain, pace, reconciler
 from tests.reconcile import simulation
 from tests.support import builders

@@ -3,9 +3,9 @@
 import pytest
 
 from ipvsproxy.model.annotations import Annotation, ServiceAnnotations, WeightRules
-from ipvsproxy.model.kernel import Connections, RealServers, VirtualServer
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
 from ipvsproxy.reconcile import slow_start
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders

@@ -4,20 +4,12 @@ import dataclasses
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    INDISPENSABLE_SETTINGS,
-    BoundAddresses,
-    Connections,
-    HealthCheckPort,
-    IpSet,
-    SetEntry,
-    SetKind,
-    Timeouts,
-    VirtualServer,
-)
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, BoundAddresses, HealthCheckPort, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import KINDS
 from ipvsproxy.model.service import ServiceName, ServiceType
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
+from ipvsproxy.model.virtual_servers import Connections, VirtualServer
 from ipvsproxy.reconcile.survey import Draining, Sides
 from tests.reconcile import examples, simulation
 from tests.support import builders

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ipvsproxy.model.kernel import Owner
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile.table import KEYS_AT_ONCE, Conflict, Table
 

@@ -4,28 +4,15 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    DEVICE,
-    IP_SETS,
-    SCOPE_KINDS,
-    TIMEOUTS,
-    CatchAll,
-    Device,
-    HealthCheck,
-    HealthCheckPort,
-    HealthListener,
-    IpSet,
-    Owner,
-    SetKind,
-    Sysctl,
-    Timeouts,
-    VirtualServerKey,
-)
+from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, HealthCheck, HealthCheckPort, HealthListener, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, CatchAll, IpSet, SetKind
 from ipvsproxy.model.state import Rarities, ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile import diff
 from ipvsproxy.reconcile.tables import Keep, Tables
 from tests.reconcile import examples

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ipvsproxy.model.kernel import InterfaceAddress, VirtualServerKey
+from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_address, parse_network
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import (
@@ -24,6 +24,7 @@ from ipvsproxy.model.service import (
     ServicePort,
     ServiceType,
 )
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.view import NodeView, Settings, view_node
 
 NAMESPACE = "default"

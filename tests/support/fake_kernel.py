@@ -16,34 +16,31 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.driver import Program, Refusal
 from ipvsproxy.model.kernel import (
     DEVICE,
-    HAS_THRESHOLDS,
-    IP_SETS,
-    SCHEDULER_FLAGS,
-    SET_CAPACITY,
     BoundAddresses,
-    Connections,
     Device,
-    FirewallMark,
     Flow,
     FlowCleaning,
     InterfaceAddress,
-    IpSet,
     LocalRoutes,
-    ObservedVirtualServer,
-    RealServers,
-    SetCopy,
-    SetEntries,
-    SetType,
     Sysctl,
     Timeouts,
-    VirtualServer,
-    VirtualServerKey,
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds
 from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, ObservedSkeleton, Rule, Skeleton
+from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, SetCopy, SetEntries, SetType
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import (
+    HAS_THRESHOLDS,
+    SCHEDULER_FLAGS,
+    Connections,
+    FirewallMark,
+    ObservedVirtualServer,
+    RealServers,
+    VirtualServer,
+    VirtualServerKey,
+)
 from tests.support import fake_sets
 
 SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sh", "dh", "sed", "nq", "fo", "ovf", "mh"})

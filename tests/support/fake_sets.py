@@ -4,9 +4,9 @@ import dataclasses
 import errno
 import os
 
-from ipvsproxy.model.kernel import IpSet, MarkedEntry, SetEntry, SetType
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.sets import IpSet, MarkedEntry, SetEntry, SetType
 
 SET_BUSY = 4100
 """IPSET_ERR_BUSY: a rule uses the set."""

@@ -4,22 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.model.kernel import (
-    IP_SETS,
-    PERSISTENT,
-    SCHEDULER_PORT,
-    SCOPE_KINDS,
-    IpSet,
-    SetEntry,
-    SetKind,
-    SetType,
-    VirtualServer,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
 from ipvsproxy.model.net import Family, host_port
 from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.state import ClusterScope, ServiceState
+from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.view import NodeView, Settings
 from tests.support import scope_rows

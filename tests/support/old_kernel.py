@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.model.kernel import SetType
+from ipvsproxy.model.sets import SetType
 from tests.support import fake_netlink
 
 _SOL_NETLINK, _GET_STRICT_CHK = 270, 12

@@ -18,10 +18,10 @@ from ipvsproxy.daemon.ui.pages import Pages, Sources
 from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ApiObject, Node, ObjectKind
+from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.memory_node import MemoryNode

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ipvsproxy.model.kernel import Connections
 from ipvsproxy.model.service import ApiObject, Endpoint, Service, ServiceType, Skipped
+from ipvsproxy.model.virtual_servers import Connections
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, THIS_NODE, endpoint, service_port
 from tests.support.page_node import PageNode

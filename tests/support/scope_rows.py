@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ipvsproxy.model.kernel import FirewallMark, IpSet, SetKind
 from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.sets import IpSet, SetKind
+from ipvsproxy.model.virtual_servers import FirewallMark
 
 State = dict[str, Any]
 

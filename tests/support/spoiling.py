@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Collection
 
-from ipvsproxy.model.kernel import CatchAll, SetEntry, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.rules import Rule, Verdict
+from ipvsproxy.model.sets import CatchAll, SetEntry
+from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from tests.daemon.loop.test_engine import WEB_KEY
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Mapping
 
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.model.kernel import HealthListener, Owner
+from ipvsproxy.model.kernel import HealthListener
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Rarities, ServiceState

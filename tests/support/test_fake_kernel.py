@@ -5,26 +5,12 @@ import errno
 import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.model.kernel import (
-    BoundAddresses,
-    Connections,
-    Flow,
-    FlowCleaning,
-    InterfaceAddress,
-    IpSet,
-    RealServers,
-    SetEntries,
-    SetEntry,
-    SetKind,
-    SetType,
-    Sysctl,
-    VirtualServer,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import BoundAddresses, Flow, FlowCleaning, InterfaceAddress, Sysctl
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.sets import IpSet, SetEntries, SetEntry, SetKind, SetType
+from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 from tests.support import fake_kernel, fake_sets
 
 KEY = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.model.kernel import IpSet, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.state import translate
 from ipvsproxy.translate.view import NodeView, Settings

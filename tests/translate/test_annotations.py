@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from ipvsproxy.model.annotations import NO_ANNOTATIONS, Annotation, ServiceAnnotations, WeightRules
-from ipvsproxy.model.kernel import SCHEDULER_FALLBACK, SCHEDULER_PORT
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import Skipped
+from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
 from ipvsproxy.translate import annotations, api_schema
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.model.kernel import (
-    DEVICE,
-)
+from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.model.state import ServiceState

@@ -9,10 +9,11 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import IP_SETS, SCOPE_KINDS, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.rules import Backend, ChainKey, InvertMark, SetMark, Skeleton
 from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton, state, trace
 from ipvsproxy.translate.trace import Client
 from ipvsproxy.translate.view import Binding, LocalMode, Settings

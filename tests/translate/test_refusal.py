@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import refusal
 from ipvsproxy.translate.state import translate
 from ipvsproxy.translate.view import NodeView, Settings

@@ -5,9 +5,9 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from ipvsproxy.model.kernel import IpSet, SetEntry, SetKind
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.service import ServiceType
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import trace
 from ipvsproxy.translate.chains import SCOPE_CHAINS

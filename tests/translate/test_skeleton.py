@@ -2,10 +2,10 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import SCOPE_KINDS, IpSet, SetKind
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import TakeMark
 from ipvsproxy.model.service import ServiceType
+from ipvsproxy.model.sets import SCOPE_KINDS, IpSet, SetKind
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.view import Binding, LocalMode, NodeView, Settings
 from tests.support import builders

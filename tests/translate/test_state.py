@@ -9,10 +9,13 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 
-from ipvsproxy.model.kernel import PERSISTENT, SCHEDULER_PORT, Flow, Owner, SetEntry, SetKind, VirtualServerSettings
+from ipvsproxy.model.kernel import Flow
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceName, Skipped
+from ipvsproxy.model.sets import SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
+from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
 from ipvsproxy.translate import state
 from ipvsproxy.translate.view import Settings
 from tests.support import builders

@@ -5,9 +5,10 @@ Whether tracked flows must be cleaned follows from the same states: they name th
 
 import pytest
 
-from ipvsproxy.model.kernel import HealthListener, SetKind
+from ipvsproxy.model.kernel import HealthListener
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import EndpointSlice, Service, ServicePort, ServiceType
+from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import ServiceState
 from tests.support.builders import CLUSTER_IP, OTHER_NODE, endpoint, endpoint_port, endpoint_slice, service, service_port
 from tests.translate.reading import backends, frontends, members, state_of

@@ -2,9 +2,10 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import HealthListener, SetKind
+from ipvsproxy.model.kernel import HealthListener
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.view import Binding, NodeView, Settings
 from tests.support import builders

@@ -2,10 +2,11 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import IP_SETS, SetEntry, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMark, Skeleton, Verdict
 from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton, state, trace
 from ipvsproxy.translate.trace import Client
 from ipvsproxy.translate.view import LocalMode, Settings

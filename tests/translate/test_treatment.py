@@ -6,7 +6,11 @@ import msgspec
 import pytest
 
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnnotations, WeightRules
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.real_servers import EvenWeights, Thresholds, UnevenWeights
+from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceType
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import (
     HAS_THRESHOLDS,
     PERSISTENT,
     SCHEDULER_FALLBACK,
@@ -14,10 +18,6 @@ from ipvsproxy.model.kernel import (
     VirtualServer,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Family
-from ipvsproxy.model.real_servers import EvenWeights, Thresholds, UnevenWeights
-from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceType
-from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate.view import Settings
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice

@@ -15,8 +15,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Response, expect
 
 from ipvsproxy.daemon.ui import counters, pages
-from ipvsproxy.model.kernel import RealServers
 from ipvsproxy.model.service import ApiObject
+from ipvsproxy.model.virtual_servers import RealServers
 from tests.support import page_scene
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from ipvsproxy.daemon.events.recorder import KubernetesEvent, Recorder, Regarding, of_node, of_service
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.model.kernel import SetEntries
 from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.store.objects import Complaint, Store
 

@@ -28,11 +28,13 @@ from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.model.sets import SetKind
+from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 from ipvsproxy.reconcile import drain
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.survey import Survey

@@ -6,11 +6,12 @@ All methods block, and are called in the kernel's thread alone (``KernelThread.c
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from ipvsproxy.model.kernel import Connections, InterfaceAddress, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import InterfaceAddress, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 
 
 class Kernel(Protocol):

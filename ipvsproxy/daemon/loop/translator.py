@@ -13,10 +13,12 @@ import structlog
 
 from ipvsproxy.daemon.loop import journal
 from ipvsproxy.daemon.loop.refusals import Refusals
-from ipvsproxy.model.kernel import DEVICE, InterfaceAddress, SetKind, Sysctl, Timeouts, VirtualServerKey
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress, Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node, ServiceName
+from ipvsproxy.model.sets import SetKind
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.store.objects import Changes, Store
 from ipvsproxy.translate import refusal, skeleton, state, view

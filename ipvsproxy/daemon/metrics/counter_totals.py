@@ -5,7 +5,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from ipvsproxy.model.kernel import Counters
+from ipvsproxy.model.virtual_servers import Counters
 
 ROWS_AT_ONCE = 100
 """The number of rows that are taken in between two readings of the clock."""

@@ -28,9 +28,7 @@ from ipvsproxy.daemon.metrics import gauges, series
 from ipvsproxy.daemon.metrics.registry import Recorded, Tables
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.sources.reflector import Trouble
-from ipvsproxy.model.kernel import (
-    FlowCleaning,
-)
+from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Outcome

@@ -22,9 +22,9 @@ from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.model.virtual_servers import Connections, Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from ipvsproxy.daemon.ui import rows, search
 from ipvsproxy.daemon.ui.rates import ServiceRates
 from ipvsproxy.daemon.ui.rows import Row
-from ipvsproxy.model.kernel import Connections, VirtualServerKey
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store

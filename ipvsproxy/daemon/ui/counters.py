@@ -23,9 +23,9 @@ from ipvsproxy.daemon.ui.viewers import VIEWER_S, Viewers
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 
 SAMPLE_S = 2.0

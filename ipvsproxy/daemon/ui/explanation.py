@@ -7,22 +7,12 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from typing import Any, TypeVar
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.model.kernel import (
-    DEVICE,
-    IP_SETS,
-    PERSISTENT,
-    BoundAddresses,
-    Connections,
-    LocalRoutes,
-    SetEntry,
-    SetKind,
-    VirtualServer,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Address, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
+from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
+from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import Counters
+from ipvsproxy.model.virtual_servers import Counters
 
 LENGTH_S = 900.0
 POINTS = 450

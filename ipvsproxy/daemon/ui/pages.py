@@ -35,10 +35,10 @@ from ipvsproxy.daemon.ui.history import History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.survey import Statistics, Survey
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.view import NodeView, Settings

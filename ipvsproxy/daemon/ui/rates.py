@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipvsproxy.model.kernel import Counters, VirtualServer, VirtualServerKey
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.virtual_servers import Counters, VirtualServer, VirtualServerKey
 
 REMEMBERED = 24
 """The readings of which the small lines are made."""

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.packed import pieces
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 PROBLEMS = 8
 """The most sentences about what is wrong with a Service."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset import message as ipset_message
 from ipvsproxy.model import packed
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SetEntries, SetEntry, SetType
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, SetEntries, SetEntry, SetType
 
 SEND_LIMIT = 120_000
 """The most bytes of entries in one ``send``, so that a socket with buffers of the usual size takes them."""

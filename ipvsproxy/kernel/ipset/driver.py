@@ -16,9 +16,9 @@ from ipvsproxy.kernel.ipset import batch as ipset_batch
 from ipvsproxy.kernel.ipset import enlarge as ipset_enlarge
 from ipvsproxy.kernel.ipset import message as ipset_message
 from ipvsproxy.kernel.ipset import types as ipset_types
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetCopy, SetEntries, SetEntry, SetType
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
+from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetCopy, SetEntries, SetEntry, SetType
 
 HASH_FULL = 4352
 """The error IPSET_ERR_HASH_FULL. For a set of ports the same number has another meaning."""

@@ -12,8 +12,8 @@ import structlog
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipset import message as ipset_message
-from ipvsproxy.model.kernel import SET_COPY, IpSet, SetEntry
 from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.sets import SET_COPY, IpSet, SetEntry
 
 LARGEST = 1 << 24
 """The largest capacity, in entries."""

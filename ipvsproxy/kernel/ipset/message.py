@@ -9,9 +9,9 @@ from typing import Any
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetEntry, SetType
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetEntry, SetType
 
 CONTAINER_LIMIT = 60_000
 """The most bytes of entries in one message; the kernel's limit is 65,535."""

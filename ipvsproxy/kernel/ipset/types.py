@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipset import message as ipset_message
-from ipvsproxy.model.kernel import SetType
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.sets import SetType
 
 OWN_ERRORS = 4096
 """The first of ipset's own error numbers (include/uapi/linux/netfilter/ipset/ip_set.h)."""

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
-from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import (
     ConnectionState,
@@ -29,6 +28,7 @@ from ipvsproxy.model.rules import (
     UnknownRule,
     Verdict,
 )
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 _REJECT: Mapping[Family, str] = {Family.IPV4: "icmp-port-unreachable", Family.IPV6: "icmp6-port-unreachable"}
 _PROTOCOLS: Mapping[str, Protocol] = {protocol.label: protocol for protocol in Protocol}

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ipvsproxy.kernel.base import sockopt
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.model.kernel import Connections, FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import Connections, FirewallMark, VirtualServerKey
 
 FIRST_ROOM = 32
 """The first question has room for so many real servers. If the answer fills it, the next question has more."""

@@ -21,21 +21,21 @@ from ipvsproxy.kernel.ipvs import pages as ipvs_pages
 from ipvsproxy.kernel.ipvs import table as ipvs_table
 from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
 from ipvsproxy.kernel.ipvs.connections import ConnectionReader
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.kernel import Timeouts
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey, Thresholds
+from ipvsproxy.model.virtual_servers import (
     HASHED,
     PERSISTENT,
     Connections,
     FirewallMark,
     ObservedVirtualServer,
     RealServers,
-    Timeouts,
     VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey, Thresholds
 
 LISTED_PER_QUESTION = 2
 """So many virtual servers of ``/proc/net/ip_vs`` are read in the time of a question about one."""

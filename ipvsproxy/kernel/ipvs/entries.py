@@ -29,7 +29,9 @@ from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.kernel.ipvs import pages as ipvs_pages
 from ipvsproxy.kernel.ipvs import table as ipvs_table
 from ipvsproxy.kernel.ipvs.pages import PageReader
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.virtual_servers import (
     HAS_THRESHOLDS,
     HASHED,
     PERSISTENT,
@@ -38,8 +40,6 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
 
 ROOM = 16
 """The first question has room for so many virtual servers more than there are."""

@@ -12,8 +12,8 @@ template for all others. The edit that brings the new scheduler takes the affini
 from collections.abc import Iterator, Sequence
 
 from ipvsproxy.kernel.ipvs.operations import NO_SCHEDULER
-from ipvsproxy.model.kernel import PERSISTENT, FirewallMark, VirtualServer, VirtualServerSettings
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.virtual_servers import PERSISTENT, FirewallMark, VirtualServer, VirtualServerSettings
 
 PAUSE_S = 0.1
 """The time for clients to make templates.

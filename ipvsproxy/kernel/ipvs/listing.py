@@ -25,9 +25,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel.ipvs import message as ipvs_message
-from ipvsproxy.model.kernel import Connections, FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
+from ipvsproxy.model.virtual_servers import Connections, FirewallMark, VirtualServerKey
 
 ONE_PACKET = 0x4
 """The virtual-server flag that the file shows as ``ops``."""

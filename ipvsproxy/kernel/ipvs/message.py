@@ -14,10 +14,11 @@ from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.model import packed
-from ipvsproxy.model.kernel import HASHED, FirewallMark, RealServers, Timeouts, VirtualServer, VirtualServerKey
+from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 
 GENERIC_HEADER = 4
 """The bytes before the attributes of a message: command, version, and two unused ones."""

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import netlink
-from ipvsproxy.model.kernel import FirewallMark, RealServers, VirtualServer
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer
 
 PREPARED_SCHEDULERS = frozenset({"mh"})
 """Schedulers that rebuild a large table for each added real server. A new virtual server gets such a scheduler after its real

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel.ipvs import listing as ipvs_listing
-from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 MOST_VIRTUAL_SERVERS = 12_000
 """The largest table whose pages are read. The kernel walks its table from the beginning for each page: on the test kernel,

@@ -9,16 +9,9 @@ from pyroute2.netlink import NETLINK_GENERIC
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import message as ipvs_message
-from ipvsproxy.model.kernel import (
-    HASHED,
-    PERSISTENT,
-    Connections,
-    FirewallMark,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import HASHED, PERSISTENT, Connections, FirewallMark, VirtualServerKey, VirtualServerSettings
 
 ONE_PACKET = 0x4
 """Virtual-server flag: each packet is scheduled by itself."""

@@ -13,9 +13,9 @@ from typing import Protocol as Interface
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.message import SCHEDULER_NAME_LIMIT
-from ipvsproxy.model.kernel import ObservedVirtualServer, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer, VirtualServerKey, VirtualServerSettings
 
 PROBE_ADDRESS = parse_address("198.51.100.0")
 FIRST_PROBE_PORT = 20000

@@ -19,7 +19,8 @@ from typing import Final
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import listing as ipvs_listing
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import (
     HAS_THRESHOLDS,
     PERSISTENT,
     Connections,
@@ -27,7 +28,6 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.real_servers import RealServerKey
 
 PART_BYTES = 48 << 10
 """The most bytes of a part: a few milliseconds of work if all of them are new."""

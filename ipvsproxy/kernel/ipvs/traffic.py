@@ -11,9 +11,9 @@ from pyroute2.netlink import NETLINK_GENERIC
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import message as ipvs_message
-from ipvsproxy.model.kernel import Connections, Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import Connections, Counters, FirewallMark, VirtualServerKey
 
 COUNTED_AT_ONCE = 400
 """The virtual servers of one part: a few milliseconds, during which programming may have to wait."""

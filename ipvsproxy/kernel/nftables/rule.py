@@ -22,7 +22,6 @@ from typing import assert_never
 
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.nft_message import Base, Meta, VerdictCode
-from ipvsproxy.model.kernel import IP_SETS, SetType
 from ipvsproxy.model.net import Family, Network, Protocol
 from ipvsproxy.model.rules import (
     ConnectionState,
@@ -39,6 +38,7 @@ from ipvsproxy.model.rules import (
     Target,
     Verdict,
 )
+from ipvsproxy.model.sets import IP_SETS, SetType
 
 Expressions = Sequence[bytes]
 

@@ -22,9 +22,9 @@ from ipvsproxy.kernel.base.nft_message import Message, Shape
 from ipvsproxy.kernel.ipset import batch as ipset_batch
 from ipvsproxy.kernel.ipset.driver import ObservedSet
 from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.model.kernel import IP_SETS, SET_CAPACITY, CatchAll, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
+from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, CatchAll, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
 
 TRANSACTION_LIMIT = 1 << 20
 """The most bytes of elements in one transaction, which is one ``send``."""

@@ -13,8 +13,9 @@ import structlog.testing
 
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
-from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort, Owner
+from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, host_port
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.tables import Tables

@@ -15,7 +15,6 @@ import structlog.testing
 
 from ipvsproxy.daemon.loop import engine
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Connections
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import (
@@ -27,6 +26,7 @@ from ipvsproxy.model.service import (
     Skipped,
 )
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import Connections
 from ipvsproxy.translate import state
 from ipvsproxy.translate.lingering import GRACE_S
 from tests.support import builders, memory_node, virtual_time

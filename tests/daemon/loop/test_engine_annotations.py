@@ -8,8 +8,8 @@ import structlog.testing
 from ipvsproxy.commands.comparison import Comparison
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnnotations
-from ipvsproxy.model.kernel import VirtualServerSettings
 from ipvsproxy.model.service import Service
+from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate.view import Settings
 from tests.support import builders, fake_kernel, memory_node

@@ -8,9 +8,11 @@ import random
 
 import pytest
 
-from ipvsproxy.model.kernel import IpSet, RealServers, SetEntry, Sysctl, VirtualServer
+from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import IpSet, SetEntry
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile import retry
 from tests.daemon.loop.test_engine import assert_from_scratch
 from tests.support import builders

@@ -7,9 +7,9 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.sources.source import CannotStartError
-from ipvsproxy.model.kernel import SET_COPY
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, ObjectKind
+from ipvsproxy.model.sets import SET_COPY
 from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S
 from ipvsproxy.translate import view
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch, node_ports

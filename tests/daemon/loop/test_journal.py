@@ -6,7 +6,8 @@ import structlog.testing
 from ipvsproxy.daemon.loop import journal as journals
 from ipvsproxy.daemon.loop.journal import Journal
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.model.kernel import Owner, Sysctl
+from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
 from ipvsproxy.reconcile.table import Conflict

@@ -2,8 +2,8 @@
 
 import structlog.testing
 
-from ipvsproxy.model.kernel import VirtualServerKey
 from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from tests.support import builders
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time

@@ -4,7 +4,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from ipvsproxy.daemon.metrics.counter_totals import ROWS_AT_ONCE, Ledger, Row
-from ipvsproxy.model.kernel import Counters
+from ipvsproxy.model.virtual_servers import Counters
 
 MANY = 10 * ROWS_AT_ONCE
 

@@ -16,11 +16,12 @@ from ipvsproxy.daemon.metrics import gauges, histogram
 from ipvsproxy.daemon.metrics.gauges import Counted, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import Trouble
-from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning, RealServers
+from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
+from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Changes, Complaint, Store, Trigger
 from tests.support import builders, golden_fixtures

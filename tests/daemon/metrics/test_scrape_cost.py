@@ -14,8 +14,8 @@ from ipvsproxy.daemon.metrics import counter_totals, traffic
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.kernel.thread import ThreadWorker
-from ipvsproxy.model.kernel import Counters, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
 from tests.daemon.metrics.test_traffic import Scene
 from tests.support import builders
 from tests.support.steps import counted

@@ -22,10 +22,10 @@ from ipvsproxy.daemon.metrics.traffic import FRESH_S, LONGEST_PAUSE_S, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread, ThreadWorker, Worker
-from ipvsproxy.model.kernel import Connections, Counters, VirtualServerKey
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import state, view

@@ -5,10 +5,12 @@ import dataclasses
 import errno
 
 from ipvsproxy.daemon.loop.engine import EngineSettings
-from ipvsproxy.model.kernel import IP_SETS, SetEntries, SetKind, Sysctl, VirtualServerSettings
+from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, Rule, SetMark
+from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
+from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate import chains, view
 from tests.reconcile import examples

@@ -1,7 +1,7 @@
 """Covers the ring of the last quarter of an hour."""
 
 from ipvsproxy.daemon.ui.history import LENGTH_S, POINTS, History, Point
-from ipvsproxy.model.kernel import Counters
+from ipvsproxy.model.virtual_servers import Counters
 
 BEGAN_S = 1_700_000_000.0
 

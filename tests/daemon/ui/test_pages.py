@@ -18,8 +18,8 @@ from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.ui import counters, pages, viewers
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.model.kernel import Connections, RealServers
 from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceType, Skipped
+from ipvsproxy.model.virtual_servers import Connections, RealServers
 from tests.support import builders, http_client
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode

@@ -6,8 +6,9 @@ import pytest
 
 from ipvsproxy.daemon.ui import rates
 from ipvsproxy.daemon.ui.rates import NO_RATES, REMEMBERED, Rates, ServiceRates
-from ipvsproxy.model.kernel import Counters, Owner, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.virtual_servers import Counters, VirtualServer, VirtualServerKey, VirtualServerSettings
 from tests.support import builders
 
 WEB, CART = ServiceName("shop", "web"), ServiceName("shop", "cart")

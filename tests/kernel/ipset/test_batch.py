@@ -8,9 +8,9 @@ import pytest
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset import batch as ipset_batch
 from ipvsproxy.kernel.ipset import message as ipset_message
-from ipvsproxy.model.kernel import IpSet, SetEntries, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.sets import IpSet, SetEntries, SetEntry, SetKind, SetType
 from tests.support import fake_netlink
 
 NAME = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name

@@ -14,9 +14,9 @@ import pytest
 
 from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.ipset import driver as ipset
-from ipvsproxy.model.kernel import IP_SETS, SCOPE_KINDS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
 from tests.support import fake_netlink
 
 CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4)

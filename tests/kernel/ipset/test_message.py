@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.ipset import message as ipset_message
-from ipvsproxy.model.kernel import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, SetType
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.sets import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, SetType
 
 PORTS = st.integers(0, 65535)
 

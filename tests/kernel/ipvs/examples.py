@@ -3,10 +3,16 @@
 from collections.abc import Mapping, Sequence
 
 from ipvsproxy.kernel.ipvs import driver as ipvs
-from ipvsproxy.model.kernel import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import (
+    ObservedVirtualServer,
+    RealServers,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 
 
 def server(

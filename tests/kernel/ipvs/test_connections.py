@@ -10,11 +10,11 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs.connections import FIRST_ROOM, MOST_ROOM, ConnectionReader
-from ipvsproxy.model.kernel import Connections, RealServers, VirtualServer
-from ipvsproxy.model.kernel import VirtualServerSettings as Settings
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
+from ipvsproxy.model.virtual_servers import VirtualServerSettings as Settings
 from tests.support import builders
 
 KEY = builders.frontend("10.96.0.10", 443, Protocol.UDP)

@@ -22,21 +22,21 @@ from ipvsproxy.kernel.ipvs import listing as ipvs_listing
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs import table as ipvs_table
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.kernel import Timeouts
+from ipvsproxy.model.net import Family, Protocol, host_port, parse_address
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
+from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,
     Connections,
     Counters,
     FirewallMark,
     RealServers,
-    Timeouts,
     VirtualServer,
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Family, Protocol, host_port, parse_address
-from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
 from ipvsproxy.reconcile import diff, pace
 from tests.kernel.ipvs.examples import changes, clean, operations, real, server
 from tests.support import patience

@@ -18,7 +18,10 @@ from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs import entries as ipvs_entries
 from ipvsproxy.kernel.ipvs import pages as ipvs_pages
 from ipvsproxy.kernel.ipvs import table as ipvs_table
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.virtual_servers import (
     HAS_THRESHOLDS,
     PERSISTENT,
     SCHEDULER_PORT,
@@ -27,9 +30,6 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
 from tests.kernel.ipvs.examples import clean, operations, real, server
 
 WEB = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 80)

@@ -10,11 +10,8 @@ import pytest
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import driver as ipvs
-from ipvsproxy.model.kernel import (
-    ObservedVirtualServer,
-    VirtualServerKey,
-)
 from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
 from tests.kernel.ipvs.examples import changes, clean, operations, real, server
 from tests.support import fake_netlink
 

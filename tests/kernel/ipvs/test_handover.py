@@ -3,7 +3,9 @@
 import pytest
 
 from ipvsproxy.kernel.ipvs import handover as ipvs_handover
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,
     FirewallMark,
@@ -12,8 +14,6 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Verb
 from tests.support import builders
 
 KEY = builders.frontend("10.96.0.1", 80)

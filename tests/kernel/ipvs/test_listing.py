@@ -11,9 +11,9 @@ import pytest
 from hypothesis import strategies as st
 
 from ipvsproxy.kernel.ipvs import listing as ipvs_listing
-from ipvsproxy.model.kernel import Connections, FirewallMark, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
+from ipvsproxy.model.virtual_servers import Connections, FirewallMark, VirtualServerKey
 
 TITLE = """\
 IP Virtual Server version 1.2.1 (size=4096)

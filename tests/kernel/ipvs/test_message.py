@@ -9,10 +9,11 @@ from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.ipvs import message as ipvs_message
-from ipvsproxy.model.kernel import RealServers, Timeouts, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 
 FAMILY_NUMBER = 33
 ENCODER = ipvs_message.Encoder(FAMILY_NUMBER)

@@ -12,9 +12,15 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import scheduler
 from ipvsproxy.kernel.ipvs.driver import IpvsDriver
-from ipvsproxy.model.kernel import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.virtual_servers import (
+    ObservedVirtualServer,
+    RealServers,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.translate.state import translate
 from ipvsproxy.translate.view import Settings
 from tests.support import builders

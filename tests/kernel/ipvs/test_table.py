@@ -10,7 +10,9 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import listing as ipvs_listing
 from ipvsproxy.kernel.ipvs import table as ipvs_table
-from ipvsproxy.model.kernel import (
+from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import (
     HAS_THRESHOLDS,
     PERSISTENT,
     Connections,
@@ -18,8 +20,6 @@ from ipvsproxy.model.kernel import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.model.net import Protocol, parse_address
-from ipvsproxy.model.real_servers import RealServerKey
 
 HEADING = """IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags

@@ -9,7 +9,7 @@ import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
-from ipvsproxy.model.kernel import Counters, VirtualServerKey
+from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
 from tests.support import builders, fake_netlink
 
 KEYS = [builders.frontend("10.96.0.1", port) for port in range(1, 5)]

@@ -1,7 +1,7 @@
 """Examples for tests of the nftables drivers."""
 
-from ipvsproxy.model.kernel import IpSet, MarkedEntry, SetEntry, SetType
 from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.sets import IpSet, MarkedEntry, SetEntry, SetType
 
 
 def an_entry_of(ip_set: IpSet) -> SetEntry:

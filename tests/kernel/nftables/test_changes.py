@@ -12,9 +12,9 @@ import pytest
 from ipvsproxy.kernel.nftables import changes as nft_changes
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.driver import NftDriver
-from ipvsproxy.model.kernel import IP_SETS, SetEntries, SetEntry
 from ipvsproxy.model.net import Address, Protocol
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry
 from ipvsproxy.translate import chains
 
 CLUSTER = "KUBE-CLUSTER-IP"

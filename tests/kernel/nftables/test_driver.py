@@ -15,10 +15,10 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.nftables import sets as nft_sets
 from ipvsproxy.kernel.nftables.driver import NftDriver
-from ipvsproxy.model.kernel import IP_SETS, IpSet, SetEntries, SetEntry
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, Rule, SetMatch, Side, Skeleton, Verdict
+from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry
 from ipvsproxy.translate import chains, skeleton
 from ipvsproxy.translate.view import Settings
 from tests.support import builders

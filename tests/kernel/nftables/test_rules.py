@@ -19,10 +19,11 @@ from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.model.kernel import IP_SETS, SetEntries, SetKind, VirtualServerKey
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, UnknownRule, Verdict
+from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import chains, skeleton
 from ipvsproxy.translate.view import LocalMode, Settings
 from tests.kernel.nftables.examples import an_entry_of

@@ -11,9 +11,9 @@ import pytest
 from ipvsproxy.kernel.base import nft_message
 from ipvsproxy.kernel.nftables import sets as nft_sets
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
-from ipvsproxy.model.kernel import IP_SETS, SET_COPY, CatchAll, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry
 from ipvsproxy.model.net import Address, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.sets import IP_SETS, SET_COPY, CatchAll, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry
 from tests.kernel.nftables.examples import an_entry_of
 
 pytestmark = [

@@ -1,0 +1,243 @@
+"""Sets and their entries: kinds, names, types."""
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ipvsproxy.model.kind import DriverName, Kind, Stage
+from ipvsproxy.model.net import Address, Family, Network, Protocol
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
+
+
+class SetType(enum.StrEnum):
+    """The ipset types of our sets."""
+
+    ADDRESS = "hash:ip"
+    ADDRESS_PORT = "hash:ip,port"
+    ADDRESS_PORT_ADDRESS = "hash:ip,port,ip"
+    ADDRESS_PORT_NETWORK = "hash:ip,port,net"
+    PORT = "bitmap:port"
+
+
+class SetKind(enum.StrEnum):
+    """The sets by their IPv4 names: kube-proxy's 17 (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes), and ``SCOPE_KINDS``.
+
+    ``SCOPE`` gives packets to its addresses and ports their mark, ``NO_LOCAL`` has those without an endpoint on this node, and
+    ``MARKS`` has the marks whose virtual servers are ours, each as the last four bytes of an address.
+    """
+
+    LOOP_BACK = "KUBE-LOOP-BACK"
+    CLUSTER_IP = "KUBE-CLUSTER-IP"
+    EXTERNAL_IP = "KUBE-EXTERNAL-IP"
+    EXTERNAL_IP_LOCAL = "KUBE-EXTERNAL-IP-LOCAL"
+    LOAD_BALANCER = "KUBE-LOAD-BALANCER"
+    LOAD_BALANCER_FIREWALL = "KUBE-LOAD-BALANCER-FW"
+    LOAD_BALANCER_LOCAL = "KUBE-LOAD-BALANCER-LOCAL"
+    LOAD_BALANCER_SOURCE_IP = "KUBE-LOAD-BALANCER-SOURCE-IP"
+    LOAD_BALANCER_SOURCE_CIDR = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+    NODE_PORT_TCP = "KUBE-NODE-PORT-TCP"
+    NODE_PORT_LOCAL_TCP = "KUBE-NODE-PORT-LOCAL-TCP"
+    NODE_PORT_UDP = "KUBE-NODE-PORT-UDP"
+    NODE_PORT_LOCAL_UDP = "KUBE-NODE-PORT-LOCAL-UDP"
+    NODE_PORT_SCTP = "KUBE-NODE-PORT-SCTP-HASH"
+    NODE_PORT_LOCAL_SCTP = "KUBE-NODE-PORT-LOCAL-SCTP-HASH"
+    HEALTH_CHECK_NODE_PORT = "KUBE-HEALTH-CHECK-NODE-PORT"
+    IPVS_IPS = "KUBE-IPVS-IPS"
+    SCOPE = "KUBE-IPVSPROXY-SCOPE"
+    NO_LOCAL = "KUBE-IPVSPROXY-NO-LOCAL"
+    MARKS = "KUBE-IPVSPROXY-MARKS"
+
+
+SCOPE_KINDS = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS})
+"""The sets that kube-proxy does not have: they exist only while a Service has an external address with traffic policy Local."""
+
+WITNESS_KINDS = SCOPE_KINDS | {kind for kind in SetKind if kind.startswith("KUBE-NODE-PORT-")}
+"""The sets without which nobody knows that a virtual server is ours: by mark, or at a node port."""
+
+_SET_TYPES: Mapping[SetKind, SetType] = {
+    SetKind.LOOP_BACK: SetType.ADDRESS_PORT_ADDRESS,
+    SetKind.LOAD_BALANCER_SOURCE_IP: SetType.ADDRESS_PORT_ADDRESS,
+    SetKind.LOAD_BALANCER_SOURCE_CIDR: SetType.ADDRESS_PORT_NETWORK,
+    SetKind.NODE_PORT_TCP: SetType.PORT,
+    SetKind.NODE_PORT_LOCAL_TCP: SetType.PORT,
+    SetKind.NODE_PORT_UDP: SetType.PORT,
+    SetKind.NODE_PORT_LOCAL_UDP: SetType.PORT,
+    SetKind.HEALTH_CHECK_NODE_PORT: SetType.PORT,
+    SetKind.IPVS_IPS: SetType.ADDRESS,
+    SetKind.MARKS: SetType.ADDRESS,
+}
+SET_NAME_LIMIT = 31
+"""The longest set name that the kernel takes (IPSET_MAXNAMELEN less the NUL). IPv6 names are cut to this length."""
+SET_CAPACITY = 65536
+"""``maxelem`` of every hash set, as in kube-proxy. With another value, each sync of a kube-proxy on this node would fail."""
+
+
+@Kind("set", DriverName.IPSET, add=Stage.SETS, remove=Stage.SET_REMOVALS)
+class IpSet(NamedTuple):
+    """One of the sets: a kind of set in one family."""
+
+    kind: SetKind
+    family: Family
+
+    @property
+    def name(self) -> str:
+        """The name in the kernel: ``KUBE-CLUSTER-IP``, ``KUBE-6-CLUSTER-IP``."""
+        if self.family is Family.IPV4:
+            return self.kind.value
+        return self.kind.value.replace("KUBE-", "KUBE-6-", 1)[:SET_NAME_LIMIT]
+
+    @property
+    def type(self) -> SetType:
+        """The ipset type."""
+        return _SET_TYPES.get(self.kind, SetType.ADDRESS_PORT)
+
+    @property
+    def gives_marks(self) -> bool:
+        """Whether its entries carry a mark (the extension ``skbinfo``): they are ``MarkedEntry`` then."""
+        return self.kind is SetKind.SCOPE
+
+    @property
+    def key(self) -> "IpSet":
+        """The key in the table of its kind."""
+        return self
+
+    def __str__(self) -> str:
+        return self.name
+
+
+IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kind in SetKind for ip_set in (IpSet(kind, family),)}
+"""Every set by its name in the kernel."""
+
+
+@Kind("set", DriverName.IPSET, remove=Stage.ADDRESS_REMOVALS)
+class SetCopy(NamedTuple):
+    """The larger copy of a set, under a name of its own, while the set is being enlarged. No rule names it."""
+
+    name: str
+
+    @property
+    def key(self) -> "SetCopy":
+        """The key in the table of its kind."""
+        return self
+
+    def __str__(self) -> str:
+        return self.name
+
+
+SET_COPY = SetCopy("KUBE-IPVSPROXY-LARGER")
+"""The only ``SetCopy``. No set of kube-proxy has its name. If it is observed, a process that was killed has left it."""
+
+
+class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
+    """One entry of the set of this name (one of ``IP_SETS``). The type of the set defines which fields are used.
+
+    ``hash:ip``: address. ``hash:ip,port``: address, protocol, port. ``hash:ip,port,ip``: these and ``other``.
+    ``hash:ip,port,net``: these, ``other`` and ``prefix_length``. ``bitmap:port``: port. Unused fields have their defaults.
+    """
+
+    set: str
+    address: Address | None = None
+    protocol: Protocol | None = None
+    port: int = 0
+    other: Address | None = None
+    prefix_length: int = 0
+
+    def __str__(self) -> str:
+        """The entry as ``ipset save`` prints it: ``10.96.0.1,tcp:443``. A range of one address has no prefix length."""
+        if self.address is None:
+            return str(self.port)
+        text = str(self.address)
+        if self.protocol is not None:
+            text += f",{self.protocol.label}:{self.port}"
+        if self.other is not None:
+            text += f",{self.other}"
+            if self.prefix_length and self.prefix_length != self.other.family.bits:
+                text += f"/{self.prefix_length}"
+        return text
+
+
+class MarkedEntry(SetEntry, frozen=True, gc=False):
+    """An entry that gives its packets a mark: the bits of ``mask`` become those of ``mark``, the others stay.
+
+    A set holds one for each address, protocol and port: another mark replaces the one before.
+    """
+
+    mark: int = 0
+    mask: int = 0
+
+    @property
+    def skbmark(self) -> int:
+        """Mark and mask in one number, as the kernel's attribute has them."""
+        return self.mark << 32 | self.mask
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} skbmark {self.mark:#x}/{self.mask:#x}"
+
+
+class CatchAll(SetEntry, frozen=True, gc=False):
+    """What stands for all keys that a set of nf_tables has no entry of (since Linux 5.13). Only other programs add it.
+
+    It names no address and no port, and is the witness of nothing.
+    """
+
+    def __str__(self) -> str:
+        """As ``nft`` prints it."""
+        return "*"
+
+
+def mark_entry(key: FirewallMark) -> SetEntry:
+    """The entry that shows that the virtual server of a mark is ours."""
+    return SetEntry(IpSet(SetKind.MARKS, key.family).name, Address(key.mark.to_bytes(key.family.bits // 8, "big")))
+
+
+def mark_of(entry: SetEntry) -> FirewallMark | None:
+    """The virtual server that an entry of a ``MARKS`` set names; None for an entry of another set."""
+    ip_set = IP_SETS[entry.set]
+    if ip_set.kind is not SetKind.MARKS or entry.address is None:
+        return None
+    return FirewallMark.of(ip_set.family, int.from_bytes(entry.address, "big") & 0xFFFFFFFF)
+
+
+@Kind(
+    "set_entry",
+    DriverName.IPSET,
+    one="set entry",
+    several="set entries",
+    add=Stage.ENTRIES,
+    remove=Stage.ENTRY_REMOVALS,
+)
+class SetEntries(NamedTuple):
+    """One or more entries of one set."""
+
+    set: str
+    entries: tuple[SetEntry, ...]
+
+    @classmethod
+    def of(cls, *entries: SetEntry) -> "SetEntries":
+        """These entries, all of one set."""
+        return cls(entries[0].set, entries)
+
+    @property
+    def keys(self) -> tuple[SetEntry, ...]:
+        """The key of each entry in the table of its set: the entry itself."""
+        return self.entries
+
+    @property
+    def key(self) -> SetEntry:
+        """The key in the table of its kind.
+
+        Raises:
+            ValueError: these are several objects.
+        """
+        (key,) = self.keys
+        return key
+
+    def __str__(self) -> str:
+        return f"{self.set} {', '.join(map(str, self.entries))}"
+
+
+def network_entry(set_name: str, key: VirtualServerKey, network: Network) -> SetEntry:
+    """The ``hash:ip,port,net`` entry of a virtual server and a source range. The kernel refuses a /0 range."""
+    return SetEntry(set_name, key.address, key.protocol, key.port, network.address, network.prefix_length)

@@ -1,0 +1,218 @@
+"""Virtual servers, desired and observed, and the real servers that they get."""
+
+from collections.abc import Collection, KeysView, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ipvsproxy.model.kind import DriverName, Kind, Stage
+from ipvsproxy.model.net import Address, Family, Protocol, host_port
+from ipvsproxy.model.owner import NODE_OWNER, Owner
+from ipvsproxy.model.real_servers import NO_REAL_SERVERS, NO_THRESHOLDS, RealServerKey, Thresholds, Weights
+
+
+class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a virtual server, in the kernel as here."""
+
+    protocol: Protocol
+    address: Address
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.protocol.name} {host_port(self.address, self.port)}"
+
+
+class FirewallMark(VirtualServerKey, frozen=True, gc=False):
+    """The name of a virtual server that takes packets by their mark, whatever their destination is; made by ``of``.
+
+    ``protocol`` is TCP, as the kernel notes for each of these (``ip_vs_genl_parse_service`` in
+    net/netfilter/ipvs/ip_vs_ctl.c), ``address`` the unspecified one of the family, and ``port`` the mark: 1 to 2**32 - 1.
+    """
+
+    @classmethod
+    def of(cls, family: Family, mark: int) -> "FirewallMark":
+        """The virtual server of a family for packets with this mark."""
+        return cls(Protocol.TCP, Address(bytes(family.bits // 8)), mark)
+
+    @property
+    def family(self) -> Family:
+        """The family of the packets."""
+        return self.address.family
+
+    @property
+    def mark(self) -> int:
+        """The whole mark of the packets."""
+        return self.port
+
+    def __str__(self) -> str:
+        return f"mark {self.mark:#x} ({self.family.label})"
+
+
+PERSISTENT = 0x1
+"""Virtual-server flag: session affinity."""
+HASHED = 0x2
+"""Virtual-server flag that the kernel sets for its own use. It is neither sent nor compared."""
+SCHEDULER_FALLBACK = 0x8
+"""The first scheduler flag. For ``sh`` and ``mh``: a client of a real server that takes no connections goes to another one."""
+SCHEDULER_PORT = 0x10
+"""The second scheduler flag. For ``sh`` and ``mh``: the hash includes the source port."""
+HAS_THRESHOLDS = 0x20
+"""The third scheduler flag, which no scheduler reads. It shows that our real servers have thresholds: to ask every virtual server
+for these would take a question for each.
+"""
+SCHEDULER_FLAGS = SCHEDULER_FALLBACK | SCHEDULER_PORT | HAS_THRESHOLDS
+"""The flags that ``/proc/net/ip_vs`` does not show."""
+
+
+_FLAG_NAMES: Mapping[int, str] = {SCHEDULER_FALLBACK: "fallback", SCHEDULER_PORT: "port", HAS_THRESHOLDS: "thresholds"}
+
+
+class VirtualServerSettings(NamedTuple):
+    """The settings of a virtual server.
+
+    ``timeout_s`` is the timeout of session affinity, 0 without it. ``flags`` never include ``HASHED``. Clients of one network of
+    ``prefix_length`` share their session affinity; 0 stands for a single address, as in kube-proxy, and without affinity.
+    """
+
+    scheduler: str
+    flags: int = 0
+    timeout_s: int = 0
+    prefix_length: int = 0
+
+    @property
+    def flag_names(self) -> list[str]:
+        """The scheduler flags by name; other flags than affinity as a number."""
+        names = [name for flag, name in _FLAG_NAMES.items() if self.flags & flag]
+        rest = self.flags & ~(PERSISTENT | SCHEDULER_FLAGS)
+        return names + ([f"{rest:#x}"] if rest else [])
+
+    def __str__(self) -> str:
+        flags = f" ({', '.join(self.flag_names)})" if self.flag_names else ""
+        network = f" by /{self.prefix_length}" if self.prefix_length else ""
+        affinity = f", session affinity {self.timeout_s} s{network}" if self.flags & PERSISTENT else ""
+        return f"{self.scheduler}{flags}{affinity}"
+
+
+@Kind(
+    "virtual_server",
+    DriverName.IPVS,
+    one="virtual server",
+    add=Stage.SERVERS,
+    set=Stage.SERVERS,
+    remove=Stage.VIRTUAL_SERVER_REMOVALS,
+)
+class VirtualServer(msgspec.Struct, frozen=True, gc=False):
+    """A desired virtual server, with its owner.
+
+    ``weights`` are in the order in which the real servers are added. Several virtual servers, and observed ones, may share one
+    object of weights. ``marked`` is the protocol of the packets of one that is named by a ``FirewallMark``. Each real server has
+    the same ``thresholds``.
+    """
+
+    key: VirtualServerKey
+    settings: VirtualServerSettings
+    weights: Weights = NO_REAL_SERVERS
+    owner: Owner = NODE_OWNER
+    marked: Protocol | None = None
+    thresholds: Thresholds = NO_THRESHOLDS
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol of its packets."""
+        return self.marked or self.key.protocol
+
+    def with_weights(self, weights: Weights) -> "VirtualServer":
+        """The same with these real servers."""
+        return msgspec.structs.replace(self, weights=weights)
+
+    @property
+    def real_servers(self) -> KeysView[RealServerKey]:
+        """The desired real servers."""
+        return self.weights.keys()
+
+
+class ObservedVirtualServer(msgspec.Struct, gc=False):
+    """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
+
+    ``thresholds`` has the real servers that have any, and is None or empty without them. ``flags_known`` is false for a reading
+    of ``/proc/net/ip_vs``, which shows neither scheduler flags nor thresholds; these then count as equal.
+    Do not change an object that another module made: its reader may return it again, and a ``VirtualServer`` may share its
+    weights. Change a copy.
+    """
+
+    settings: VirtualServerSettings
+    real_servers: Mapping[RealServerKey, int]
+    flags_known: bool = True
+    thresholds: Mapping[RealServerKey, Thresholds] | None = None
+
+    def has(self, real_servers: Mapping[RealServerKey, int]) -> "ObservedVirtualServer":
+        """The same with these real servers."""
+        return ObservedVirtualServer(self.settings, real_servers, self.flags_known, self.thresholds)
+
+
+@Kind(
+    "real_server",
+    DriverName.IPVS,
+    one="real server",
+    add=Stage.SERVERS,
+    set=Stage.SERVERS,
+    remove=Stage.REAL_SERVER_REMOVALS,
+)
+class RealServers(NamedTuple):
+    """One or more real servers of one virtual server, with their observed or desired weight (0: no new connections).
+
+    If ``keys`` are all real servers of a new virtual server, all with weight 1 and without thresholds, they are its
+    ``EvenWeights`` object, because a start adds very many. ``stays``: a Service desires the real server. With weight 0, it is not
+    drained then.
+    """
+
+    virtual_server: VirtualServerKey
+    keys: Collection[RealServerKey]
+    weight: int = 1
+    thresholds: Thresholds = NO_THRESHOLDS
+    stays: bool = False
+
+    @classmethod
+    def of(cls, virtual_server: VirtualServerKey, key: RealServerKey, weight: int = 1) -> "RealServers":
+        """One real server."""
+        return cls(virtual_server, (key,), weight)
+
+    @property
+    def drains(self) -> bool:
+        """Whether these get no new connections because nobody desires them any more."""
+        return self.weight == 0 and not self.stays
+
+    @property
+    def key(self) -> RealServerKey:
+        """The key in the table of its kind.
+
+        Raises:
+            ValueError: these are several objects.
+        """
+        (key,) = self.keys
+        return key
+
+    def __str__(self) -> str:
+        return f"{self.virtual_server} -> {', '.join(map(str, self.keys))}"
+
+
+class Connections(NamedTuple):
+    """The connections of a real server as IPVS counts them: ``active`` ones are established, the others ``inactive``."""
+
+    active: int
+    inactive: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there are neither active nor inactive ones."""
+        return not (self.active or self.inactive)
+
+
+class Counters(NamedTuple):
+    """The counters of a virtual or real server since it was added. "In" is the direction from client to real server."""
+
+    connections: int = 0
+    packets_in: int = 0
+    packets_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0

@@ -1,0 +1,10 @@
+"""Virtual servers that packets reach by a mark."""
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
+
+
+def test_a_mark_is_no_address_with_a_port() -> None:
+    mark = FirewallMark.of(Family.IPV4, 80)
+    assert mark != VirtualServerKey(mark.protocol, mark.address, mark.port)
+    assert str(mark) == "mark 0x50 (IPv4)"
