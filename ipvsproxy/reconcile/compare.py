@@ -53,7 +53,7 @@ class Difference:
 
     def __str__(self) -> str:
         owner = f" of {self.owner}" if self.owner and self.owner.service.namespace else ""
-        return f"{self.kind} {self.name}{owner}: wanted {self.desired}, found {self.observed}"
+        return f"{self.kind} {self.name}{owner}: desired {self.desired}, observed {self.observed}"
 
 
 DescribeRule = Callable[[ObservedRule, Family], str]

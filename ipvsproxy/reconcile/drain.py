@@ -1,4 +1,4 @@
-"""Graceful termination: a TCP real server that is no longer desired keeps its connections, and gets no new ones.
+"""Drains: a TCP real server that is no longer desired keeps its connections, and gets no new ones.
 
 Its weight becomes 0 at once. It is removed when both of its connection counts are 0 and there is room on the kernel's list of
 removed real servers (see ``pace``), or when its deadline is over. UDP and SCTP real servers are removed at once, as by

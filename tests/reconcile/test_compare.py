@@ -94,29 +94,29 @@ def test_missing_settings_sets_and_devices_are_differences_with_the_desired_valu
     node.kernel.device = False
     del node.kernel.sets["KUBE-LOAD-BALANCER"]
     assert lines(node) == [
-        "sysctl net/ipv4/vs/conntrack: wanted 1, found 0",
-        "device kube-ipvs0: wanted present, found missing",
-        "set KUBE-LOAD-BALANCER: wanted hash:ip,port, found missing or of another type",
+        "sysctl net/ipv4/vs/conntrack: desired 1, observed 0",
+        "device kube-ipvs0: desired present, observed missing",
+        "set KUBE-LOAD-BALANCER: desired hash:ip,port, observed missing or of another type",
     ]
     node.kernel.set_copy = True
-    assert lines(node)[-1] == "set KUBE-IPVSPROXY-LARGER: wanted nothing, found present"
+    assert lines(node)[-1] == "set KUBE-IPVSPROXY-LARGER: desired nothing, observed present"
     del node.kernel.sysctls[simulation.SYSCTL.path]
-    assert lines(node)[0] == "sysctl net/ipv4/vs/conntrack: wanted 1, found no such setting in this kernel"
+    assert lines(node)[0] == "sysctl net/ipv4/vs/conntrack: desired 1, observed no such setting in this kernel"
 
 
 def test_differences_of_entries_have_the_set_and_the_service() -> None:
     node = web("10.244.0.1")
     node.kernel.sets["KUBE-CLUSTER-IP"].entries = {examples.entry(SetKind.CLUSTER_IP, builders.frontend("10.96.9.9", 80))}
     assert lines(node) == [
-        "set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80 of default/web: wanted present, found missing",
-        "set_entry KUBE-CLUSTER-IP 10.96.9.9,tcp:80: wanted nothing, found present",
+        "set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80 of default/web: desired present, observed missing",
+        "set_entry KUBE-CLUSTER-IP 10.96.9.9,tcp:80: desired nothing, observed present",
     ]
 
 
 def test_a_missing_virtual_server_is_one_line_with_the_number_of_its_real_servers() -> None:
     node = web("10.244.0.1", "10.244.0.2")
     node.kernel.virtual_servers.clear()
-    assert lines(node) == ["virtual_server TCP 10.96.0.10:80 of default/web: wanted rr, real servers: 2, found missing"]
+    assert lines(node) == ["virtual_server TCP 10.96.0.10:80 of default/web: desired rr, real servers: 2, observed missing"]
 
 
 def test_an_undesired_virtual_server_is_one_line_with_its_settings() -> None:
@@ -125,7 +125,7 @@ def test_an_undesired_virtual_server_is_one_line_with_its_settings() -> None:
     stray = examples.observed({builders.backend("10.244.0.1"): 1}, settings=settings)
     node.kernel.virtual_servers[builders.frontend(builders.CLUSTER_IP, 9)] = stray
     assert lines(node) == [
-        "virtual_server TCP 10.96.0.10:9: wanted nothing, found mh (port), session affinity 10800 s, real servers: 1"
+        "virtual_server TCP 10.96.0.10:9: desired nothing, observed mh (port), session affinity 10800 s, real servers: 1"
     ]
 
 
@@ -139,10 +139,10 @@ def test_each_real_server_that_differs_is_one_line() -> None:
     unused = "weight 0 (its endpoint is not used; its connections may end)"
     name = "real_server TCP 10.96.0.10:80 ->"
     assert sorted(lines(node)) == [
-        f"{name} 10.244.0.1:8080 of default/web: wanted weight 1, found weight 0",
-        f"{name} 10.244.0.2:8080 of default/web: wanted weight 1, found missing",
-        f"{name} 10.244.0.3:8080 of default/web: wanted {unused}, found weight 1",
-        f"{name} 10.244.0.4:8080 of default/web: wanted weight 1, found not masqueraded",
+        f"{name} 10.244.0.1:8080 of default/web: desired weight 1, observed weight 0",
+        f"{name} 10.244.0.2:8080 of default/web: desired weight 1, observed missing",
+        f"{name} 10.244.0.3:8080 of default/web: desired {unused}, observed weight 1",
+        f"{name} 10.244.0.4:8080 of default/web: desired weight 1, observed not masqueraded",
     ]
 
 
@@ -150,7 +150,7 @@ def test_an_undesired_real_server_of_udp_is_to_be_removed_at_once(reconciler: Re
     weights = {builders.backend("10.244.0.1", 53): 1, builders.backend("10.9.9.9", 53): 0}
     reconciler._tables.virtual_servers.observe({KEY: examples.observed(weights)}, lambda _: True)
     assert [str(one) for one in differences(reconciler) if one.kind.endswith("server")] == [
-        "real_server UDP 10.96.0.10:53 -> 10.9.9.9:53 of default/dns: wanted nothing, found weight 0"
+        "real_server UDP 10.96.0.10:53 -> 10.9.9.9:53 of default/dns: desired nothing, observed weight 0"
     ]
 
 
@@ -177,11 +177,11 @@ def test_timeouts_without_a_desired_value_count_as_equal(reconciler: Reconciler)
     compare.note_timeouts(reconciler._tables, Timeouts(600, 120, 300))
     assert list(reconciler._tables.timeouts.observed) == [], "none are wanted, none are looked at"
     reconciler.put_node((), (), Timeouts(600, 0, 0))
-    assert timeouts(reconciler) == ["timeouts tcp: wanted 600 s, found unknown"]
+    assert timeouts(reconciler) == ["timeouts tcp: desired 600 s, observed unknown"]
     compare.note_timeouts(reconciler._tables, Timeouts(600, 120, 300))
     assert timeouts(reconciler) == []
     compare.note_timeouts(reconciler._tables, Timeouts(900, 120, 300))
-    assert timeouts(reconciler) == ["timeouts tcp: wanted 600 s, found 900 s"]
+    assert timeouts(reconciler) == ["timeouts tcp: desired 600 s, observed 900 s"]
 
 
 def timeouts(reconciler: Reconciler) -> list[str]:
@@ -196,9 +196,9 @@ DROP, RETURN = Rule(target=Verdict.DROP), Rule(target=Verdict.RETURN)
 @pytest.mark.parametrize(
     ("desired", "found", "difference"),
     [
-        ((), (DROP,), "rule 1: wanted no rule, found -j DROP"),
-        ((DROP, RETURN), (DROP,), "rule 2: wanted -j RETURN, found no rule"),
-        ((RETURN, DROP, DROP), (RETURN, RETURN, RETURN), "rule 2: wanted -j DROP, found -j RETURN"),
+        ((), (DROP,), "rule 1: desired no rule, observed -j DROP"),
+        ((DROP, RETURN), (DROP,), "rule 2: desired -j RETURN, observed no rule"),
+        ((RETURN, DROP, DROP), (RETURN, RETURN, RETURN), "rule 2: desired -j DROP, observed -j RETURN"),
     ],
 )
 def test_the_difference_of_a_chain_is_its_first_rule_that_differs(
@@ -210,15 +210,15 @@ def test_the_difference_of_a_chain_is_its_first_rule_that_differs(
 def test_missing_and_undesired_chains_and_jumps_are_differences(reconciler: Reconciler) -> None:
     other = ChainKey("nat", "KUBE-SERVICES")
     assert rules(reconciler, {CHAIN: (DROP,), other: (DROP, RETURN)}, None, JUMP) == [
-        "rules IPv4 chain nat/KUBE-MARK-MASQ: wanted 1 rule, found missing",
-        "rules IPv4 chain nat/KUBE-SERVICES: wanted 2 rules, found missing",
-        "rules IPv4 jump nat/OUTPUT -> KUBE-MARK-MASQ: wanted present, found missing",
+        "rules IPv4 chain nat/KUBE-MARK-MASQ: desired 1 rule, observed missing",
+        "rules IPv4 chain nat/KUBE-SERVICES: desired 2 rules, observed missing",
+        "rules IPv4 jump nat/OUTPUT -> KUBE-MARK-MASQ: desired present, observed missing",
     ]
     assert rules(reconciler, {CHAIN: (DROP,)}, {CHAIN: (DROP,), other: ()}) == [
-        "rules IPv4 chain nat/KUBE-SERVICES: wanted nothing, found present"
+        "rules IPv4 chain nat/KUBE-SERVICES: desired nothing, observed present"
     ]
     assert rules(reconciler, {CHAIN: (DROP,)}, {CHAIN: ()}, JUMP, present=[JUMP]) == [
-        "rules IPv4 chain nat/KUBE-MARK-MASQ rule 1: wanted -j DROP, found no rule"
+        "rules IPv4 chain nat/KUBE-MARK-MASQ rule 1: desired -j DROP, observed no rule"
     ]
 
 

@@ -116,7 +116,7 @@ class IpvsDriver:
     def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """All virtual servers by key.
 
-        If there are none of IPv6, they are read by ``getsockopt`` (see ``ipvs_entries``). Whether there are any, the uses of
+        If there are none of IPv6, they are read by ``getsockopt`` (see ``entries``). Whether there are any, the uses of
         schedulers tell, if they are as many as virtual servers of IPv4; or else a netlink dump. Otherwise settings come from that
         dump, real servers from ``/proc/net/ip_vs``; virtual servers that the file skips (see ``table``) are read one by one.
 
@@ -153,7 +153,7 @@ class IpvsDriver:
         """As ``observe_in_parts``, but only virtual servers that have changed or were written since they were last returned.
 
         Without IPv6, this includes everything if it is ``whole``; otherwise no weights and no exchanged real servers, and what
-        was written here waits for a whole reading (see ``ipvs_entries``). One of IPv6 that another program has added waits for
+        was written here waits for a whole reading (see ``entries``). One of IPv6 that another program has added waits for
         ``observe``.
 
         With IPv6, only a whole reading reads anything, and does not show scheduler flags. Virtual servers that the file skips
@@ -275,7 +275,7 @@ class IpvsDriver:
         return failed
 
     def _prepare_schedulers(self, operations: Sequence[Operation]) -> bool:
-        """Let virtual servers serve clients while their scheduler is changed; see ``ipvs_handover``.
+        """Let virtual servers serve clients while their scheduler is changed; see ``handover``.
 
         Returns whether any needs that.
         """

@@ -9,7 +9,7 @@ include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services``, ``ip_vs_g
 Nothing tells of a change of the table: IPVS sends no notifications and counts no generations. The entries of the virtual servers,
 a call of 5 ms for 10,000, show each change of a virtual server, and each added or removed real server by their number. A weight,
 or a real server in place of another, only shows in the entries of real servers, and in the pages of the file: where these are
-as before, the questions are spared (see ``ipvs_pages``).
+as before, the questions are spared (see ``pages``).
 
 Other calls may write between two parts. A virtual server that was written meanwhile waits for the next reading.
 """

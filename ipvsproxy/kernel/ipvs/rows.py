@@ -1,4 +1,4 @@
-"""Every virtual and real server with all that ``ipvsadm -Ln`` shows. ``ipvs`` reads only what is compared."""
+"""Every virtual and real server with all that ``ipvsadm -Ln`` shows. ``driver`` reads only what is compared."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
