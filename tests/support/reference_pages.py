@@ -156,7 +156,7 @@ def _kernels() -> Iterator[str]:
             ((str(row), *(_on(row, one) for one in features.YOUNG)) for row in features.ROWS),
         ),
         "",
-        "What a kernel of this table may be too old for:",
+        "What a kernel of this table may be too old for (`_NAME` is short for a name that begins as the one before it):",
         "",
         *_feature_table(features.YOUNG),
         "",
@@ -167,6 +167,15 @@ def _kernels() -> Iterator[str]:
         "\\* The version is the commonly documented one, and was not looked up in the kernel's history. The source of Linux",
         "5.10, 6.1 and 6.12 has the feature.",
     )
+
+
+def _shortened(parts: Iterable[str]) -> Iterator[str]:
+    """Names of attributes without their beginning, up to ``_ATTR``, where the name before has the same."""
+    before = ""
+    for part in parts:
+        beginning, attribute, rest = part.partition("_ATTR_")
+        yield f"_{rest}" if attribute and beginning == before else part
+        before = beginning if attribute else ""
 
 
 def _on(row: Row, feature: Feature) -> str:
@@ -181,7 +190,7 @@ def _feature_table(listed: Sequence[Feature]) -> Iterator[str]:
             (
                 f"`{one.name}`",
                 one.words,
-                _code(one.parts),
+                _code(_shortened(one.parts)),
                 one.use,
                 dotted(one.since) + ("" if one.is_dated else "\\*"),
                 one.source,
