@@ -1,4 +1,4 @@
-"""README and docs/ agree with the repository: linked files, named files and flags exist.
+"""README and docs/ agree with the repository: linked files, named files, modules and flags exist.
 
 Not tested: clarity, and the outputs in README, which are copies.
 """
@@ -12,7 +12,10 @@ from ipvsproxy.config import catalogue
 from ipvsproxy.daemon.base import log_events
 
 ROOT = pathlib.Path(__file__).parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PACKAGE = ROOT / "ipvsproxy"
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+LONGEST_CELL = 600
+"""A longer cell of a table is not understood at the first reading."""
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -25,6 +28,37 @@ def test_every_link_leads_to_a_file(document: pathlib.Path) -> None:
 def test_every_named_file_of_the_repository_exists(document: pathlib.Path) -> None:
     named = re.findall(r"\b(?:manifests|scripts|tests|docs)/[\w./-]*[\w-]", document.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_named_file_of_the_program_exists(document: pathlib.Path) -> None:
+    named = re.findall(r"`((?:ipvsproxy/)?(?:[a-z]+/)+[a-z_]+\.(?:py|c))`", document.read_text())
+    assert [name for name in named if not any((root / name).exists() for root in (ROOT, PACKAGE))] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_cell_of_a_table_is_too_long(document: pathlib.Path) -> None:
+    rows = (line for line in document.read_text().splitlines() if line.startswith("|"))
+    assert [cell for row in rows for cell in row.split(" | ") if len(cell) > LONGEST_CELL] == []
+
+
+def modules(room: str) -> set[str]:
+    return {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
+
+
+def test_architecture_names_every_module_in_the_section_of_its_room() -> None:
+    reference = (ROOT / "docs/architecture.md").read_text().partition("\n## The modules\n")[2]
+    sections = re.findall(r"^### `(\S+)/`\n(.*?)(?=^### |\Z)", reference, re.MULTILINE | re.DOTALL)
+    rooms = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*") if path.is_dir() and any(path.glob("[a-z]*.py"))}
+    assert {room for room, _ in sections} == rooms - {"daemon"}  # the table of rooms names the two modules of daemon/ itself
+    for room, section in sections:
+        assert modules(room) - set(re.findall(r"`(\w+)`", section)) == set(), room
+
+
+def test_architecture_names_no_module_that_does_not_exist() -> None:
+    reference = (ROOT / "docs/architecture.md").read_text().partition("\n## The modules\n")[2]
+    for room, section in re.findall(r"^### `(\S+)/`\n(.*?)(?=^### |\Z)", reference, re.MULTILINE | re.DOTALL):
+        assert set(re.findall(r"`(\w+)`(?=: | and `|, `)", section)) - modules(room) == set(), room
 
 
 def test_every_flag_that_running_explains_exists() -> None:
