@@ -1,4 +1,4 @@
-"""README and docs/ agree with the repository: linked files, named files, modules and flags exist.
+"""README and docs/ agree with the repository: linked files and headings, named files, modules and flags exist.
 
 Not tested: clarity, and the outputs in README, which are copies.
 """
@@ -22,6 +22,19 @@ LONGEST_CELL = 600
 def test_every_link_leads_to_a_file(document: pathlib.Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", document.read_text())
     assert [link for link in links if not link.startswith("https://") and not (document.parent / link).exists()] == []
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The headings of a page as links name them: in lower case, without punctuation, with hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_into_a_page_leads_to_a_heading(document: pathlib.Path) -> None:
+    links = re.findall(r"\]\(((?:[\w/.-]+\.md)?)#([^)]+)\)", document.read_text())
+    pages = ((document.parent / page if page else document, anchor) for page, anchor in links)
+    assert [(page.name, anchor) for page, anchor in pages if anchor not in anchors(page)] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
