@@ -149,7 +149,7 @@ def _kernels() -> Iterator[str]:
         "refused in one sentence. Distributions take younger features into older kernels (the 4.18 of RHEL 8.3 has",
         "`one-connection-module`), so the answer of the kernel counts, and not its version: `ipvsproxy doctor` prints the",
         "answers of this node. [testing.md](testing.md) says on which kernels ipvsproxy has run. What the others answer is taken",
-        "from their source, and tests speak as they would.",
+        "from their source, and tests answer as they would.",
         "",
         *_table(
             ("kernel", *(f"`{one.name}`" for one in features.YOUNG)),
