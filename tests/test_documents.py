@@ -10,6 +10,7 @@ import pytest
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.daemon.base import log_events
+from ipvsproxy.daemon.metrics.series import ALL
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "ipvsproxy"
@@ -82,3 +83,15 @@ def test_every_flag_that_running_explains_exists() -> None:
 def test_every_quoted_log_line_is_an_event() -> None:
     quoted = {event for document in DOCUMENTS for event in re.findall(r'event=("[^"]+"|\w+)', document.read_text())}
     assert quoted - log_events.EVENTS.keys() == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_named_log_line_is_an_event(document: pathlib.Path) -> None:
+    lists = re.findall(r"\blog lines? ((?:`\w+`(?:, and |, | and )?)+)", document.read_text())
+    assert {event for named in lists for event in re.findall(r"\w+(?=`)", named)} - log_events.EVENTS.keys() == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_named_metric_exists(document: pathlib.Path) -> None:
+    named = set(re.findall(r"\b(?:ipvsproxy|kubeproxy)_[a-z_]*[a-z]\b", document.read_text()))
+    assert named - {one.name for one in ALL} == set()

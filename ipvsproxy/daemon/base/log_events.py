@@ -221,7 +221,7 @@ KEYS: Mapping[str, Key] = {
     "files": Key("number", "manifests that were read"),
     "held_by": Key("text", "the process that holds the lock"),
     "hint": Key("text", "explanation, or what to do: prose, which may change"),
-    "iptables": Key("list", "variants in use: `nf_tables`, `legacy`"),
+    "iptables": Key("list", "what writes the rules: the variants of iptables in use (`nf_tables`, `legacy`), or `nftables`"),
     "jumps": Key("number", "jumps that were removed"),
     "key": Key("text", "a virtual server: protocol, address and port"),
     "kind": Key("text", "kind of API object or of kernel object"),
