@@ -60,7 +60,7 @@ class Node(NamedTuple):
     """A node to clean: the kernel, its rules, those of the variants of iptables that are not in use, and the readable families.
 
     ``left`` looks in each place for rules that a proxy has left behind. ``skipped`` has a line for each part that this kernel
-    does not have.
+    does not have. ``sets_by_name`` are ours by name, whatever their shape: those of our table of nftables, of any version.
     """
 
     kernel: Kernel
@@ -69,6 +69,7 @@ class Node(NamedTuple):
     other_rules: tuple[Rules, ...] = ()
     families: tuple[Family, ...] = tuple(Family)
     skipped: tuple[str, ...] = ()
+    sets_by_name: tuple[IpSet, ...] = ()
 
 
 class Left(NamedTuple):
@@ -169,6 +170,7 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
             ),
             tuple(programs),
             tuple(skipped),
+            tuple(IP_SETS.values()) if backend is Backend.NFTABLES else (),
         )
 
 
@@ -187,7 +189,11 @@ def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collectio
     left, hidden, foreign = _clear(node, may_remove=True)
     problems = list(_once(observed.errors, hidden))
     if may_remove_witnesses:
-        outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply(todo.witnesses)]
+        removed = node.kernel.apply(todo.witnesses)
+        unlike = [ip_set for ip_set in node.sets_by_name if ip_set.name not in (observed.sets or {})]
+        of_unlike = node.kernel.apply([Operation(Verb.REMOVE, ip_set) for ip_set in unlike])
+        removed += [one for one in of_unlike if one.error or not one.surprise]  # a surprise: the set was absent
+        outcomes += [_with_users(node, outcome) for outcome in removed]
     elif todo.witnesses:
         problems.append(
             "sets, device and local routes stay, because only they show which virtual servers are ours; run cleanup again"

@@ -37,7 +37,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
-from ipvsproxy.model.sets import IP_SETS, WITNESS_KINDS, CatchAll, SetEntries, SetEntry
+from ipvsproxy.model.sets import IP_SETS, WITNESS_KINDS, ForeignElement, SetEntries, SetEntry
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 
@@ -291,7 +291,7 @@ class NodeKernel:
         count = 0
         for name, entries in former.items():
             present = {_place(one) for one in ours[name].entries} if name in ours else set()
-            missing = tuple(one for one in entries if _place(one) not in present and not isinstance(one, CatchAll))
+            missing = tuple(one for one in entries if _place(one) not in present and not isinstance(one, ForeignElement))
             operations += [Operation(Verb.ADD, IP_SETS[name])] if name not in ours else []
             operations += [Operation(Verb.ADD, SetEntries(name, missing))] if missing else []
             count += len(missing)

@@ -176,15 +176,18 @@ class MarkedEntry(SetEntry, frozen=True, gc=False):
         return f"{super().__str__()} skbmark {self.mark:#x}/{self.mask:#x}"
 
 
-class CatchAll(SetEntry, frozen=True, gc=False):
-    """What stands for all keys that a set of nf_tables has no entry of (since Linux 5.13). Only other programs add it.
+class ForeignElement(SetEntry, frozen=True, gc=False):
+    """An element of a set of nf_tables that no entry of ours can be. Only other programs add it.
 
+    ``raw`` is its key as the kernel has it. Without one, it stands for all other keys (since Linux 5.13).
     It names no address and no port, and is the witness of nothing.
     """
 
+    raw: bytes = b""
+
     def __str__(self) -> str:
-        """As ``nft`` prints it."""
-        return "*"
+        """As ``nft`` prints an element for all other keys; any other one in hexadecimal."""
+        return f"element {self.raw.hex()}" if self.raw else "*"
 
 
 def mark_entry(key: FirewallMark) -> SetEntry:

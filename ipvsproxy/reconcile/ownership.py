@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol, network
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, CatchAll, SetEntry, SetKind, SetType, mark_entry, mark_of
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, SetEntry, SetKind, SetType, mark_entry, mark_of
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServerKey
 
 _WITNESSES = frozenset(
@@ -140,7 +140,7 @@ def node_port(key: VirtualServerKey) -> NodePort:
 def node_port_of(entry: SetEntry) -> NodePort | None:
     """The node port that an entry of a ``bitmap:port`` set names; None if it names none."""
     ip_set = IP_SETS[entry.set]
-    protocol = None if isinstance(entry, CatchAll) else _NODE_PORTS.get(ip_set.kind)
+    protocol = None if isinstance(entry, ForeignElement) else _NODE_PORTS.get(ip_set.kind)
     return NodePort(ip_set.family, protocol, entry.port) if protocol is not None else None
 
 

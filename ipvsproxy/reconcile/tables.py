@@ -30,7 +30,7 @@ from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import MARKING_TABLE, ObservedSkeleton, Skeleton
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, CatchAll, IpSet, SetCopy, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetCopy, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile import ownership, precedence
@@ -347,12 +347,12 @@ class Tables:
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
         """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired.
 
-        A ``CatchAll`` alone does not count: a rule for it would do to all packets what it does to those of some Services.
+        A ``ForeignElement`` alone does not count: a rule for it would do to all packets what it does to those of some Services.
         """
         return frozenset(
             kind
             for kind, table in self._entries_of[family]
-            if (table.desired or (not settled and any(not isinstance(entry, CatchAll) for entry in table.observed)))
+            if (table.desired or (not settled and any(not isinstance(entry, ForeignElement) for entry in table.observed)))
             and (settled or kind not in SCOPE_KINDS or IpSet(kind, family) in self.sets.observed)
         )
 

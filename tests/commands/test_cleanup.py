@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,8 @@ from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey
-from ipvsproxy.model.sets import IpSet, SetKind
+from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.ownership import EVERYWHERE
 from ipvsproxy.translate import chains, skeleton, view
@@ -262,6 +264,24 @@ def shown(command: str) -> list[str]:
     """What a tool prints, without comments."""
     done = subprocess.run(command.split(), check=True, capture_output=True, text=True)
     return [line.strip() for line in done.stdout.splitlines() if not line.startswith("#")]
+
+
+def test_sets_of_our_names_go_whatever_their_shape_is(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, absent = IpSet(SetKind.LOAD_BALANCER, Family.IPV6), IpSet(SetKind.MARKS, Family.IPV6)
+    kernel.apply([Operation(Verb.ADD, there)])
+    observe = kernel.observe
+
+    def without(names: Sequence[str], *others: Any) -> Observation:
+        """As a node observes them: a set of another shape is not there."""
+        return observe([name for name in names if name != there.name], *others)
+
+    monkeypatch.setattr(kernel, "observe", without)
+    node = cleanup.Node(kernel, Rules(), {}, sets_by_name=tuple(IP_SETS.values()))
+    result = cleanup.clean(node, (), EVERYWHERE, dry_run=False)
+    removed = [one.operation.item for one in result.outcomes]
+    assert there in removed
+    assert absent not in removed
+    assert kernel.sets == {}
 
 
 STRANGE = (

@@ -9,7 +9,7 @@ from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.real_servers import Thresholds
-from ipvsproxy.model.sets import CatchAll
+from ipvsproxy.model.sets import ForeignElement
 from ipvsproxy.model.virtual_servers import Connections
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -54,7 +54,7 @@ async def test_there_is_nothing_to_do_where_all_is_in_force() -> None:
 
 async def test_what_another_program_has_added_for_all_other_keys_is_removed() -> None:
     kernel = await synced_kernel(*WEB)
-    kernel.sets["KUBE-CLUSTER-IP"].entries.add(CatchAll("KUBE-CLUSTER-IP"))
+    kernel.sets["KUBE-CLUSTER-IP"].entries.add(ForeignElement("KUBE-CLUSTER-IP"))
     assert _lines(await _plan(kernel, *WEB)) == ["remove set_entry KUBE-CLUSTER-IP *"]
 
 

@@ -12,7 +12,7 @@ from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.service import ServiceType
-from ipvsproxy.model.sets import CatchAll, SetEntry
+from ipvsproxy.model.sets import ForeignElement, SetEntry
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerSettings
 from tests.support import builders
@@ -76,7 +76,7 @@ async def test_each_drift_is_one_line_with_service_wanted_and_found() -> None:
     kernel.addresses.clear()
     kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
     kernel.sets["KUBE-IPVS-IPS"].entries.add(SetEntry("KUBE-IPVS-IPS", parse_address("10.96.7.7")))
-    kernel.sets["KUBE-EXTERNAL-IP"].entries.add(CatchAll("KUBE-EXTERNAL-IP"))
+    kernel.sets["KUBE-EXTERNAL-IP"].entries.add(ForeignElement("KUBE-EXTERNAL-IP"))
     kernel.chains[Family.IPV4][ChainKey("nat", "KUBE-SERVICES")] = ()
     kernel.jumps[Family.IPV4].clear()
     kernel.sysctls["net/ipv4/ip_forward"] = "0"

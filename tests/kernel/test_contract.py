@@ -26,7 +26,7 @@ from ipvsproxy.model.net import Family, Network, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, Rule, SetMark, SetMatch, Side, Skeleton, Verdict
-from ipvsproxy.model.sets import IP_SETS, CatchAll, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
     HAS_THRESHOLDS,
@@ -399,7 +399,7 @@ def test_adding_and_removing_an_entry_twice_is_no_error(kernel: Kernel) -> None:
 
 
 def test_what_another_program_adds_for_all_other_keys_is_observed_until_it_is_removed(kernel: Kernel) -> None:
-    entry = CatchAll(IpSet(SetKind.CLUSTER_IP, Family.IPV4).name)
+    entry = ForeignElement(IpSet(SetKind.CLUSTER_IP, Family.IPV4).name)
     add(kernel, IP_SETS[entry.set])
     if isinstance(kernel, fake_kernel.FakeKernel):
         kernel.sets[entry.set].entries.add(entry)

@@ -166,6 +166,38 @@ def test_cleanup_leaves_nothing(laboratory: lab.Lab, tmp_path: Path) -> None:
         assert not running.virtual_servers()
 
 
+UNLIKE = "delete set inet ipvsproxy {name}; add set inet ipvsproxy {name} {{ type ipv4_addr; size 2; }}"
+
+
+def make_unlike(laboratory: lab.Lab, name: str) -> None:
+    """Replace a set of ours by one of another shape, as another version may have made it. The rules go with it."""
+    laboratory.run("node", "nft", f"flush table inet ipvsproxy; {UNLIKE.format(name=name)}")
+
+
+def test_a_set_of_another_shape_is_replaced_by_the_program_and_by_the_next_start(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with Cluster(laboratory, tmp_path, "--rules-backend=nftables", "--ipvs-sync-period=2s") as running:
+        running.have(*SERVICES)
+        before = listed()
+        make_unlike(laboratory, "KUBE-CLUSTER-IP")
+        wait_until(lambda: listed() == before, "healed")
+        assert json.loads(verify(running).output)["differences"] == []
+        running.program.__exit__(None, None, None)
+        make_unlike(laboratory, "KUBE-LOAD-BALANCER")
+        running.start()
+        wait_until(lambda: listed() == before, "healed by a start")
+        assert json.loads(verify(running).output)["differences"] == []
+
+
+def test_cleanup_removes_sets_of_another_shape(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
+        running.have(*SERVICES)
+        running.program.__exit__(None, None, None)
+        make_unlike(laboratory, "KUBE-LOAD-BALANCER")
+        (done,) = running.run("cleanup")
+        assert done.status == 0, done.output
+        assert laboratory.run("node", "nft", "list", "ruleset") == ""
+
+
 def verify(running: Cluster) -> program.Ended:
     (ended,) = running.run("verify --output=json")
     return ended

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.sets import IP_SETS, CatchAll, SetKind
+from ipvsproxy.model.sets import IP_SETS, ForeignElement, SetKind
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile import ownership
 from tests.reconcile import examples
@@ -145,7 +145,7 @@ def test_entries_stand_for_virtual_servers_or_node_ports_or_neither() -> None:
     ]
     assert ownership.virtual_server_of(examples.bound_entry("10.96.0.1")) is None
     for name in IP_SETS:
-        assert (ownership.virtual_server_of(CatchAll(name)), ownership.node_port_of(CatchAll(name))) == (None, None)
+        assert (ownership.virtual_server_of(ForeignElement(name)), ownership.node_port_of(ForeignElement(name))) == (None, None)
 
 
 def test_witnesses_of_an_existing_virtual_server_must_stay() -> None:
@@ -161,6 +161,6 @@ def test_witnesses_of_other_virtual_servers_may_go() -> None:
     assert not witnesses.need(examples.entry(SetKind.CLUSTER_IP, msgspec.structs.replace(KEY, port=81)))
     assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_UDP, 30080))
     assert not witnesses.need(examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080))
-    assert not any(witnesses.need(CatchAll(name)) for name in IP_SETS)
+    assert not any(witnesses.need(ForeignElement(name)) for name in IP_SETS)
     assert not witnesses.need(examples.bound_entry("10.96.0.2"))
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))

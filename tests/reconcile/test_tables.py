@@ -10,7 +10,7 @@ from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, CatchAll, IpSet, SetKind
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetKind
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile import diff
@@ -201,7 +201,7 @@ def test_a_set_is_occupied_from_the_first_desired_to_the_last_observed_entry() -
     assert tables.occupied(Family.IPV4, settled=True) == frozenset()
     tables.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, None)
     assert tables.occupied(Family.IPV4) == frozenset()
-    tables.entries[LOAD_BALANCER.set].confirm(CatchAll(LOAD_BALANCER.set), True)
+    tables.entries[LOAD_BALANCER.set].confirm(ForeignElement(LOAD_BALANCER.set), True)
     assert tables.occupied(Family.IPV4) == frozenset(), "no rule is written for that"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.rules import Rule, Verdict
-from ipvsproxy.model.sets import CatchAll, SetEntry
+from ipvsproxy.model.sets import ForeignElement, SetEntry
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from tests.daemon.loop.test_engine import WEB_KEY
 from tests.support import builders
@@ -79,7 +79,7 @@ def change_sysctl(kernel: FakeKernel) -> None:
 
 def add_catch_all(kernel: FakeKernel) -> None:
     for name, held in kernel.sets.items():
-        held.entries.add(CatchAll(name))
+        held.entries.add(ForeignElement(name))
 
 
 DRIFTS: Collection[Callable[[FakeKernel], None]] = (

@@ -32,7 +32,8 @@ CHAIN_TABLE, CHAIN_NAME, CHAIN_HOOK, CHAIN_POLICY, CHAIN_TYPE = 1, 3, 4, 5, 7
 HOOK_NUMBER, HOOK_PRIORITY = 1, 2
 RULE_TABLE, RULE_CHAIN, RULE_HANDLE, RULE_EXPRESSIONS, RULE_USER_DATA = 1, 2, 3, 4, 7
 SET_TABLE, SET_NAME, SET_FLAGS, SET_KEY_TYPE, SET_KEY_LENGTH, SET_DATA_TYPE, SET_DATA_LENGTH, SET_ID = 1, 2, 3, 4, 5, 6, 7, 10
-SET_USER_DATA = 13
+SET_DESCRIPTION, SET_USER_DATA = 9, 13
+SET_SIZE = 1
 ELEMENTS_TABLE, ELEMENTS_SET, ELEMENTS = 1, 2, 3
 """Attributes of messages."""
 IS_DORMANT = 1
@@ -223,13 +224,15 @@ def text_of(data: bytes, at: tuple[int, int]) -> str:
 class Shape(NamedTuple):
     """The parameters of a set: type and length of its keys, and of what it maps them to, if it is a map.
 
-    The types are those of the program ``nft``, which the kernel only stores: six bits for each field of a key.
+    The types are those of the program ``nft``, which the kernel only stores: six bits for each field of a key. ``is_plain``: it
+    has no flags but that of a map, and no limit of its size.
     """
 
     key_type: int
     key_length: int
     data_type: int = 0
     data_length: int = 0
+    is_plain: bool = True
 
 
 def new_set(name: str, shape: Shape, number: int) -> Message:

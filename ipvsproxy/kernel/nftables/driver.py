@@ -18,10 +18,12 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message
 from ipvsproxy.kernel.nftables import rules as nft_rules
 from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver
+from ipvsproxy.kernel.nftables.rules import Listing, NftRulesDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
-from ipvsproxy.model.plan import Operation, Outcome
-from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.rules import ChainKey, Jump, Rule, Skeleton
+from ipvsproxy.model.sets import IpSet, SetEntries
 
 
 class NftDriver:
@@ -64,12 +66,63 @@ class NftDriver:
         If the kernel refuses the transaction, rules and sets are applied in parts, in their order, so that each object has an
         outcome of its own.
         """
+        self._replace_unlike(operations)
         if len(operations) > 1 and self._apply_as_one(operations):
             return list(map(Outcome, operations))
         outcomes: list[Outcome] = []
         for is_of_rules, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, Skeleton)):
             outcomes += (self.rules if is_of_rules else self.sets).apply(list(group))
         return outcomes
+
+    def _replace_unlike(self, operations: Sequence[Operation]) -> None:
+        """Replace sets that have the names of those to create, and another shape: by another version, or by a file loaded by nft.
+
+        Rules that look up such a set keep it in use. So the rules of its family are written again in the same transaction: as the
+        operations ask for, else as they are. If it fails, the creation of the set reports why.
+        """
+        created = [item for verb, item in operations if isinstance(item, IpSet) and verb is not Verb.REMOVE]
+        if not created:
+            return
+        try:
+            present = self.sets.shaped_as_ours(created)
+            unlike = [ip_set for ip_set, is_ours in present.items() if not is_ours]
+            new = [Operation(Verb.ADD, ip_set) for ip_set in created if not present.get(ip_set, False)]
+            for _ in range(nft_rules.ATTEMPTS if unlike else 0):
+                listing = self.rules.listing()
+                messages = self._replacement(unlike, new, operations, listing)
+                if nft.STALE not in nft.run(self._channel, messages, listing.generation).values():
+                    break
+        except (KernelError, ValueError):
+            return  # the creation meets with it as well
+        self.sets.written(new)
+
+    def _replacement(
+        self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation], listing: Listing
+    ) -> Sequence[Message]:
+        """``new`` creates all sets of the operations that are absent or unlike ours: rules to write may look up any of them."""
+        names = {ip_set.name for ip_set in unlike}
+        entries = [one for one in operations if isinstance(one.item, SetEntries) and one.item.set in names]
+        with_entries = self.sets.messages([*new, *(one for one in entries if one.verb is not Verb.REMOVE)])
+        created = self.sets.messages(new) if with_entries is None else with_entries
+        written: list[Message] = []
+        for family in {ip_set.family for ip_set in unlike}:
+            asked = [one for one in operations if isinstance(one.item, Skeleton) and one.item.family is family]
+            for rules in asked or self._as_they_are(family):
+                written += self.rules.messages(rules, listing)
+        flushed = self.rules.flushing({ip_set.family for ip_set in unlike}, listing)
+        return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written]
+
+    def _as_they_are(self, family: Family) -> list[Operation]:
+        """The operation that writes the present rules of a family again; none if there are none, or strange ones."""
+        observed = self.rules.observe(family)
+        chains = {
+            key: rules
+            for key, found in observed.chains.items()
+            if len(rules := tuple(rule for rule in found if isinstance(rule, Rule))) == len(found)
+        }
+        if not chains or len(chains) < len(observed.chains):
+            return []
+        return [Operation(Verb.SET, Skeleton(family=family, chains=chains, jumps=tuple(sorted(observed.jumps))))]
 
     def _apply_as_one(self, operations: Sequence[Operation]) -> bool:
         """Returns whether all operations are in force, by one transaction."""

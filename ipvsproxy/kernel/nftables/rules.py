@@ -183,6 +183,10 @@ class NftRulesDriver:
         assert isinstance(skeleton, Skeleton)  # noqa: S101 - the caller has checked
         return self._put(skeleton, listing) if operation.verb is not Verb.REMOVE else self._removal(skeleton, listing)
 
+    def flushing(self, families: Collection[Family], listing: Listing) -> list[Message]:
+        """The messages that remove all rules of these families from the chains that there are."""
+        return [nft.flushing(name) for family in families for name in self._names(family) if name in listing.hooks]
+
     def _apply(self, operation: Operation) -> Outcome:
         try:
             for attempt in range(ATTEMPTS):

@@ -24,7 +24,7 @@ from ipvsproxy.kernel.ipset.driver import ObservedSet
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
-from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, CatchAll, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
+from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, ForeignElement, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry, SetType
 
 TRANSACTION_LIMIT = 1 << 20
 """The most bytes of elements in one transaction, which is one ``send``."""
@@ -61,13 +61,13 @@ def shape(ip_set: IpSet) -> Shape:
 
 
 def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """An entry as an element; of a ``CatchAll`` only to remove it.
+    """An entry as an element; a ``ForeignElement`` only to remove it.
 
     Raises:
         ValueError: an address is missing or not of the set's family, or a number does not fit its field.
     """
-    if isinstance(entry, CatchAll):
-        return nft.element_for_all_others()
+    if isinstance(entry, ForeignElement):
+        return nft.element(entry.raw) if entry.raw else nft.element_for_all_others()
     key = _key(ip_set, entry)
     if not isinstance(entry, MarkedEntry):
         return nft.element(key)
@@ -110,23 +110,34 @@ def _network(address: bytes, prefix_length: int) -> bytes:
     return (int.from_bytes(address, "big") >> shift << shift).to_bytes(len(address), "big")
 
 
-def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry | None:
-    """The entry of an element; None for an element that cannot be ours."""
-    name, size = ip_set.name, ip_set.family.bits // 8
+def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
+    """The entry of an element: the one that ``encode`` makes this key of, or a ``ForeignElement`` if there is none."""
     if ip_set.type is SetType.PORT:
-        return SetEntry(name, port=int.from_bytes(key[:2], "big"))
-    address = Address(key[:size])
+        return SetEntry(ip_set.name, port=int.from_bytes(key[:2], "big"))
+    address = Address(key[: ip_set.family.bits // 8])
     if ip_set.type is SetType.ADDRESS:
-        return SetEntry(name, address)
+        return SetEntry(ip_set.name, address)
+    return _of_service(ip_set, address, key, data, comment) or ForeignElement(ip_set.name, raw=key)
+
+
+def _of_service(ip_set: IpSet, address: Address, key: bytes, data: bytes, comment: str) -> SetEntry | None:
+    """The entry with an address, a protocol and a port; None if none of ours has this key."""
+    name, size = ip_set.name, len(address)
     protocol, port = _PROTOCOLS.get(key[size]), int.from_bytes(key[size + 4 : size + 6], "big")
-    if protocol is None:
+    if protocol is None or any(key[size + 1 : size + 4]) or any(key[size + 6 : size + 8]):
         return None
     if ip_set.gives_marks:
         (mark,) = _NUMBER.unpack(data)
         written = re.fullmatch(f"{_MASK}(0x[0-9a-f]{{1,8}})", comment)
         return MarkedEntry(name, address, protocol, port, mark=mark, mask=int(written[1], 16) if written else 0)
-    other = Address(key[size + 8 : 2 * size + 8]) if ip_set.type is not SetType.ADDRESS_PORT else None
-    prefix_length = _NUMBER.unpack(key[-_NUMBER.size :])[0] if ip_set.type is SetType.ADDRESS_PORT_NETWORK else 0
+    if ip_set.type is SetType.ADDRESS_PORT:
+        return SetEntry(name, address, protocol, port)
+    other = Address(key[size + 8 : 2 * size + 8])
+    if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
+        return SetEntry(name, address, protocol, port, other)
+    (prefix_length,) = _NUMBER.unpack(key[-_NUMBER.size :])
+    if not 0 < prefix_length <= ip_set.family.bits or _network(other, prefix_length) != other:
+        return None
     return SetEntry(name, address, protocol, port, other, prefix_length)
 
 
@@ -246,6 +257,15 @@ class NftSetsDriver:
                 size += sum(map(len, parts))
         return messages if size <= TRANSACTION_LIMIT else None
 
+    def shaped_as_ours(self, ip_sets: Iterable[IpSet]) -> Mapping[IpSet, bool]:
+        """Whether those of these sets that exist have our shape: another version or another program may have made one.
+
+        Raises:
+            KernelError: a set could not be read.
+        """
+        headers = ((ip_set, self._dump(ip_set.name, header_only=True)) for ip_set in ip_sets)
+        return {ip_set: header[0] == shape(ip_set) for ip_set, header in headers if header is not None}
+
     def written(self, operations: Iterable[Operation]) -> None:
         """Note that these operations were sent to the kernel: their sets count as changed."""
         for _, item in operations:
@@ -313,9 +333,11 @@ class NftSetsDriver:
         def number(of: int) -> int:
             return message.unsigned(data, found[of]) if of in found else 0
 
-        length = number(nft.SET_DATA_LENGTH) if number(nft.SET_FLAGS) & nft.IS_MAP else 0
+        flags = number(nft.SET_FLAGS)
+        length = number(nft.SET_DATA_LENGTH) if flags & nft.IS_MAP else 0
         kinds = number(nft.SET_KEY_TYPE), number(nft.SET_KEY_LENGTH), number(nft.SET_DATA_TYPE) if length else 0, length
-        return Shape(*kinds), parts
+        described = message.attributes(data, *found[nft.SET_DESCRIPTION]) if nft.SET_DESCRIPTION in found else {}
+        return Shape(*kinds, is_plain=not flags & ~nft.IS_MAP and nft.SET_SIZE not in described), parts
 
     def _elements(self, name: str, action: str) -> Sequence[netlink.Reply]:
         """The elements of a set, in messages.
@@ -454,7 +476,8 @@ def _read(name: str, observed: Shape, parts: Iterable[netlink.Reply]) -> Observe
     """
     ip_set = IP_SETS[name]
     if observed != shape(ip_set):
-        return ObservedSet(f"a set of nf_tables with other keys ({observed.key_length} bytes)", None, 0, frozenset())
+        what = f"other keys ({observed.key_length} bytes)" if observed.is_plain else "flags or a size of its own"
+        return ObservedSet(f"a set of nf_tables with {what}", None, 0, frozenset())
     # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
     entries: dict[SetEntry, None] = {}
     action = f"list the set {name}"
@@ -462,12 +485,10 @@ def _read(name: str, observed: Shape, parts: Iterable[netlink.Reply]) -> Observe
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
         for _, first, last in message.walk(data, *found[nft.ELEMENTS]) if nft.ELEMENTS in found else ():
             if nft.is_for_all_others(data, first, last):
-                entries[CatchAll(name)] = None
+                entries[ForeignElement(name)] = None
                 continue
             with netlink.parsing(action):
-                entry = decode(ip_set, *nft.read_element(data, first, last))
-            if entry is not None:
-                entries[entry] = None
+                entries[decode(ip_set, *nft.read_element(data, first, last))] = None
     family, capacity = (None, 0) if ip_set.type is SetType.PORT else (ip_set.family, SET_CAPACITY)
     return ObservedSet(ip_set.type, family, capacity, entries.keys())
 

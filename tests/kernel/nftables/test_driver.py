@@ -1,6 +1,6 @@
 """The nftables driver of rules and sets together, with the real nf_tables of this machine: its transactions and their parts.
 
-What each part writes and reads is tested in ``test_nft_rules`` and ``test_nft_sets``.
+What each part writes and reads is tested in ``test_rules`` and ``test_sets``.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from ipvsproxy.kernel.nftables.driver import NftDriver
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, Rule, SetMatch, Side, Skeleton, Verdict
-from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry
+from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
 from ipvsproxy.translate import chains, skeleton
 from ipvsproxy.translate.view import Settings
 from tests.support import builders
@@ -196,3 +196,73 @@ def test_a_transaction_for_a_former_generation_is_refused_and_costs_no_socket(dr
         assert nft_message.run(driver._channel, [nft_message.table()], generation() - 1) == {-1: nft_message.STALE}
     assert driver._ports == ports
     assert nft_message.run(driver._channel, [nft_message.table()], generation()) == {}
+
+
+def every_rule(family: Family) -> Skeleton:
+    return skeleton.build_skeleton(family, NFT, builders.node_view(), set(SetKind), [])
+
+
+def load_with(*replaced: tuple[str, str]) -> None:
+    """Load the rule set again with other texts, as an administrator may, or another version has left it."""
+    text = nft("list", "ruleset")
+    for before, after in replaced:
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    nft("flush", "ruleset")
+    subprocess.run(("nft", "--file", "-"), input=text, text=True, check=True)
+
+
+FIELDS = "\t\ttype ipv4_addr . inet_proto . inet_service\n"
+UNLIKE = (f"set {CLUSTER} {{\n{FIELDS}", f"set {CLUSTER} {{\n{FIELDS}\t\tsize 2\n")
+
+
+def test_a_set_of_another_shape_is_replaced_with_its_entries_and_rules(driver: NftDriver) -> None:
+    wanted = [Operation(Verb.SET, every_rule(family)) for family in Family]
+    driver.apply([*SETS, entries(Verb.ADD, 1), *wanted])
+    load_with(UNLIKE)
+    created = Operation(Verb.ADD, IP_SETS[CLUSTER])
+    driver.apply([created, entries(Verb.ADD, 1, 2, 3), wanted[0]])
+    assert set(driver.sets.shaped_as_ours(IP_SETS.values()).items()) == {(ip_set, True) for ip_set in IP_SETS.values()}
+    assert held(driver) == {entry(1), entry(2), entry(3)}
+    assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
+
+
+def test_rules_of_another_shaped_set_stay_as_they_are_if_no_others_are_asked_for(
+    driver: NftDriver,
+) -> None:
+    wanted = Operation(Verb.SET, every_rule(Family.IPV4))
+    driver.apply([*SETS, wanted])
+    nft("flush", "ruleset")
+    nft("add", "table", "inet", "ipvsproxy")
+    nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type ipv4_addr . inet_proto . inet_service; size 2; }")
+    others = [one for one in SETS if one.item is not IP_SETS[CLUSTER]]
+    driver.apply([*others, wanted])
+    assert [one.error for one in driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), entries(Verb.ADD, 1)])] == ["", ""]
+    assert set(driver.sets.shaped_as_ours(IP_SETS.values()).items()) == {(ip_set, True) for ip_set in IP_SETS.values()}
+    assert held(driver) == {entry(1)}
+    assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
+
+
+def test_sets_of_the_first_shapes_are_replaced(driver: NftDriver) -> None:
+    """As a version before the first release made them: rules looked up a port as the prefix length, and two marks in a map."""
+    ranges, scope = "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-IPVSPROXY-SCOPE"
+    nft("add", "table", "inet", "ipvsproxy")
+    nft("add", "set", "inet", "ipvsproxy", ranges, "{ type ipv4_addr . inet_proto . inet_service . ipv4_addr . inet_service; }")
+    nft("add", "map", "inet", "ipvsproxy", scope, "{ type ipv4_addr . inet_proto . inet_service : mark . mark; }")
+    chain = "IPv4-filter-KUBE-SOURCE-RANGES-FIREWALL"
+    nft("add", "chain", "inet", "ipvsproxy", chain)
+    nft("add", "rule", "inet", "ipvsproxy", chain, f"ip daddr . meta l4proto . th dport . ip saddr . th sport @{ranges} return")
+    wanted = Operation(Verb.SET, every_rule(Family.IPV4))
+    assert not [one.error for one in driver.apply([*SETS, wanted]) if one.error]
+    assert set(driver.sets.shaped_as_ours(IP_SETS.values()).items()) == {(ip_set, True) for ip_set in IP_SETS.values()}
+    assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
+
+
+def test_a_set_that_a_foreign_rule_keeps_in_use_is_reported(driver: NftDriver) -> None:
+    nft("add", "table", "inet", "ipvsproxy")
+    nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type ipv4_addr; size 2; }")
+    nft("add", "chain", "inet", "ipvsproxy", "theirs")
+    nft("add", "rule", "inet", "ipvsproxy", "theirs", f"ip daddr @{CLUSTER} drop")
+    (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])
+    assert "a set of this name exists, and it is a set of nf_tables with flags or a size of its own" in outcome.error
+    assert "theirs" in nft("list", "ruleset")

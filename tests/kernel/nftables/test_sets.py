@@ -13,7 +13,7 @@ from ipvsproxy.kernel.nftables import sets as nft_sets
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Address, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.sets import IP_SETS, SET_COPY, CatchAll, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry
+from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry
 from tests.kernel.nftables.examples import an_entry_of
 
 pytestmark = [
@@ -174,10 +174,49 @@ def test_only_changed_sets_are_returned_again(driver: NftSetsDriver) -> None:
     assert driver.observe_changed(names).keys() == set(names)
 
 
-def test_foreign_protocols_are_no_entries_of_ours(driver: NftSetsDriver) -> None:
-    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
-    nft("add", "element", "inet", "ipvsproxy", CLUSTER, "{ 10.0.0.7 . dccp . 80, 10.0.0.8 . tcp . 80 }")
-    assert {str(one) for one in driver.observe([CLUSTER])[CLUSTER].entries} == {"10.0.0.8,tcp:80"}
+RANGES = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
+
+
+@pytest.mark.parametrize(
+    ("name", "element"),
+    [
+        (CLUSTER, "10.0.0.7 . dccp . 80"),
+        (SCOPE, "10.0.0.7 . icmp . 80 : 0x12"),
+        (RANGES, "10.0.0.7 . tcp . 80 . 10.0.0.5 . 24"),
+        (RANGES, "10.0.0.7 . tcp . 80 . 10.0.0.0 . 0"),
+        (RANGES, "10.0.0.7 . tcp . 80 . 10.0.0.0 . 200"),
+        (RANGES, "10.0.0.7 . icmp . 80 . 10.0.0.0 . 24"),
+        ("KUBE-LOOP-BACK", "10.0.0.7 . udplite . 80 . 10.0.0.7"),
+    ],
+)
+def test_an_element_that_is_no_entry_of_ours_is_observed_and_removed(driver: NftSetsDriver, name: str, element: str) -> None:
+    ours = an_entry_of(IP_SETS[name])
+    apply(driver, Verb.ADD, IP_SETS[name], ours)
+    nft("add", "element", "inet", "ipvsproxy", name, f"{{ {element} }}")
+    (foreign,) = driver.observe([name])[name].entries - {ours}
+    assert str(foreign).startswith("element 0a000007")
+    assert [one.error for one in apply(driver, Verb.REMOVE, foreign)] == [""]
+    assert driver.observe([name])[name].entries == {ours}
+
+
+@pytest.mark.parametrize("garbled", range(5, 8))
+def test_a_key_with_other_padding_is_no_entry_of_ours(garbled: int) -> None:
+    ip_set = IP_SETS[CLUSTER]
+    encoded = nft_sets.encode(ip_set, entry(1))
+    key, data, comment = nft_message.read_element(encoded, 4, len(encoded))
+    assert nft_sets.decode(ip_set, key, data, comment) == entry(1)
+    strange = bytearray(key)
+    strange[garbled] = 1
+    assert str(nft_sets.decode(ip_set, bytes(strange), data, comment)) == f"element {strange.hex()}"
+
+
+@pytest.mark.parametrize("own", ["size 2;", "flags interval;", "flags timeout;", "flags constant; elements = { 10.0.0.9 };"])
+def test_a_set_with_flags_or_a_size_of_its_own_is_unlike_ours(driver: NftSetsDriver, own: str) -> None:
+    name = "KUBE-IPVS-IPS"
+    nft("add", "table", "inet", "ipvsproxy")
+    nft("add", "set", "inet", "ipvsproxy", name, f"{{ type ipv4_addr; {own} }}")
+    assert "flags or a size of its own" in driver.observe([name])[name].differs_from(IP_SETS[name])
+    assert driver.shaped_as_ours([IP_SETS[name], IP_SETS[CLUSTER]]) == {IP_SETS[name]: False}
 
 
 def add_catch_all(name: str, value: str = "") -> None:
@@ -195,22 +234,22 @@ def test_an_element_for_all_other_keys_is_observed_and_removed_like_an_entry(dri
     apply(driver, Verb.ADD, IP_SETS[name], ours)
     driver.observe_changed([name])
     add_catch_all(name)
-    assert driver.observe([name])[name].entries == {ours, CatchAll(name)}
+    assert driver.observe([name])[name].entries == {ours, ForeignElement(name)}
     changed = driver.observe_changed([name])[name]
     assert changed is not None
-    assert changed.entries == {ours, CatchAll(name)}
-    (outcome,) = apply(driver, Verb.REMOVE, CatchAll(name))
+    assert changed.entries == {ours, ForeignElement(name)}
+    (outcome,) = apply(driver, Verb.REMOVE, ForeignElement(name))
     assert (outcome.error, outcome.surprise) == ("", False)
     assert driver.observe([name])[name].entries == {ours}
-    (outcome,) = apply(driver, Verb.REMOVE, CatchAll(name))
+    (outcome,) = apply(driver, Verb.REMOVE, ForeignElement(name))
     assert (outcome.error, outcome.surprise) == ("", True)
 
 
 def test_an_element_for_all_other_keys_of_a_map_is_observed_and_removed(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[SCOPE])
     add_catch_all(SCOPE, " : 0x1 . 0x1")
-    assert driver.observe([SCOPE])[SCOPE].entries == {CatchAll(SCOPE)}
-    (outcome,) = apply(driver, Verb.REMOVE, CatchAll(SCOPE))
+    assert driver.observe([SCOPE])[SCOPE].entries == {ForeignElement(SCOPE)}
+    (outcome,) = apply(driver, Verb.REMOVE, ForeignElement(SCOPE))
     assert (outcome.error, outcome.surprise) == ("", False)
     assert driver.observe([SCOPE])[SCOPE].entries == set()
 
@@ -220,7 +259,7 @@ def test_an_element_for_all_other_keys_goes_together_with_thousands_of_entries(d
     many = [entry(number) for number in range(5000)]
     driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), Operation(Verb.ADD, SetEntries.of(*many))])
     add_catch_all(CLUSTER)
-    (outcome,) = driver.apply([Operation(Verb.REMOVE, SetEntries.of(CatchAll(CLUSTER), *many))])
+    (outcome,) = driver.apply([Operation(Verb.REMOVE, SetEntries.of(ForeignElement(CLUSTER), *many))])
     assert (outcome.error, outcome.surprise) == ("", False)
     assert driver.observe([CLUSTER])[CLUSTER].entries == set()
 
