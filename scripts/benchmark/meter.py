@@ -169,7 +169,8 @@ class Meter:
             self.acknowledged_s.append(self._answered_s or time.perf_counter())  # without a kernel there are no calls
             self.counts["messages"] += len(messages)
             self.counts["refused"] += len(failed)
-            self.counts["written"] += 0 if self._asks else len(messages)
+            # A refused message has written nothing: by some, the kernel is asked which features it has.
+            self.counts["written"] += 0 if self._asks else len(messages) - len(failed)
             self.counts["bytes"] += sum(map(len, messages))
             return failed
 
