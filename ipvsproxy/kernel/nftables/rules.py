@@ -6,6 +6,7 @@ that iptables would print for it, which ``nft list table inet ipvsproxy`` shows 
 """
 
 import errno
+import functools
 import os
 import pathlib
 import struct
@@ -53,11 +54,15 @@ its sender, which with iptables waits in vain.
 """
 
 
+_Expressions = list[tuple[str, Mapping[tuple[int, ...], bytes]]]
+"""The expressions of one rule as the kernel prints them."""
+
+
 class _Printed(NamedTuple):
     """One rule as the kernel prints it: the text that it carries, and its expressions."""
 
     text: str
-    expressions: list[tuple[str, Mapping[tuple[int, ...], bytes]]]
+    expressions: _Expressions
 
 
 class Listing(NamedTuple):
@@ -305,35 +310,36 @@ def _read_chain(part: netlink.Reply) -> tuple[str, str, Hook | None]:
         return message.text(data, found[nft.CHAIN_TABLE]), message.text(data, found[nft.CHAIN_NAME]), hook
 
 
-def _as_printed(expressions: nft_rule.Expressions) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
+def _as_printed(expressions: nft_rule.Expressions) -> _Expressions:
     whole = b"".join(expressions)
     return nft.expressions(whole, 0, len(whole))
 
 
 def _rules(printed: Sequence[_Printed], family: Family, table: str) -> tuple[ObservedRule, ...]:
     """The rules of a chain. One whose expressions are not those of its text is unknown."""
+    # A rule may be many of nf_tables, all with its text: if one of them is missing, each of the others is read for itself.
+    expected = functools.cache(lambda text: _expected(text, family, table))
     rules: list[ObservedRule] = []
     position = 0
     while position < len(printed):
-        rule, length = _rule(printed[position:], family, table)
+        rule, expressions = expected(printed[position].text)
+        following = [one.expressions for one in printed[position : position + len(expressions)]]
+        if isinstance(rule, Rule) and following != expressions:
+            rule = UnknownRule(f"{printed[position].text} (changed)")
         rules.append(rule)
-        position += length
+        position += len(expressions) if isinstance(rule, Rule) else 1
     return tuple(rules)
 
 
-def _rule(printed: Sequence[_Printed], family: Family, table: str) -> tuple[ObservedRule, int]:
-    """The first rule, and of how many rules of nf_tables it consists."""
-    text = printed[0].text
+def _expected(text: str, family: Family, table: str) -> tuple[ObservedRule, Sequence[_Expressions]]:
+    """The rule that a text says, and the expressions of the rules of nf_tables that it consists of; unknown if it has none."""
     rule = iptables_rule.parse(text, family) if text else UnknownRule("a rule without a text of ours")
-    if isinstance(rule, Rule):
-        try:
-            wanted = [_as_printed(one) for one in nft_rule.expand(rule, family, table)]
-        except (ValueError, LookupError, struct.error):  # a set has other fields than the text asks for, or a number is too large
-            wanted = []
-        if wanted and [one.expressions for one in printed[: len(wanted)]] == wanted:
-            return rule, len(wanted)
-        return UnknownRule(f"{text} (changed)"), 1
-    return rule, 1
+    if not isinstance(rule, Rule):
+        return rule, ()
+    try:
+        return rule, [_as_printed(one) for one in nft_rule.expand(rule, family, table)]
+    except (ValueError, LookupError, struct.error):  # a set has other fields than the text asks for, or a number is too large
+        return UnknownRule(f"{text} (changed)"), ()
 
 
 _TRIED = Rule(target=Verdict.ACCEPT)

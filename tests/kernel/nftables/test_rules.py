@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import pathlib
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -182,6 +183,31 @@ def test_a_rule_that_says_one_thing_and_does_another_is_unknown(driver: NftRules
     nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-LOAD-BALANCER", "drop", "comment", '"-j RETURN"')
     rules = driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-LOAD-BALANCER")]
     assert rules[-1] == UnknownRule("-j RETURN (changed)")
+
+
+def test_a_reading_expands_each_text_of_a_chain_once_whatever_others_have_changed(
+    driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = every_rule(Family.IPV6)
+    apply(driver, Verb.SET, wanted)
+    ranges = ChainKey("filter", "KUBE-SOURCE-RANGES-FIREWALL")
+    name = nft_rule.chain_name(Family.IPV6, ranges.table, ranges.chain)
+    listed = nft("--handle", "list", "chain", "inet", "ipvsproxy", name)
+    handles = re.findall("SOURCE-CID .*# handle ([0-9]+)", listed)
+    nft("delete", "rule", "inet", "ipvsproxy", name, "handle", handles[1])
+    expanded: list[tuple[str, str]] = []
+    expand = nft_rule.expand
+
+    def counting(rule: Rule, family: Family, table: str) -> list[nft_rule.Expressions]:
+        expanded.append((table, iptables_rule.render(rule, family)))
+        return expand(rule, family, table)
+
+    monkeypatch.setattr(nft_rule, "expand", counting)
+    observed = driver.observe(Family.IPV6).chains[ranges]
+    unknown = [rule for rule in observed if isinstance(rule, UnknownRule)]
+    assert (len(handles), len(unknown)) == (Family.IPV6.bits, Family.IPV6.bits - 1)
+    assert max(expanded.count(("filter", rule.text.removesuffix(" (changed)"))) for rule in unknown) == 1
+    assert len(expanded) <= sum(map(len, wanted.chains.values()))
 
 
 @pytest.mark.parametrize(
