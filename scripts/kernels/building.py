@@ -5,6 +5,7 @@ in what they have, and not in how they behave: less what no test uses, to compil
 .venv exists, with the standard library alone.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator
 
 from scripts.kernels import control, processes
+from scripts.kernels.errors import InterruptedRun, raise_on_signals
 
 BUILT = control.ROOT / "build/nf-tables-kernel"
 """The kernel as `linux`, its modules in lib/modules."""
@@ -60,8 +62,9 @@ def main() -> int:
     except BuildError as error:
         print(f"scripts/setup: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except InterruptedRun as interrupted:
+        print(f"scripts/setup: stopped by {interrupted}", file=sys.stderr)
+        return interrupted.status
     return 0
 
 
@@ -72,26 +75,70 @@ def build() -> None:
         BuildError: it could not be built; what was there before is still there.
 
     """
-    configuration = configured(output_of(DEBIANS, "--showconfig"))
-    version = output_of("dpkg-query", "--show", "--showformat=${Version}", PACKAGE)
+    version, configuration = source()
     made_of = digest(version, configuration, *modules())
-    BUILT.parent.mkdir(exist_ok=True)
+    try:
+        BUILT.parent.mkdir(exist_ok=True)
+        with only_build():
+            if not is_current(BUILT, made_of):
+                print(
+                    f"Building user-mode Linux with nf_tables from {PACKAGE} {version} into {shown(BUILT)}, once; "
+                    "this takes minutes",
+                    flush=True,
+                )
+                replace(configuration, made_of)
+    except OSError as error:
+        raise BuildError(f"{error}; mend it, and run scripts/setup --with-nf-tables-kernel again") from error
+
+
+def is_outdated() -> bool:
+    """Say whether a build would replace the kernel in BUILT; False as well where there is nothing to build it from."""
+    try:
+        version, configuration = source()
+    except BuildError:
+        return False
+    return not is_current(BUILT, digest(version, configuration, *modules()))
+
+
+def source() -> tuple[str, str]:
+    """Find the version of the source, and the configuration to build it with.
+
+    Raises:
+        BuildError: one of Debian's packages is not installed.
+
+    """
+    version = output_of("dpkg-query", "--show", "--showformat=${Version}", PACKAGE)
+    return version, configured(output_of(DEBIANS, "--showconfig"))
+
+
+@contextlib.contextmanager
+def only_build() -> Iterator[None]:
+    """Wait for another build to end, and let none begin during the block.
+
+    The programs of a build have its lock, too: it is not free before the last compiler of a killed build has ended.
+    """
     with BUILT.with_name("nf-tables-kernel.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another build may be under way
-        if not is_current(BUILT, made_of):
-            print(
-                f"Building user-mode Linux with nf_tables from {PACKAGE} {version} into {shown(BUILT)}, once; this takes minutes",
-                flush=True,
-            )
-            unfinished = BUILT.with_name("nf-tables-kernel.unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)  # of a killed build
-            try:
-                made = build_in(unfinished, configuration)
-                (made / "made-of").write_text(made_of)
-                shutil.rmtree(BUILT, ignore_errors=True)
-                made.rename(BUILT)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("Waiting for another build of user-mode Linux, or for the compilers that a killed one has left", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        os.set_inheritable(lock.fileno(), True)
+        yield
+
+
+def replace(configuration: str, made_of: str) -> None:
+    """Build, and put the result in place of the former kernel."""
+    unfinished = BUILT.with_name("nf-tables-kernel.unfinished")
+    if unfinished.exists():  # of a killed build
+        shutil.rmtree(unfinished)
+    try:
+        made = build_in(unfinished, configuration)
+        (made / "made-of").write_text(made_of)
+        shutil.rmtree(BUILT, ignore_errors=True)
+        made.rename(BUILT)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def build_in(folder: pathlib.Path, configuration: str) -> pathlib.Path:
@@ -181,22 +228,31 @@ def missing_modules(made: pathlib.Path) -> list[str]:
 
 
 def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
-    """Run a command; yields the lines that it prints, and appends them to the log.
+    """Run a command; yields the lines that it prints, and appends them to the log. Nothing of it goes on after this.
 
     Raises:
         BuildError: it failed.
+        OSError: it is not installed.
 
     """
     environment = {"PATH": processes.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
     with (
         log.open("a") as kept,
         subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            close_fds=False,  # the lock is passed on: see only_build
+            start_new_session=True,
+            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see there
         ) as process,
-    ):
-        for line in process.stdout or ():
-            kept.write(line)
-            yield line
+    ):  # fmt: skip
+        try:
+            for line in process.stdout or ():
+                kept.write(line)
+                yield line
+            process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # make has started compilers
     if process.returncode != 0:
         raise BuildError(
             f"{pathlib.Path(command[0]).name} failed (status {process.returncode}); the reason is at the end of {shown(log)}; "
@@ -223,4 +279,5 @@ def shown(path: pathlib.Path | str) -> str:
 
 
 if __name__ == "__main__":
+    raise_on_signals()
     sys.exit(main())

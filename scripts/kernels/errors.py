@@ -1,6 +1,7 @@
 """How a run on a test kernel ends without the status of its command."""
 
 import signal
+from typing import NoReturn
 
 TIMED_OUT = 124
 NO_KERNEL = 125
@@ -21,3 +22,14 @@ class InterruptedRun(Exception):  # noqa: N818 - not an error: a request to stop
     def status(self) -> int:
         """The exit status of a program that this signal ends, as shells report it."""
         return 128 + self.number
+
+
+def raise_on_signals() -> None:
+    """Turn the first request to stop into InterruptedRun; later ones do not interrupt the clean-up."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _frame: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)
+    raise InterruptedRun(number)

@@ -11,7 +11,7 @@ import pathlib
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from scripts.kernels import building, guest, output, processes
@@ -37,7 +37,8 @@ class UserModeLinux:
         variants: see guest.Guest.
         program: the kernel.
         files: of its modules, a folder for each version; outside /tmp and /run.
-        remedy: what to do if program or modules are not there.
+        remedy: what to do if program or modules are not there, or outdated.
+        is_outdated: whether the remedy would replace what is there.
 
     """
 
@@ -46,13 +47,16 @@ class UserModeLinux:
     program: pathlib.Path
     files: pathlib.Path
     remedy: str
+    is_outdated: Callable[[], bool] = bool
     consoles: tuple[str, str] = ("tty1", "tty2")
     memory: str = "1024M"
     processors: int = 1
 
     def why_not(self) -> str:
         """See guest.Guest."""
-        return "" if self.program.exists() and self.files.is_dir() else f"{self.name} is not installed: {self.remedy}"
+        if not (self.program.exists() and self.files.is_dir()):
+            return f"{self.name} is not installed: {self.remedy}"
+        return f"{self.name} was built of something else than it would be now: {self.remedy}" if self.is_outdated() else ""
 
     def modules(self) -> pathlib.Path:
         """See guest.Guest."""
@@ -98,6 +102,7 @@ WITH_NF_TABLES = UserModeLinux(
     program=building.BUILT / "linux",
     files=building.BUILT / "lib/modules",
     remedy="scripts/setup --with-nf-tables-kernel",
+    is_outdated=building.is_outdated,
 )
 
 

@@ -3,14 +3,22 @@
 Not tested: the kernel itself, which tests/scripts/test_kernel.py starts where it is built.
 """
 
+import contextlib
+import fcntl
 import io
+import multiprocessing
 import os
 import pathlib
+import shutil
+import signal
+import subprocess
 import tarfile
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from scripts.kernels import building, control, processes
+from scripts.kernels import building, control, errors, processes, uml
 
 CONFIGURATION = "CONFIG_NF_TABLES=m\n# CONFIG_NF_TABLES_IPV4 is not set\nCONFIG_XFS_FS=y\nCONFIG_XFS_FS_QUOTA=y\nCONFIG_NET=y\n"
 PRODUCTS = ["nf-tables-kernel", "nf-tables-kernel.lock", "nf-tables-kernel.log"]
@@ -39,6 +47,7 @@ class Machine:
 
     def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = root / "calls"
+        self.begun = root / "begun"
         self.built = root / "build/nf-tables-kernel"
         self._bin = root / "bin"
         self._bin.mkdir()
@@ -66,6 +75,10 @@ class Machine:
         modules = [name for name in building.modules() if name != without]
         text = MAKE.format(calls=str(self.calls), failing=failing, modules=modules)
         control.write_program(self._bin / "make", f"#!/usr/bin/env python3\n{text}")
+
+    def compiles_for_long(self) -> None:
+        """Let make start a compiler that does not end. The file `begun` gets the processes of both."""
+        self.have("make", f"sleep 300 >/dev/null & echo $$ $! >{self.begun}.new; mv {self.begun}.new {self.begun}; wait")
 
     def made(self) -> list[str]:
         """What make was asked for since the last question."""
@@ -118,6 +131,124 @@ def test_what_a_killed_build_left_is_no_obstacle(machine: Machine) -> None:
     (machine.built.with_name("nf-tables-kernel.unfinished") / "source/linux").mkdir(parents=True)
     assert building.main() == 0
     assert sorted(path.name for path in machine.built.parent.iterdir()) == PRODUCTS
+
+
+def of_setup() -> None:
+    """What scripts/setup starts."""
+    errors.raise_on_signals()
+    raise SystemExit(building.main())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there, and is not merely waiting for its parent to learn of its end."""
+    with contextlib.suppress(FileNotFoundError):
+        return "\nState:\tZ" not in pathlib.Path(f"/proc/{process}/status").read_text()
+    return False
+
+
+@contextlib.contextmanager
+def compiling(machine: Machine) -> Iterator[tuple[multiprocessing.process.BaseProcess, int, int]]:
+    """A build in another process, whose compiler has begun; and the processes of make and the compiler."""
+    machine.compiles_for_long()
+    build = multiprocessing.get_context("fork").Process(target=of_setup)
+    build.start()
+    until(machine.begun.exists)
+    make, compiler = map(int, machine.begun.read_text().split())
+    try:
+        yield build, make, compiler
+    finally:
+        build.kill()
+        build.join()
+        for process in (make, compiler):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_compiler_with_the_build(machine: Machine, number: int) -> None:
+    with compiling(machine) as (build, _, compiler):
+        assert build.pid is not None
+        os.kill(build.pid, number)
+        build.join(10)
+        assert build.exitcode == 128 + number
+        until(lambda: not is_running(compiler))
+
+
+def test_the_compiler_of_a_killed_build_keeps_the_next_one_waiting(machine: Machine) -> None:
+    with compiling(machine) as (build, make, compiler):
+        build.kill()
+        build.join()
+        until(lambda: not is_running(make))
+        with machine.built.with_name("nf-tables-kernel.lock").open("w") as lock:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.kill(compiler, signal.SIGKILL)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    machine.makes()
+    assert building.main() == 0
+
+
+def test_a_build_that_waits_says_so(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+    with compiling(machine) as (build, *_):
+        waiting = multiprocessing.get_context("fork").Process(target=of_setup)
+        waiting.start()
+        until(lambda: "Waiting for another build" in capfd.readouterr().out)
+        waiting.kill()
+        waiting.join()
+        assert build.is_alive()
+
+
+def test_a_tool_or_a_folder_that_cannot_be_used_is_named_in_a_sentence(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(building, "made_by", lambda *_: ["absent-make"])
+    assert building.main() == 1
+    assert capfd.readouterr().err == (
+        "scripts/setup: [Errno 2] No such file or directory: 'absent-make'; mend it, and run scripts/setup "
+        "--with-nf-tables-kernel again\n"
+    )
+    machine.built.with_name("nf-tables-kernel.unfinished").write_text("no folder")
+    assert building.main() == 1
+    assert "Not a directory" in capfd.readouterr().err
+
+
+def test_a_kernel_that_would_be_built_again_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = uml.UserModeLinux(
+        name="the kernel",
+        variants=(),
+        program=machine.built / "linux",
+        files=machine.built / "lib/modules",
+        remedy="build it",
+        is_outdated=uml.WITH_NF_TABLES.is_outdated,
+    )
+    assert kernel.why_not() == "the kernel is not installed: build it"
+    assert building.main() == 0
+    assert kernel.why_not() == ""
+    monkeypatch.setattr(control, "MODULES", (*control.MODULES, "nft_more"))
+    assert kernel.why_not() == "the kernel was built of something else than it would be now: build it"
+    machine.have("dpkg-query", "exit 1")
+    assert kernel.why_not() == "", "it cannot be built again here"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="scripts/setup needs root if a package is missing")
+def test_set_up_of_packages_only_builds_nothing(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "bin").mkdir()
+    shutil.copy(building.__file__.replace("kernels/building.py", "setup"), tmp_path / "scripts")
+    control.write_program(tmp_path / "bin/apt-get", "#!/bin/sh\n")
+    control.write_program(tmp_path / "bin/python3", f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n')
+    command = [str(tmp_path / "scripts/setup"), "--packages-only", "--with-nf-tables-kernel"]
+    environment = {"PATH": f"{tmp_path / 'bin'}:{processes.SYSTEM_PATH}"}
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert "building" not in (tmp_path / "calls").read_text()
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_a_kernel_without_a_module_that_the_tests_need_is_refused(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
