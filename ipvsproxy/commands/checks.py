@@ -35,6 +35,7 @@ def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[F
     yield from _modules(facts, config)
     yield from _sysctls(facts, desired)
     yield from _advice(facts, config)
+    yield from _other_backend(facts, config)
     yield from _iptables(facts)
     yield from neighbour_checks.judge(facts)
     yield from _virtual_servers(facts, config)
@@ -147,13 +148,23 @@ def _advise(facts: Facts, path: str, is_bad: Callable[[str], bool], remedy: str)
         yield warn("sysctl", f"{path} is {value}", remedy) if is_bad(value) else ok("sysctl", f"{path} is {value}")
 
 
+def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
+    """What a backend holds that this command's configuration does not choose. That of ``run`` may choose it."""
+    if not (facts.backend and facts.other_backend):
+        return
+    used, why = facts.backend
+    former = Backend.IPTABLES if used is Backend.NFTABLES else Backend.NFTABLES
+    asked = config.ipvs.rules_backend
+    rests_on = f"--rules-backend={asked}" + (f": {why}" if asked is Backend.AUTO else "")
+    yield warn(
+        "rules",
+        f"{former} still holds {facts.other_backend}, though the configuration of this command chooses {used} ({rests_on})",
+        "if run has another --rules-backend, give that to doctor, too; else run removes this once its own rules are in force, "
+        "and looks again after each audit; a set that a rule of another program uses stays",
+    )
+
+
 def _iptables(facts: Facts) -> Iterator[Finding]:
-    if facts.backend and facts.other_backend:
-        used = facts.backend.backend
-        former = Backend.IPTABLES if used is Backend.NFTABLES else Backend.NFTABLES
-        text = f"{former} still holds {facts.other_backend}, though {used} is to hold rules and sets"
-        remedy = "run removes it once its own rules are in force, unless a rule of another program uses a set of it"
-        yield warn("rules", text, remedy)
     if facts.backend and facts.backend.backend is Backend.NFTABLES:
         yield ok("rules", f"nftables holds rules and sets: {facts.backend.reason}")
         yield from _unserved(facts, "rules")

@@ -164,20 +164,36 @@ def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Lev
 NFTABLES = {"backend": BackendChoice(Backend.NFTABLES, "it is configured")}
 
 
+TABLE, IPSET = "the table inet ipvsproxy", "1 ipset of ours"
+
+
 @pytest.mark.parametrize(
-    ("used", "left", "expected"),
+    ("flags", "used", "why", "left", "expected"),
     [
-        (Backend.NFTABLES, "1 ipset of ours", "iptables still holds 1 ipset of ours, though nftables is to hold rules and sets"),
+        ([], Backend.IPTABLES, "it is configured", TABLE, f"nftables still holds {TABLE}|iptables (--rules-backend=iptables)"),
         (
-            Backend.IPTABLES,
-            "the table inet ipvsproxy",
-            "nftables still holds the table inet ipvsproxy, though iptables is to hold rules and sets",
+            ["--rules-backend=nftables"],
+            Backend.NFTABLES,
+            "it is configured",
+            IPSET,
+            f"iptables still holds {IPSET}|nftables (--rules-backend=nftables)",
+        ),
+        (
+            ["--rules-backend=auto"],
+            Backend.NFTABLES,
+            "iptables is not in PATH",
+            IPSET,
+            f"iptables still holds {IPSET}|nftables (--rules-backend=auto: iptables is not in PATH)",
         ),
     ],
 )
-def test_what_the_other_backend_holds_is_told(used: Backend, left: str, expected: str) -> None:
-    (found,) = _judge(backend=BackendChoice(used, "it is configured"), other_backend=left)
-    assert (found.level, found.topic, found.text) == (Level.WARN, "rules", expected)
+def test_what_the_other_backend_holds_is_told_with_the_flag_that_makes_it_the_other_one(
+    flags: list[str], used: Backend, why: str, left: str, expected: str
+) -> None:
+    (found,) = _judge(*flags, backend=BackendChoice(used, why), other_backend=left)
+    assert (found.level, found.topic) == (Level.WARN, "rules")
+    assert found.text == expected.replace("|", ", though the configuration of this command chooses ")
+    assert found.remedy.startswith("if run has another --rules-backend, give that to doctor, too; else run removes this")
 
 
 LEGACY = {"iptables_choice": Choice({}, Variant.LEGACY, "it is the variant in PATH")}
