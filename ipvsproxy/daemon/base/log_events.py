@@ -167,10 +167,13 @@ EVENTS: Mapping[str, str] = {
         "Service desires any more may stay"
     ),
     "settings_without_effect": "flags and fields that are accepted without effect",
-    "start_step_failed": "the start waits until the kernel answers; nothing is changed before",
+    "start_step_failed": (
+        "the start, or a reload to another `--rules-backend`, waits until the kernel answers; it changes nothing before"
+    ),
     "start_step_waits": (
-        "a step of the start has taken `after_s` seconds and goes on: a program hangs, or the node is overloaded. "
-        "Nothing is changed before the step ends, and `/healthz` is not open yet"
+        "a step of the start, or of a reload to another `--rules-backend`, has taken `after_s` seconds and goes on: a program "
+        "hangs, or the node is overloaded. Before the step ends, a start changes nothing and `/healthz` is not open; a reload "
+        "leaves the former configuration in force, which serves changes of Services"
     ),
     "starting": "the process starts: node name, scheduler, served families, iptables variant",
     "stopped": "the process ends",
@@ -255,7 +258,10 @@ KEYS: Mapping[str, Key] = {
     "settings": Key("list or number", "settings of the configuration, or of the kernel"),
     "silent_for_s": Key("seconds", "time since the last contact"),
     "skipped": Key("list", "parts of a Service that are not used"),
-    "step": Key("text", "a step of the start: `load_modules`, `choose_iptables_variant` or `open_kernel_sockets`"),
+    "step": Key(
+        "text",
+        "a step of the start: `load_modules`, `choose_iptables_variant` or `open_kernel_sockets`; the first two also of a reload",
+    ),
     "times": Key("number", "how many times"),
     "untold": Key("number", "lines that the rate limit left out before this one"),
     "used": Key("text", "what is used instead"),

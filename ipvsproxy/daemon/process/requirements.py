@@ -167,7 +167,7 @@ def _log_slow(bucket: Bucket) -> None:
 
 
 async def logging_wait(step: str, work: Awaitable[T]) -> T:
-    """Await a step of the start; returns its result. Logs once if it takes longer than ``SLOW_S``.
+    """Await a step of the start, or of a reload; returns its result. Logs once if it takes longer than ``SLOW_S``.
 
     Later steps are calls of the kernel's thread, which reports slow calls itself.
     """
@@ -179,7 +179,12 @@ async def logging_wait(step: str, work: Awaitable[T]) -> T:
 
 
 def _log_wait(step: str) -> None:
-    log.warning("start_step_waits", step=step, after_s=SLOW_S, hint="nothing is changed before its end")
+    log.warning(
+        "start_step_waits",
+        step=step,
+        after_s=SLOW_S,
+        hint="the start or reload that it belongs to changes nothing before its end",
+    )
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
@@ -192,7 +197,12 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
         try:
             return await ask()
         except KernelError as error:
-            log.warning("start_step_failed", error=str(error), retry_in_s=delay_s, hint="nothing is changed before it succeeds")
+            log.warning(
+                "start_step_failed",
+                error=str(error),
+                retry_in_s=delay_s,
+                hint="the start or reload that it belongs to changes nothing before it succeeds",
+            )
             await asyncio.sleep(delay_s)
     try:
         return await ask()
