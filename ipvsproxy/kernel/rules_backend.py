@@ -4,6 +4,7 @@ import contextlib
 import errno
 import pathlib
 import shutil
+import threading
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 _NO_TABLE = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
 """The errors that mean: no such table, or no nf_tables."""
+_UNREGISTERED = threading.Event()
+"""Set once this kernel has answered that it has no nf_tables: each question makes such a kernel start modprobe."""
 
 
 class BackendChoice(NamedTuple):
@@ -110,12 +113,13 @@ def remove_table() -> bool:
     """Remove the table ``inet ipvsproxy``. Returns whether there was one.
 
     nf_tables is not loaded for that, unless the files of this host's modules are not visible: then the kernel may load it to
-    answer.
+    answer. A kernel that could not is not asked again before the module shows.
 
     Raises:
         KernelError: it is there, and the kernel did not remove it.
     """
-    if module_state("nf_tables") in (ModuleState.LOADABLE, ModuleState.MISSING):
+    state = module_state("nf_tables")
+    if state in (ModuleState.LOADABLE, ModuleState.MISSING) or (state is ModuleState.UNKNOWN and _UNREGISTERED.is_set()):
         return False
     channel = netlink.Channel(NETLINK_NETFILTER)
     with contextlib.closing(channel):
@@ -123,6 +127,8 @@ def remove_table() -> bool:
         try:
             channel.ask(nft.table_query(), action)
         except KernelError as error:
+            if error.errno == errno.EINVAL:
+                _UNREGISTERED.set()
             if error.errno in _NO_TABLE:
                 return False
             raise

@@ -156,7 +156,10 @@ def announce(examinations: Mapping[AnyPlace, Examine]) -> None:
 
 
 class OtherBackend:
-    """Removes what the other backend of the rules holds of ours, once the rules and sets of all served families are in force."""
+    """Removes what the other backend of the rules holds of ours, once the rules and sets of all served families are in force.
+
+    It looks again after each audit: another program may bring back what was removed, as by loading a saved ruleset.
+    """
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
@@ -169,6 +172,8 @@ class OtherBackend:
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
         self._is_in_force = not summary.not_in_force
+        if summary.is_audit:
+            self._is_done = False
         if self._is_in_force and not self._is_done:
             self._wake.set()
 

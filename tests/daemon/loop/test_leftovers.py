@@ -456,6 +456,34 @@ async def test_sets_of_the_other_backend_that_stay_in_use_are_told_once() -> Non
 
 
 @in_virtual_time
+async def test_what_comes_back_of_the_other_backend_is_removed_after_the_next_audit_in_force() -> None:
+    removals = 0
+
+    async def remove() -> bool:
+        nonlocal removals
+        removals += 1
+        return True
+
+    subject = OtherBackend()
+    running = asyncio.create_task(subject.run(remove))
+    seen: list[int] = []
+    for one in (
+        summary(),
+        summary(),
+        summary(is_audit=True),
+        summary(),
+        summary(is_audit=True, lacking=[Family.IPV6]),
+        summary(),
+        summary(),
+    ):
+        subject.synced(one)
+        await asyncio.sleep(1)
+        seen.append(removals)
+    assert seen == [1, 1, 2, 2, 2, 3, 3], "after an audit that found rules missing, once they are in force"
+    running.cancel()
+
+
+@in_virtual_time
 async def test_while_rules_move_nothing_of_the_former_backend_is_removed_before_they_are_in_force() -> None:
     calls: list[float] = []
 
