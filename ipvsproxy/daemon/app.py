@@ -4,6 +4,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import structlog
 
@@ -79,6 +80,17 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
     return 0
 
 
+class _Backend(NamedTuple):
+    """A configured backend, which may be ``AUTO``, and the programs that write its rules.
+
+    ``takes_move_back``: it is the one in use, while rules wait to move to another one.
+    """
+
+    asked: Backend
+    programs: Mapping[Family, Program]
+    takes_move_back: bool = False
+
+
 class _Node:
     """The parts of a serving process and their connections."""
 
@@ -112,13 +124,14 @@ class _Node:
         self._other_backend = OtherBackend()
         self._pages: Pages | None = None
         self._shows_page = config.servers.ui
-        self._asked_backend = config.ipvs.rules_backend
+        self._asked = _Backend(config.ipvs.rules_backend, programs)
 
     async def serve(
         self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event
     ) -> None:
         """Serve until a signal. ``late_rules`` is set when a program of iptables ends for which the loop no longer waits."""
-        choices = await requirements.until_answered(functools.partial(self._choices, kernel, self._config))
+        choices, why_not = await requirements.until_answered(lambda: _choices(kernel, self._config, self._programs))
+        self._note_scheduler(choices.translation.scheduler, why_not)
         engine = Engine(
             settings=choices.settings,
             translation=choices.translation,
@@ -200,13 +213,6 @@ class _Node:
         if self._pages and self._config.servers.metrics and self._shows_page:
             self._pages.synced(summary)
 
-    async def _choices(self, kernel: KernelThread[NodeKernel], config: Config) -> wiring.Choices:
-        """Make the settings of all parts. Raises CannotStartError or KernelError, and has changed nothing then."""
-        scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.ipvs.scheduler))
-        choices = wiring.choices(config, self._programs, scheduler)
-        self._note_scheduler(scheduler, why_not)
-        return choices
-
     def _note_scheduler(self, name: str, why_not: str) -> None:
         """Log and announce a scheduler that replaces the configured one; ``why_not`` is empty without a replacement."""
         notices = self._status.notices
@@ -215,49 +221,65 @@ class _Node:
             notices.append(Notice(SCHEDULER_MISSING, f"{why_not}; {name} is used instead"))
             log.error("scheduler_not_used", reason=why_not, used=name)
 
-    async def _reconfigure(self, kernel: KernelThread[NodeKernel], mover: RulesMover, new: Config) -> None:
-        """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
-        former = self._programs
+    async def _reconfigure(
+        self, kernel: KernelThread[NodeKernel], mover: RulesMover, new: Config, on_adopted: Callable[[], None]
+    ) -> None:
+        """Put a configuration in force as a whole or not at all: the part that may fail comes first.
+
+        ``on_adopted`` is called once it is in force, which may be later: if rules must move before, all parts wait for that.
+        """
         try:
-            self._programs = await self._prepare_backend(kernel, mover, new.ipvs.rules_backend)
-            choices = await self._choices(kernel, new)
+            backend = await self._prepare_backend(kernel, mover, new.ipvs.rules_backend)
+            choices, why_not = await _choices(kernel, new, backend.programs)
         except (CannotStartError, KernelError) as error:
-            self._programs = former
             raise CannotApplyError(str(error)) from error
-        self._asked_backend = new.ipvs.rules_backend
+        if backend.takes_move_back and not mover.waits:
+            raise CannotApplyError(f"rules have begun to move to {self._asked.asked}: they can move back after that")
+        self._asked = backend
+        mover.reconfigure(choices, backend.programs, functools.partial(self._adopt, new, backend, choices, why_not, on_adopted))
+        if backend.takes_move_back:
+            await kernel.call(lambda node: node.prepare_backend(None))
+
+    def _adopt(
+        self, new: Config, backend: "_Backend", choices: wiring.Choices, why_not: str, on_adopted: Callable[[], None]
+    ) -> None:
+        """Put in force what the loop has not. ``why_not`` is as for ``_note_scheduler``."""
+        self._programs = backend.programs
         lifecycle.set_up_log(new)
         lifecycle.set_oom_score(new.oom_score_adj)
         self._metrics_routes.reconfigure(new)
         self._shows_page = new.servers.ui
         self._status.sync_period_s = new.ipvs.sync_period_s
-        mover.reconfigure(choices, self._programs)
+        self._note_scheduler(choices.translation.scheduler, why_not)
+        on_adopted()
 
-    async def _prepare_backend(
-        self, kernel: KernelThread[NodeKernel], mover: RulesMover, asked: Backend
-    ) -> Mapping[Family, Program]:
-        """Prepare another backend of rules and sets, if another one is asked for. Returns what writes its rules.
+    async def _prepare_backend(self, kernel: KernelThread[NodeKernel], mover: RulesMover, asked: Backend) -> "_Backend":
+        """Prepare another backend of rules and sets, if another one is asked for.
 
         Raises:
             CannotStartError: this host cannot have it, or not for the same families.
             KernelError: the kernel could not answer now.
         """
-        if asked is self._asked_backend:
-            return self._programs
+        if asked is self._asked.asked:
+            return self._asked._replace(takes_move_back=False)
+        chosen = await requirements.choose_backend(asked)
+        in_use = await kernel.call(lambda node: node.backend)
+        if chosen.backend is in_use and mover.waits:
+            return _Backend(asked, self._programs, takes_move_back=True)
         try:
             async with asyncio.timeout(MOVED_WITHIN_S):
                 await mover.at_rest()  # what that move has prepared is not to be closed, and then another backend is in use
         except TimeoutError:
             raise CannotStartError(
-                f"rules still wait to move to {self._asked_backend}: nothing else is prepared until then"
+                f"rules still wait to move to {self._asked.asked}: nothing else is prepared until then"
             ) from None
-        chosen = await requirements.choose_backend(asked)
         in_use = await kernel.call(lambda node: node.backend)
         prepared = await kernel.call(lambda node: node.prepare_backend(None if chosen.backend is in_use else chosen))
         programs = await kernel.call(lambda node: requirements.usable_programs(node, prepared))
         if programs.keys() != self._programs.keys():
             served = [" and ".join(family.label for family in one) for one in (programs, self._programs)]
             raise CannotStartError(f"{chosen.backend} can serve {served[0]}, but {served[1]} are served: this takes a restart")
-        return programs
+        return _Backend(asked, programs)
 
     def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> None:
         """Connect the metrics to the parts that they show."""
@@ -308,6 +330,19 @@ class _Node:
             before, self._node_trouble = self._node_trouble, self._status.node_trouble
             journal.log_node(self._config.node_name, before, self._node_trouble)
         engine.changed(now)
+
+
+async def _choices(
+    kernel: KernelThread[NodeKernel], config: Config, programs: Mapping[Family, Program]
+) -> tuple[wiring.Choices, str]:
+    """Make the settings of the loop, and say why they have not the configured scheduler; empty if they have.
+
+    Raises:
+        CannotStartError: this host cannot have them.
+        KernelError: the kernel could not answer now.
+    """
+    scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.ipvs.scheduler))
+    return wiring.choices(config, programs, scheduler), why_not
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:

@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.http import health, server
 from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.process import lifecycle, reload, requirements
 from ipvsproxy.daemon.sources import directory, first_lists
 from ipvsproxy.daemon.sources.source import CannotStartError
@@ -698,23 +700,108 @@ def test_a_file_that_takes_the_other_backend_back_leaves_rules_where_they_are(ke
     assert kernel.removed_beside == [Backend.IPTABLES]
 
 
+class SlowExamination:
+    """An examination of leftovers that ends when ``may_end`` is true, with what is called once a move waits for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_wait: Callable[[], object]) -> None:
+        self.may_end: Callable[[], bool] = lambda: False
+        self._on_wait = on_wait
+        at_rest = Leftovers.at_rest
+
+        @contextlib.asynccontextmanager
+        async def slowly(leftovers: Leftovers) -> AsyncIterator[None]:
+            on_wait, self._on_wait = self._on_wait, lambda: None
+            on_wait()
+            while not self.may_end():  # noqa: ASYNC110 - a thread makes it true
+                await asyncio.sleep(0.01)
+            async with at_rest(leftovers):
+                yield
+
+        monkeypatch.setattr(Leftovers, "at_rest", slowly)
+
+
+def _rewrite(directory: pathlib.Path, section: str) -> None:
+    (directory / "draft").write_text(f"{FILE}ipvsproxy: {{{section}}}\n")
+    (directory / "draft").rename(directory / "config.conf")
+
+
 @pytest.mark.usefixtures("choosable")
-def test_a_file_that_takes_a_move_back_while_it_is_under_way_is_applied_after_it(
+def test_a_file_that_takes_a_waiting_move_back_is_in_force_at_once_and_nothing_moves(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A move waits for an examination of leftovers, which may wait for the lock of iptables."""
-    refused: list[str] = []
-    at_rest, try_again_later = Leftovers.at_rest, reload.Reloader._try_again_later
+    outcomes: list[bool] = []
+    closed: list[object] = []
+    configured, prepare = Metrics.configured, kernel.prepare_backend
 
-    @contextlib.asynccontextmanager
-    async def slowly(self: Leftovers) -> AsyncIterator[None]:
-        if not refused:
-            (tmp_path / "draft").write_text(f"{FILE}ipvsproxy: {{rulesBackend: iptables}}\n")
-            (tmp_path / "draft").rename(tmp_path / "config.conf")
-        while not refused and kernel.prepared:  # noqa: ASYNC110 - a thread sets one of them
-            await asyncio.sleep(0.01)
-        async with at_rest(self):
-            yield
+    def note(self: Metrics, is_in_force: bool) -> None:  # noqa: FBT001 - as in Metrics
+        outcomes.append(is_in_force)
+        configured(self, is_in_force)
+
+    def prepare_backend(chosen: ChosenBackend | None) -> ChosenBackend | None:
+        if chosen is None:
+            closed.append(kernel.prepared)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return prepare(chosen)
+
+    monkeypatch.setattr(Metrics, "configured", note)
+    monkeypatch.setattr(kernel, "prepare_backend", prepare_backend)
+    SlowExamination(monkeypatch, lambda: _rewrite(tmp_path, "rulesBackend: iptables, drainDeadline: 7s"))
+    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
+    assert closed == [[Backend.NFTABLES]], "what was prepared"
+    assert outcomes[-2:] == [False, True]
+    assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [["ipvsproxy.drainDeadline"]]
+    assert not [line for line in logged if line["event"] in ("rules_moved", "reload_failed")]
+    assert kernel.backend is Backend.IPTABLES
+
+
+@pytest.mark.usefixtures("choosable")
+def test_nothing_of_a_configuration_that_waits_for_a_move_is_in_force(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    configured = Metrics.configured
+
+    def note(self: Metrics, is_in_force: bool) -> None:  # noqa: FBT001 - as in Metrics
+        order.append(f"in force: {is_in_force}")
+        configured(self, is_in_force)
+
+    def use_prepared_backend() -> None:
+        order.append("move")
+        use(kernel)
+
+    def end_after_both() -> None:
+        if kernel.backend is Backend.NFTABLES:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    use = Kernel.use_prepared_backend
+    monkeypatch.setattr(kernel, "use_prepared_backend", use_prepared_backend)
+    monkeypatch.setattr(Metrics, "configured", note)
+    monkeypatch.setattr(lifecycle, "set_oom_score", lambda _: order.append("oom"))
+    monkeypatch.setattr(lifecycle, "set_up_log", lambda _: order.append("log"))
+    kernel.on_other_removed = end_after_both
+    slow = SlowExamination(monkeypatch, lambda: None)
+    slow.may_end = lambda: order[-1] == "in force: False"
+    _reloaded(kernel, tmp_path, "rulesBackend: nftables")
+    assert order[-5:] == ["in force: False", "move", "log", "oom", "in force: True"]
+
+
+@pytest.mark.usefixtures("choosable")
+def test_a_file_that_takes_a_move_back_that_begins_meanwhile_is_tried_again_after_it(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+    usable, try_again_later = requirements.usable_scheduler, reload.Reloader._try_again_later
+    scheduler_asked = 0
+
+    def usable_scheduler(node: Any, configured: str) -> tuple[str, str]:
+        """The move begins while the kernel is asked for the second reload."""
+        nonlocal scheduler_asked
+        scheduler_asked += 1
+        if scheduler_asked == 3:
+            slow.may_end = lambda: True
+            time.sleep(0.2)
+        return usable(node, configured)
 
     def note(self: reload.Reloader, reason: str, *arguments: Any) -> None:
         refused.append(reason)
@@ -724,12 +811,44 @@ def test_a_file_that_takes_a_move_back_while_it_is_under_way_is_applied_after_it
         if refused and kernel.backend is Backend.IPTABLES:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Leftovers, "at_rest", slowly)
+    monkeypatch.setattr(requirements, "usable_scheduler", usable_scheduler)
+    monkeypatch.setattr(reload.Reloader, "_try_again_later", note)
+    monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
+    kernel.on_other_removed = end_after_both
+    slow = SlowExamination(monkeypatch, lambda: _rewrite(tmp_path, "rulesBackend: iptables"))
+    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
+    assert refused == ["rules have begun to move to nftables: they can move back after that"]
+    assert [line["backend"] for line in logged if line["event"] == "rules_moved"] == ["nftables", "iptables"]
+    assert kernel.backend is Backend.IPTABLES
+
+
+@pytest.mark.usefixtures("choosable")
+def test_a_file_that_names_yet_another_backend_while_a_move_waits_is_tried_again_after_it(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+    try_again_later = reload.Reloader._try_again_later
+
+    async def choose_backend(asked: Backend) -> ChosenBackend:
+        return ChosenBackend(Backend.NFTABLES if asked is Backend.AUTO else asked)
+
+    def note(self: reload.Reloader, reason: str, *arguments: Any) -> None:
+        refused.append(reason)
+        try_again_later(self, reason, *arguments)
+        slow.may_end = lambda: True
+
+    def adopted(self: Metrics, is_in_force: bool) -> None:  # noqa: FBT001 - as in Metrics
+        configured(self, is_in_force)
+        if refused and is_in_force:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    configured = Metrics.configured
+    monkeypatch.setattr(Metrics, "configured", adopted)
+    monkeypatch.setattr(requirements, "choose_backend", choose_backend)
     monkeypatch.setattr(reload.Reloader, "_try_again_later", note)
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(app, "MOVED_WITHIN_S", 0.01)
-    kernel.on_other_removed = end_after_both
+    slow = SlowExamination(monkeypatch, lambda: _rewrite(tmp_path, "rulesBackend: auto"))
     logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
     assert set(refused) == {"rules still wait to move to nftables: nothing else is prepared until then"}
-    assert [line["backend"] for line in logged if line["event"] == "rules_moved"] == ["nftables", "iptables"]
-    assert kernel.backend is Backend.IPTABLES
+    assert [line["backend"] for line in logged if line["event"] == "rules_moved"] == ["nftables"]

@@ -3,14 +3,16 @@
 Rule 1: rules move while neither leftovers nor the other backend are examined or removed: both work on what a move exchanges.
 Rule 2: an examination may wait for a program of iptables. Until it ends, the new configuration waits as a whole, beside the loop,
 which goes on programming changes of Services by the backend in use.
-Rule 3: while a move waits or runs, the latest configuration waits for its end.
+Rule 3: while a move waits or runs, the latest configuration waits for its end. But one of the backend in use takes the place of a
+move that has not begun: it is in force at once.
 """
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -27,8 +29,17 @@ from ipvsproxy.reconcile import retry
 
 TOLD_AFTER_S = 5.0
 """A move that waits for longer is logged."""
+WAITS_FOR_LEFTOVERS = "an examination or removal of leftover rules has not ended; until then, the one in use serves all changes"
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class _Asked(NamedTuple):
+    """A configuration, the programs that write its rules, and what is called once the loop has it."""
+
+    choices: Choices
+    programs: Mapping[Family, Program]
+    on_adopted: Callable[[], object]
 
 
 class RulesMover:
@@ -51,22 +62,37 @@ class RulesMover:
         self._leftovers = left
         self._other_backend = other_backend
         self._in_thread = in_thread
-        self._waiting: tuple[Choices, Mapping[Family, Program]] | None = None
+        self._waiting: _Asked | None = None
+        self._has_begun = False
+        self._telling: asyncio.TimerHandle | None = None
         self._is_asked = asyncio.Event()
         self._is_at_rest = asyncio.Event()
         self._is_at_rest.set()
 
-    def reconfigure(self, choices: Choices, programs: Mapping[Family, Program]) -> None:
+    def reconfigure(
+        self, choices: Choices, programs: Mapping[Family, Program], on_adopted: Callable[[], object] = lambda: None
+    ) -> None:
         """Use another configuration: from the next sync on, or once its backend can hold the rules, which must be prepared.
 
-        ``programs`` write the rules then.
+        ``programs`` write the rules then. ``on_adopted`` is called once the loop has the configuration, which may be at once; it
+        is not called if a later one takes its place before.
         """
-        if self._is_at_rest.is_set() and not self._moves(choices):
+        if not self._has_begun and not self._moves(choices):
+            self._waiting = None
+            self._rest()
             self._engine.reconfigure(*choices)
+            on_adopted()
             return
-        self._waiting = choices, programs
-        self._is_at_rest.clear()
+        self._waiting = _Asked(choices, programs, on_adopted)
+        if self._is_at_rest.is_set():
+            self._is_at_rest.clear()
+            self._tell_later(WAITS_FOR_LEFTOVERS)
         self._is_asked.set()
+
+    @property
+    def waits(self) -> bool:
+        """Whether rules wait to move, and no move has begun: a configuration of the backend in use can take its place."""
+        return not self._is_at_rest.is_set() and not self._has_begun
 
     async def at_rest(self) -> None:
         """Wait until no move waits or runs: until then, the backend that it needs must stay prepared."""
@@ -74,17 +100,40 @@ class RulesMover:
 
     async def run(self) -> None:
         """Move rules for ever, whenever a configuration asks for it."""
-        while True:
-            await self._is_asked.wait()
-            async with self._undisturbed():
-                while self._waiting is not None:
-                    (choices, programs), self._waiting = self._waiting, None
-                    if self._moves(choices):
-                        await self._move(choices, programs)
-                    else:
-                        self._engine.reconfigure(*choices)
-            self._is_asked.clear()
-            self._is_at_rest.set()
+        try:
+            while True:
+                await self._is_asked.wait()
+                async with self._undisturbed():
+                    while self._waiting is not None:
+                        self._has_begun = True
+                        asked, self._waiting = self._waiting, None
+                        await self._put_in_force(asked)
+                    self._has_begun = False
+                self._is_asked.clear()
+                self._rest()
+        finally:
+            self._stop_telling()
+
+    async def _put_in_force(self, asked: _Asked) -> None:
+        if self._moves(asked.choices):
+            await self._move(asked)
+        else:
+            self._engine.reconfigure(*asked.choices)
+            asked.on_adopted()
+
+    def _rest(self) -> None:
+        self._stop_telling()
+        self._is_at_rest.set()
+
+    def _tell_later(self, hint: str) -> None:
+        """Log that configurations wait, if they still do after a while."""
+        self._stop_telling()
+        tell = functools.partial(log.warning, "rules_move_waits", hint=hint)
+        self._telling = asyncio.get_running_loop().call_later(TOLD_AFTER_S, tell)
+
+    def _stop_telling(self) -> None:
+        if self._telling is not None:
+            self._telling.cancel()
 
     def _moves(self, choices: Choices) -> bool:
         return choices.translation.backend is not self._engine.translation.backend
@@ -92,22 +141,17 @@ class RulesMover:
     @contextlib.asynccontextmanager
     async def _undisturbed(self) -> AsyncIterator[None]:
         """Let nothing that was left behind be examined or removed during the block. Waits for what is under way."""
-        hint = "an examination or removal of leftover rules has not ended; until then, the backend in use serves all changes"
-        telling = asyncio.get_running_loop().call_later(TOLD_AFTER_S, lambda: log.warning("rules_move_waits", hint=hint))
-        async with contextlib.AsyncExitStack() as resting:
-            try:
-                await resting.enter_async_context(self._leftovers.at_rest())
-                await resting.enter_async_context(self._other_backend.at_rest())
-            finally:
-                telling.cancel()
+        async with self._leftovers.at_rest(), self._other_backend.at_rest():
             yield
 
-    async def _move(self, choices: Choices, programs: Mapping[Family, Program]) -> None:
+    async def _move(self, asked: _Asked) -> None:
         """Let the prepared backend hold rules and sets. What the former one holds goes once they are in force."""
-        self._engine.reconfigure(*choices, move_rules=self._use_prepared_backend)
+        self._engine.reconfigure(*asked.choices, move_rules=self._use_prepared_backend)
         await self._engine.moved()
-        log.info("rules_moved", backend=choices.translation.backend.value)
-        self._leftovers.watch(await self._examinations(programs))
+        self._stop_telling()
+        log.info("rules_moved", backend=asked.choices.translation.backend.value)
+        asked.on_adopted()
+        self._leftovers.watch(await self._examinations(asked.programs))
 
     async def _use_prepared_backend(self) -> None:
         self._other_backend.begin_again()

@@ -6,6 +6,7 @@ Kernel, programs and time are pretended. ``test_reconfigure`` covers the move it
 import asyncio
 import contextlib
 import dataclasses
+import functools
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -76,13 +77,17 @@ class Watcher(memory_node.Watcher):
 
 
 class Scene:
-    """A running node with all that a move touches. ``may_end`` lets the programs of iptables end; ``hangs_s`` are their times."""
+    """A running node with all that a move touches. ``may_end`` lets the programs of iptables end.
+
+    ``adopted`` are the configurations of which the mover has told that they are in force.
+    """
 
     def __init__(self, logs: list[MutableMapping[str, Any]]) -> None:
         self.kernel, self.watcher, self.logs = Kernel(), Watcher(), logs
         self.node = MemoryNode(self.kernel, watcher=self.watcher)
         self.may_end = asyncio.Event()
         self.may_end.set()
+        self.adopted: list[tuple[Backend, str]] = []
         self.examinations = 0
         self.failing_threads = 0
         rules = leftovers.of_iptables(self.kernel.leftover_rules, PLACES)
@@ -104,7 +109,8 @@ class Scene:
 
     def reload(self, backend: Backend, scheduler: str = "rr") -> None:
         translation = dataclasses.replace(self.node.settings, backend=backend, scheduler=scheduler)
-        self.mover.reconfigure(Choices(settings(), translation, Policy()), PROGRAMS)
+        adopt = functools.partial(self.adopted.append, (backend, scheduler))
+        self.mover.reconfigure(Choices(settings(), translation, Policy()), PROGRAMS, adopt)
 
     async def examine_for_long(self) -> None:
         """Let an examination of leftovers begin that does not end before ``may_end`` is set."""
@@ -164,12 +170,14 @@ async def test_while_a_program_of_iptables_hangs_a_move_waits_and_service_change
         assert builders.frontend("10.96.0.9", 80) in one.kernel.virtual_servers, "the loop goes on"
         assert one.in_use() is Backend.IPTABLES
         assert observed(one) == desired(one, Backend.IPTABLES), "nothing of the new configuration is in force"
+        assert one.adopted == []
         await asyncio.sleep(HANG_S)
         assert one.node.watcher.summaries[-1].report.pending == 0
         one.may_end.set()
         await one.node.quiet()
         assert one.in_use() is Backend.NFTABLES
         assert observed(one) == desired(one, Backend.NFTABLES, "wrr")
+        assert one.adopted == [(Backend.NFTABLES, "wrr")]
         assert one.kernel.removed_beside == [Backend.IPTABLES, Backend.NFTABLES]
         assert one.logged("rules_move_waits", "rules_moved") == ["rules_move_waits", "rules_moved"]
 
@@ -193,6 +201,7 @@ async def test_a_configuration_of_the_same_backend_comes_into_force_at_once_thou
     async with scene() as one:
         await one.examine_for_long()
         one.reload(Backend.IPTABLES, scheduler="wrr")
+        assert one.adopted == [(Backend.IPTABLES, "wrr")]
         await one.node.quiet()
         assert one.schedulers == {"wrr"}
 
@@ -209,21 +218,43 @@ async def test_of_several_configurations_the_latest_one_waits() -> None:
         one.may_end.set()
         await one.node.quiet()
         assert observed(one) == desired(one, Backend.NFTABLES, "wrr")
+        assert one.adopted == [(Backend.NFTABLES, "wrr")]
         assert one.logged("rules_moved") == ["rules_moved"]
 
 
 @in_virtual_time
-async def test_a_move_that_a_later_configuration_takes_back_does_not_happen() -> None:
+async def test_a_configuration_that_takes_a_waiting_move_back_is_in_force_at_once() -> None:
     async with scene() as one:
         await one.examine_for_long()
         one.reload(Backend.NFTABLES)
+        await asyncio.sleep(TOLD_AFTER_S / 2)
+        waited = [one.mover.waits]
         one.reload(Backend.IPTABLES, scheduler="wrr")
-        await one.node.quiet()
+        waited.append(one.mover.waits)
+        assert waited == [True, False]
+        await one.mover.at_rest()
+        assert one.adopted == [(Backend.IPTABLES, "wrr")]
+        await one.node.quiet(after_s=2 * TOLD_AFTER_S)
+        assert observed(one) == desired(one, Backend.IPTABLES, "wrr")
         one.may_end.set()
         await one.node.quiet()
         assert one.in_use() is Backend.IPTABLES
         assert observed(one) == desired(one, Backend.IPTABLES, "wrr")
-        assert not one.logged("rules_moved")
+        assert not one.logged("rules_move_waits", "rules_moved")
+
+
+@in_virtual_time
+async def test_a_move_that_was_taken_back_can_be_asked_for_again() -> None:
+    async with scene() as one:
+        await one.examine_for_long()
+        for backend in (Backend.NFTABLES, Backend.IPTABLES, Backend.NFTABLES):
+            one.reload(backend)
+            await one.node.quiet()
+        assert one.in_use() is Backend.IPTABLES
+        one.may_end.set()
+        await one.mover.at_rest()
+        assert one.in_use() is Backend.NFTABLES
+        assert one.adopted == [(Backend.IPTABLES, "rr"), (Backend.NFTABLES, "rr")]
 
 
 @in_virtual_time
@@ -252,9 +283,11 @@ async def test_a_configuration_that_arrives_after_the_move_and_before_its_end_co
         await one.node.quiet(after_s=HANG_S)
         assert builders.frontend("10.96.0.9", 80) in one.kernel.virtual_servers
         assert one.schedulers == {"rr"}
+        assert one.adopted == [(Backend.NFTABLES, "rr")]
         one.may_end.set()
         await one.node.quiet()
         assert observed(one) == desired(one, Backend.NFTABLES, "wrr")
+        assert one.adopted == [(Backend.NFTABLES, "rr"), (Backend.NFTABLES, "wrr")]
         assert one.logged("rules_moved") == ["rules_moved"]
 
 
