@@ -166,6 +166,8 @@ class OtherBackend:
         self._removing = asyncio.Lock()
         self._is_in_force = False
         self._is_done = False
+        self._failures = 0
+        """The failures of the present removal in a row."""
         self._reason = ""
         """Why the present removal fails, once that is told; empty if it does not."""
 
@@ -174,7 +176,7 @@ class OtherBackend:
         self._is_in_force = not summary.not_in_force
         if summary.is_audit:
             self._is_done = False
-        if self._is_in_force and not self._is_done:
+        if self._is_in_force and not self._is_done and not self._failures:
             self._wake.set()
 
     @contextlib.asynccontextmanager
@@ -184,8 +186,12 @@ class OtherBackend:
             yield
 
     def begin_again(self) -> None:
-        """Rules move to another backend: remove nothing before they are in force there. Call it during ``at_rest``."""
+        """Rules move to another backend: remove nothing before they are in force there. Call it during ``at_rest``.
+
+        Failures of the former removal do not delay the next one.
+        """
         self._is_in_force = self._is_done = False
+        self._failures = 0
         self._reason = ""
 
     @property
@@ -195,28 +201,37 @@ class OtherBackend:
 
     async def run(self, remove: Callable[[], Awaitable[bool]]) -> None:
         """Remove until nothing is left, as ``remove`` returns. A failed removal is repeated with growing pauses."""
-        failures = 0
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            reason, patience = "a rule still uses a set of it", USED_SETS_PATIENCE
+            await self._pause()
             async with self._removing:
                 if not self._is_in_force:
                     continue
                 try:
                     self._is_done = await remove()
                 except (KernelError, OSError) as error:
-                    reason, patience = str(error), 1
-            if self._is_done:
-                failures = 0
-                self._reason = ""
-                continue
-            failures += 1
-            if failures >= patience:
-                if not self._reason:
-                    log.warning("other_backend_not_removed", error=reason, hint="it is tried again; packets meet its rules")
-                self._reason = reason
-            await asyncio.sleep(retry.delay_s(failures))
+                    self._fail(str(error), patience=1)
+                    continue
+                if self._is_done:
+                    self._failures = 0
+                    self._reason = ""
+                else:
+                    self._fail("a rule still uses a set of it", patience=USED_SETS_PATIENCE)
+
+    async def _pause(self) -> None:
+        """Wait for a sync after which something may be left or, after a failure, until the next attempt is due."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(retry.delay_s(self._failures) if self._failures else None):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _fail(self, reason: str, patience: int) -> None:
+        """A removal has failed. That is told once so many have failed in a row."""
+        self._wake.clear()  # a sync during the removal does not shorten the pause
+        self._failures += 1
+        if self._failures >= patience:
+            if not self._reason:
+                log.warning("other_backend_not_removed", error=reason, hint="it is tried again; packets meet its rules")
+            self._reason = reason
 
 
 @dataclasses.dataclass(slots=True)

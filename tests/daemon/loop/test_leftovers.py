@@ -35,7 +35,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Skeleton
 from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S
-from ipvsproxy.reconcile.retry import FIRST_DELAY_S
+from ipvsproxy.reconcile.retry import FIRST_DELAY_S, LONGEST_DELAY_S
 from ipvsproxy.translate import chains
 from tests.support import left_rules, left_tables
 from tests.support.left_rules import CHAIN, LEFT, OTHER, PLACES, USED, USED_V6, Tables, listed, run
@@ -426,11 +426,13 @@ async def test_the_other_backend_goes_once_ours_is_in_force_and_a_failure_is_rep
         subject.synced(summary())
         await asyncio.sleep(0.1)
         assert list(subject.reasons) == ["what the other backend holds of ours stays: remove: busy"]
-        for _ in range(5):
+        for _ in range(20):
             subject.synced(summary())
-            await asyncio.sleep(AUDIT_S)
+            await asyncio.sleep(0.01)
+        assert len(calls) == 1, "syncs do not shorten the pause"
+        await asyncio.sleep(AUDIT_S)
         assert list(subject.reasons) == []
-        assert len(calls) == 3
+        assert [round(later - call) for call, later in itertools.pairwise(calls)] == [1, 2], "without another sync"
         assert not running.done()
         running.cancel()
     assert [line["event"] for line in logs] == ["other_backend_not_removed"]
@@ -505,6 +507,34 @@ async def test_while_rules_move_nothing_of_the_former_backend_is_removed_before_
     subject.synced(summary())
     await asyncio.sleep(1)
     assert len(calls) == 2
+    running.cancel()
+
+
+@in_virtual_time
+async def test_failures_before_a_move_neither_delay_the_next_removal_nor_count_for_it() -> None:
+    calls: list[float] = []
+
+    async def remove() -> bool:
+        calls.append(asyncio.get_running_loop().time())
+        return False
+
+    subject = OtherBackend()
+    running = asyncio.create_task(subject.run(remove))
+    subject.synced(summary())
+    await asyncio.sleep(300)
+    assert calls[-1] - calls[-2] == LONGEST_DELAY_S
+    async with subject.at_rest():
+        subject.begin_again()
+    await asyncio.sleep(1)
+    before = len(calls)
+    with structlog.testing.capture_logs() as logs:
+        subject.synced(summary())
+        await asyncio.sleep(0.1)
+        assert len(calls) == before + 1
+        assert list(subject.reasons) == []
+        await asyncio.sleep(1)
+        assert len(calls) == before + 2
+    assert logs == []
     running.cancel()
 
 
