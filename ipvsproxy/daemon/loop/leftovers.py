@@ -263,17 +263,23 @@ class Leftovers:
         self._in_thread = in_thread
         self._examining = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._in_force: frozenset[Family] = frozenset()
         self.watch(examinations)
+
+    def begin_again(self) -> None:
+        """Rules move to another backend: examine nothing before they are in force there. Call it during ``at_rest``."""
+        self._in_force = frozenset()
 
     def watch(self, examinations: Mapping[AnyPlace, Examine]) -> None:
         """Look for leftovers in other places from now on, because our rules have moved. Call it during ``at_rest``.
 
-        Nothing is examined before a sync shows that the rules are in force: what is a leftover then, serves until then.
+        A place is due at once if a sync has shown since ``begin_again`` that the rules of its family are in force: what is a
+        leftover then, serves until then.
         """
         self._examinations = examinations
         self._states = {place: _State() for place in examinations}
-        self._in_force: frozenset[Family] = frozenset()
         self._returns = leftovers.Returns()
+        self._make_due(self._in_force)
 
     @contextlib.asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
@@ -293,13 +299,14 @@ class Leftovers:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
-        families = frozenset(place.family for place in self._states)
-        before, self._in_force = self._in_force, families - summary.not_in_force
-        due = self._in_force if summary.is_audit else self._in_force - before
+        before, self._in_force = self._in_force, frozenset(Family) - summary.not_in_force
+        self._make_due(self._in_force if summary.is_audit else self._in_force - before)
+
+    def _make_due(self, families: Collection[Family]) -> None:
         for place, state in self._states.items():
-            if place.family in due and state.due_s == math.inf:
+            if place.family in families and state.due_s == math.inf:
                 state.due_s = -math.inf
-        if due:
+        if families:
             self._wake.set()
 
     async def run(self) -> None:

@@ -28,8 +28,9 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile import retry
 
 TOLD_AFTER_S = 5.0
-"""A move that waits for longer is logged."""
+"""A move that waits for longer is logged, and so is one whose end does."""
 WAITS_FOR_LEFTOVERS = "an examination or removal of leftover rules has not ended; until then, the one in use serves all changes"
+SEARCH_WAITS = "rules have moved, but the programs of iptables do not say where leftovers may be; until then, later reloads wait"
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -148,12 +149,13 @@ class RulesMover:
         """Let the prepared backend hold rules and sets. What the former one holds goes once they are in force."""
         self._engine.reconfigure(*asked.choices, move_rules=self._use_prepared_backend)
         await self._engine.moved()
-        self._stop_telling()
+        self._tell_later(SEARCH_WAITS)
         log.info("rules_moved", backend=asked.choices.translation.backend.value)
         asked.on_adopted()
         self._leftovers.watch(await self._examinations(asked.programs))
 
     async def _use_prepared_backend(self) -> None:
+        self._leftovers.begin_again()
         self._other_backend.begin_again()
         self._follower.follow(None)
         await self._kernel.call(lambda node: node.use_prepared_backend())

@@ -607,6 +607,7 @@ async def test_rules_that_move_make_the_former_ones_leftovers_once_they_are_in_f
     async with scene() as node:
         await node.sync()
         async with node.subject.at_rest():
+            node.subject.begin_again()
             node.subject.watch(leftovers.of_iptables(moved, (OTHER,)))
         await asyncio.sleep(AUDIT_S)
         await node.sync(Family.IPV4, is_audit=True)
@@ -646,3 +647,17 @@ async def test_rules_do_not_move_while_leftovers_are_examined() -> None:
     await asyncio.sleep(1)
     assert order == ["examined", "moved"], "the second place is no longer examined"
     running.cancel()
+
+
+@in_virtual_time
+async def test_rules_that_came_into_force_before_the_places_of_leftovers_were_known_are_not_waited_for_again() -> None:
+    moved = Tables()
+    moved.put(OTHER, LEFT)
+    async with scene() as node:
+        await node.sync()
+        async with node.subject.at_rest():
+            node.subject.begin_again()
+            await node.sync()
+            node.subject.watch(leftovers.of_iptables(moved, (OTHER,)))
+        await asyncio.sleep(1)
+        assert moved.writes == [OTHER], "without another sync or audit"

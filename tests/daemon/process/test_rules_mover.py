@@ -292,6 +292,21 @@ async def test_a_configuration_that_arrives_after_the_move_and_before_its_end_co
 
 
 @in_virtual_time
+async def test_a_program_that_hangs_after_the_move_is_told_and_leftovers_are_looked_for_once_it_ends() -> None:
+    async with scene() as one:
+        one.kernel.leftover_rules.reads.clear()
+        one.may_end.clear()
+        one.reload(Backend.NFTABLES)
+        await one.node.quiet(after_s=2 * TOLD_AFTER_S)
+        assert one.in_use() is Backend.NFTABLES
+        assert one.logged("rules_move_waits", "rules_moved") == ["rules_moved", "rules_move_waits"]
+        one.may_end.set()
+        await one.mover.at_rest()
+        await asyncio.sleep(1)
+        assert one.kernel.leftover_rules.reads == list(PLACES), "before another audit"
+
+
+@in_virtual_time
 async def test_a_stop_while_a_move_waits_ends_all_and_leaves_the_former_backend_in_use() -> None:
     async with scene() as one:
         await one.examine_for_long()
