@@ -262,9 +262,8 @@ class _Node:
         """
         if asked is self._asked.asked:
             return self._asked._replace(takes_move_back=False)
-        chosen = await requirements.choose_backend(asked)
-        in_use = await kernel.call(lambda node: node.backend)
-        if chosen.backend is in_use and mover.waits:
+        # What is in use needs no check of its requirements, for which programs would run: one of them may be what hangs.
+        if mover.waits and await requirements.meant_backend(asked) is await kernel.call(lambda node: node.backend):
             return _Backend(asked, self._programs, takes_move_back=True)
         try:
             async with asyncio.timeout(MOVED_WITHIN_S):
@@ -273,6 +272,7 @@ class _Node:
             raise CannotStartError(
                 f"rules still wait to move to {self._asked.asked}: nothing else is prepared until then"
             ) from None
+        chosen = await requirements.choose_backend(asked)
         in_use = await kernel.call(lambda node: node.backend)
         prepared = await kernel.call(lambda node: node.prepare_backend(None if chosen.backend is in_use else chosen))
         programs = await kernel.call(lambda node: requirements.usable_programs(node, prepared))

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import math
 import os
 import pathlib
 import signal
@@ -744,9 +745,17 @@ def test_a_file_that_takes_a_waiting_move_back_is_in_force_at_once_and_nothing_m
             os.kill(os.getpid(), signal.SIGTERM)
         return prepare(chosen)
 
+    async def hang(_: Backend) -> ChosenBackend:
+        await asyncio.sleep(math.inf)
+        raise AssertionError
+
+    def take_back() -> None:
+        monkeypatch.setattr(requirements, "choose_backend", hang)  # its program of iptables
+        _rewrite(tmp_path, "rulesBackend: iptables, drainDeadline: 7s")
+
     monkeypatch.setattr(Metrics, "configured", note)
     monkeypatch.setattr(kernel, "prepare_backend", prepare_backend)
-    SlowExamination(monkeypatch, lambda: _rewrite(tmp_path, "rulesBackend: iptables, drainDeadline: 7s"))
+    SlowExamination(monkeypatch, take_back)
     logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
     assert closed == [[Backend.NFTABLES]], "what was prepared"
     assert outcomes[-2:] == [False, True]
@@ -832,6 +841,9 @@ def test_a_file_that_names_yet_another_backend_while_a_move_waits_is_tried_again
     async def choose_backend(asked: Backend) -> ChosenBackend:
         return ChosenBackend(Backend.NFTABLES if asked is Backend.AUTO else asked)
 
+    async def meant_backend(asked: Backend) -> Backend:
+        return (await choose_backend(asked)).backend
+
     def note(self: reload.Reloader, reason: str, *arguments: Any) -> None:
         refused.append(reason)
         try_again_later(self, reason, *arguments)
@@ -845,6 +857,7 @@ def test_a_file_that_names_yet_another_backend_while_a_move_waits_is_tried_again
     configured = Metrics.configured
     monkeypatch.setattr(Metrics, "configured", adopted)
     monkeypatch.setattr(requirements, "choose_backend", choose_backend)
+    monkeypatch.setattr(requirements, "meant_backend", meant_backend)
     monkeypatch.setattr(reload.Reloader, "_try_again_later", note)
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(app, "MOVED_WITHIN_S", 0.01)

@@ -94,6 +94,11 @@ async def running_kernel(
         kernel.stop()
 
 
+async def meant_backend(asked: Backend) -> Backend:
+    """The backend for ``asked``, never ``AUTO``. Its requirements are not checked, and no program runs."""
+    return (await until_answered(lambda: asyncio.to_thread(rules_backend.choose, asked))).backend
+
+
 async def choose_backend(asked: Backend) -> ChosenBackend:
     """Choose the backend of rules and sets, after checking its requirements, and log the choice.
 
