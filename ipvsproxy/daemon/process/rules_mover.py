@@ -70,9 +70,7 @@ class RulesMover:
         self._is_at_rest = asyncio.Event()
         self._is_at_rest.set()
 
-    def reconfigure(
-        self, choices: Choices, programs: Mapping[Family, Program], on_adopted: Callable[[], object] = lambda: None
-    ) -> None:
+    def reconfigure(self, choices: Choices, programs: Mapping[Family, Program], on_adopted: Callable[[], object]) -> None:
         """Use another configuration: from the next sync on, or once its backend can hold the rules, which must be prepared.
 
         ``programs`` write the rules then. ``on_adopted`` is called once the loop has the configuration, which may be at once; it
