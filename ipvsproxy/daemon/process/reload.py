@@ -190,6 +190,8 @@ class Reloader:
             self._waiting = None
         if applied:
             log.info("configuration_changed", applied=applied)
+        else:  # it has taken the place of one that waited
+            log.info("configuration_unchanged", file=str(self._path))
         if not self._is_reading:
             self._report()
 

@@ -9,7 +9,6 @@ move that has not begun: it is in force at once.
 
 import asyncio
 import contextlib
-import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
@@ -127,8 +126,8 @@ class RulesMover:
     def _tell_later(self, hint: str) -> None:
         """Log that configurations wait, if they still do after a while."""
         self._stop_telling()
-        tell = functools.partial(log.warning, "rules_move_waits", hint=hint)
-        self._telling = asyncio.get_running_loop().call_later(TOLD_AFTER_S, tell)
+        loop = asyncio.get_running_loop()
+        self._telling = loop.call_later(TOLD_AFTER_S, lambda: log.warning("rules_move_waits", hint=hint))
 
     def _stop_telling(self) -> None:
         if self._telling is not None:

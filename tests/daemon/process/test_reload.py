@@ -356,6 +356,7 @@ async def test_a_file_that_is_taken_back_while_its_configuration_waits_is_applie
     assert [config.ipvs.scheduler for config in process.applied] == ["rr"], "else the waiting one comes into force"
     assert process.outcomes == [False, True]
     assert changes(logs) == [], "nothing has changed"
+    assert [line["event"] for line in logs] == ["configuration_unchanged"]
 
 
 async def test_a_waiting_configuration_comes_into_force_though_a_later_file_is_refused_or_waits(
