@@ -56,8 +56,10 @@ async def test_a_person_sorts_filters_opens_and_quits(node: PageNode, columns: i
             first = terminal.lines
             terminal.type("n")
             terminal.until("by name: 3")
-            terminal.type("nn")
-            terminal.until_gone("reversed")
+            terminal.type("n")
+            terminal.until("by name, reversed: 3")
+            terminal.type("n")
+            terminal.until("by name: 3")
             terminal.type("/10.244.1.\r")
             terminal.until("by name: 1")
             terminal.until_gone("default/dns")
