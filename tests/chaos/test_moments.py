@@ -15,7 +15,7 @@ from tests.chaos.history import History, Violation
 from tests.chaos.moments import Moment
 from tests.chaos.plan import NFTABLES_MOMENTS, Plan
 from tests.chaos.silent_proxy import SilentProxy
-from tests.support import lab
+from tests.support import lab, patience
 from tests.support.cluster import BACKEND
 from tests.support.program import ProgramError
 
@@ -29,6 +29,8 @@ FOUND: dict[Moment, str] = {
     Moment.FULL_RELOAD: "the program has ended",
 }
 """The violation of a program without the fix."""
+SLOWLY_FOUND = {Moment.LOCKED_RESTART, Moment.NATIVE_RULE, Moment.SILENT_PROXY}
+"""It takes a minute or more until they are found, because the history waits for what never happens."""
 
 
 @pytest.fixture(scope="module", name="node")
@@ -120,7 +122,7 @@ def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> 
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(BACKEND is Backend.NFTABLES, reason="some of these moments have no effect there; found with iptables")
-@pytest.mark.parametrize("kind", Moment)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[patience.THOROUGH] * (kind in SLOWLY_FOUND)) for kind in Moment])
 def test_a_program_without_the_fix_is_found(node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bad_moments, "REACHED_WITHIN_S", 60.0)  # a shorter wait for a condition that never holds
     with pytest.raises((Violation, ProgramError), match=FOUND[kind]):

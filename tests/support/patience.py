@@ -1,4 +1,4 @@
-"""How long tests wait on a slow kernel.
+"""How long tests wait on a slow kernel, and which ones a usual run leaves out.
 
 Debian's kernel in QEMU takes 10 to 25 times as long as others, so scripts/test --kernel=debian sets the variable
 ``IPVSPROXY_TEST_PATIENCE``. It stretches how long a test waits for what must happen, and the periods that a test sets so that
@@ -7,8 +7,12 @@ something else can happen meanwhile.
 
 import os
 
+import pytest
+
 FACTOR = float(os.environ.get("IPVSPROXY_TEST_PATIENCE") or 1)
 """1 on user-mode Linux and on the host."""
+THOROUGH = pytest.mark.skipif(not os.environ.get("IPVSPROXY_TEST_THOROUGH"), reason="takes long; .ci/full runs it")
+"""Marks tests that would make the usual run too long."""
 
 
 def seconds(usual: float) -> float:
