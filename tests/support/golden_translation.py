@@ -5,7 +5,7 @@ from typing import Any
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.net import Family, host_port
-from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.state import ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServer, VirtualServerKey, VirtualServerSettings
@@ -100,10 +100,11 @@ def _rule_rows(
         occupied = {kind for kind in SetKind if sets.get(IpSet(kind, family).name)}
         refused = [key for state in states for key in state.rare.refused]
         routed = frozenset(key for state in states for key in state.rare.refused if key.address in state.routes)
-        yield from _skeleton_rows(build_skeleton(family, settings, view, occupied, refused, routed=routed))
+        skeleton = build_skeleton(family, settings, view, occupied, refused, routed=routed)
+        yield from _skeleton_rows(skeleton, settings.backend)
 
 
-def _skeleton_rows(skeleton: Skeleton) -> Iterator[tuple[str, list[str]]]:
+def _skeleton_rows(skeleton: Skeleton, backend: Backend) -> Iterator[tuple[str, list[str]]]:
     label = "v4" if skeleton.family is Family.IPV4 else "v6"
     for key, rules in skeleton.in_force.chains.items():
         texts = [f"-A {key.chain} {iptables_rule.render(rule, skeleton.family)}" for rule in rules]
@@ -111,7 +112,6 @@ def _skeleton_rows(skeleton: Skeleton) -> Iterator[tuple[str, list[str]]]:
             yield f"{label}/{key.table}/{key.chain}", texts
     jumps: dict[str, list[str]] = {}
     for jump in skeleton.jumps:
-        jumps.setdefault(f"{label}/{jump.table}/{jump.source}", []).insert(
-            0, f"-A {jump.source} {iptables_rule.render_jump(jump)}"
-        )
+        text = f"-j {jump.target}" if backend is Backend.NFTABLES else iptables_rule.render_jump(jump)
+        jumps.setdefault(f"{label}/{jump.table}/{jump.source}", []).insert(0, f"-A {jump.source} {text}")
     yield from jumps.items()
