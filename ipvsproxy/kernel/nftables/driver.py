@@ -113,14 +113,20 @@ class NftDriver:
         return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written]
 
     def _as_they_are(self, family: Family) -> list[Operation]:
-        """The operation that writes the present rules of a family again; none if there are none, or strange ones."""
+        """The operation that writes the present rules of a family again; none if there are none.
+
+        Raises:
+            ValueError: a rule is not ours. Without it and those beside it, packets might pass that are to be dropped.
+        """
         observed = self.rules.observe(family)
         chains = {
             key: rules
             for key, found in observed.chains.items()
             if len(rules := tuple(rule for rule in found if isinstance(rule, Rule))) == len(found)
         }
-        if not chains or len(chains) < len(observed.chains):
+        if len(chains) < len(observed.chains):
+            raise ValueError(f"a strange rule among the {family.label} rules")
+        if not chains:
             return []
         return [Operation(Verb.SET, Skeleton(family=family, chains=chains, jumps=tuple(sorted(observed.jumps))))]
 

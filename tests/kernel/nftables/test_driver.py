@@ -266,3 +266,17 @@ def test_a_set_that_a_foreign_rule_keeps_in_use_is_reported(driver: NftDriver) -
     (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])
     assert "a set of this name exists, and it is a set of nf_tables with flags or a size of its own" in outcome.error
     assert "theirs" in nft("list", "ruleset")
+
+
+def test_rules_that_cannot_be_written_again_are_not_given_up_for_a_set(driver: NftDriver) -> None:
+    wanted = Operation(Verb.SET, every_rule(Family.IPV4))
+    driver.apply([*SETS, wanted])
+    load_with(UNLIKE)
+    strange = ("add", "rule", "inet", "ipvsproxy", "IPv4-filter-KUBE-SOURCE-RANGES-FIREWALL", "counter")
+    nft(*strange)
+    before = nft("--stateless", "list", "ruleset")
+    (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])
+    assert "a set of this name exists" in outcome.error
+    assert nft("--stateless", "list", "ruleset") == before
+    assert not [one.error for one in driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), wanted]) if one.error]
+    assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
