@@ -20,12 +20,15 @@ OLD_KERNEL = os.environ.get("IPVSPROXY_TEST_OLD_KERNEL", "")
 STARTER = ("-m", "tests.support.old_program", OLD_KERNEL) if OLD_KERNEL else ("-m", "ipvsproxy")
 """The arguments of Python that run the program."""
 _ONE_AFTER_THE_OTHER = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
 from ipvsproxy import cli
+end = os._exit
+os._exit = lambda status: None  # called by a command with a thread that has not ended yet, which is not the end of this process
 for arguments in json.loads(sys.argv.pop()):
     with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()) as error:
         status = cli.main(arguments)
-    print(json.dumps([status, output.getvalue(), error.getvalue()]))
+    print(json.dumps([status, output.getvalue(), error.getvalue()]), flush=True)
+end(0)
 """
 
 
