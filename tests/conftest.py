@@ -40,7 +40,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent in CORE:
+        if not set(CORE).isdisjoint(item.path.parents):
             item.add_marker("core")
         if patience.FACTOR != 1:
             own = item.get_closest_marker("timeout")

@@ -18,7 +18,8 @@ from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.service import Gone, ObjectKind, Put, Service
 from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
-from ipvsproxy.translate import decode, state
+from ipvsproxy.translate.api import decode
+from ipvsproxy.translate.services import state
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.fake_netlink import FakeSocket

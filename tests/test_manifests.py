@@ -20,7 +20,7 @@ from ipvsproxy.daemon.sources import reflector, watch
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.service import Skipped
-from ipvsproxy.translate import annotations, api_schema
+from ipvsproxy.translate.api import annotations, api_schema
 
 ROOT = pathlib.Path(__file__).parents[1]
 MANIFESTS = ROOT / "manifests"

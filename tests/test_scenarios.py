@@ -14,7 +14,8 @@ import yaml
 
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Service
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import decode, view
+from ipvsproxy.translate.api import decode
+from ipvsproxy.translate.node import view
 from tests.support import builders, fake_kernel, memory_node
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time, loop

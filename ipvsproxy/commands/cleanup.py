@@ -27,7 +27,7 @@ from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.sets import IP_SETS, IpSet
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import cleanup
-from ipvsproxy.translate import chains
+from ipvsproxy.translate.rules import chains
 
 CLEAN = 0
 NOT_CLEAN = 1

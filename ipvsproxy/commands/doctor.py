@@ -18,7 +18,7 @@ from ipvsproxy.kernel import facts, host, rules_backend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import chains
+from ipvsproxy.translate.rules import chains
 
 FINE = 0
 FAILING = 1

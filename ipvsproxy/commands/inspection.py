@@ -40,8 +40,8 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event, ObjectKind
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import chains
-from ipvsproxy.translate import view as views
+from ipvsproxy.translate.node import view as views
+from ipvsproxy.translate.rules import chains
 
 CANNOT_TELL = 2
 """Exit status if desired or observed state is unknown."""

@@ -21,7 +21,7 @@ from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
-from ipvsproxy.translate.targets import Targets
+from ipvsproxy.translate.api.targets import Targets
 
 NAMED = 0
 NAME_COLUMN = 70

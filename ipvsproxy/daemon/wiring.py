@@ -12,7 +12,7 @@ from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.mass_deletion import Guard
-from ipvsproxy.translate import sysctls, view
+from ipvsproxy.translate.node import sysctls, view
 
 
 class Choices(NamedTuple):

@@ -22,7 +22,7 @@ from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.store import objects
-from ipvsproxy.translate import list_reader
+from ipvsproxy.translate.api import list_reader
 from scripts.benchmark import calls, recording
 
 PROTOCOLS = {0: "addresses", 12: "ipset and conntrack", 16: "ipvs"}

@@ -44,7 +44,7 @@ def _wait_for_all_parts() -> None:
 
 def _grant_no_grace() -> None:
     """Remove node ports with their address at once."""
-    from ipvsproxy.translate import lingering  # noqa: PLC0415 - as above
+    from ipvsproxy.translate.node import lingering  # noqa: PLC0415 - as above
 
     lingering.GRACE_S = 0.0
 

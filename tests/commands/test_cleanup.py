@@ -29,7 +29,8 @@ from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.ownership import EVERYWHERE
-from ipvsproxy.translate import chains, skeleton, view
+from ipvsproxy.translate.node import view
+from ipvsproxy.translate.rules import chains, skeleton
 from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, left_tables, memory_node
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.left_rules import CHAIN, OTHER, USED, Tables, run

@@ -13,8 +13,8 @@ from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
 from ipvsproxy.reconcile.tables import Tables
-from ipvsproxy.translate.decode import decode_document
-from ipvsproxy.translate.view import Settings
+from ipvsproxy.translate.api.decode import decode_document
+from ipvsproxy.translate.node.view import Settings
 from tests.support import builders, golden_fixtures, memory_node
 from tests.support.inspected_node import inspected
 from tests.support.memory_node import MemoryNode

@@ -10,7 +10,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, Wei
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, Connections, VirtualServerSettings
-from ipvsproxy.translate import view
+from ipvsproxy.translate.node import view
 from tests.support import builders, memory_node
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer

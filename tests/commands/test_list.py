@@ -17,8 +17,8 @@ from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerSettings
-from ipvsproxy.translate import view
-from ipvsproxy.translate.targets import Target, Targets
+from ipvsproxy.translate.api.targets import Target, Targets
+from ipvsproxy.translate.node import view
 from tests.config import loading
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint

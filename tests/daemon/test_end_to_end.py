@@ -17,7 +17,7 @@ from ipvsproxy.daemon.sources import watch
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import decode
+from ipvsproxy.translate.api import decode
 from tests.support import api_server, api_store, builders, memory_node
 from tests.support.api_server import ApiServer, Refusal
 from tests.support.api_store import ENDPOINT_SLICES, NODES, RESOURCES, SERVICES, Object

@@ -19,8 +19,9 @@ from ipvsproxy.daemon.metrics import traffic
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.service import ObjectKind, Put, Service, ServiceName
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import decode, state
-from ipvsproxy.translate.view import Settings
+from ipvsproxy.translate.api import decode
+from ipvsproxy.translate.node.view import Settings
+from ipvsproxy.translate.services import state
 from tests.fuzz.chooser import HOSTILE
 from tests.support import builders
 

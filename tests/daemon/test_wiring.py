@@ -9,7 +9,7 @@ from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate import view
+from ipvsproxy.translate.node import view
 from tests.config import loading
 from tests.support import builders
 

@@ -1,6 +1,6 @@
 """API objects of a hostile author: the fields that the program reads, with valid values, odd ones, or values of another type.
 
-The shapes come from ``translate.api_schema``, so new fields are fuzzed automatically.
+The shapes come from ``translate.api.api_schema``, so new fields are fuzzed automatically.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ipvsproxy.model.service import ObjectKind
-from ipvsproxy.translate import api_schema
+from ipvsproxy.translate.api import api_schema
 from tests.fuzz.chooser import Chooser
 
 MOST_ITEMS = 3

@@ -4,7 +4,7 @@ import re
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.sets import IP_SETS
-from ipvsproxy.translate import chains, set_rules
+from ipvsproxy.translate.rules import chains, set_rules
 
 _TABLES = frozenset(key.table for key in chains.CHAINS)
 _CHAINS = "|".join(sorted({re.escape(key.chain) for key in chains.CHAINS}))

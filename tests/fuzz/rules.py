@@ -21,7 +21,10 @@ from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate import chains, decode, skeleton, state, view
+from ipvsproxy.translate.api import decode
+from ipvsproxy.translate.node import view
+from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate.services import state
 from tests.fuzz import documents, restore_text
 from tests.fuzz.chooser import Chooser
 from tests.support import builders

@@ -6,7 +6,8 @@ import msgspec
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.model.sets import SetKind
-from ipvsproxy.translate import api_schema, chains
+from ipvsproxy.translate.api import api_schema
+from ipvsproxy.translate.rules import chains
 
 _OTHERS = (
     '\\"metadata\\":{',

@@ -41,7 +41,8 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.translate import chains, skeleton, view
+from ipvsproxy.translate.node import view
+from ipvsproxy.translate.rules import chains, skeleton
 from tests.support import builders
 
 KEY = builders.frontend("10.96.0.1", 80)

@@ -8,8 +8,8 @@ import pytest
 import ipvsproxy.kernel
 from ipvsproxy.model import basic_features, features
 from ipvsproxy.model.feature import OLDEST, Feature, Without
-from ipvsproxy.translate import sysctls
-from ipvsproxy.translate.sysctls import ConntrackChoices
+from ipvsproxy.translate.node import sysctls
+from ipvsproxy.translate.node.sysctls import ConntrackChoices
 
 PARTS = {part for feature in features.FEATURES for part in feature.parts}
 ATTRIBUTE = re.compile(r'"((?:IPVS_(?:SVC|DEST)|IPSET|CTA|RTA|IFLA|IFA|CTRL)_[A-Z0-9_]+)"')

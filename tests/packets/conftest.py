@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.translate.view import Binding
+from ipvsproxy.translate.node.view import Binding
 
 
 @pytest.fixture(scope="module", params=Binding, ids=str)

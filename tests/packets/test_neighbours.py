@@ -16,7 +16,7 @@ import pytest
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate import chains
+from ipvsproxy.translate.rules import chains
 from tests.packets import questions
 from tests.packets.questions import ANSWERED, MASQUERADED, Row
 from tests.packets.switching import losing_nothing

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.lingering import GRACE_S
-from ipvsproxy.translate.view import Binding
+from ipvsproxy.translate.node.lingering import GRACE_S
+from ipvsproxy.translate.node.view import Binding
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 

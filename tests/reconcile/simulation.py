@@ -15,8 +15,9 @@ from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate import chains, skeleton, view
-from ipvsproxy.translate import state as translate_state
+from ipvsproxy.translate.node import view
+from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate.services import state as translate_state
 from tests.support import builders, fake_kernel
 
 MOST_ROUNDS = 12

@@ -16,10 +16,10 @@ from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate import state
+from ipvsproxy.translate.services import state
 from tests.reconcile import examples, simulation
 from tests.support import builders
-from tests.translate.test_trace import BY_CLUSTER
+from tests.translate.rules.test_trace import BY_CLUSTER
 
 WEB_KEY = builders.frontend(builders.CLUSTER_IP, 80)
 KEY = builders.frontend(builders.CLUSTER_IP, 53, Protocol.UDP)

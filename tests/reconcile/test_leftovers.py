@@ -6,7 +6,7 @@ from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
 from ipvsproxy.model.rules import ChainKey, Jump
 from ipvsproxy.reconcile import leftovers
 from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S, Returns
-from ipvsproxy.translate import chains
+from ipvsproxy.translate.rules import chains
 
 SERVICE, ENDPOINT = ChainKey("nat", "KUBE-SVC-ABCDEFGHIJKLMNOP"), ChainKey("nat", "KUBE-SEP-234567ABCDEFGHIJ")
 THEIR_SERVICES = ChainKey("filter", "KUBE-SERVICES")

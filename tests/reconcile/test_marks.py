@@ -18,7 +18,7 @@ from ipvsproxy.reconcile import cleanup, precondition
 from ipvsproxy.reconcile.marks import MarkedPort, Marks, spread
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.tables import Tables
-from ipvsproxy.translate.view import TrafficScopes
+from ipvsproxy.translate.node.view import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
 

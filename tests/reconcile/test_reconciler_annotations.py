@@ -9,7 +9,7 @@ from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.model.virtual_servers import HAS_THRESHOLDS, SCHEDULER_FALLBACK, Connections, RealServers, VirtualServer
-from ipvsproxy.translate import view
+from ipvsproxy.translate.node import view
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
 from tests.support.builders import OTHER_NODE

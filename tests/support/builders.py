@@ -25,7 +25,7 @@ from ipvsproxy.model.service import (
     ServiceType,
 )
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.view import NodeView, Settings, view_node
+from ipvsproxy.translate.node.view import NodeView, Settings, view_node
 
 NAMESPACE = "default"
 THIS_NODE = "node-a"

@@ -31,7 +31,9 @@ from ipvsproxy.model.service import (
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.mass_deletion import Guard
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import skeleton, state, view
+from ipvsproxy.translate.node import view
+from ipvsproxy.translate.rules import skeleton
+from ipvsproxy.translate.services import state
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel
 

@@ -11,7 +11,7 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.reconcile.table import Conflict
 from ipvsproxy.store.objects import Changes
-from ipvsproxy.translate.view import NodeView
+from ipvsproxy.translate.node.view import NodeView
 from tests.support import builders
 
 DONE = Report(done={}, failed={}, errors=(), pending=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServicePort, ServiceType
-from ipvsproxy.translate import api_schema
+from ipvsproxy.translate.api import api_schema
 from tests.support import builders
 
 _TEXTS = st.text(max_size=8) | st.sampled_from(

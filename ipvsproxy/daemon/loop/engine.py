@@ -39,7 +39,7 @@ from ipvsproxy.reconcile import drain
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import view
+from ipvsproxy.translate.node import view
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """Programmed before all other Services: with these a new node is usable early."""

@@ -30,7 +30,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import NftTable
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.reconcile import leftover_tables, leftovers, retry
-from ipvsproxy.translate import chains
+from ipvsproxy.translate.rules import chains
 
 REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
 RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"

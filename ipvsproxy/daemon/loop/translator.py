@@ -21,8 +21,10 @@ from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.store.objects import Changes, Store
-from ipvsproxy.translate import refusal, skeleton, state, view
-from ipvsproxy.translate.lingering import Lingering
+from ipvsproxy.translate.node import view
+from ipvsproxy.translate.node.lingering import Lingering
+from ipvsproxy.translate.rules import skeleton
+from ipvsproxy.translate.services import refusal, state
 
 WORK_PER_STEP = 100
 """The number of endpoints that are translated between two readings of the clock: about a third of a millisecond."""

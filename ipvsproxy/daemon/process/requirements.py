@@ -29,7 +29,7 @@ from ipvsproxy.kernel.thread import SLOW_S, KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate import chains
+from ipvsproxy.translate.rules import chains
 
 FALLBACK_SCHEDULER = "rr"
 """The scheduler if the kernel lacks the configured one: another order of connections is better than none."""

@@ -17,8 +17,8 @@ from ipvsproxy.daemon.base import inotify
 from ipvsproxy.daemon.sources import manifests
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.model.service import Event, ObjectKind
-from ipvsproxy.translate import targets
-from ipvsproxy.translate.targets import Targets
+from ipvsproxy.translate.api import targets
+from ipvsproxy.translate.api.targets import Targets
 
 SETTLE_S = 0.03
 LONGEST_SETTLE_S = 1.0

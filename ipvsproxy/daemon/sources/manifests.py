@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
-from ipvsproxy.translate import decode
+from ipvsproxy.translate.api import decode
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 

@@ -32,7 +32,7 @@ from typing import NamedTuple, Protocol, assert_never
 from ipvsproxy.daemon.base import backoff
 from ipvsproxy.daemon.sources import stream
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
-from ipvsproxy.translate import decode, list_reader
+from ipvsproxy.translate.api import decode, list_reader
 
 PAGE_ITEMS = 500
 """The size of a page, and of a part of a list from the watch cache, which may ignore the limit and come as one page."""

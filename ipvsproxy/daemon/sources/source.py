@@ -8,7 +8,7 @@ from typing import Protocol
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.sources.reflector import Post, Trouble, WatchStatus
 from ipvsproxy.model.service import Event, ObjectKind
-from ipvsproxy.translate.targets import Targets
+from ipvsproxy.translate.api.targets import Targets
 
 
 class Source(Protocol):

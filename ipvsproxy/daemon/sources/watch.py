@@ -25,9 +25,9 @@ from ipvsproxy.daemon.sources.credentials import Credentials, SourceError
 from ipvsproxy.daemon.sources.reflector import ApiError, Deliver, Trouble
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
-from ipvsproxy.translate import targets
-from ipvsproxy.translate.decode import UndecodableError
-from ipvsproxy.translate.targets import Target, Targets
+from ipvsproxy.translate.api import targets
+from ipvsproxy.translate.api.decode import UndecodableError
+from ipvsproxy.translate.api.targets import Target, Targets
 
 CREDENTIALS_TIMEOUT_S = 30
 """The bound for files, an issuer of tokens, or a credential plugin, which has a shorter bound of its own."""

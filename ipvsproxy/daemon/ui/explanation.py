@@ -1,6 +1,6 @@
 """What is known of a Service or a virtual server, as a document: for ``ipvsproxy explain``, and for the page.
 
-Rule: nothing is decided here. Reasons come from ``translate.explain`` and ``translate.trace``, the two sides from the survey.
+Rule: nothing is decided here. Reasons come from ``explain`` and ``trace`` of ``translate``, the two sides from the survey.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
@@ -16,9 +16,10 @@ from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, VirtualServ
 from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import explain, trace
-from ipvsproxy.translate.lingering import GRACE_S
-from ipvsproxy.translate.view import NodeView, Settings
+from ipvsproxy.translate.node.lingering import GRACE_S
+from ipvsproxy.translate.node.view import NodeView, Settings
+from ipvsproxy.translate.rules import trace
+from ipvsproxy.translate.services import explain
 
 T = TypeVar("T")
 Document = dict[str, Any]

@@ -27,8 +27,8 @@ from ipvsproxy.model.service import (
 )
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections
-from ipvsproxy.translate import state
-from ipvsproxy.translate.lingering import GRACE_S
+from ipvsproxy.translate.node.lingering import GRACE_S
+from ipvsproxy.translate.services import state
 from tests.support import builders, memory_node, virtual_time
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time

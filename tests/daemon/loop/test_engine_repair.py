@@ -11,7 +11,7 @@ from ipvsproxy.daemon.loop import reader
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile import drift
-from ipvsproxy.translate import view
+from ipvsproxy.translate.node import view
 from tests.daemon.loop.test_engine import SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel

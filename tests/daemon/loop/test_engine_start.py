@@ -11,7 +11,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from ipvsproxy.model.sets import SET_COPY
 from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S
-from ipvsproxy.translate import view
+from ipvsproxy.translate.node import view
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch, node_ports
 from tests.reconcile import examples
 from tests.support import builders, memory_node

@@ -36,7 +36,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Skeleton
 from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S
 from ipvsproxy.reconcile.retry import FIRST_DELAY_S, LONGEST_DELAY_S
-from ipvsproxy.translate import chains
+from ipvsproxy.translate.rules import chains
 from tests.support import left_rules, left_tables
 from tests.support.left_rules import CHAIN, LEFT, OTHER, PLACES, USED, USED_V6, Tables, listed, run
 from tests.support.left_tables import IPV4, IPV6, MemoryTables

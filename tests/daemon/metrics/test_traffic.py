@@ -28,7 +28,8 @@ from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import state, view
+from ipvsproxy.translate.node import view
+from ipvsproxy.translate.services import state
 from tests.support import builders
 from tests.support.draining import show_draining
 from tests.support.memory_node import InlineWorker, put

@@ -12,7 +12,8 @@ from ipvsproxy.model.rules import Backend, ChainKey, Rule, SetMark
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate import chains, view
+from ipvsproxy.translate.node import view
+from ipvsproxy.translate.rules import chains
 from tests.reconcile import examples
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import KernelVirtualServer

@@ -12,7 +12,7 @@ from ipvsproxy.daemon.ui.counters import Opened
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.daemon.ui.rates import REMEMBERED, ServiceRates
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.translate import explain
+from ipvsproxy.translate.services import explain
 from tests.support import builders
 from tests.support.builders import endpoint
 from tests.support.memory_node import AUDIT_INTERVAL_S

@@ -15,7 +15,7 @@ from ipvsproxy.kernel.nftables.driver import NftDriver
 from ipvsproxy.model.net import Address, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry
-from ipvsproxy.translate import chains
+from ipvsproxy.translate.rules import chains
 
 CLUSTER = "KUBE-CLUSTER-IP"
 REAL = [

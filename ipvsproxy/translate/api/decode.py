@@ -1,0 +1,269 @@
+"""From the API's bytes to events, by msgspec. Only an object that breaks its schema is rejected."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar, assert_never
+
+import msgspec
+
+from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKey, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.translate.api import api_schema, parse, parse_endpoints
+
+GONE = 410
+"""HTTP status, and code of an ERROR event: the resource version is too old, and the kind must be listed again."""
+
+_MISSHAPEN = (msgspec.ValidationError, UnicodeDecodeError)
+"""The errors of msgspec for JSON that breaks the schema, or text that is not UTF-8. A single object may be the cause."""
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""All errors of msgspec for bytes, also for bytes that are not JSON, or JSON nested too deeply for the interpreter."""
+
+T = TypeVar("T", api_schema.Service, api_schema.EndpointSlice, api_schema.Node)
+K = TypeVar("K", bound=ObjectKey)
+
+
+class UndecodableError(Exception):
+    """A whole body or line is unusable; the message is the reason. The kind must be listed again."""
+
+
+class ListPage(NamedTuple):
+    """One page of a list. An empty ``continue_token`` means that it was the last one."""
+
+    events: tuple[Put | Rejected, ...]
+    resource_version: str
+    continue_token: str
+
+
+class Bookmark(NamedTuple):
+    """Nothing changed up to this resource version."""
+
+
+class Expired(NamedTuple):
+    """The watch cannot continue: the kind must be listed again."""
+
+    message: str
+
+
+class ServerError(NamedTuple):
+    """The server ended the watch with an error."""
+
+    code: int
+    message: str
+
+
+class WatchLine(NamedTuple):
+    """One line of a watch. ``resource_version`` is empty where the line has none."""
+
+    event: Put | Gone | Rejected | Bookmark | Expired | ServerError
+    resource_version: str
+
+
+class _ListMetadata(api_schema.Schema, frozen=True):
+    resource_version: str | None = None
+    continue_token: str | None = msgspec.field(name="continue", default=None)
+
+
+class _Page(api_schema.Schema, frozen=True):
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+_PAGE = msgspec.json.Decoder(_Page)
+
+
+class _Line(api_schema.Schema, Generic[T], frozen=True):
+    type: str
+    object: T
+
+
+class _LooseLine(api_schema.Schema, frozen=True):
+    type: str
+    object: msgspec.Raw
+
+
+class _Reader(Generic[T, K]):
+    """The differences between kinds: schema, key, and parser."""
+
+    def __init__(self, kind: ObjectKind, shape: type[T], key: type[K], read: Callable[[T, K], ApiObject]) -> None:
+        self.kind = kind
+        self._key = key
+        self.line: msgspec.json.Decoder[_Line[T]] = msgspec.json.Decoder(_Line[shape])  # type: ignore[valid-type]  # made at run time
+        self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
+        self.read: Callable[[T, K], ApiObject] = read
+
+    def key(self, metadata: api_schema.Metadata | None) -> K | None:
+        """The key of an object with this metadata; None without a name. The parsed object shares this key as its name."""
+        if metadata is None or not metadata.name:
+            return None
+        return self._key("" if self.kind is ObjectKind.NODE else sys.intern(metadata.namespace or "default"), metadata.name)
+
+    def event(self, raw: T, where: str = "") -> Put | Rejected:
+        """The parsed object with its key, or a rejection if it has no name."""
+        key = self.key(raw.metadata)
+        if key is None:
+            return Rejected(self.kind, None, where, "metadata.name is missing")
+        return Put(self.kind, key, self.read(raw, key))
+
+    def loose_event(self, raw: msgspec.Raw, where: str = "") -> Put | Rejected:
+        """As ``event``, for an object that may break the schema of its kind."""
+        try:
+            return self.event(self.one.decode(raw), where)
+        except _UNREADABLE as error:
+            return Rejected(self.kind, _loose_key(self.kind, raw), where, _reason(error))
+
+
+def _loose_key(kind: ObjectKind, raw: msgspec.Raw) -> ObjectKey | None:
+    try:
+        return _READERS[kind].key(msgspec.json.decode(raw, type=api_schema.AnyObject).metadata)
+    except _UNREADABLE:
+        return None
+
+
+def _reason(error: Exception) -> str:
+    """``spec.ports[0].port: expected int, got str``, from msgspec's message."""
+    text, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".")
+    text = text.replace("`", "").rstrip(".")
+    return f"{field}: {text[:1].lower()}{text[1:]}" if field else text
+
+
+_READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
+    ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, api_schema.Service, ServiceName, parse.parse_service),
+    ObjectKind.ENDPOINT_SLICE: _Reader(
+        ObjectKind.ENDPOINT_SLICE, api_schema.EndpointSlice, EndpointSliceName, parse_endpoints.parse_endpoint_slice
+    ),
+    ObjectKind.NODE: _Reader(ObjectKind.NODE, api_schema.Node, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
+}
+
+
+def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
+    """One page of a list of this kind.
+
+    Raises:
+        UndecodableError: the body is not a list at all. One bad item in it is a ``Rejected`` instead.
+    """
+    try:
+        page = _PAGE.decode(body)
+    except _UNREADABLE as error:
+        raise UndecodableError(f"list of {kind}s: {_reason(error)}") from error
+    # One by one: values made of five hundred items at once would not stay in the processor's near caches.
+    events = tuple(map(_READERS[kind].loose_event, page.items or ()))
+    return ListPage(events, page.metadata.resource_version or "", page.metadata.continue_token or "")
+
+
+def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
+    """One item of a list by itself; None where the bytes are not a whole JSON value, as when they were cut in the middle."""
+    reader = _READERS[kind]
+    try:
+        return reader.event(reader.one.decode(item))
+    except _UNREADABLE:
+        return reader.loose_event(msgspec.Raw(item)) if _is_whole(item) else None
+
+
+def _is_whole(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except _UNREADABLE:
+        return False
+    return True
+
+
+def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
+    """One line of a watch of this kind.
+
+    Raises:
+        UndecodableError: the line is not a watch event. A bad object in it is a ``Rejected`` instead.
+    """
+    reader = _READERS[kind]
+    try:
+        decoded = reader.line.decode(line)
+        raw, what = decoded.object, decoded.type
+    except _MISSHAPEN:
+        return _loose_line(kind, line)
+    except _UNREADABLE as error:
+        raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
+    version = (raw.metadata and raw.metadata.resource_version) or ""
+    if what in {"ADDED", "MODIFIED"}:
+        return WatchLine(reader.event(raw), version)
+    if what == "DELETED":
+        key = reader.key(raw.metadata)
+        return WatchLine(Gone(kind, key) if key else Rejected(kind, None, "", "metadata.name is missing"), version)
+    if what == "BOOKMARK":
+        return WatchLine(Bookmark(), version)
+    return _loose_line(kind, line)
+
+
+def _loose_line(kind: ObjectKind, line: bytes) -> WatchLine:
+    try:
+        decoded = msgspec.json.decode(line, type=_LooseLine)
+    except _UNREADABLE as error:
+        raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
+    if decoded.type == "ERROR":
+        try:
+            status = msgspec.json.decode(decoded.object, type=api_schema.Status)
+        except _UNREADABLE as error:
+            raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
+        message = (status.message or status.reason or "no message")[:500]
+        return WatchLine(Expired(message) if status.code == GONE else ServerError(status.code or 0, message), "")
+    try:
+        metadata = msgspec.json.decode(decoded.object, type=api_schema.AnyObject).metadata
+    except _UNREADABLE:
+        metadata = None
+    version = (metadata and metadata.resource_version) or ""
+    key = _READERS[kind].key(metadata)
+    if decoded.type == "DELETED" and key:
+        return WatchLine(Gone(kind, key), version)
+    if decoded.type not in {"ADDED", "MODIFIED", "DELETED"}:
+        raise UndecodableError(f"watch of {kind}s: event type {decoded.type[:32]!r} is not known")
+    return WatchLine(_READERS[kind].loose_event(decoded.object), version)
+
+
+_MANIFESTS: Mapping[tuple[str, str], ObjectKind] = {
+    ("v1", "Service"): ObjectKind.SERVICE,
+    ("discovery.k8s.io/v1", "EndpointSlice"): ObjectKind.ENDPOINT_SLICE,
+    ("v1", "Node"): ObjectKind.NODE,
+}
+
+
+def decode_document(document: object, where: str) -> Put | Rejected | None:
+    """One manifest that has been read from YAML or JSON already; None if its kind is not watched.
+
+    ``where`` names file and document for the reader of a ``Rejected``. Defaults of the API server are filled in: the namespace
+    ``default``, the protocol TCP, the empty name of a single endpoint port, the session affinity timeout.
+    """
+    try:
+        head = msgspec.convert(document, api_schema.AnyObject)
+    except _UNREADABLE as error:
+        return Rejected(ObjectKind.SERVICE, None, where, _reason(error))
+    kind = _MANIFESTS.get((head.api_version or "", head.kind or ""))
+    if kind is None:
+        return None
+    key = _READERS[kind].key(head.metadata)
+    if key is None:
+        return Rejected(kind, None, where, "metadata.name is missing")
+    try:
+        return _manifest(kind, document, key, where)
+    except _UNREADABLE as error:
+        return Rejected(kind, key, where, _reason(error))
+
+
+def _manifest(kind: ObjectKind, document: object, key: ObjectKey, where: str) -> Put | Rejected:
+    match kind:
+        case ObjectKind.SERVICE:
+            return _manifest_service(msgspec.convert(document, api_schema.Service), key, where)
+        case ObjectKind.ENDPOINT_SLICE:
+            raw = msgspec.convert(document, api_schema.EndpointSlice)
+            name = EndpointSliceName(key.namespace, key.name)
+            return Put(kind, key, parse_endpoints.parse_endpoint_slice(raw, name, default_port_names=True))
+        case ObjectKind.NODE:
+            return Put(kind, key, parse.parse_node(msgspec.convert(document, api_schema.Node), key.name))
+        case never:
+            assert_never(never)
+
+
+def _manifest_service(raw: api_schema.Service, key: ObjectKey, where: str) -> Put | Rejected:
+    service = parse.parse_service(raw, ServiceName(key.namespace, key.name))
+    spec = raw.spec or api_schema.ServiceSpec()
+    if spec.type != "ExternalName" and not spec.cluster_ip and not spec.cluster_ips:
+        reason = "spec.clusterIP: is missing, and only an API server allots one"
+        return Rejected(ObjectKind.SERVICE, key, where, reason)
+    return Put(ObjectKind.SERVICE, key, service)

@@ -1,0 +1,239 @@
+"""From the API schema to the model: Services and Nodes. EndpointSlices: ``parse_endpoints``.
+
+The smallest invalid part, such as a port, an address or a range, is left out, with a ``Skipped(field, reason)``.
+Field rules are those of the Kubernetes API reference (Service v1, Node v1).
+"""
+
+import functools
+from collections.abc import Collection, Iterable, Sequence
+
+from ipvsproxy.model.annotations import NO_ANNOTATIONS
+from ipvsproxy.model.net import Address, Family, Network, Protocol
+from ipvsproxy.model.service import (
+    USUAL_OPTIONS,
+    Node,
+    Service,
+    ServiceName,
+    ServiceOptions,
+    ServicePort,
+    ServiceType,
+    Skipped,
+    short_uid,
+)
+from ipvsproxy.translate.api import annotations, api_schema, fields
+
+DEFAULT_AFFINITY_TIMEOUT_S = 10800
+"""The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
+LONGEST_AFFINITY_TIMEOUT_S = 86400
+MOST_ENTRIES = 65536
+"""The most entries of one Service in one ipset.
+
+As many as kube-proxy's set holds of all Services. The API bounds a Service only by its size.
+"""
+AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
+
+_NO_METADATA = api_schema.ServiceMetadata()
+_NO_NODE_METADATA = api_schema.Metadata()
+_NO_LABELS = api_schema.ObjectLabels()
+_NO_SPEC = api_schema.ServiceSpec()
+_SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
+
+
+def parse_service(raw: api_schema.Service, name: ServiceName) -> Service:
+    """A Service. Its unusable parts are in ``skipped``; if it cannot be served at all, ``not_served`` says why."""
+    metadata, spec = raw.metadata or _NO_METADATA, raw.spec or _NO_SPEC
+    skipped: list[Skipped] = []
+    kind = _service_type(spec.type, skipped)
+    not_served = _why_not_served(kind, metadata.labels or _NO_LABELS, spec)
+    if not_served:
+        options = ServiceOptions(type=kind, not_served=not_served, skipped=tuple(skipped))
+        return Service(name=name, short_uid=short_uid(metadata.uid or ""), options=options)
+    # Nearly all Services have none of the following fields: absent ones take no time.
+    external = fields.addresses("spec.externalIPs", spec.external_ips, skipped) if spec.external_ips else ()
+    external_local = spec.external_traffic_policy == "Local" and (
+        kind in {ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT} or bool(external)
+    )
+    health_port = _port("spec.healthCheckNodePort", spec.health_check_node_port, skipped) if spec.health_check_node_port else 0
+    cluster = _cluster_addresses(spec, skipped)
+    ingress = raw.status and raw.status.load_balancer and raw.status.load_balancer.ingress
+    balanced = _load_balancer_addresses(ingress, skipped) if ingress else ()
+    if cluster and (external or balanced):
+        skipped.extend(_left_alone("spec.externalIPs", external, cluster))
+        skipped.extend(_left_alone("status.loadBalancer.ingress", balanced, cluster))
+    ranges = spec.load_balancer_source_ranges
+    source_ranges, admits_nobody = _source_ranges(ranges, skipped) if ranges else ((), False)
+    ports, complaints = _service_ports(spec.ports or ())
+    skipped.extend(complaints)
+    ports = _bounded_ports(ports, (external, balanced), source_ranges, skipped)
+    chosen = annotations.parse_service_annotations(metadata.annotations, skipped) if metadata.annotations else NO_ANNOTATIONS
+    options = ServiceOptions(
+        type=kind,
+        external_addresses=external,
+        load_balancer_addresses=balanced,
+        source_ranges=source_ranges,
+        admits_nobody=admits_nobody,
+        affinity_timeout_s=_affinity_timeout(spec, skipped) if spec.session_affinity == "ClientIP" else 0,
+        internal_traffic_local=spec.internal_traffic_policy == "Local",
+        external_traffic_local=external_local,
+        health_check_node_port=health_port if kind is ServiceType.LOAD_BALANCER and external_local else 0,
+        not_served=None if cluster else Skipped("spec.clusterIPs", "none is a usable address"),
+        skipped=fields.bounded(skipped) if skipped else (),
+        annotations=chosen,
+    )
+    return Service(
+        name=name,
+        short_uid=short_uid(metadata.uid or ""),
+        created_s=fields.seconds(metadata.creation_timestamp),
+        ports=ports,
+        cluster_addresses=cluster,
+        options=USUAL_OPTIONS if options == USUAL_OPTIONS else options,
+    )
+
+
+def _service_type(text: str | None, skipped: list[Skipped]) -> ServiceType:
+    kind = _SERVICE_TYPES.get(text or "ClusterIP")
+    if kind is None:
+        skipped.append(Skipped("spec.type", f"{fields.shown(text)} is not known; served as ClusterIP"))
+    return kind or ServiceType.CLUSTER_IP
+
+
+def _why_not_served(kind: ServiceType, labels: api_schema.ObjectLabels, spec: api_schema.ServiceSpec) -> Skipped | None:
+    cluster_ip = spec.cluster_ip or (spec.cluster_ips[0] if spec.cluster_ips else "")
+    if labels.proxy_name is not None:
+        return Skipped("metadata.labels", f"service-proxy-name gives it to {fields.shown(labels.proxy_name)}", invalid=False)
+    if kind is ServiceType.EXTERNAL_NAME:
+        return Skipped("spec.type", "ExternalName: a DNS matter", invalid=False)
+    if cluster_ip == "None":
+        return Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
+    if not cluster_ip:
+        return Skipped("spec.clusterIP", "no cluster IP has been allotted", invalid=False)
+    return None
+
+
+def _cluster_addresses(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
+    texts = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
+    addresses = fields.addresses("spec.clusterIPs", texts, skipped)
+    if len(addresses) == 1:
+        return addresses
+    first_of_family = {address.family: address for address in reversed(addresses)}
+    more = [address for address in addresses if first_of_family[address.family] is not address]
+    skipped.extend(Skipped("spec.clusterIPs", f"{address}: a second address of one family") for address in more)
+    return tuple(address for address in addresses if address not in more)
+
+
+def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:
+    """Addresses of a family without a cluster IP: kube-proxy serves a Service family by family, and so do we."""
+    families = {address.family for address in cluster}
+    for address in addresses:
+        if address.family not in families:
+            yield Skipped(field, f"{address}: the Service has no cluster IP of {address.family.label}", invalid=False)
+
+
+def _service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+    """The ports that can be used, and why the others cannot."""
+    return _shared_service_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_service_ports(ports)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+    """One object for all Services with equal ports; most Services share theirs with others."""
+    return _read_service_ports(ports)
+
+
+def _read_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+    usable: list[ServicePort] = []
+    skipped: list[Skipped] = []
+    names: set[tuple[str, Protocol]] = set()
+    used: set[tuple[Protocol, int]] = set()
+    for number, raw in enumerate(ports):
+        field = f"spec.ports[{number}]"
+        protocol = fields.PROTOCOLS.get(raw.protocol or "TCP")
+        port = raw.port or 0
+        name = raw.name or ""
+        if protocol is None:
+            skipped.append(Skipped(f"{field}.protocol", f"{fields.shown(raw.protocol)} is none of TCP, UDP, SCTP"))
+        elif not 0 < port <= fields.HIGHEST_PORT:
+            skipped.append(Skipped(f"{field}.port", f"{port} is outside 1..{fields.HIGHEST_PORT}"))
+        elif (name, protocol) in names:
+            skipped.append(Skipped(f"{field}.name", f"{fields.shown(name)} is a duplicate"))
+        elif (protocol, port) in used:
+            skipped.append(Skipped(f"{field}.port", f"{protocol.name} {port} is a duplicate"))
+        else:
+            names.add((name, protocol))
+            used.add((protocol, port))
+            node_port = _port(f"{field}.nodePort", raw.node_port or 0, skipped)
+            usable.append(ServicePort(name=name, protocol=protocol, port=port, node_port=node_port))
+    return tuple(usable), tuple(skipped)
+
+
+def _bounded_ports(
+    ports: tuple[ServicePort, ...], addresses: Sequence[Sequence[Address]], ranges: Sequence[Network], skipped: list[Skipped]
+) -> tuple[ServicePort, ...]:
+    """The first ports, as many as ``MOST_ENTRIES`` allows.
+
+    ``addresses``: external addresses, and addresses with source ranges.
+    """
+    external, balanced = addresses
+    if len(ports) * (1 + len(external) + len(balanced) * (1 + len(ranges))) <= MOST_ENTRIES:
+        return ports
+    counts = [[sum(item.family is family for item in items) for items in (external, balanced, ranges)] for family in Family]
+    each = max(max(1, externals, load_balancers * max(1, many)) for externals, load_balancers, many in counts)
+    most = MOST_ENTRIES // each
+    if len(ports) > most:
+        reason = f"{len(ports)} of them would be more than {MOST_ENTRIES} entries of an ipset; the first {most} are used"
+        skipped.append(Skipped("spec.ports", reason))
+    return ports[:most]
+
+
+def _port(field: str, port: int, skipped: list[Skipped]) -> int:
+    if 0 <= port <= fields.HIGHEST_PORT:
+        return port
+    skipped.append(Skipped(field, f"{port} is outside 1..{fields.HIGHEST_PORT}"))
+    return 0
+
+
+def _load_balancer_addresses(ingress: Iterable[api_schema.LoadBalancerIngress], skipped: list[Skipped]) -> tuple[Address, ...]:
+    texts = [entry.ip for entry in ingress if entry.ip and (entry.ip_mode or "VIP") == "VIP"]
+    return fields.addresses("status.loadBalancer.ingress", texts, skipped)
+
+
+def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tuple[Network, ...], bool]:
+    """The source ranges, and whether they admit no client: a typing error must not open a Service to all clients."""
+    field = "spec.loadBalancerSourceRanges"
+    ranges = fields.networks(field, texts, skipped)
+    admits_nobody = not ranges and any(text.strip() for text in texts)
+    if admits_nobody:
+        skipped.append(Skipped(field, "none is valid, so the load balancer's addresses admit no client"))
+    return ranges, admits_nobody
+
+
+def _affinity_timeout(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> int:
+    config = spec.session_affinity_config.client_ip if spec.session_affinity_config else None
+    if config is None or config.timeout_seconds is None:
+        return DEFAULT_AFFINITY_TIMEOUT_S
+    timeout_s = config.timeout_seconds
+    if 0 < timeout_s <= LONGEST_AFFINITY_TIMEOUT_S:
+        return timeout_s
+    field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+    skipped.append(
+        Skipped(field, f"{timeout_s} is outside 1..{LONGEST_AFFINITY_TIMEOUT_S}; {DEFAULT_AFFINITY_TIMEOUT_S} is used")
+    )
+    return DEFAULT_AFFINITY_TIMEOUT_S
+
+
+def parse_node(raw: api_schema.Node, name: str) -> Node:
+    """A Node. InternalIPs come before ExternalIPs: the first usable address is the primary one."""
+    metadata, spec = raw.metadata or _NO_NODE_METADATA, raw.spec or api_schema.NodeSpec()
+    skipped: list[Skipped] = []
+    listed = (raw.status and raw.status.addresses) or ()
+    texts = [entry.address or "" for kind in ("InternalIP", "ExternalIP") for entry in listed if entry.type == kind]
+    pod_cidrs = spec.pod_cidrs or ([spec.pod_cidr] if spec.pod_cidr else [])
+    return Node(
+        name=name,
+        uid=metadata.uid or "",
+        zone=(metadata.labels and metadata.labels.zone) or "",
+        addresses=fields.addresses("status.addresses", texts, skipped),
+        pod_networks=fields.networks("spec.podCIDRs", pod_cidrs, skipped),
+        leaving=bool(metadata.deletion_timestamp) or any(taint.key == AUTOSCALER_TAINT for taint in spec.taints or ()),
+        skipped=fields.bounded(skipped),
+    )

@@ -1,0 +1,127 @@
+"""From EndpointSlices to the pods behind their endpoints, for people. Nobody needs them to serve: ``parse`` omits them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ipvsproxy.model.net import parse_address
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.translate.api import api_schema, fields
+from ipvsproxy.translate.api.decode import UndecodableError
+
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Target(NamedTuple):
+    """What is behind an endpoint. ``name`` is ``namespace/name`` of a pod; of an object of another kind, with the kind before it.
+
+    Either text is empty where the EndpointSlice does not say it.
+    """
+
+    name: str
+    node: str
+
+
+Targets = Mapping[tuple[ServiceName, RealServerKey], Target]
+"""The targets by Service, and by address and port of the endpoint."""
+
+
+class TargetPage(NamedTuple):
+    """The targets of one page of a list. An empty ``continue_token`` means that it was the last one."""
+
+    targets: Targets
+    continue_token: str
+
+
+class _Reference(api_schema.Schema, frozen=True):
+    kind: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+
+
+class _Endpoint(api_schema.Schema, frozen=True):
+    addresses: list[str] | None = None
+    node_name: str | None = None
+    target_ref: _Reference | None = None
+
+
+class _Slice(api_schema.Schema, frozen=True):
+    metadata: api_schema.Metadata | None = None
+    ports: tuple[api_schema.EndpointPort, ...] | None = None
+    endpoints: list[_Endpoint] | None = None
+
+
+class _ListMetadata(api_schema.Schema, frozen=True):
+    continue_token: str | None = msgspec.field(name="continue", default=None)
+
+
+class _Page(api_schema.Schema, frozen=True):
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+def of_page(body: bytes) -> TargetPage:
+    """The targets of a page of a list of EndpointSlices. An item that breaks the schema has none.
+
+    Raises:
+        UndecodableError: the body is not a list at all.
+    """
+    try:
+        page = msgspec.json.decode(body, type=_Page)
+    except _UNREADABLE as error:
+        raise UndecodableError(f"list of EndpointSlices: {error}") from error
+    targets = {key: target for item in page.items or () for key, target in _of_item(item)}
+    return TargetPage(targets, page.metadata.continue_token or "")
+
+
+def of_documents(documents: Iterable[object]) -> Targets:
+    """The targets of the EndpointSlices among manifests that have been read from YAML or JSON."""
+    return {key: target for document in documents for key, target in _of_document(document)}
+
+
+def _of_item(item: msgspec.Raw) -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
+    try:
+        yield from _of_slice(msgspec.json.decode(item, type=_Slice))
+    except _UNREADABLE:
+        return
+
+
+def _of_document(document: object) -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
+    try:
+        if msgspec.convert(document, api_schema.AnyObject).kind == "EndpointSlice":
+            yield from _of_slice(msgspec.convert(document, _Slice))
+    except _UNREADABLE:
+        return
+
+
+def _of_slice(raw: _Slice) -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
+    labels = raw.metadata.labels if raw.metadata else None
+    if raw.metadata is None or labels is None or not labels.service:
+        return
+    namespace = raw.metadata.namespace or "default"
+    service = ServiceName(namespace, labels.service)
+    for endpoint in raw.endpoints or ():
+        target = Target(_name(endpoint.target_ref, namespace), endpoint.node_name or "")
+        for port in raw.ports or ():
+            key = _key(endpoint, port)
+            if key and any(target):
+                yield (service, key), target
+
+
+def _name(reference: _Reference | None, namespace: str) -> str:
+    if reference is None or not reference.name:
+        return ""
+    name = f"{reference.namespace or namespace}/{reference.name}"
+    return name if reference.kind in (None, "Pod") else f"{reference.kind} {name}"
+
+
+def _key(endpoint: _Endpoint, port: api_schema.EndpointPort) -> RealServerKey | None:
+    """None where address or port are absent or invalid."""
+    if not endpoint.addresses or not port.port or not 0 < port.port <= fields.HIGHEST_PORT:
+        return None
+    try:
+        return RealServerKey.of(parse_address(endpoint.addresses[0]), port.port)
+    except ValueError:
+        return None

@@ -1,0 +1,183 @@
+"""Whether a connection is masqueraded, and by which rules: its path through the rules themselves.
+
+Only the vocabulary of ``skeleton`` is understood: each field of ``Rule``, and the targets of the ``nat`` table.
+"""
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, assert_never
+
+from ipvsproxy.model.net import Address, Family, parse_address
+from ipvsproxy.model.rules import ChainKey, JumpTo, Masquerade, Rule, SetMatch, Side, Skeleton, TakeMark, Target, Verdict
+from ipvsproxy.model.sets import IP_SETS, SetEntry, SetType
+from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.translate.node.view import LocalMode, NodeView, Settings
+from ipvsproxy.translate.rules import chains
+
+_OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_address("2001:db8::1")}
+"""The address of a client outside the cluster (RFC 5737, RFC 3849)."""
+
+
+class Client(enum.StrEnum):
+    """Where a connection comes from."""
+
+    POD = "pod of this node"
+    HOST = "this host"
+    OUTSIDE = "outside of the cluster"
+
+
+class Connection(NamedTuple):
+    """The first packet of a connection to a virtual server. ``is_from_pod_interface``: it arrives on an interface of pods."""
+
+    source: Address
+    virtual_server: VirtualServerKey
+    is_from_host: bool = False
+    is_from_pod_interface: bool = False
+    has_mark: bool = False
+
+
+class AppliedRule(NamedTuple):
+    """A rule that applies to a connection, and its chain."""
+
+    chain: ChainKey
+    rule: Rule
+
+
+class Trace(NamedTuple):
+    """The verdict on a connection, and the rules that decide it, in their order. If no rule decides, it is not masqueraded.
+
+    ``is_marked``: it comes to the second scope of its address.
+    """
+
+    is_masqueraded: bool
+    applied_rules: tuple[AppliedRule, ...]
+    is_marked: bool = False
+    is_dropped: bool = False
+
+
+def connection_of(client: Client, key: VirtualServerKey, settings: Settings, view: NodeView) -> Connection:
+    """An example of a client's connection.
+
+    The host's connection to one of its own addresses has that address as its source; service addresses are such addresses.
+    """
+    match client:
+        case Client.HOST:
+            return Connection(key.address, key, is_from_host=True)
+        case Client.OUTSIDE:
+            return Connection(_OUTSIDE[key.address.family], key)
+        case Client.POD:
+            return Connection(_pod_address(key.address.family, settings, view), key, is_from_pod_interface=True)
+        case never:
+            assert_never(never)
+
+
+def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
+    """An address that a pod of this node may have, as far as its ranges are known."""
+    clusters = settings.cluster_networks if settings.detect_local is LocalMode.CLUSTER_CIDR else ()
+    for network in (*view.pod_networks, *clusters):
+        if network.family is family and (not clusters or any(one.contains(network.address) for one in clusters)):
+            return Address((int.from_bytes(network.address, "big") + 1).to_bytes(len(network.address), "big"))
+    return _OUTSIDE[family]
+
+
+def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: Connection, *, has_scopes: bool = False) -> Trace:
+    """Follow a connection until it is masqueraded or marked for that, or nothing more can happen to it.
+
+    ``has_scopes``: the virtual server's address has a second scope, so a set gives packets of this node's clients a mark.
+    """
+    applied: list[AppliedRule] = []
+    connection = connection._replace(has_mark=has_scopes)
+    arrival = chains.SCOPE_MARK if connection.is_from_host else chains.SCOPE_ARRIVAL
+    first = _walk(rules, ChainKey("mangle", arrival), is_in_set, connection, applied)
+    if first is _Verdict.DROPPED:
+        return Trace(is_masqueraded=False, applied_rules=tuple(applied), is_dropped=True)
+    is_scoped = first is _Verdict.SCOPED
+    if not is_scoped:
+        applied.clear()
+    is_masqueraded = _walk(rules, _deciding_chain(rules), is_in_set, connection, applied) is _Verdict.MARKED
+    if is_scoped and not is_masqueraded:
+        chain = ChainKey("nat", chains.SCOPE_MASQUERADE)
+        is_masqueraded = _walk(rules, chain, is_in_set, connection, applied) is _Verdict.MARKED
+    return Trace(is_masqueraded, tuple(applied), is_marked=is_scoped)
+
+
+def _deciding_chain(rules: Skeleton) -> ChainKey:
+    """The chain that decides about masquerading: before IPVS by mark, or behind it by connection."""
+    postrouting = ChainKey("nat", chains.POSTROUTING)
+    by_connection = any(rule.set and Side.ORIGINAL_DESTINATION in rule.set.sides for rule in rules.chains.get(postrouting, ()))
+    return postrouting if by_connection else ChainKey("nat", chains.SERVICES)
+
+
+class _Verdict(enum.Enum):
+    DROPPED = enum.auto()
+    SCOPED = enum.auto()
+    MARKED = enum.auto()
+    ACCEPTED = enum.auto()
+
+
+def _walk(
+    rules: Skeleton,
+    chain: ChainKey,
+    is_in_set: Callable[[SetEntry], bool],
+    connection: Connection,
+    applied_rules: list[AppliedRule],
+) -> _Verdict | None:
+    """Follow one chain. None: back to the calling chain; ``applied_rules`` keeps rules that led to a verdict or ended a chain."""
+    for rule in rules.chains.get(chain, ()):
+        if not all(_conditions(rule, is_in_set, connection)):
+            continue
+        applied_rule = AppliedRule(chain, rule)
+        if verdict := _verdict(rule.target, connection):
+            applied_rules.append(applied_rule)
+            return verdict
+        match rule.target:
+            case Verdict.RETURN:
+                applied_rules.append(applied_rule)
+                return None
+            case JumpTo(target):
+                before = len(applied_rules)
+                applied_rules.append(applied_rule)
+                verdict = _walk(rules, ChainKey(chain.table, target), is_in_set, connection, applied_rules)
+                if verdict:
+                    return verdict
+                if len(applied_rules) == before + 1:
+                    del applied_rules[before:]  # no rule of that chain applied
+    return None
+
+
+def _verdict(target: Target, connection: Connection) -> _Verdict | None:
+    """The verdict of a target; None for one that does not decide."""
+    match target:
+        case JumpTo(chains.MARK_MASQUERADE) | Masquerade():
+            return _Verdict.MARKED
+        case TakeMark() if connection.has_mark:
+            return _Verdict.SCOPED
+        case Verdict.DROP:
+            return _Verdict.DROPPED
+        case Verdict.ACCEPT:
+            return _Verdict.ACCEPTED
+        case _:
+            return None
+
+
+def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: Connection) -> Iterator[bool]:
+    source, key = connection.source, connection.virtual_server
+    yield rule.source is None or rule.source.contains(source)
+    yield rule.not_source is None or not rule.not_source.contains(source)
+    yield not (rule.not_interface and connection.is_from_pod_interface)
+    yield not rule.interface or connection.is_from_pod_interface
+    yield rule.protocol in (None, key.protocol)
+    yield rule.no_mark is None or not connection.has_mark
+    yield rule.original_destination in (None, key.address)
+    yield not rule.from_this_host or connection.is_from_host
+    yield not (rule.from_elsewhere and connection.is_from_host)
+    yield rule.set is None or is_in_set(_entry(rule.set, connection))
+
+
+def _entry(match: SetMatch, connection: Connection) -> SetEntry:
+    """The set entry that a match looks up: the sides that it names, of source and destination."""
+    asked = connection.virtual_server
+    if IP_SETS[match.set].type is SetType.PORT:
+        return SetEntry(match.set, port=asked.port)
+    first = connection.source if match.sides[0] is Side.SOURCE else asked.address
+    return SetEntry(match.set, first, asked.protocol, asked.port)

@@ -1,0 +1,114 @@
+"""Service addresses that are refused: serving them would cut off the node or a part of the cluster.
+
+Rule 1: unspecified, multicast and IPv6 link-local addresses are refused. (Loopback addresses are served, as by kube-proxy: they
+affect the node's own clients alone.)
+Rule 2: addresses in this node's pod ranges are refused. In the whole cluster's range, only external addresses are refused,
+because a ``--cluster-cidr`` often includes the range of the cluster IPs. An address that this node carries itself, such as that
+of its pods' bridge, is not a pod's.
+Rule 3: a cluster IP that equals the node's own address is refused. (Another address on an interface may be there on purpose, such
+as a DNS cache on each node.) An external address that this node carries is served, as by kube-proxy, except on the ports of the
+API server and the kubelet.
+Rule 4: an API server's address is refused: bound on this node, it would hide the API server.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ipvsproxy.model.net import Address, Family, Network
+from ipvsproxy.model.service import Service, ServiceName, Skipped
+from ipvsproxy.translate.node.view import NodeView, Settings
+
+KUBERNETES = ServiceName("default", "kubernetes")
+"""The Service whose endpoints are the API servers; it is never refused."""
+KUBELET_PORT = 10250
+
+_SPECIAL = "is an unspecified, multicast or link-local address"
+_OWN_POD = "lies in the range of this node's pods"
+
+
+def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service, tuple[Skipped, ...]]:
+    """The Service without its refused addresses, and the reason for each of them."""
+    if service.name == KUBERNETES:
+        return service, ()
+    options = service.options
+    if not (options.external_addresses or options.load_balancer_addresses):  # nearly all Services
+        for address in service.cluster_addresses:
+            if _why_not_cluster(address, view):
+                break
+        else:
+            return service, ()
+    refused = _refused(service, view, settings)
+    if not refused:
+        return service, ()
+    without = msgspec.structs.replace(
+        service,
+        cluster_addresses=tuple(one for one in service.cluster_addresses if ("spec.clusterIPs", one) not in refused),
+        options=msgspec.structs.replace(
+            options,
+            external_addresses=tuple(one for one in options.external_addresses if ("spec.externalIPs", one) not in refused),
+            load_balancer_addresses=tuple(
+                one for one in options.load_balancer_addresses if ("status.loadBalancer", one) not in refused
+            ),
+        ),
+    )
+    return without, tuple(Skipped(field, f"{address} {reason}") for (field, address), reason in refused.items())
+
+
+def _refused(service: Service, view: NodeView, settings: Settings) -> dict[tuple[str, Address], str]:
+    """The reason for each refused address, by field and address."""
+    reasons = {("spec.clusterIPs", one): _why_not_cluster(one, view) for one in service.cluster_addresses}
+    options = service.options
+    if options.external_addresses or options.load_balancer_addresses:
+        for field, addresses in (
+            ("spec.externalIPs", options.external_addresses),
+            ("status.loadBalancer", options.load_balancer_addresses),
+        ):
+            reasons |= {(field, one): _why_not_external(service, one, view, settings) for one in addresses}
+    if not any(reasons.values()):
+        return {}
+    return {
+        (field, address): reason
+        for (field, address), reason in reasons.items()
+        if reason and not _is_in(address, settings.allowed_addresses)
+    }
+
+
+def _why_not_cluster(address: Address, view: NodeView) -> str:
+    """Why a cluster IP is refused; empty if it is served."""
+    if _is_special(address):
+        return _SPECIAL
+    if _is_in(address, view.pod_networks):
+        return _OWN_POD
+    return "is the address of this node" if address in view.primary_addresses.values() else ""
+
+
+def _why_not_external(service: Service, address: Address, view: NodeView, settings: Settings) -> str:
+    """Why another address of a Service is refused; empty if it is served."""
+    if _is_special(address):
+        return _SPECIAL
+    if address in view.elsewhere:
+        own = {KUBELET_PORT, *(server.port for server in view.api_servers if server.address == address)}
+        taken = sorted({port.port for port in service.ports} & own)
+        return f"is an address of this node, whose port {taken[0]} is its own" if taken else ""
+    if _is_in(address, view.pod_networks):
+        return _OWN_POD
+    if _is_in(address, settings.cluster_networks):
+        return "lies in the range of the cluster's pods"
+    return "is the address of an API server" if any(server.address == address for server in view.api_servers) else ""
+
+
+def _is_in(address: Address, networks: Iterable[Network]) -> bool:
+    for network in networks:  # noqa: SIM110 - a generator takes longer than all other questions together
+        if network.contains(address):
+            return True
+    return False
+
+
+def _is_special(address: Address) -> bool:
+    """Whether an address is unspecified, multicast or link-local. Such addresses begin with byte 0 or a high byte."""
+    first = address[0]
+    if 0 < first < 0xE0:  # noqa: PLR2004 - 224.0.0.0/4
+        return False
+    is_multicast = first & 0xF0 == 0xE0 if address.family is Family.IPV4 else first == 0xFF  # noqa: PLR2004 - 224/4, ff00::/8
+    return is_multicast or address.is_unspecified or address.is_link_local_v6

@@ -1,0 +1,397 @@
+"""From one Service and its endpoints to the desired state of this node's kernel.
+
+Rule 1: the result depends on the arguments alone, and never on another Service.
+Rule 2: a family is served if the Service has a cluster IP of it, with all other addresses of that family.
+Rule 3: every virtual server exists, with or without real servers. Without any, IPVS itself refuses the client.
+Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. Its virtual server is
+the same with and without it, so a packet that does not get its mark fares as with kube-proxy.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ipvsproxy.model.annotations import NO_ANNOTATIONS
+from ipvsproxy.model.kernel import Flow, HealthListener
+from ipvsproxy.model.net import Address, Family, Network, Protocol
+from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Weights
+from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
+from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
+from ipvsproxy.translate.node.view import Binding, NodeView, Settings, TrafficScopes
+from ipvsproxy.translate.services import refusal, topology, treatment
+from ipvsproxy.translate.services.endpoints import Endpoints, find_endpoints
+
+_NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
+    Protocol.TCP: (SetKind.NODE_PORT_TCP, SetKind.NODE_PORT_LOCAL_TCP),
+    Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
+    Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
+}
+_NO_ROUTES: dict[int, Weights] = {}
+_NAMES: Mapping[Family, Mapping[SetKind, str]] = {
+    family: {kind: IpSet(kind, family).name for kind in SetKind} for family in Family
+}
+
+
+def translate(
+    service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
+) -> ServiceState:
+    """The desired state of a Service on this node. The slices are those labelled with its name, in any order.
+
+    ``remembered``: the newest list lacks the Service, so Services on that list have precedence.
+    """
+    owner = Owner(service.created_s, service.name)
+    if remembered:
+        owner = owner.remembered
+    if service.not_served:
+        return ServiceState(owner=owner, rare=Rarities(skipped=(service.not_served, *service.skipped)))
+    unused: tuple[Skipped, ...] = ()
+    if service.options.annotations is NO_ANNOTATIONS:
+        how = treatment.usual(service.options, settings)
+    else:
+        how, service, unused = treatment.treat(service, settings)
+    service, refused = refusal.admit(service, view, settings)
+    skipped = (*service.skipped, *unused, *refused) if unused or refused else service.skipped
+    ordered = list(slices)
+    if len(ordered) > 1:
+        ordered.sort(key=_name_of)
+    served = []
+    for address in service.cluster_addresses:
+        if address.family in settings.families:
+            item = _FamilyState(service, owner, address, view, settings, how=how)
+            item.add([one for one in ordered if one.family is item.family])
+            served.append(item)
+            if item.skipped:
+                skipped = (*skipped, *(reason for reason in item.skipped if reason not in skipped))
+        else:
+            reason = f"{address}: this node does not serve {address.family.label}, so nothing of that family is served"
+            skipped = (*skipped, Skipped("spec.clusterIPs", reason, invalid=False))
+    if len(served) == 1:
+        return served[0].whole(skipped)
+    addresses = tuple(address for item in served for address in item.addresses)
+    by_routes = settings.binding is Binding.ROUTES
+    return ServiceState(
+        owner=owner,
+        served=tuple(one for item in served for one in item.virtual_servers.values()),
+        entries=tuple(entry for item in served for entry in item.entries),
+        addresses=() if by_routes else addresses,
+        routes=addresses if by_routes else (),
+        rare=_rarities(served, skipped),
+    )
+
+
+class _FamilyState:
+    """The desired state of a Service in one family, while it is being built."""
+
+    __slots__ = (
+        "addresses",
+        "by_route",
+        "cluster_address",
+        "entries",
+        "external_addresses",
+        "family",
+        "flows",
+        "has_scopes",
+        "how",
+        "is_restricted",
+        "load_balancer_addresses",
+        "local_endpoints",
+        "options",
+        "owner",
+        "refused",
+        "scopes",
+        "service",
+        "set_names",
+        "settings",
+        "skipped",
+        "source_ranges",
+        "thresholds",
+        "view",
+        "virtual_server_settings",
+        "virtual_servers",
+        "weighs",
+        "without_local_external",
+        "without_local_internal",
+    )
+
+    def __init__(
+        self,
+        service: Service,
+        owner: Owner,
+        cluster_address: Address,
+        view: NodeView,
+        settings: Settings,
+        *,
+        how: treatment.Treatment,
+    ) -> None:
+        self.family = family = cluster_address.family
+        self.set_names = _NAMES[family]
+        self.owner = owner
+        self.service = service
+        self.options = options = service.options
+        self.view = view
+        self.settings = settings
+        self.cluster_address = cluster_address
+        self.load_balancer_addresses = _of(family, options.load_balancer_addresses)
+        self.external_addresses = _of(family, options.external_addresses) if settings.external_addresses else []
+        ranges = [item for item in options.source_ranges if item.family is family] if options.source_ranges else []
+        self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
+        self.is_restricted = bool(self.source_ranges) or options.admits_nobody
+        self.how = how
+        self.thresholds = how.thresholds
+        self.virtual_server_settings = how.common or how.settings(family, options.affinity_timeout_s)
+        self.weighs = False
+        self.skipped: dict[Skipped, None] | None = None
+        self.by_route: dict[int, Weights] = _NO_ROUTES
+
+        self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
+        self.entries: dict[SetEntry, None] = {}
+        self.addresses: dict[Address, None] = {}
+        self.refused: list[VirtualServerKey] = []
+        self.flows: dict[Flow, frozenset[RealServerKey]] = {}
+        self.local_endpoints: dict[HealthListener, int] = {}
+        self.without_local_internal = False
+        self.without_local_external = False
+        self.scopes: list[ClusterScope] = []
+        self.has_scopes = options.external_traffic_local and settings.scopes is TrafficScopes.API
+
+    def whole(self, skipped: tuple[Skipped, ...]) -> ServiceState:
+        """The finished state, for a Service of this family alone."""
+        addresses, cluster_addresses = tuple(self.addresses), self.service.cluster_addresses
+        if addresses == cluster_addresses:
+            addresses = cluster_addresses  # most Services share one tuple
+        by_routes = self.settings.binding is Binding.ROUTES
+        return ServiceState(
+            owner=self.owner,
+            served=tuple(self.virtual_servers.values()),
+            entries=tuple(self.entries),
+            addresses=() if by_routes else addresses,
+            routes=addresses if by_routes else (),
+            rare=_rarities([self], skipped) if skipped or self.has_rarities else NO_RARITIES,
+        )
+
+    @property
+    def has_rarities(self) -> bool:
+        """Whether the Service has anything that few Services have."""
+        return bool(
+            self.refused
+            or self.flows
+            or self.local_endpoints
+            or self.without_local_internal
+            or self.without_local_external
+            or self.scopes
+            or (not self.how.is_usual and (self.how.slow_start_s or self.how.drain_deadline_s))
+        )
+
+    def add(self, slices: list[EndpointSlice]) -> None:
+        """Add every port, and the health check."""
+        port_number, local_ready = self.options.health_check_node_port, set[Address]()
+        here = self.view.name
+        self.weighs = self.how.weighs(slices)
+        for port in self.service.ports:
+            endpoints = find_endpoints(slices, port)
+            each = zip(endpoints.stems, endpoints.conditions, strict=True)
+            local = [stem for stem, conditions in each if conditions.node_name == here]
+            self._add_port(port, endpoints, local)
+            if port_number and local:
+                each = zip(endpoints.stems, endpoints.conditions, strict=True)
+                ready = endpoints.split(stem for stem, one in each if one.node_name == here and one.ready)
+                local_ready.update(address for address, _ in ready)
+        if port_number:
+            self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
+            listener = HealthListener(self.family, port_number, self.service.name)
+            self.local_endpoints[listener] = len(local_ready)
+
+    def _add_port(self, port: ServicePort, endpoints: Endpoints, local_stems: Sequence[bytes]) -> None:
+        # A pod that reaches itself through a service address must not see its own address as the client's.
+        if local_stems:
+            name, protocol = self.set_names[SetKind.LOOP_BACK], port.protocol
+            for address, endpoint_port in endpoints.split(local_stems):
+                self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
+        choice = routes_of_port(self.service, port, self.family, endpoints, self.view)
+        internal: Weights = choice.internal.weights
+        external: Weights = choice.external.weights
+        by_key: Mapping[bytes, int] | None = None
+        if self.weighs or not self.how.is_usual:
+            by_key = self._weigh(endpoints)
+            internal = self._weighed(choice.internal.weights, by_key)
+            external = self._weighed(choice.external.weights, by_key)
+        self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
+        self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
+        self._serve(self.cluster_address, port, internal)
+        self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
+        self._bind(self.cluster_address)
+        local = self.options.external_traffic_local
+        for address in self.external_addresses:
+            self._serve(address, port, external)
+            self._enter(SetKind.EXTERNAL_IP_LOCAL if local else SetKind.EXTERNAL_IP, address, port.protocol, port.port)
+            self._bind_unless_elsewhere(address)
+        for address in self.load_balancer_addresses:
+            virtual_server = self._serve(address, port, external)
+            self._enter(SetKind.LOAD_BALANCER, address, port.protocol, port.port)
+            if local:
+                self._enter(SetKind.LOAD_BALANCER_LOCAL, address, port.protocol, port.port)
+            if self.is_restricted:
+                self._restrict(virtual_server)
+            self._bind_unless_elsewhere(address)
+        if port.node_port:
+            self._add_node_port(port, external)
+        if self.has_scopes:
+            self._add_scope(port, choice, self._weighed(choice.cluster.weights, by_key))
+        if port.protocol is not Protocol.TCP:
+            self._add_flows(port, endpoints)
+
+    def _weigh(self, endpoints: Endpoints) -> Mapping[bytes, int] | None:
+        """The weights of the endpoints of a port; None if each has weight 1."""
+        self.by_route = {}
+        if not self.weighs:
+            return None
+        self.skipped = {} if self.skipped is None else self.skipped
+        return self.how.weigh(endpoints, self.skipped)
+
+    def _weighed(self, weights: EvenWeights, by_key: Mapping[bytes, int] | None) -> Weights:
+        """The real servers of a route with their weights; None stands for weight 1 of each.
+
+        Routes of one port with the same real servers share the result.
+        """
+        if by_key is None and not self.how.is_ordered:
+            return weights
+        if id(weights) not in self.by_route:
+            ordered = treatment.in_order_of_addresses(weights) if self.how.is_ordered else weights
+            self.by_route[id(weights)] = ordered if by_key is None else treatment.weighed(ordered, by_key)
+        return self.by_route[id(weights)]
+
+    def _serve(self, address: Address, port: ServicePort, weights: Weights) -> VirtualServerKey:
+        key = VirtualServerKey(port.protocol, address, port.port)
+        self.virtual_servers.setdefault(
+            key, VirtualServer(key, self.virtual_server_settings, weights, self.owner, None, self.thresholds)
+        )
+        return key
+
+    def _add_node_port(self, port: ServicePort, weights: Weights) -> None:
+        addresses = self.view.node_port_addresses[self.family]
+        every, local = _NODE_PORT_SETS[port.protocol]
+        kinds = (every, local) if self.options.external_traffic_local else (every,)
+        for address in addresses:
+            key = VirtualServerKey(port.protocol, address, port.node_port)
+            self.virtual_servers.setdefault(
+                key, VirtualServer(key, self.virtual_server_settings, weights, self.owner, None, self.thresholds)
+            )
+        for kind in kinds if addresses else ():
+            if port.protocol is Protocol.SCTP:
+                for address in addresses:
+                    self._enter(kind, address, port.protocol, port.node_port)
+            else:
+                self._enter(kind, port=port.node_port)
+
+    def _add_scope(self, port: ServicePort, choice: topology.Choice, weights: Weights) -> None:
+        """Add the scope of this node's clients, with these real servers, to the external addresses of a port."""
+        keys = [
+            VirtualServerKey(port.protocol, address, port.port)
+            for address in (*self.external_addresses, *self.load_balancer_addresses)
+        ]
+        if port.node_port:
+            node_addresses = self.view.node_port_addresses[self.family]
+            keys += (VirtualServerKey(port.protocol, address, port.node_port) for address in node_addresses)
+        if not keys:
+            return
+        if choice.lacks_local:
+            for key in keys:
+                self._enter(SetKind.NO_LOCAL, key.address, key.protocol, key.port)
+        settings = self.how.settings_by_mark(self.settings.hash_scheduler, self.options.affinity_timeout_s)
+        scope = ClusterScope(self.family, port.protocol, port.port, tuple(keys), settings, weights, self.thresholds)
+        self.scopes.append(scope)
+
+    def _restrict(self, key: VirtualServerKey) -> None:
+        """Admit the source ranges alone. The node's own clients have the service address as their source."""
+        self._enter(SetKind.LOAD_BALANCER_FIREWALL, key.address, key.protocol, key.port)
+        name = self.set_names[SetKind.LOAD_BALANCER_SOURCE_CIDR]
+        for item in self.source_ranges:
+            self.entries[network_entry(name, key, item)] = None
+        if any(item.contains(self.view.primary_addresses[self.family]) for item in self.source_ranges):
+            self._enter(SetKind.LOAD_BALANCER_SOURCE_IP, key.address, key.protocol, key.port, key.address)
+        else:
+            self.refused.append(key)
+
+    def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
+        """Clean tracked flows, which outlive their endpoint; only if the port has another endpoint for them."""
+        each = zip(endpoints.stems, endpoints.conditions, strict=True)
+        serving = frozenset([RealServerKey(stem + endpoints.suffix) for stem, conditions in each if conditions.serving])
+        if not serving:
+            return
+        for address in (self.cluster_address, *self.external_addresses, *self.load_balancer_addresses):
+            self.flows[Flow(self.family, port.protocol, address, port.port)] = serving
+        if port.node_port:
+            for address in self.view.node_port_addresses[self.family]:
+                # On this node's addresses alone: flows to the same node port of other nodes are not ours.
+                self.flows[Flow(self.family, port.protocol, address, port.node_port)] = serving
+
+    def _bind_unless_elsewhere(self, address: Address) -> None:
+        if address not in self.view.elsewhere:
+            self._bind(address)
+
+    def _bind(self, address: Address) -> None:
+        self.addresses[address] = None
+        self._enter(SetKind.IPVS_IPS, address)
+
+    def _enter(
+        self,
+        kind: SetKind,
+        address: Address | None = None,
+        protocol: Protocol | None = None,
+        port: int = 0,
+        other: Address | None = None,
+    ) -> None:
+        self.entries[SetEntry(self.set_names[kind], address, protocol, port, other)] = None
+
+
+def _rarities(served: Sequence[_FamilyState], skipped: tuple[Skipped, ...]) -> Rarities:
+    if not (skipped or any(item.has_rarities for item in served)):
+        return NO_RARITIES
+    return Rarities(
+        refused=tuple(key for item in served for key in item.refused),
+        flows={key: value for item in served for key, value in item.flows.items()},
+        local_endpoints={key: value for item in served for key, value in item.local_endpoints.items()},
+        without_local_internal=frozenset(item.family for item in served if item.without_local_internal),
+        without_local_external=frozenset(item.family for item in served if item.without_local_external),
+        skipped=skipped,
+        scopes=tuple(scope for item in served for scope in item.scopes),
+        slow_start_s=max((item.how.slow_start_s for item in served), default=0),
+        drain_deadline_s=max((item.how.drain_deadline_s for item in served), default=0),
+    )
+
+
+def _name_of(item: EndpointSlice) -> EndpointSliceName:
+    return item.name
+
+
+def _of(family: Family, addresses: tuple[Address, ...]) -> list[Address]:
+    return [address for address in addresses if address.family is family] if addresses else []
+
+
+def routes_of_port(service: Service, port: ServicePort, family: Family, endpoints: Endpoints, view: NodeView) -> topology.Choice:
+    """The routes of a port in one family, by the Service's traffic policies."""
+    return topology.choose_routes(
+        endpoints,
+        view.name,
+        view.zone,
+        internal_local=service.options.internal_traffic_local,
+        external_local=_is_external_local(service, port, family),
+    )
+
+
+def _is_external_local(service: Service, port: ServicePort, family: Family) -> bool:
+    """Whether externalTrafficPolicy Local matters: clients outside can reach the port.
+
+    spec.externalIPs count even if the feature gate keeps them from being programmed.
+    """
+    options = service.options
+    return options.external_traffic_local and (
+        bool(port.node_port)
+        or any(address.family is family for address in (*options.external_addresses, *options.load_balancer_addresses))
+    )
+
+
+def real_servers(item: EndpointSlice, port: int) -> list[RealServerKey]:
+    """The endpoints of a slice as real servers on a port, in their order."""
+    return RealServerKey.at_each(item.addresses, item.family.bits // 8, port) if item.family else []

@@ -1,0 +1,210 @@
+"""The endpoints of a service port that this node uses (pkg/proxy/topology.go in kubernetes/kubernetes).
+
+Hints and traffic policies narrow the choice. Terminating endpoints that still serve are the last resort.
+
+Rule: ``_cluster_scope`` and ``_local_scope`` say which endpoints a part of the traffic may use, and whether only the last
+resort is left. ``Scope.why_not`` applies that to one endpoint, and gives the reason.
+"""
+
+import enum
+import functools
+import operator
+import zlib
+from collections.abc import Callable, Collection, KeysView, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
+from ipvsproxy.model.service import Conditions
+from ipvsproxy.translate.services.endpoints import Endpoints
+
+FEW = 256
+"""Shuffles of fewer real servers than this are kept, one for each number."""
+
+
+class WhyNot(enum.StrEnum):
+    """Why an endpoint is not used."""
+
+    NOT_READY = "it is not ready"
+    TERMINATING = "it is terminating, and there are ready ones"
+    NOT_SERVING = "it is terminating, and no longer serves"
+    OTHER_NODE = "it is on another node, and the traffic policy is Local"
+    HINT_FOR_OTHER_NODE = "its hints are for other nodes"
+    HINT_FOR_OTHER_ZONE = "its hints are for other zones"
+
+    @property
+    def code(self) -> str:
+        """The reason for programs to compare."""
+        return self.name.lower()
+
+
+class Scope(NamedTuple):
+    """The endpoints of a service port that a part of its traffic may use.
+
+    ``last_resort``: no endpoint that this scope may use is ready, so terminating ones that serve are used.
+    ``node``, if not empty: only endpoints on that node. ``node_hint`` and ``zone_hint``, if not empty: only endpoints with this
+    hint.
+    """
+
+    last_resort: bool
+    node: str = ""
+    node_hint: str = ""
+    zone_hint: str = ""
+
+    def why_not(self, endpoint: Conditions) -> WhyNot | None:
+        """Why an endpoint is not used; None when it is."""
+        if self.node and endpoint.node_name != self.node:
+            return WhyNot.OTHER_NODE
+        if self.last_resort or not endpoint.ready:
+            if not endpoint.terminating:
+                return WhyNot.NOT_READY
+            if not endpoint.serving:
+                return WhyNot.NOT_SERVING
+            return None if self.last_resort else WhyNot.TERMINATING
+        return self._hinted_away(endpoint) if self.node_hint or self.zone_hint else None
+
+    def _hinted_away(self, endpoint: Conditions) -> WhyNot | None:
+        if self.node_hint and self.node_hint not in endpoint.node_hints:
+            return WhyNot.HINT_FOR_OTHER_NODE
+        if self.zone_hint and self.zone_hint not in endpoint.zone_hints:
+            return WhyNot.HINT_FOR_OTHER_ZONE
+        return None
+
+    def used(self, endpoints: Endpoints) -> Sequence[bytes]:
+        """The stems of the endpoints in use."""
+        each = zip(endpoints.stems, endpoints.conditions, strict=True)
+        return [stem for stem, conditions in each if self.why_not(conditions) is None]
+
+
+_EVERY_READY_ONE = Scope(last_resort=False)
+
+
+class Route(NamedTuple):
+    """A scope, and its real servers in this node's order."""
+
+    scope: Scope
+    weights: EvenWeights
+
+    @property
+    def real_servers(self) -> KeysView[RealServerKey]:
+        """The real servers alone."""
+        return self.weights.keys()
+
+
+class Choice(NamedTuple):
+    """The routes of one service port: for traffic to the cluster IP, and for traffic to all other addresses.
+
+    ``cluster`` is the route by no traffic policy, which is that of clients of this node to all other addresses.
+    ``lacks_local``: a policy asks for endpoints on this node, and only other nodes have usable ones.
+    """
+
+    internal: Route
+    external: Route
+    cluster: Route
+    lacks_local: bool
+
+
+def _ready(endpoints: Collection[Conditions]) -> list[Conditions]:
+    return [endpoint for endpoint in endpoints if endpoint.ready]
+
+
+def _cluster_scope(ready: Sequence[Conditions], node: str, zone: str) -> Scope:
+    """The ready endpoints that topology hints allow; if there is none, all terminating endpoints that serve, on any node."""
+    node_hint, zone_hint = _hints(ready, node, zone)
+    if ready and not (node_hint or zone_hint):
+        return _EVERY_READY_ONE
+    return Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint)
+
+
+def _local_scope(all_endpoints: Collection[Conditions], node: str) -> Scope:
+    """As ``_cluster_scope``, among this node's endpoints, without hints."""
+    return Scope(node=node, last_resort=not any(endpoint.ready and endpoint.node_name == node for endpoint in all_endpoints))
+
+
+def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, external_local: bool) -> Choice:
+    """The routes of one service port, by its traffic policies.
+
+    With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no
+    endpoint on this node, all endpoints serve: a virtual server cannot distinguish clients in the cluster, which may use any
+    endpoint, from clients outside, which the load balancer's health check sends to other nodes.
+    """
+    ready = _ready(endpoints.conditions)
+    cluster = _cluster_scope(ready, node, zone)
+    used = endpoints.stems
+    if cluster is not _EVERY_READY_ONE or len(ready) != len(used):  # rare; then each endpoint is asked
+        used = cluster.used(endpoints)
+    everywhere = Route(cluster, in_order(used, node, endpoints.suffix))
+    if not (internal_local or external_local):
+        return Choice(everywhere, everywhere, everywhere, lacks_local=False)
+    local = _local_scope(endpoints.conditions, node)
+    here = Route(local, in_order(local.used(endpoints), node, endpoints.suffix))
+    return Choice(
+        here if internal_local else everywhere,
+        here if external_local and here.weights else everywhere,
+        everywhere,
+        lacks_local=bool(everywhere.weights) and not here.weights,
+    )
+
+
+def in_order(stems: Collection[bytes], node: str, suffix: bytes = b"") -> EvenWeights:
+    """Real servers in this node's order, from the stems of their keys and their common suffix.
+
+    The order depends on the node's name and on the set of real servers alone, so it is the same at every start. With one order
+    for all nodes, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A draw for
+    the whole set chooses the first real server; the rest follows this node's shuffle for their number.
+    """
+    count = len(stems)
+    if count < 2:  # noqa: PLR2004 - one has no order
+        return EvenWeights.of([stem + suffix for stem in stems])
+    shuffle = _shuffle_of_few if count < FEW else _shuffle
+    packed = suffix.join(shuffle(node, count)(sorted(stems))) + suffix
+    size = len(packed) // count
+    begin = _mark(_seed(node), zlib.crc32(packed)) % count * size
+    return EvenWeights(packed[begin:] + packed[:begin], size)
+
+
+def _shuffle(node: str, count: int) -> Callable[[Sequence[bytes]], tuple[bytes, ...]]:
+    """This node's shuffle of ``count`` values, which are two or more."""
+    return operator.itemgetter(*[place for place in _places(node, (count - 1).bit_length()) if place < count])
+
+
+_shuffle_of_few = functools.lru_cache(maxsize=FEW)(_shuffle)
+
+
+@functools.lru_cache(maxsize=32)
+def _places(node: str, bits: int) -> Sequence[int]:
+    """All numbers of ``bits`` bits, shuffled: leaving out the numbers that are too large takes a tenth of a new shuffle.
+
+    All lists together have twice the length of the longest, so memory does not grow with the variety of numbers.
+    """
+    return sorted(range(1 << bits), key=functools.partial(_mark, _seed(node)))
+
+
+@functools.lru_cache(maxsize=1)
+def _seed(node: str) -> int:
+    return zlib.crc32(node.encode())
+
+
+def _mark(seed: int, number: int) -> int:
+    """A pseudo-random number, the same in each process.
+
+    A checksum alone is linear: seeds that differ early would give equal orders on half of the nodes. The hash of two numbers is
+    not linear; applied twice, it is even.
+    """
+    return hash((hash((seed, number)), seed))
+
+
+def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:
+    """The node hint and the zone hint that a ready endpoint must have; empty if it needs none.
+
+    Hints count only if every ready endpoint has one (the control plane rewrites a partly hinted list) and one of them is for this
+    node or its zone. Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose,
+    topology-mode).
+    """
+    if not ready:
+        return "", ""
+    first = ready[0]  # nearly always it has none, which decides for all
+    if first.node_hints and all(one.node_hints for one in ready) and any(node in one.node_hints for one in ready):
+        return node, ""
+    if first.zone_hints and zone and all(one.zone_hints for one in ready) and any(zone in one.zone_hints for one in ready):
+        return "", zone
+    return "", ""

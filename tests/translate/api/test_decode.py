@@ -1,0 +1,300 @@
+"""Lists, watch lines and manifests, valid ones and such as are broken in part or as a whole."""
+
+import contextlib
+import json
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from ipvsproxy.model.service import (
+    EndpointSlice,
+    EndpointSliceName,
+    Gone,
+    Node,
+    ObjectKey,
+    ObjectKind,
+    Put,
+    Rejected,
+    Service,
+    ServiceName,
+)
+from ipvsproxy.translate.api import api_schema, decode
+from ipvsproxy.translate.api.decode import Bookmark, Expired, ServerError, UndecodableError
+from tests.support import builders
+from tests.translate import strategies
+
+SERVICE = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}}
+BROKEN = {"metadata": {"name": "bad", "namespace": "shop"}, "spec": {"clusterIP": "10.96.0.11", "ports": [{"port": "http"}]}}
+KEY, BROKEN_KEY = ServiceName("shop", "web"), ServiceName("shop", "bad")
+REASON = "spec.ports[0].port: expected int | null, got str"
+TOO_DEEP = "[" * 100_000
+
+
+def _list(*items: Any, kind: ObjectKind = ObjectKind.SERVICE, version: str = "") -> decode.ListPage:
+    body = {"kind": "List", "metadata": {"resourceVersion": version}, "items": items}
+    return decode.decode_list(kind, json.dumps(body).encode())
+
+
+def _page(body: str) -> decode.ListPage:
+    """A list of Services with a byte that is no UTF-8 where the text has a question mark."""
+    return decode.decode_list(ObjectKind.SERVICE, body.encode().replace(b"?", b"\xff"))
+
+
+def _line(what: str, item: Any, kind: ObjectKind = ObjectKind.SERVICE) -> decode.WatchLine:
+    return decode.decode_watch_line(kind, json.dumps({"type": what, "object": item}).encode())
+
+
+def test_a_list_page_is_its_objects_with_version_and_continuation() -> None:
+    body = {"metadata": {"resourceVersion": "77", "continue": "next"}, "items": [SERVICE]}
+    page = decode.decode_list(ObjectKind.SERVICE, json.dumps(body).encode())
+    (event,) = page.events
+    assert isinstance(event, Put)
+    assert (event.kind, event.key) == (ObjectKind.SERVICE, KEY)
+    assert isinstance(event.object, Service)
+    assert event.object.name == ServiceName("shop", "web")
+    assert event.object.name is event.key, "a hundred thousand are not named twice"
+    assert event.object.cluster_addresses == builders.addresses("10.96.0.10")
+    assert (page.resource_version, page.continue_token) == ("77", "next")
+
+
+def test_an_item_by_itself_is_an_event_and_none_while_it_is_cut_off() -> None:
+    item = json.dumps(SERVICE).encode()
+    event = decode.decode_item(ObjectKind.SERVICE, item)
+    assert isinstance(event, Put)
+    assert event.key == KEY
+    assert decode.decode_item(ObjectKind.SERVICE, item[:-1]) is None
+    assert decode.decode_item(ObjectKind.SERVICE, json.dumps(BROKEN).encode()) == Rejected(
+        ObjectKind.SERVICE, BROKEN_KEY, "", REASON
+    )
+
+
+def test_each_kind_is_read_as_its_own() -> None:
+    slices = _list({"metadata": {"name": "web-1", "namespace": "shop"}, "addressType": "IPv6"}, kind=ObjectKind.ENDPOINT_SLICE)
+    nodes = _list({"metadata": {"name": "node-a"}}, kind=ObjectKind.NODE)
+    assert isinstance(slices.events[0], Put)
+    assert isinstance(slices.events[0].object, EndpointSlice)
+    assert slices.events[0].object.name == EndpointSliceName("shop", "web-1")
+    assert isinstance(nodes.events[0], Put)
+    assert isinstance(nodes.events[0].object, Node)
+    assert nodes.events[0].key == ObjectKey("", "node-a")
+
+
+@pytest.mark.parametrize("items", [None, []])
+def test_a_list_may_be_empty(items: list[Any] | None) -> None:
+    page = decode.decode_list(ObjectKind.SERVICE, json.dumps({"metadata": {}, "items": items}).encode())
+    assert page == decode.ListPage((), "", "")
+
+
+def test_one_broken_object_costs_itself_only() -> None:
+    page = _list(SERVICE, BROKEN, {"metadata": {"name": "c"}}, version="77")
+    first, second, third = page.events
+    assert isinstance(first, Put)
+    assert second == Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON)
+    assert isinstance(third, Put)
+    assert third.key == ServiceName("default", "c")
+    assert page.resource_version == "77"
+
+
+@pytest.mark.parametrize("item", [{}, {"metadata": None}, {"metadata": {"name": ""}}])
+def test_an_object_without_a_name_is_rejected_without_a_key(item: dict[str, Any]) -> None:
+    assert _list(item).events == (Rejected(ObjectKind.SERVICE, None, "", "metadata.name is missing"),)
+
+
+def test_text_that_is_no_utf8_costs_its_object_only() -> None:
+    page = _page('{"metadata": {}, "items": [{"metadata": {"name": "a"}}, {"metadata": {"name": "?"}}]}')
+    first, second = page.events
+    assert isinstance(first, Put)
+    assert isinstance(second, Rejected)
+    assert (second.key, "can't decode byte 0xff" in second.reason) == (None, True)
+
+
+def test_an_object_that_is_broken_down_to_its_name_has_no_key() -> None:
+    (event,) = _list({"metadata": {"name": ["web"]}}).events
+    assert event == Rejected(ObjectKind.SERVICE, None, "", "metadata.name: expected str | null, got array")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>502</html>",
+        b"[]",
+        b'{"metadata": {}, "items": {}}',
+        b'{"items": []}',
+        b'{"metadata": {"resourceVersion": 77}, "items": [{"spec": 1}]}',
+        b'{"metadata": {}, "items": [] ',
+        f'{{"metadata": {{}}, "items": [], "x": {TOO_DEEP}'.encode(),
+        b'{"metadata": {"resourceVersion": "\xff"}, "items": []}',
+    ],
+)
+def test_a_body_that_is_no_list_is_undecodable_and_says_of_what(body: bytes) -> None:
+    with pytest.raises(UndecodableError, match=r"^list of Services: "):
+        decode.decode_list(ObjectKind.SERVICE, body)
+
+
+@pytest.mark.parametrize("what", ["ADDED", "MODIFIED"])
+def test_an_object_that_is_new_or_changed_is_put(what: str) -> None:
+    line = _line(what, SERVICE | {"metadata": {"name": "web", "namespace": "shop", "resourceVersion": "78"}})
+    assert isinstance(line.event, Put)
+    assert (line.event.key, line.resource_version) == (KEY, "78")
+
+
+def test_a_deleted_object_is_gone() -> None:
+    assert _line("DELETED", SERVICE) == decode.WatchLine(Gone(ObjectKind.SERVICE, KEY), "")
+
+
+def test_a_deleted_object_is_gone_however_broken_it_was() -> None:
+    assert _line("DELETED", BROKEN).event == Gone(ObjectKind.SERVICE, BROKEN_KEY)
+
+
+def test_a_deletion_without_a_name_is_rejected() -> None:
+    rejected = Rejected(ObjectKind.SERVICE, None, "", "metadata.name is missing")
+    assert _line("DELETED", {"metadata": {}}).event == rejected
+    assert isinstance(_line("DELETED", {"metadata": {}, "spec": 1}).event, Rejected)
+
+
+def test_a_bookmark_brings_a_version_only() -> None:
+    item = {"kind": "Service", "metadata": {"resourceVersion": "99", "creationTimestamp": None}, "spec": {}}
+    assert _line("BOOKMARK", item) == decode.WatchLine(Bookmark(), "99")
+
+
+def test_a_broken_object_on_a_watch_is_rejected_and_the_watch_goes_on_from_its_version() -> None:
+    item = BROKEN | {"metadata": {"name": "bad", "namespace": "shop", "resourceVersion": "80"}}
+    assert _line("MODIFIED", item) == decode.WatchLine(Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON), "80")
+
+
+def test_an_object_broken_down_to_its_metadata_is_rejected_without_key_or_version() -> None:
+    line = _line("ADDED", {"metadata": "web"})
+    assert line == decode.WatchLine(Rejected(ObjectKind.SERVICE, None, "", "metadata: expected object | null, got str"), "")
+
+
+@pytest.mark.parametrize("kind", ObjectKind)
+def test_a_version_that_is_gone_expires_the_watch(kind: ObjectKind) -> None:
+    status = {"kind": "Status", "metadata": {}, "status": "Failure", "message": "too old resource version", "code": 410}
+    assert _line("ERROR", status, kind) == decode.WatchLine(Expired("too old resource version"), "")
+
+
+@pytest.mark.parametrize(
+    ("status", "event"),
+    [
+        ({"code": 500, "message": "etcd is away"}, ServerError(500, "etcd is away")),
+        ({"code": 500, "reason": "InternalError"}, ServerError(500, "InternalError")),
+        ({}, ServerError(0, "no message")),
+        ({"code": 500, "message": "x" * 1000}, ServerError(500, "x" * 500)),
+    ],
+)
+def test_any_other_error_of_the_server_is_passed_on_briefly(status: dict[str, Any], event: ServerError) -> None:
+    assert _line("ERROR", status).event == event
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\x00",
+        b'{"type": "ADDED"}',
+        b'{"object": {}}',
+        b'{"type": "SURPRISE", "object": {"metadata": {"name": "web"}}}',
+        b'{"type": "SURPRISE", "object": 7}',
+        b'{"type": "BOOKMARK", "object": 7}',
+        b'{"type": "ERROR", "object": {"code": "410"}}',
+        b'{"type": 1, "object": {}}',
+        b'{"type": "ADDED", "object": {"metadata": {"name": "we',
+        f'{{"type": "ADDED", "object": {TOO_DEEP}'.encode(),
+        f'{{"type": "ADDED", "object": {{"spec": 1, "x": {TOO_DEEP}'.encode(),
+    ],
+)
+def test_a_line_that_is_no_event_is_undecodable_and_says_of_what(line: bytes) -> None:
+    with pytest.raises(UndecodableError, match=r"^watch of Services: "):
+        decode.decode_watch_line(ObjectKind.SERVICE, line)
+
+
+def test_an_unknown_event_is_named_but_not_at_length() -> None:
+    with pytest.raises(UndecodableError, match=r"event type 'S{32}' is not known$"):
+        _line("S" * 1000, SERVICE)
+
+
+MANIFEST = {"apiVersion": "v1", "kind": "Service"} | SERVICE
+
+
+def test_a_manifest_is_an_object_of_its_kind() -> None:
+    assert isinstance(decode.decode_document(MANIFEST, "web.yaml"), Put)
+    node = decode.decode_document({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}}, "node.yaml")
+    assert isinstance(node, Put)
+    assert (node.kind, node.key) == (ObjectKind.NODE, ObjectKey("", "node-a"))
+
+
+def test_a_manifests_absent_endpoint_port_name_is_what_an_api_server_would_write() -> None:
+    document = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "ports": [{"port": 8080}],
+    }
+    put = decode.decode_document(document, "web.yaml")
+    assert isinstance(put, Put)
+    assert isinstance(put.object, EndpointSlice)
+    assert (put.key, put.object.ports) == (EndpointSliceName("default", "web-1"), (builders.endpoint_port(8080),))
+
+
+@pytest.mark.parametrize(
+    "head", [{"apiVersion": "v1", "kind": "Pod"}, {"apiVersion": "v1beta1", "kind": "EndpointSlice"}, {"kind": "Service"}, {}]
+)
+def test_a_manifest_of_another_kind_is_not_ours(head: dict[str, str]) -> None:
+    assert decode.decode_document(head | {"metadata": {"name": "web"}}, "web.yaml") is None
+
+
+@pytest.mark.parametrize(
+    ("document", "key", "reason"),
+    [
+        ("web", None, "Expected object, got str"),
+        (None, None, "Expected object, got null"),
+        ({"apiVersion": "v1", "kind": "Service", "spec": {}}, None, "metadata.name is missing"),
+        (MANIFEST | BROKEN, BROKEN_KEY, REASON),
+        (
+            MANIFEST | {"spec": {"ports": [{"port": 80}]}},
+            KEY,
+            "spec.clusterIP: is missing, and only an API server allots one",
+        ),
+    ],
+)
+def test_a_manifest_that_cannot_be_used_says_where_it_stands_and_why(document: Any, key: ObjectKey | None, reason: str) -> None:
+    assert decode.decode_document(document, "web.yaml") == Rejected(ObjectKind.SERVICE, key, "web.yaml", reason)
+
+
+@pytest.mark.parametrize("spec", [{"type": "ExternalName"}, {"clusterIP": "None"}, {"clusterIPs": ["10.96.0.10"]}])
+def test_a_manifest_needs_no_cluster_ip_where_the_api_would_allot_none_or_the_list_has_it(spec: dict[str, Any]) -> None:
+    assert isinstance(decode.decode_document(MANIFEST | {"spec": spec}, "web.yaml"), Put)
+
+
+_BYTES = st.binary(max_size=64) | strategies.JSON.map(lambda value: json.dumps(value).encode())
+
+
+@hypothesis.given(st.sampled_from(ObjectKind), _BYTES)
+def test_no_bytes_are_too_strange_to_decode(kind: ObjectKind, data: bytes) -> None:
+    with contextlib.suppress(UndecodableError):
+        decode.decode_list(kind, data)
+    with contextlib.suppress(UndecodableError):
+        decode.decode_watch_line(kind, data)
+
+
+@hypothesis.given(strategies.JSON | strategies.documents(api_schema.Service).map(lambda document: MANIFEST | document))
+def test_no_document_is_too_strange_to_decode(document: Any) -> None:
+    event = decode.decode_document(document, "web.yaml")
+    assert event is None or event.kind is ObjectKind.SERVICE
+    assert not isinstance(event, Rejected) or event.reason
+
+
+@hypothesis.given(st.lists(strategies.documents(api_schema.Service) | strategies.JSON, max_size=4))
+def test_a_list_yields_one_event_per_item_whatever_the_items_are(items: list[Any]) -> None:
+    events = _list(*items).events
+    assert len(events) == len(items)
+    assert all(isinstance(event, Rejected) or event.key.name for event in events)
+
+
+@hypothesis.given(strategies.documents(api_schema.Service))
+def test_a_watch_reads_an_object_as_a_list_does(document: dict[str, Any]) -> None:
+    assert _line("ADDED", document).event == _list(document).events[0]

@@ -1,0 +1,176 @@
+"""Lists that arrive in pieces: the same as if they were read as a whole, with memory for some items only."""
+
+import json
+import random
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from ipvsproxy.model.service import ObjectKind, Put, Rejected
+from ipvsproxy.translate.api import decode, list_reader
+from ipvsproxy.translate.api.list_reader import ListReader
+from tests.translate import strategies
+
+
+def compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def service(name: str, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "shop", **more}, "spec": {"clusterIP": "10.96.0.10"}}
+
+
+def body_of(*items: object, metadata: object = None) -> bytes:
+    head = {"kind": "ServiceList", "apiVersion": "v1", "metadata": metadata or {"resourceVersion": "77", "continue": "next"}}
+    return compact({**head, "items": list(items)}).encode()
+
+
+def pieces_of(body: bytes, size: int) -> Iterator[bytes]:
+    return (body[begin : begin + size] for begin in range(0, len(body), size))
+
+
+def read(pieces: Iterator[bytes], kind: ObjectKind = ObjectKind.SERVICE) -> tuple[list[Put | Rejected], decode.ListPage]:
+    """The events before the end of the list, and the last page."""
+    reader = ListReader(kind)
+    events = [event for piece in pieces for event in reader.feed(piece)]
+    return events, reader.finish()
+
+
+def names(events: list[Put | Rejected] | tuple[Put | Rejected, ...]) -> list[str | None]:
+    return [event.key.name if event.key else None for event in events]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+def test_items_come_as_they_arrive_and_the_last_one_at_the_end(size: int) -> None:
+    early, page = read(pieces_of(body_of(service("a"), service("b"), service("c")), size))
+    assert (names(early), names(page.events)) == (["a", "b"], ["c"])
+    assert (page.resource_version, page.continue_token) == ("77", "next")
+
+
+def test_the_version_of_a_list_is_known_with_its_first_item() -> None:
+    reader = ListReader(ObjectKind.SERVICE)
+    pieces = pieces_of(body_of(service("a"), service("b")), 1)
+    assert names(next(events for piece in pieces if (events := reader.feed(piece)))) == ["a"]
+    assert reader.resource_version == "77"
+
+
+@pytest.mark.parametrize("text", ['},{"metadata":', '"items":[{"metadata":', "]}", '\\"},{\\"metadata\\":', "\\"])
+def test_texts_with_the_characters_between_two_items_are_texts(text: str) -> None:
+    items = [service("a", annotations={text: text}), service("b", annotations={"x": text}), service("c")]
+    early, page = read(pieces_of(body_of(*items, metadata={"resourceVersion": text}), 5))
+    assert (names(early), names(page.events), page.resource_version) == (["a", "b"], ["c"], text)
+
+
+def test_objects_in_an_item_with_the_form_of_items_belong_to_it() -> None:
+    inner: dict[str, Any] = {
+        "managedFields": [{"metadata": {"name": "x"}}, {"metadata": {"name": "y"}}],
+        "z": [{"items": [{"metadata": 1}]}],
+    }
+    early, page = read(pieces_of(body_of(service("a", **inner), service("b"), service("c", **inner)), 11))
+    assert (names(early), names(page.events)) == (["a", "b"], ["c"])
+
+
+def test_a_list_with_more_such_objects_than_are_tried_is_read_in_one_piece() -> None:
+    inner: dict[str, Any] = {"managedFields": [{"metadata": {}}] * (list_reader.MOST_FALSE_ENDS + 2)}
+    early, page = read(pieces_of(body_of(service("a"), service("b", **inner), service("c"), service("d")), 50))
+    assert (names(early), names(page.events)) == (["a"], ["b", "c", "d"])
+
+
+def test_an_item_that_breaks_its_shape_costs_itself_only() -> None:
+    broken = {"metadata": {"name": "broken", "namespace": "shop"}, "spec": {"ports": 1}}
+    early, page = read(pieces_of(body_of(broken, service("a"), broken), 20))
+    assert [type(event) for event in (*early, *page.events)] == [Rejected, Put, Rejected]
+    assert names([*early, *page.events]) == ["broken", "a", "broken"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"metadata":{"resourceVersion":"77"},"items":[]}',
+        b'{"metadata":{"resourceVersion":"77"},"items":null}',
+        b'{"metadata":{"resourceVersion":"77"}}',
+        b'{"items":[],"metadata":{"resourceVersion":"77"}}',
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_list_without_items_has_a_version_all_the_same(body: bytes, size: int) -> None:
+    assert read(pieces_of(body, size)) == ([], decode.ListPage((), "77", ""))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps(json.loads(body_of(service("a"), service("b"))), indent=2).encode(),
+        compact({"items": [service("a"), service("b")], "metadata": {"resourceVersion": "77", "continue": "next"}}).encode(),
+        b'{"x":{"items":[{"metadata":{}}]},' + body_of(service("a"), service("b"))[1:],
+        b'{"x":"' + b"-" * list_reader.MOST_BYTES_BEFORE_ITEMS + b'",' + body_of(service("a"), service("b"))[1:],
+    ],
+    ids=["with spaces", "metadata behind the items", "other items before", "much before the items"],
+)
+def test_what_no_api_server_writes_is_read_as_a_whole(body: bytes) -> None:
+    early, page = read(pieces_of(body, 4096))
+    assert (names(early), names(page.events)) == ([], ["a", "b"])
+    assert (page.resource_version, page.continue_token) == ("77", "next")
+
+
+@pytest.mark.parametrize("cut", [1, 40, 120, 260, -1, -2])
+def test_an_answer_that_broke_off_is_an_error_whatever_came_before(cut: int) -> None:
+    reader = ListReader(ObjectKind.SERVICE)
+    reader.feed(body_of(service("a"), service("b"), service("c"))[:cut])
+    with pytest.raises(decode.UndecodableError, match=r"^list of Services: "):
+        reader.finish()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"<html>502</html>", b'{"kind":"Status","code":500}', b"]}", b'{"items":[{"metadata":'])
+def test_what_is_no_list_is_an_error(garbage: bytes) -> None:
+    reader = ListReader(ObjectKind.SERVICE)
+    assert reader.feed(garbage) == []
+    with pytest.raises(decode.UndecodableError, match=r"^list of Services: "):
+        reader.finish()
+
+
+def test_garbage_in_an_item_is_an_error_and_items_before_it_count() -> None:
+    body = body_of(service("a"), service("b"), service("c")).replace(b'"b"', b'b"')
+    reader = ListReader(ObjectKind.SERVICE)
+    assert names(reader.feed(body)) == ["a"]
+    with pytest.raises(decode.UndecodableError):
+        reader.finish()
+
+
+def test_memory_for_a_long_list_is_that_of_some_items() -> None:
+    head, item = body_of(service("a"))[:-2], b"," + compact(service("a", annotations={"x": "y" * 4000})).encode()
+    reader = ListReader(ObjectKind.SERVICE)
+    reader.feed(head)
+    tracemalloc.start()
+    try:
+        for _ in range(2000):
+            reader.feed(item)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 20 * len(item)
+
+
+def test_a_list_in_pieces_of_any_size_is_read_as_it_is_in_one() -> None:
+    dice = random.Random(7)
+    items = [service(f"s{number}", labels={"x": "},{" * dice.randint(0, 3)}) for number in range(50)]
+    body = body_of(*items)
+    for _ in range(20):
+        cuts = sorted(dice.sample(range(len(body)), 30))
+        early, page = read(body[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(body)], strict=True))
+        assert (*early, *page.events) == decode.decode_list(ObjectKind.SERVICE, body).events
+
+
+@hypothesis.given(
+    st.sampled_from(ObjectKind), st.lists(strategies.JSON | st.builds(service, st.text()), max_size=5), st.integers(1, 200)
+)
+def test_whatever_the_items_are_each_is_one_event_as_when_they_are_read_as_a_whole(
+    kind: ObjectKind, items: list[Any], size: int
+) -> None:
+    body = body_of(*items)
+    early, page = read(pieces_of(body, size), kind)
+    assert (*early, *page.events) == decode.decode_list(kind, body).events

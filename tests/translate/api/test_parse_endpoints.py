@@ -1,0 +1,260 @@
+"""The used fields of an EndpointSlice, and the reasons of unused ones."""
+
+from typing import Any
+
+import hypothesis
+import msgspec
+import pytest
+from hypothesis import strategies as st
+
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.service import (
+    Conditions,
+    Endpoint,
+    EndpointPort,
+    EndpointSlice,
+    EndpointSliceName,
+    ServiceName,
+    Skipped,
+)
+from ipvsproxy.translate.api import api_schema, fields, parse_endpoints
+from tests.support import builders
+from tests.translate import strategies
+
+NAME = ServiceName("shop", "web")
+
+
+def _reasons(parsed: EndpointSlice) -> list[str]:
+    return [str(skipped) for skipped in parsed.skipped]
+
+
+def _wide_slice(addresses: list[str]) -> EndpointSlice:
+    endpoints = [{"addresses": [address]} for address in addresses]
+    document = {"addressType": "IPv4", "metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "endpoints": endpoints}
+    return parse_endpoints.parse_endpoint_slice(
+        msgspec.convert(document, api_schema.EndpointSlice), EndpointSliceName("shop", "web-1")
+    )
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_of_more_endpoints_than_the_api_allows_the_first_are_used(beyond: int) -> None:
+    parsed = _wide_slice([f"10.{number >> 8}.{number & 255}.1" for number in range(parse_endpoints.MOST_ENDPOINTS + beyond)])
+    assert len(parsed.endpoints) == 1000
+    assert parsed.endpoints[-1].address == parse_address("10.3.231.1")
+    assert _reasons(parsed) == ["endpoints: 1001 of them; the first 1000 are used, the API allows no more"] * beyond
+
+
+@pytest.mark.parametrize(
+    ("count", "last"), [(20, "endpoints[19].addresses[0]: 'x19' is not an IP address"), (21, None), (500, None)]
+)
+def test_of_many_unusable_parts_the_first_are_reported_and_the_others_counted(count: int, last: str | None) -> None:
+    reasons = _reasons(_wide_slice([f"x{number}" for number in range(count)]))
+    assert reasons[0] == "endpoints[0].addresses[0]: 'x0' is not an IP address"
+    counted = f"endpoints[20].addresses[0]: 'x20' is not an IP address; {count - 20} such parts from here on"
+    assert reasons[-1] == (last or counted)
+    assert len(reasons) == min(count, 21)
+
+
+@pytest.mark.parametrize("port", [1, 65535])
+def test_the_first_and_the_last_port_are_ports(port: int) -> None:
+    document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
+    parsed = parse_endpoints.parse_endpoint_slice(
+        msgspec.convert(document, api_schema.EndpointSlice), EndpointSliceName("shop", "web-1")
+    )
+    assert [one.port for one in parsed.ports] == [port]
+
+
+def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
+    defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
+    raw = msgspec.convert(defaults | document, api_schema.EndpointSlice)
+    return parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
+
+
+def test_an_endpoint_slice_belongs_to_the_service_of_its_label() -> None:
+    parsed = _slice({})
+    assert (parsed.name, parsed.service) == (EndpointSliceName("shop", "web-1"), NAME)
+    assert parsed.skipped == ()
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"labels": None}, {"labels": {"kubernetes.io/service-name": ""}}])
+def test_an_endpoint_slice_without_the_label_belongs_to_no_service(metadata: dict[str, Any] | None) -> None:
+    parsed = _slice({"metadata": metadata})
+    assert parsed.service is None
+    assert _reasons(parsed) == ["metadata.labels: kubernetes.io/service-name is missing: it belongs to no Service"]
+
+
+def test_an_endpoint_slice_labelled_headless_is_not_for_proxies() -> None:
+    labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""}
+    parsed = _slice({"metadata": {"labels": labels}})
+    assert parsed.service is None
+    assert parsed.skipped == (Skipped("metadata.labels", "service.kubernetes.io/headless: not for proxies", invalid=False),)
+
+
+def test_the_proxy_name_of_an_endpoint_slice_means_nothing() -> None:
+    labels = {"kubernetes.io/service-name": "web", "service.kubernetes.io/service-proxy-name": "other-proxy"}
+    assert _slice({"metadata": {"labels": labels}}).service == NAME
+
+
+@pytest.mark.parametrize(
+    ("address_type", "skipped"),
+    [
+        ("FQDN", Skipped("addressType", "FQDN has no addresses", invalid=False)),
+        ("IPv9", Skipped("addressType", "'IPv9' is none of IPv4, IPv6")),
+        (None, Skipped("addressType", "'None' is none of IPv4, IPv6")),
+    ],
+)
+def test_an_endpoint_slice_of_another_address_type_has_no_endpoints(address_type: str | None, skipped: Skipped) -> None:
+    parsed = _slice({"addressType": address_type, "endpoints": [{"addresses": ["10.244.0.5"]}]})
+    assert (parsed.family, parsed.endpoints, parsed.skipped) == (None, (), (skipped,))
+
+
+def test_endpoint_ports_have_numbers_names_and_protocols() -> None:
+    ports = [{"name": "http", "port": 8080}, {"name": "", "port": 53, "protocol": "UDP"}]
+    assert _slice({"ports": ports}).ports == (EndpointPort("http", Protocol.TCP, 8080), EndpointPort("", Protocol.UDP, 53))
+
+
+@pytest.mark.parametrize(
+    ("port", "reason"),
+    [
+        ({"port": 80}, "ports[0].name: is missing"),
+        ({"name": "", "port": None}, "ports[0].port: None is outside 1..65535"),
+        ({"name": "", "port": 0}, "ports[0].port: 0 is outside 1..65535"),
+        ({"name": "", "port": 65536}, "ports[0].port: 65536 is outside 1..65535"),
+        ({"name": "", "port": 80, "protocol": "ICMP"}, "ports[0].protocol: 'ICMP' is none of TCP, UDP, SCTP"),
+    ],
+)
+def test_a_bad_endpoint_port_costs_itself_only(port: dict[str, Any], reason: str) -> None:
+    parsed = _slice({"ports": [port, {"name": "good", "port": 81}]})
+    assert parsed.ports == (EndpointPort("good", Protocol.TCP, 81),)
+    assert _reasons(parsed) == [reason]
+
+
+def test_slices_with_the_same_ports_share_them() -> None:
+    ports = [{"name": "http", "port": 8080}]
+    assert _slice({"ports": ports}).ports is _slice({"ports": ports}).ports
+
+
+@pytest.mark.parametrize("count", [fields.FEW_PORTS, fields.FEW_PORTS + 1])
+def test_few_ports_and_many_are_read_alike(count: int) -> None:
+    ports = [{"name": f"p{number}", "port": number} for number in range(count)]
+    parsed = _slice({"ports": ports})
+    assert parsed.ports == tuple(builders.endpoint_port(number, name=f"p{number}") for number in range(1, count))
+    assert _reasons(parsed) == ["ports[0].port: 0 is outside 1..65535"]
+
+
+def test_in_a_manifest_an_absent_port_name_is_the_empty_one() -> None:
+    assert _slice({"ports": [{"port": 80}]}, default_port_names=True).ports == (EndpointPort("", Protocol.TCP, 80),)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        (None, (True, True, False)),
+        ({}, (True, True, False)),
+        ({"ready": None, "serving": None, "terminating": None}, (True, True, False)),
+        ({"ready": False}, (False, True, False)),
+        ({"ready": False, "serving": False}, (False, False, False)),
+        ({"ready": False, "serving": True, "terminating": True}, (False, True, True)),
+    ],
+)
+def test_conditions_that_are_absent_have_the_apis_defaults(
+    conditions: dict[str, Any] | None, expected: tuple[bool, bool, bool]
+) -> None:
+    (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "conditions": conditions}]}).endpoints
+    found = endpoint.conditions
+    assert (found.ready, found.serving, found.terminating) == expected
+
+
+def test_endpoints_of_one_node_that_are_alike_share_their_conditions() -> None:
+    entries = [{"addresses": [f"10.244.0.{number}"], "nodeName": f"node-{number % 2}"} for number in range(4)]
+    first, second, third, fourth = _slice({"endpoints": entries}).conditions
+    assert first is third
+    assert second is fourth
+    assert (first.node_name, second.node_name) == ("node-0", "node-1")
+    assert _slice({"endpoints": entries[:1]}).conditions is _slice({"endpoints": entries[2:3]}).conditions
+
+
+def test_an_endpoint_is_its_first_address_on_its_node_in_its_zone_with_its_hints() -> None:
+    hints = {"forZones": [{"name": "zone-a"}, {"name": ""}, {}], "forNodes": [{"name": "node-a"}]}
+    entry = {"addresses": ["010.244.0.5", "10.244.0.6"], "nodeName": "node-a", "hints": hints, "zone": "zone-b"}
+    expected = Conditions(node_name="node-a", zone_hints=frozenset({"zone-a"}), node_hints=frozenset({"node-a"}), zone="zone-b")
+    assert _slice({"endpoints": [entry]}).endpoints == (Endpoint(parse_address("10.244.0.5"), expected),)
+
+
+def test_hints_may_be_there_and_empty() -> None:
+    (endpoint,) = _slice({"endpoints": [{"addresses": ["10.244.0.5"], "hints": {}}]}).endpoints
+    assert (endpoint.conditions.zone_hints, endpoint.conditions.node_hints) == (frozenset(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("addresses", "reason"),
+    [
+        ([], "endpoints[0].addresses: is empty"),
+        (None, "endpoints[0].addresses: is empty"),
+        (["10.244.0"], "endpoints[0].addresses[0]: '10.244.0' is not an IP address"),
+        (["fd00::5"], "endpoints[0].addresses[0]: fd00::5 is not an IPv4 address"),
+    ],
+)
+def test_a_bad_endpoint_costs_itself_only(addresses: list[str] | None, reason: str) -> None:
+    parsed = _slice({"endpoints": [{"addresses": addresses}, {"addresses": ["10.244.0.6"]}]})
+    assert [endpoint.address for endpoint in parsed.endpoints] == [parse_address("10.244.0.6")]
+    assert _reasons(parsed) == [reason]
+
+
+def test_an_ipv6_slice_has_ipv6_endpoints() -> None:
+    parsed = _slice({"addressType": "IPv6", "endpoints": [{"addresses": ["fd00::5"]}]})
+    assert (parsed.family, parsed.endpoints[0].address) == (Family.IPV6, parse_address("fd00::5"))
+
+
+def test_the_trigger_time_is_that_of_the_annotation() -> None:
+    annotations = {"endpoints.kubernetes.io/last-change-trigger-time": "1970-01-01T00:00:01.123456789Z"}
+    assert _slice({"metadata": {"annotations": annotations}}).trigger_s == 1.123456
+    assert _slice({"metadata": {"annotations": {}}}).trigger_s == 0
+    assert _slice({}).trigger_s == 0
+
+
+def test_slices_that_differ_in_their_trigger_time_only_are_equal() -> None:
+    annotations = {"endpoints.kubernetes.io/last-change-trigger-time": "2026-01-02T03:04:05Z"}
+    labels = {"kubernetes.io/service-name": "web"}
+    assert _slice({"metadata": {"labels": labels, "annotations": annotations}}) == _slice({"metadata": {"labels": labels}})
+
+
+@hypothesis.given(strategies.documents(api_schema.EndpointSlice), st.booleans())
+def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], default_port_names: bool) -> None:  # noqa: FBT001 - drawn
+    parsed = _slice(document, default_port_names=default_port_names)
+    assert all(endpoint.address.family is parsed.family for endpoint in parsed.endpoints)
+    assert all(0 < port.port <= 65535 for port in parsed.ports)
+
+
+_USUAL = st.fixed_dictionaries({"addresses": st.sampled_from([["10.244.0.5"], ["10.244.0.6", "10.244.0.7"], ["fd00::5"]])})
+
+
+@hypothesis.given(st.sampled_from(["IPv4", "IPv6"]), st.lists(_USUAL | strategies.documents(api_schema.Endpoint), max_size=4))
+def test_an_endpoint_is_read_alike_whatever_stands_beside_it(family: str, endpoints: list[dict[str, Any]]) -> None:
+    parsed = _slice({"addressType": family, "endpoints": endpoints})
+    alone = [_slice({"addressType": family, "endpoints": [one]}) for one in endpoints]
+    assert parsed.addresses == b"".join(one.addresses for one in alone)
+    assert parsed.conditions == tuple(conditions for one in alone for conditions in one.conditions)
+    assert [skipped.reason for skipped in parsed.skipped] == [skipped.reason for one in alone for skipped in one.skipped]
+
+
+def _weighty_slice(weight: str) -> EndpointSlice:
+    document = {
+        "addressType": "IPv4",
+        "metadata": {"labels": {"kubernetes.io/service-name": "web"}, "annotations": {"ipvsproxy.io/weight": weight}},
+        "endpoints": [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))],
+    }
+    raw = msgspec.convert(document, api_schema.EndpointSlice)
+    return parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"))
+
+
+def test_the_weight_of_a_slice_is_that_of_all_of_its_endpoints() -> None:
+    parsed = _weighty_slice("7")
+    assert [(one.conditions.weight, one.conditions.node_name) for one in parsed.endpoints] == [(7, "a"), (7, "b")]
+    assert _reasons(parsed) == []
+
+
+def test_a_wrong_weight_of_a_slice_leaves_its_endpoints_as_they_are() -> None:
+    parsed = _weighty_slice("70000")
+    assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
+    assert _reasons(parsed) == ["metadata.annotations[ipvsproxy.io/weight]: '70000' is no number of 0..65535"]

@@ -1,0 +1,76 @@
+"""The used fields of a Node, and the reasons of unused ones. Services: ``test_parse.py``."""
+
+from typing import Any
+
+import hypothesis
+import msgspec
+import pytest
+
+from ipvsproxy.model.service import Node
+from ipvsproxy.translate.api import api_schema, parse
+from tests.support import builders
+from tests.translate import strategies
+
+
+def _node(document: dict[str, Any]) -> Node:
+    return parse.parse_node(msgspec.convert(document, api_schema.Node), "node-a")
+
+
+def test_internal_addresses_of_a_node_come_before_external_ones_and_names_are_none() -> None:
+    addresses = [
+        {"type": "Hostname", "address": "node-a"},
+        {"type": "ExternalIP", "address": "203.0.113.5"},
+        {"type": "InternalIP", "address": "192.168.0.10"},
+        {"type": "InternalIP", "address": "fd00::10"},
+    ]
+    assert _node({"status": {"addresses": addresses}}).addresses == builders.addresses("192.168.0.10", "fd00::10", "203.0.113.5")
+
+
+def test_a_bad_node_address_costs_itself_only() -> None:
+    addresses = [
+        {"type": "InternalIP", "address": "node-a"},
+        {"type": "InternalIP"},
+        {"type": "InternalIP", "address": "10.0.0.1"},
+    ]
+    node = _node({"status": {"addresses": addresses}})
+    assert node.addresses == builders.addresses("10.0.0.1")
+    assert [str(skipped) for skipped in node.skipped] == ["status.addresses: 'node-a' is not an IP address"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "networks"),
+    [
+        ({"podCIDR": "10.244.0.0/24", "podCIDRs": ["10.244.0.0/24", "fd00::/64"]}, ["10.244.0.0/24", "fd00::/64"]),
+        ({"podCIDR": "10.244.0.0/24"}, ["10.244.0.0/24"]),
+        ({}, []),
+        (None, []),
+    ],
+)
+def test_pod_ranges_are_all_of_the_list_or_else_the_single_one(spec: dict[str, Any] | None, networks: list[str]) -> None:
+    assert _node({"spec": spec}).pod_networks == builders.networks(*networks)
+
+
+@pytest.mark.parametrize(
+    ("document", "leaving"),
+    [
+        ({}, False),
+        ({"spec": {"taints": [{"key": "node.kubernetes.io/unschedulable"}]}}, False),
+        ({"spec": {"taints": [{"key": "x"}, {"key": "ToBeDeletedByClusterAutoscaler"}]}}, True),
+        ({"metadata": {"deletionTimestamp": "2026-01-02T03:04:05Z"}}, True),
+    ],
+)
+def test_a_node_that_is_being_deleted_or_is_marked_for_it_is_leaving(document: dict[str, Any], *, leaving: bool) -> None:
+    assert _node(document).leaving is leaving
+
+
+def test_a_nodes_zone_is_its_label_and_its_events_go_by_its_uid() -> None:
+    node = _node({"metadata": {"uid": "u-1", "labels": {"topology.kubernetes.io/zone": "zone-a"}}})
+    assert (node.zone, node.uid) == ("zone-a", "u-1")
+    node = _node({"metadata": {"labels": {}}})
+    assert (node.zone, node.uid) == ("", "")
+
+
+@hypothesis.given(strategies.documents(api_schema.Node))
+def test_no_node_is_too_strange_to_parse(document: dict[str, Any]) -> None:
+    node = _node(document)
+    assert len(set(node.addresses)) == len(node.addresses)

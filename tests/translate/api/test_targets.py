@@ -1,0 +1,98 @@
+"""The pods behind endpoints, from pages of a list and from manifests; broken parts have none."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.translate.api import targets
+from ipvsproxy.translate.api.decode import UndecodableError
+from ipvsproxy.translate.api.targets import Target
+from tests.support import builders
+
+WEB = ServiceName("demo", "web")
+HERE = builders.backend("10.244.0.1", 8080)
+
+
+def _slice(*endpoints: object, ports: object = ({"port": 8080},), **metadata: object) -> dict[str, Any]:
+    usual = {"name": "web-1", "namespace": "demo", "labels": {"kubernetes.io/service-name": "web"}}
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": usual | metadata,
+        "ports": ports,
+        "endpoints": endpoints,
+    }
+
+
+def _endpoint(address: object = "10.244.0.1", node: str | None = "node-a", **reference: str) -> dict[str, object]:
+    return {"addresses": [address], "nodeName": node, "targetRef": reference or None}
+
+
+POD = _endpoint(kind="Pod", namespace="demo", name="web-abc")
+
+
+def test_a_page_has_the_pod_and_node_of_each_endpoint_and_port_and_names_the_next_page() -> None:
+    item = _slice(POD, ports=[{"name": "a", "port": 8080}, {"name": "b", "port": 9090}])
+    page = targets.of_page(json.dumps({"metadata": {"continue": "next"}, "items": [item]}).encode())
+    expected = Target("demo/web-abc", "node-a")
+    assert page == ({(WEB, HERE): expected, (WEB, builders.backend("10.244.0.1", 9090)): expected}, "next")
+
+
+def test_the_last_page_has_no_successor() -> None:
+    assert targets.of_page(b'{"metadata": {}, "items": null}') == ({}, "")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"items": []}', b"\xff"])
+def test_what_is_no_list_is_refused(body: bytes) -> None:
+    with pytest.raises(UndecodableError, match="list of EndpointSlices"):
+        targets.of_page(body)
+
+
+def test_a_broken_item_has_no_targets_and_the_others_have() -> None:
+    broken = _slice({"addresses": "10.0.0.1"})
+    page = targets.of_page(json.dumps({"metadata": {}, "items": [broken, _slice(POD)]}).encode())
+    assert set(page.targets) == {(WEB, HERE)}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "target"),
+    [
+        (_endpoint(name="web-abc"), Target("demo/web-abc", "node-a")),
+        (_endpoint(kind="VirtualMachine", namespace="vms", name="one"), Target("VirtualMachine vms/one", "node-a")),
+        (_endpoint(), Target("", "node-a")),
+        (_endpoint(node=None, kind="Pod", name="web-abc"), Target("demo/web-abc", "")),
+        (_endpoint(node=None), None),
+        (_endpoint("nonsense", name="web-abc"), None),
+        ({"addresses": [], "nodeName": "node-a"}, None),
+    ],
+)
+def test_a_manifest_says_what_it_knows(endpoint: object, target: Target | None) -> None:
+    assert targets.of_documents([_slice(endpoint)]).get((WEB, HERE)) == target
+
+
+@pytest.mark.parametrize("port", [{}, {"port": 0}, {"port": 65536}])
+def test_a_port_without_a_valid_number_has_no_target(port: object) -> None:
+    assert targets.of_documents([_slice(POD, ports=[port])]) == {}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"kind": "Service", "metadata": {"name": "web"}},
+        [],
+        {"kind": "EndpointSlice"},
+        _slice(POD, labels={}),
+        _slice(POD, labels=None),
+        _slice({"addresses": 7}),
+        {**_slice(), "endpoints": None},
+    ],
+)
+def test_other_documents_have_none(document: object) -> None:
+    assert targets.of_documents([document]) == {}
+
+
+def test_a_manifest_without_a_namespace_is_in_the_default_one() -> None:
+    found = targets.of_documents([_slice(_endpoint(kind="Pod", name="web-abc"), namespace=None)])
+    assert found == {(ServiceName("default", "web"), HERE): Target("default/web-abc", "node-a")}

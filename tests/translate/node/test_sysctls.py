@@ -1,0 +1,82 @@
+"""Which kernel settings serving needs, by kernel version, operator's choice and number of processors."""
+
+import pytest
+
+from ipvsproxy.translate.node.sysctls import ConntrackChoices, conntrack_maximum, conntrack_sysctls, ipvs_sysctls
+
+MODERN = (6, 1)
+
+
+def _values(kernel_version: tuple[int, int] = MODERN, *, strict_arp: bool = False) -> dict[str, str]:
+    return {item.path: item.value for item in ipvs_sysctls(kernel_version, strict_arp=strict_arp)}
+
+
+def test_masquerading_ipvs_needs_conntrack_forwarding_and_prompt_expiry() -> None:
+    assert _values() == {
+        "net/ipv4/vs/conntrack": "1",
+        "net/ipv4/vs/expire_nodest_conn": "1",
+        "net/ipv4/vs/expire_quiescent_template": "1",
+        "net/ipv4/ip_forward": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kernel_version", "value"), [((4, 0), None), ((4, 1), "0"), ((5, 8), "0"), ((5, 9), None), ((5, 10), None), (MODERN, None)]
+)
+def test_connection_reuse_is_off_on_kernels_where_it_costs_a_second(kernel_version: tuple[int, int], value: str | None) -> None:
+    assert _values(kernel_version).get("net/ipv4/vs/conn_reuse_mode") == value
+
+
+def test_strict_arp_answers_for_addresses_of_the_asked_interface_only() -> None:
+    added = _values(strict_arp=True).items() - _values().items()
+    assert added == {("net/ipv4/conf/all/arp_ignore", "1"), ("net/ipv4/conf/all/arp_announce", "2")}
+
+
+@pytest.mark.checklist(103)
+@pytest.mark.parametrize(
+    ("per_core", "minimum", "processors", "maximum"),
+    [
+        (0, 131072, 8, 0),
+        (32768, 131072, 8, 262144),
+        (32768, 131072, 2, 131072),
+        (32768, 131072, 64, 1048576),
+        (32768, 131072, 32, 1048576),
+        (32768, 2000000, 32, 2000000),
+        (65536, 2000000, 64, 1048576),
+    ],
+)
+def test_the_conntrack_maximum_is_per_processor_between_a_floor_and_a_ceiling(
+    per_core: int, minimum: int, processors: int, maximum: int
+) -> None:
+    assert conntrack_maximum(ConntrackChoices(max_per_core=per_core, minimum=minimum), processors) == maximum
+
+
+def test_conntrack_is_asked_for_what_the_operator_chose_and_nothing_else() -> None:
+    choices = ConntrackChoices(
+        max_per_core=32768,
+        minimum=131072,
+        tcp_established_timeout_s=86400,
+        tcp_close_wait_timeout_s=3600,
+        tcp_be_liberal=True,
+        udp_timeout_s=30,
+        udp_stream_timeout_s=180,
+    )
+    assert {item.path.removeprefix("net/netfilter/"): item.value for item in conntrack_sysctls(choices, 8)} == {
+        "nf_conntrack_max": "262144",
+        "/sys/module/nf_conntrack/parameters/hashsize": "65536",
+        "nf_conntrack_tcp_timeout_established": "86400",
+        "nf_conntrack_tcp_timeout_close_wait": "3600",
+        "nf_conntrack_tcp_be_liberal": "1",
+        "nf_conntrack_udp_timeout": "30",
+        "nf_conntrack_udp_timeout_stream": "180",
+    }
+    assert list(conntrack_sysctls(ConntrackChoices(), 8)) == []
+
+
+@pytest.mark.parametrize(("current", "suffices"), [("262143", False), ("262144", True), ("1000000", True)])
+def test_a_conntrack_maximum_that_suffices_is_left_alone(current: str, suffices: bool) -> None:  # noqa: FBT001 - a table
+    maximum, buckets = conntrack_sysctls(ConntrackChoices(max_per_core=32768), 8)
+    assert maximum.is_met_by(current) is suffices
+    assert buckets.is_met_by("65536")
+    assert buckets.is_met_by("131072")
+    assert not buckets.is_met_by("65535")

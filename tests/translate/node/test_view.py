@@ -1,0 +1,260 @@
+"""The roles of a node's addresses: its own, those of node ports, those on other interfaces."""
+
+import pytest
+
+from ipvsproxy.model.kernel import DEVICE
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.translate.node.view import LocalMode, Settings, node_port_ranges, primary_family, view_node, without_local_pods
+from tests.support import builders
+
+
+def _node_port_addresses(
+    interfaces: dict[str, list[str]], family: Family = Family.IPV4, settings: Settings | None = None
+) -> list[str]:
+    view = builders.node_view(interfaces, settings=settings)
+    return [str(address) for address in view.node_port_addresses[family]]
+
+
+@pytest.mark.checklist(1)
+def test_a_node_port_answers_on_the_interface_but_not_on_loopback() -> None:
+    assert _node_port_addresses({"eth0": ["1.2.3.4"], "lo": ["127.0.0.1"]}) == ["1.2.3.4"]
+
+
+@pytest.mark.checklist(2)
+@pytest.mark.parametrize("interfaces", [{}, {"lo": ["127.0.0.1", "::1"]}])
+def test_a_node_without_an_address_but_loopback_has_no_node_port_address(interfaces: dict[str, list[str]]) -> None:
+    assert _node_port_addresses(interfaces) == []
+    assert _node_port_addresses(interfaces, Family.IPV6) == []
+
+
+@pytest.mark.checklist(3)
+def test_bridges_and_tunnels_count_like_any_interface_and_families_do_not_mix() -> None:
+    interfaces = {"eth0": ["1.2.3.4", "2001:db8::1"], "docker0": ["172.17.0.1", "fd00::1"], "lo": ["127.0.0.1"]}
+    assert _node_port_addresses(interfaces) == ["1.2.3.4", "172.17.0.1"]
+
+
+@pytest.mark.checklist(4)
+def test_of_two_interfaces_one_of_them_dual_stack_both_ipv4_addresses_count() -> None:
+    assert _node_port_addresses({"eth0": ["1.2.3.4"], "eth1": ["100.200.201.1", "2001:db8::2"]}) == ["1.2.3.4", "100.200.201.1"]
+
+
+@pytest.mark.checklist(5)
+def test_service_addresses_on_our_device_are_not_node_addresses() -> None:
+    assert _node_port_addresses({"eth0": ["1.2.3.4"], DEVICE: ["10.96.0.1", "10.96.0.10"]}) == ["1.2.3.4"]
+
+
+@pytest.mark.checklist(6)
+@pytest.mark.parametrize("others", [{}, {"lo": ["127.0.0.1"]}])
+def test_a_node_whose_only_addresses_are_services_has_no_node_port_address(others: dict[str, list[str]]) -> None:
+    assert _node_port_addresses({DEVICE: ["10.96.0.1"]} | others) == []
+
+
+@pytest.mark.checklist(7)
+def test_besides_our_device_and_loopback_only_the_network_card_counts() -> None:
+    assert _node_port_addresses({DEVICE: ["1.2.3.4"], "eth5": ["100.0.0.1"], "lo": ["127.0.0.1"]}) == ["100.0.0.1"]
+
+
+@pytest.mark.checklist(8)
+def test_an_interface_with_nearly_the_name_of_our_device_is_another_one() -> None:
+    assert _node_port_addresses({"ipvs0": ["1.2.3.4"], "eth0": ["100.0.0.1"]}) == ["1.2.3.4", "100.0.0.1"]
+
+
+@pytest.mark.checklist(9)
+def test_ipv6_addresses_of_every_interface_count_but_link_local_ones() -> None:
+    interfaces = {"eth0": ["1.2.3.4", "fe80::1:2"], "eth1": ["2001:db8::1"], "docker0": ["fd00::1", "fe80::3"], "lo": ["::1"]}
+    assert _node_port_addresses(interfaces, Family.IPV6) == ["2001:db8::1", "fd00::1"]
+
+
+@pytest.mark.checklist(10)
+def test_an_address_of_a_network_card_counts_although_our_device_carries_it_too() -> None:
+    view = builders.node_view({"eth0": ["2001:db8::1"], DEVICE: ["2001:db8::1"]})
+    assert view.node_port_addresses[Family.IPV6] == builders.addresses("2001:db8::1")
+    assert parse_address("2001:db8::1") in view.elsewhere
+
+
+@pytest.mark.checklist(11)
+@pytest.mark.parametrize(
+    ("address", "counts"),
+    [
+        ("127.0.0.1", False),
+        ("127.0.0.0", False),
+        ("127.6.7.8", False),
+        ("8.8.8.8", True),
+        ("192.168.0.1", True),
+        ("169.254.0.0", True),
+        ("::ffff:169.254.0.0", True),
+        ("1000::", False),
+    ],
+)
+def test_which_addresses_count_for_ipv4(address: str, *, counts: bool) -> None:
+    assert bool(_node_port_addresses({"eth0": [address]})) is counts
+
+
+@pytest.mark.checklist(12)
+@pytest.mark.parametrize(
+    ("address", "counts"),
+    [("::1", False), ("fe80::1", False), ("febf::1", False), ("8.8.8.8", False), ("::ffff:8.8.8.8", False), ("1000::", True)],
+)
+def test_which_addresses_count_for_ipv6(address: str, *, counts: bool) -> None:
+    assert bool(_node_port_addresses({"eth0": [address]}, Family.IPV6)) is counts
+
+
+INTERFACES = {"eth0": ["10.1.0.5", "2001:db8::5", "fe80::5"], "eth1": ["10.2.0.5"], "lo": ["127.0.0.1", "::1"]}
+
+
+def _limited(*ranges: str) -> Settings:
+    return Settings(node_port_networks=builders.networks(*ranges))
+
+
+@pytest.mark.checklist(101)
+def test_a_range_of_everything_among_others_stands_for_every_address() -> None:
+    assert _node_port_addresses(INTERFACES, settings=_limited("10.1.0.0/16", "0.0.0.0/0")) == ["10.1.0.5", "10.2.0.5"]
+    assert _node_port_addresses(INTERFACES, Family.IPV6, _limited("::/0")) == ["2001:db8::5"]
+
+
+@pytest.mark.checklist(101)
+def test_ranges_of_one_family_leave_the_other_open() -> None:
+    settings = _limited("10.1.0.0/16")
+    assert _node_port_addresses(INTERFACES, settings=settings) == ["10.1.0.5"]
+    assert _node_port_addresses(INTERFACES, Family.IPV6, settings) == ["2001:db8::5"]
+
+
+@pytest.mark.checklist(101)
+def test_an_address_in_two_ranges_counts_once() -> None:
+    assert _node_port_addresses(INTERFACES, settings=_limited("10.1.0.0/16", "10.0.0.0/8")) == ["10.1.0.5", "10.2.0.5"]
+
+
+@pytest.mark.checklist(101)
+def test_ranges_without_an_address_of_the_node_leave_none() -> None:
+    assert _node_port_addresses(INTERFACES, settings=_limited("192.168.0.0/16")) == []
+
+
+def test_ranges_may_name_link_local_addresses_but_never_loopback() -> None:
+    assert _node_port_addresses(INTERFACES, Family.IPV6, _limited("fe80::/10", "::1/128")) == ["fe80::5"]
+    assert _node_port_addresses(INTERFACES, settings=_limited("127.0.0.0/8", "10.2.0.0/24")) == ["10.2.0.5"]
+
+
+def test_health_check_ports_listen_everywhere_unless_ranges_limit_node_ports() -> None:
+    assert builders.node_view({}).health_check_addresses == {
+        Family.IPV4: builders.addresses("0.0.0.0"),
+        Family.IPV6: builders.addresses("::"),
+    }
+    limited = builders.node_view(
+        {"eth0": ["10.2.0.5", "10.9.0.5"], "lo": ["127.0.0.1"], "eth1": ["fe80::5"]},
+        settings=_limited("10.2.0.0/16", "127.0.0.0/8", "fe80::/10"),
+    )
+    assert limited.health_check_addresses == {
+        Family.IPV4: builders.addresses("10.2.0.5", "127.0.0.1"),
+        Family.IPV6: (),  # a link-local address cannot be listened on without its interface
+    }
+
+
+def test_an_address_that_two_interfaces_carry_counts_once() -> None:
+    assert _node_port_addresses({"eth0": ["10.1.0.5"], "vrf0": ["10.1.0.5"]}) == ["10.1.0.5"]
+
+
+def test_primary_means_the_nodes_own_address_of_each_family() -> None:
+    node = builders.node("10.2.0.5", "2001:db8::5")
+    view = builders.node_view(INTERFACES, node_object=node, settings=Settings(node_port_primary=True))
+    assert view.node_port_addresses == {
+        Family.IPV4: builders.addresses("10.2.0.5"),
+        Family.IPV6: builders.addresses("2001:db8::5"),
+    }
+
+
+def test_primary_stands_for_every_address_of_a_family_in_which_the_nodes_own_is_not_known() -> None:
+    view = builders.node_view(INTERFACES, node_object=builders.node("2001:db8::5"), settings=Settings(node_port_primary=True))
+    assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5", "10.2.0.5")
+
+
+def test_the_first_address_of_each_family_is_the_nodes_own() -> None:
+    view = builders.node_view(node_object=builders.node("10.0.0.1", "10.0.0.2", "2001:db8::1", "2001:db8::2"))
+    assert view.primary_addresses == {Family.IPV4: parse_address("10.0.0.1"), Family.IPV6: parse_address("2001:db8::1")}
+
+
+def test_a_concrete_bind_address_beats_the_node_object() -> None:
+    view = builders.node_view(settings=Settings(bind_address=parse_address("192.0.2.7")))
+    assert view.primary_addresses[Family.IPV4] == parse_address("192.0.2.7")
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0", "::"])
+def test_an_unspecified_bind_address_leaves_it_to_the_node_object(text: str) -> None:
+    view = builders.node_view(settings=Settings(bind_address=parse_address(text)))
+    assert view.primary_addresses[Family.IPV4] == parse_address(builders.NODE_ADDRESS)
+
+
+def test_without_a_node_object_addresses_are_loopback_and_zone_and_pod_ranges_unknown() -> None:
+    view = view_node(Settings(), "node-a", None, [builders.interface_address("eth0", "10.1.0.5")], ())
+    assert (view.name, view.zone, view.pod_networks) == ("node-a", "", ())
+    assert view.primary_addresses == {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
+    assert view.node_port_addresses[Family.IPV4] == builders.addresses("10.1.0.5")
+
+
+def test_zone_and_pod_ranges_are_those_of_the_node_object() -> None:
+    view = builders.node_view(node_object=builders.node(zone="zone-7", pod_networks=["10.244.3.0/24", "fd00:3::/64"]))
+    assert view.zone == "zone-7"
+    assert view.pod_networks == builders.networks("10.244.3.0/24", "fd00:3::/64")
+
+
+def test_what_is_carried_elsewhere_leaves_out_our_device_loopback_and_ipv6_link_local() -> None:
+    interfaces = {
+        "eth0": ["10.1.0.5", "169.254.1.1", "fe80::1", "2001:db8::5"],
+        "lo": ["127.0.0.1", "::1"],
+        DEVICE: ["10.96.0.1"],
+    }
+    view = builders.node_view(interfaces)
+    assert view.elsewhere == frozenset(builders.addresses("10.1.0.5", "169.254.1.1", "2001:db8::5"))
+
+
+def test_the_mark_is_the_bit_that_the_operator_chose() -> None:
+    assert Settings().mark == 0x4000
+    assert Settings(masquerade_bit=31).mark == 0x80000000
+
+
+@pytest.mark.parametrize(
+    ("bind_address", "addresses", "expected"),
+    [
+        (None, (), None),
+        (None, ("fd00:10::10", "192.168.0.10"), Family.IPV6),
+        ("0.0.0.0", ("fd00:10::10",), Family.IPV6),
+        ("192.168.0.10", ("fd00:10::10",), Family.IPV4),
+    ],
+)
+def test_the_primary_family_is_that_of_the_bind_address_or_of_the_first_address_of_the_node(
+    bind_address: str | None, addresses: tuple[str, ...], expected: Family | None
+) -> None:
+    settings = Settings(bind_address=parse_address(bind_address) if bind_address else None)
+    node = builders.node(*addresses) if addresses else None
+    assert primary_family(settings, node) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranges"),
+    [
+        (Settings(), ["0.0.0.0/0", "::/0"]),
+        (Settings(node_port_networks=builders.networks("172.18.0.0/16")), ["172.18.0.0/16", "::/0"]),
+        (Settings(node_port_networks=builders.networks("172.18.0.0/16", "0.0.0.0/0", "fc00::/7")), ["0.0.0.0/0", "fc00::/7"]),
+        (Settings(node_port_primary=True), [f"{builders.NODE_ADDRESS}/32", "::/0"]),
+    ],
+)
+def test_node_ports_are_served_in_ranges_that_are_known_before_the_interfaces_are(settings: Settings, ranges: list[str]) -> None:
+    seen = builders.node()
+    assert node_port_ranges(settings, seen) == builders.networks(*ranges)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cluster", "pods", "expected"),
+    [
+        (LocalMode.CLUSTER_CIDR, (), (), set()),
+        (LocalMode.CLUSTER_CIDR, ("10.244.0.0/16",), (), {Family.IPV6}),
+        (LocalMode.CLUSTER_CIDR, ("10.244.0.0/16", "fd00:10:244::/56"), (), set()),
+        (LocalMode.NODE_CIDR, ("10.244.0.0/16",), ("fd00:10:244::/64",), {Family.IPV4}),
+        (LocalMode.NODE_CIDR, (), (), set()),
+        (LocalMode.BRIDGE_INTERFACE, ("10.244.0.0/16",), (), set()),
+    ],
+)
+def test_local_pods_cannot_be_recognised_in_families_that_the_ranges_leave_out(
+    mode: LocalMode, cluster: tuple[str, ...], pods: tuple[str, ...], expected: set[Family]
+) -> None:
+    settings = Settings(detect_local=mode, cluster_networks=builders.networks(*cluster), local_interface="cni0")
+    assert without_local_pods(settings, builders.networks(*pods)) == expected

@@ -1,0 +1,179 @@
+"""Masquerading by connection: the rules of a backend that can look up in a set which destination a client has chosen.
+
+Masquerading by mark has its tests in ``test_skeleton``. That both ways masquerade the same clients is tested here, and with
+packets in ``tests/packets``.
+"""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.rules import Backend, ChainKey, InvertMark, SetMark, Skeleton
+from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
+from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.translate.node.view import Binding, LocalMode, Settings
+from ipvsproxy.translate.rules import skeleton, trace
+from ipvsproxy.translate.rules.trace import Client
+from ipvsproxy.translate.services import state
+from tests.support import builders
+from tests.translate import reading
+
+PODS = "10.244.0.0/16"
+BY_CLUSTER = Settings(backend=Backend.NFTABLES, cluster_networks=builders.networks(PODS))
+MASQUERADE = "-j MASQUERADE --random-fully"
+
+
+def _cluster_rules(settings: Settings, family: Family = Family.IPV4) -> list[str]:
+    rules = reading.texts(reading.skeleton_of(family=family, settings=settings), "nat", "KUBE-POSTROUTING")
+    return [text for text in rules if "CLUSTER-IP" in text]
+
+
+def test_a_node_has_the_same_rules_whatever_its_sets_hold() -> None:
+    empty = skeleton.build_skeleton(Family.IPV4, BY_CLUSTER, builders.node_view(), set(), [])
+    full = skeleton.build_skeleton(Family.IPV4, BY_CLUSTER, builders.node_view(), set(SetKind) - SCOPE_KINDS, [])
+    assert empty == full
+
+
+@pytest.mark.parametrize("family", Family)
+def test_no_rule_reads_or_writes_the_mark_of_a_packet_without_scopes(family: Family) -> None:
+    rules = skeleton.build_skeleton(family, BY_CLUSTER, builders.node_view(), set(SetKind) - SCOPE_KINDS, [])
+    assert ChainKey("nat", "KUBE-MARK-MASQ") not in rules.chains
+    for rule in itertools.chain(*rules.chains.values()):
+        assert (rule.mark, rule.not_mark, rule.any_mark, rule.no_mark) == (None,) * 4
+        assert not isinstance(rule.target, SetMark | InvertMark)
+
+
+def test_before_ipvs_connections_only_stay_at_their_service_address() -> None:
+    assert reading.outline(reading.skeleton_of(settings=BY_CLUSTER), "nat", "KUBE-SERVICES") == [
+        ("", "RETURN"),
+        ("KUBE-LOAD-BALANCER", "ACCEPT"),
+        ("KUBE-CLUSTER-IP", "ACCEPT"),
+        ("KUBE-EXTERNAL-IP", "ACCEPT"),
+        ("KUBE-EXTERNAL-IP-LOCAL", "ACCEPT"),
+        ("KUBE-NODE-PORT-TCP", "ACCEPT"),
+        ("KUBE-NODE-PORT-UDP", "ACCEPT"),
+        ("KUBE-NODE-PORT-SCTP-HASH", "ACCEPT"),
+    ]
+
+
+def test_behind_ipvs_each_set_is_asked_for_the_destination_that_the_client_has_chosen() -> None:
+    rules = reading.skeleton_of(settings=BY_CLUSTER)
+    assert [text.split("-m set ")[-1] for text in reading.texts(rules, "nat", "KUBE-POSTROUTING")] == [
+        "--match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE",
+        "--match-set KUBE-LOAD-BALANCER origdst,origdst -j KUBE-LOAD-BALANCER",
+        f"--match-set KUBE-CLUSTER-IP origdst,origdst {MASQUERADE}",
+        f"--match-set KUBE-EXTERNAL-IP origdst,origdst {MASQUERADE}",
+        f"-m conntrack --ctorigdst {builders.NODE_ADDRESS} -j KUBE-NODE-PORT",
+    ]
+    assert [text.split("-m set ")[-1] for text in reading.texts(rules, "nat", "KUBE-NODE-PORT")] == [
+        "--match-set KUBE-NODE-PORT-LOCAL-TCP origdst -j RETURN",
+        f"--match-set KUBE-NODE-PORT-TCP origdst {MASQUERADE}",
+        "--match-set KUBE-NODE-PORT-LOCAL-UDP origdst -j RETURN",
+        f"--match-set KUBE-NODE-PORT-UDP origdst {MASQUERADE}",
+        "--match-set KUBE-NODE-PORT-LOCAL-SCTP-HASH origdst,origdst -j RETURN",
+        f"--match-set KUBE-NODE-PORT-SCTP-HASH origdst,origdst {MASQUERADE}",
+    ]
+    assert [text.split("-m set ")[-1] for text in reading.texts(rules, "nat", "KUBE-LOAD-BALANCER")] == [
+        "--match-set KUBE-LOAD-BALANCER-LOCAL origdst,origdst -j RETURN",
+        MASQUERADE,
+    ]
+
+
+def test_only_at_an_address_with_node_ports_a_connection_stays_at_its_node_port() -> None:
+    texts = reading.texts(reading.skeleton_of(settings=BY_CLUSTER), "nat", "KUBE-SERVICES")
+    kept = [text for text in texts if "NODE-PORT" in text]
+    assert len(kept) == 3
+    assert all(f"--ctorigdst {builders.NODE_ADDRESS} " in text for text in kept)
+    assert [text.rpartition("--match-set ")[2] for text in kept] == [
+        "KUBE-NODE-PORT-TCP dst -j ACCEPT",
+        "KUBE-NODE-PORT-UDP dst -j ACCEPT",
+        "KUBE-NODE-PORT-SCTP-HASH dst,dst -j ACCEPT",
+    ]
+
+
+def test_each_address_with_node_ports_leads_to_them() -> None:
+    view = builders.node_view()
+    addresses = builders.addresses("192.0.2.10", "192.0.2.11")
+    view = dataclasses.replace(view, node_port_addresses={**view.node_port_addresses, Family.IPV4: addresses})
+    texts = reading.texts(reading.skeleton_of(settings=BY_CLUSTER, view=view), "nat", "KUBE-POSTROUTING")
+    assert [text for text in texts if "NODE-PORT" in text] == [
+        f"-m conntrack --ctorigdst {address} -j KUBE-NODE-PORT" for address in addresses
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (Settings(masquerade_all=True), [f"-m set --match-set KUBE-CLUSTER-IP origdst,origdst {MASQUERADE}"]),
+        (Settings(), [f"-m set --match-set KUBE-CLUSTER-IP src,origdst {MASQUERADE}"]),
+        (
+            Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0"),
+            [
+                f"! -i cbr0 -m set --match-set KUBE-CLUSTER-IP origdst,origdst {MASQUERADE}",
+                f"-m set --match-set KUBE-CLUSTER-IP origdst,origdst -m addrtype --src-type LOCAL {MASQUERADE}",
+            ],
+        ),
+        (
+            Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth", masquerade_all=True),
+            [f"-m set --match-set KUBE-CLUSTER-IP origdst,origdst {MASQUERADE}"],
+        ),
+    ],
+)
+def test_clients_of_cluster_ips_are_told_apart_behind_ipvs_as_before_it(settings: Settings, expected: list[str]) -> None:
+    assert _cluster_rules(dataclasses.replace(settings, backend=Backend.NFTABLES)) == expected
+
+
+def test_with_local_routes_the_node_s_own_ipv6_connections_are_masqueraded_by_their_source() -> None:
+    settings = dataclasses.replace(BY_CLUSTER, binding=Binding.ROUTES)
+    *_, last = _cluster_rules(settings, Family.IPV6)
+    assert last == f"-m set --match-set KUBE-6-CLUSTER-IP origdst,origdst -m addrtype --src-type LOCAL {MASQUERADE}"
+
+
+def _is_masqueraded(service: Service, key: VirtualServerKey, client: Client, settings: Settings) -> bool:
+    view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
+    desired = state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
+    entries = set(desired.entries)
+    rules: Skeleton = skeleton.build_skeleton(Family.IPV4, settings, view, {IP_SETS[entry.set].kind for entry in entries}, ())
+    return trace.follow(rules, entries.__contains__, trace.connection_of(client, key, settings, view)).is_masqueraded
+
+
+@pytest.mark.parametrize("client", Client)
+@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        BY_CLUSTER,
+        Settings(),
+        Settings(masquerade_all=True),
+        Settings(detect_local=LocalMode.NODE_CIDR),
+        Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0"),
+        Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth"),
+    ],
+)
+@pytest.mark.parametrize("protocol", Protocol)
+def test_both_ways_masquerade_the_same_clients_of_every_kind_of_address(
+    client: Client, settings: Settings, protocol: Protocol, *, is_local: bool
+) -> None:
+    service = builders.service(
+        "web",
+        builders.service_port(80, protocol, node_port=30080),
+        kind=ServiceType.LOAD_BALANCER,
+        load_balancer=["192.0.2.80"],
+        external=["192.0.2.90"],
+        external_local=is_local,
+    )
+    for address, port in (
+        (builders.CLUSTER_IP, 80),
+        (builders.NODE_ADDRESS, 30080),
+        ("192.0.2.80", 80),
+        ("192.0.2.90", 80),
+    ):
+        key = builders.frontend(address, port, protocol)
+        by_mark, by_connection = (
+            _is_masqueraded(service, key, client, dataclasses.replace(settings, backend=backend))
+            for backend in (Backend.IPTABLES, Backend.NFTABLES)
+        )
+        assert by_connection == by_mark, key

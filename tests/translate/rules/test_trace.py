@@ -1,0 +1,142 @@
+"""Which clients of a virtual server are masqueraded, by the rules themselves."""
+
+import pytest
+
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMark, Skeleton, Verdict
+from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
+from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.translate.node.view import LocalMode, Settings
+from ipvsproxy.translate.rules import skeleton, trace
+from ipvsproxy.translate.rules.trace import Client
+from ipvsproxy.translate.services import state
+from tests.support import builders
+
+PODS = "10.244.0.0/16"
+BY_CLUSTER = Settings(cluster_networks=builders.networks(PODS))
+
+
+def _trace(service: Service, key: VirtualServerKey, client: Client, settings: Settings = BY_CLUSTER) -> trace.Trace:
+    view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
+    desired = state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
+    entries: set[SetEntry] = set(desired.entries)
+    occupied: set[SetKind] = {IP_SETS[entry.set].kind for entry in entries}
+    rules = skeleton.build_skeleton(Family.IPV4, settings, view, occupied, ())
+    return trace.follow(rules, entries.__contains__, trace.connection_of(client, key, settings, view))
+
+
+CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+
+
+@pytest.mark.parametrize(("client", "expected"), [(Client.POD, False), (Client.HOST, True), (Client.OUTSIDE, True)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        BY_CLUSTER,
+        Settings(detect_local=LocalMode.NODE_CIDR),
+        Settings(detect_local=LocalMode.BRIDGE_INTERFACE, local_interface="cbr0"),
+        Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth"),
+    ],
+)
+def test_what_does_not_come_from_pods_of_this_node_is_masqueraded_to_a_cluster_ip(
+    client: Client, settings: Settings, *, expected: bool
+) -> None:
+    result = _trace(builders.service(), CLUSTER, client, settings)
+    assert result.is_masqueraded is expected
+    assert result.applied_rules[-1].rule.target == (JumpTo("KUBE-MARK-MASQ") if expected else Verdict.ACCEPT)
+    assert result.applied_rules[-1].rule.set is not None
+    assert result.applied_rules[-1].rule.set.set == "KUBE-CLUSTER-IP"
+
+
+@pytest.mark.parametrize(("client", "expected"), [(Client.POD, False), (Client.HOST, True), (Client.OUTSIDE, False)])
+def test_without_knowing_pods_only_the_host_is_masqueraded(client: Client, *, expected: bool) -> None:
+    assert _trace(builders.service(), CLUSTER, client, Settings()).is_masqueraded is expected
+
+
+def test_all_clients_are_masqueraded_if_so_configured() -> None:
+    everything = Settings(masquerade_all=True)
+    assert all(_trace(builders.service(), CLUSTER, client, everything).is_masqueraded for client in Client)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("protocol", list(Protocol))
+def test_a_node_port_is_masqueraded_unless_its_traffic_stays_here(protocol: Protocol, *, local: bool) -> None:
+    port = builders.service_port(80, protocol, node_port=30080)
+    service = builders.service("web", port, kind=ServiceType.NODE_PORT, external_local=local)
+    result = _trace(service, builders.frontend(builders.NODE_ADDRESS, 30080, protocol), Client.OUTSIDE)
+    assert result.is_masqueraded is not local
+    assert [applied.chain.chain for applied in result.applied_rules][:2] == ["KUBE-SERVICES", "KUBE-NODE-PORT"]
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_a_load_balancer_address_is_masqueraded_unless_its_traffic_stays_here(*, local: bool) -> None:
+    service = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=local)
+    result = _trace(service, builders.frontend("192.0.2.80", 80), Client.OUTSIDE)
+    assert result.is_masqueraded is not local
+    assert result.applied_rules[1].chain.chain == "KUBE-LOAD-BALANCER"
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, local: bool) -> None:
+    service = builders.service(external=["192.0.2.90"], external_local=local)
+    assert _trace(service, builders.frontend("192.0.2.90", 80), Client.OUTSIDE).is_masqueraded is not local
+
+
+@pytest.mark.parametrize(
+    ("pods", "settings", "source"),
+    [
+        (["fd00:3::/64", "10.244.3.0/24"], Settings(), "10.244.3.1"),
+        (["10.1.0.0/16", "10.244.3.0/24"], BY_CLUSTER, "10.244.3.1"),
+        (["10.1.0.0/16"], BY_CLUSTER, "10.244.0.1"),
+        (["10.1.0.0/16"], Settings(detect_local=LocalMode.NODE_CIDR, cluster_networks=builders.networks(PODS)), "10.1.0.1"),
+        (["fd00:3::/64"], Settings(cluster_networks=builders.networks("fd00::/16")), "203.0.113.1"),
+        ([], Settings(), "203.0.113.1"),
+    ],
+)
+def test_an_example_of_a_pod_has_an_address_that_pods_here_may_have(pods: list[str], settings: Settings, source: str) -> None:
+    view = builders.node_view(node_object=builders.node(pod_networks=pods), settings=settings)
+    result = trace.connection_of(Client.POD, CLUSTER, settings, view)
+    assert (str(result.source), result.is_from_pod_interface, result.is_from_host) == (source, True, False)
+
+
+def test_the_hosts_own_connection_comes_from_the_very_address_that_it_goes_to() -> None:
+    result = trace.connection_of(Client.HOST, CLUSTER, Settings(), builders.node_view())
+    assert result == trace.Connection(CLUSTER.address, CLUSTER, is_from_host=True)
+    assert trace.connection_of(Client.OUTSIDE, CLUSTER, Settings(), builders.node_view()).is_from_host is False
+
+
+def _follow(*chains: tuple[str, tuple[Rule, ...]], is_from_host: bool = False) -> trace.Trace:
+    rules = Skeleton(family=Family.IPV4, chains={ChainKey("nat", name): those for name, those in chains}, jumps=())
+    connection = trace.Connection(parse_address("203.0.113.1"), CLUSTER, is_from_host=is_from_host)
+    return trace.follow(rules, frozenset[SetEntry]().__contains__, connection)
+
+
+MARK, TO_OTHER = Rule(target=JumpTo("KUBE-MARK-MASQ")), Rule(target=JumpTo("OTHER"))
+
+
+def test_an_accepted_connection_meets_no_later_rule_of_any_chain() -> None:
+    accept = Rule(target=Verdict.ACCEPT)
+    applied = (trace.AppliedRule(ChainKey("nat", "KUBE-SERVICES"), accept),)
+    assert _follow(("KUBE-SERVICES", (accept, MARK))) == trace.Trace(is_masqueraded=False, applied_rules=applied)
+    result = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (accept, MARK)))
+    assert (result.is_masqueraded, [applied.rule for applied in result.applied_rules]) == (False, [TO_OTHER, accept])
+
+
+@pytest.mark.parametrize("is_from_host", [False, True])
+def test_a_rule_for_what_comes_from_elsewhere_is_none_for_the_host(*, is_from_host: bool) -> None:
+    rules = Rule(target=Verdict.ACCEPT, from_elsewhere=True), MARK
+    assert _follow(("KUBE-SERVICES", rules), is_from_host=is_from_host).is_masqueraded is is_from_host
+
+
+def test_a_chain_that_decides_nothing_leaves_no_rule_and_one_that_was_ended_does() -> None:
+    nothing = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (Rule(target=Verdict.ACCEPT, protocol=Protocol.UDP),)))
+    assert (nothing.is_masqueraded, [applied.rule for applied in nothing.applied_rules]) == (True, [MARK])
+    back = Rule(target=Verdict.RETURN)
+    ended = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (back, MARK)))
+    assert (ended.is_masqueraded, [applied.rule for applied in ended.applied_rules]) == (True, [TO_OTHER, back, MARK])
+
+
+def test_a_target_that_decides_nothing_leaves_no_rule() -> None:
+    result = _follow(("KUBE-SERVICES", (Rule(target=SetMark(0x8)), MARK)))
+    assert (result.is_masqueraded, [applied.rule for applied in result.applied_rules]) == (True, [MARK])

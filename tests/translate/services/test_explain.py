@@ -1,0 +1,187 @@
+"""Every endpoint with the reason why it is used or not, in agreement with desired state."""
+
+import hypothesis
+from hypothesis import strategies as st
+
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceOptions, ServiceType, Skipped
+from ipvsproxy.translate.node.view import Settings
+from ipvsproxy.translate.services import explain
+from ipvsproxy.translate.services.explain import Role
+from tests.support import builders
+from tests.support.builders import OTHER_NODE, dead, draining, endpoint
+from tests.translate import strategies
+
+
+def _explain(service: Service, *slices: EndpointSlice) -> explain.Explanation:
+    return explain.explain(service, slices, builders.node_view(), Settings())
+
+
+def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str]]:
+    """By address, why an endpoint gets no internal and no external traffic; empty where it does."""
+    (port,) = _explain(service, *slices).ports
+    return {
+        str(use.endpoint.address): tuple(why.code if why else "" for why in (use.internal, use.external))  # type: ignore[misc]
+        for use in port.endpoints
+    }
+
+
+def test_each_endpoint_has_its_reason() -> None:
+    explanation = _codes(
+        builders.service(),
+        builders.endpoint_slice(
+            endpoint("10.244.0.1"), endpoint("10.244.0.2", ready=False), draining("10.244.0.3"), dead("10.244.0.4")
+        ),
+    )
+    assert explanation == {
+        "10.244.0.1": ("", ""),
+        "10.244.0.2": ("not_ready",) * 2,
+        "10.244.0.3": ("terminating",) * 2,
+        "10.244.0.4": ("not_ready",) * 2,
+    }
+
+
+def test_a_local_policy_of_one_kind_of_traffic_leaves_the_other_alone() -> None:
+    both = builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE))
+    local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
+    assert _codes(local, both)["10.244.1.1"] == ("", "other_node")
+    assert _codes(builders.service(internal_local=True), both)["10.244.1.1"] == ("other_node", "")
+
+
+def test_a_slice_without_the_port_says_so() -> None:
+    (port,) = _explain(
+        builders.service("web", builders.service_port(80, name="http")),
+        builders.endpoint_slice(endpoint("10.244.0.1"), ports=[builders.endpoint_port(name="https")]),
+    ).ports
+    (use,) = port.endpoints
+    assert use.internal is not None
+    assert use.internal == use.external == ("no_such_port", "its EndpointSlice has no TCP port named 'http'")
+    assert use.port == 0
+
+
+def test_of_two_entries_for_one_address_one_counts() -> None:
+    (port,) = _explain(
+        builders.service(),
+        builders.endpoint_slice(endpoint("10.244.0.1"), suffix="1"),
+        builders.endpoint_slice(draining("10.244.0.1"), suffix="2"),
+    ).ports
+    assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
+
+
+def test_of_two_entries_that_are_alike_the_first_counts() -> None:
+    slices = [builders.endpoint_slice(endpoint("10.244.0.1"), suffix=suffix) for suffix in ("1", "2")]
+    (port,) = _explain(builders.service(), *slices).ports
+    assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
+
+
+def test_slices_of_a_family_that_the_service_has_not_are_named() -> None:
+    item = builders.endpoint_slice(endpoint("fd00::1"))
+    ((explanation, why),) = explain.unserved_slices(builders.service(), [item], Settings())
+    assert (explanation, why.code) == (item, "wrong_family")
+    dual = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
+    ((_, why),) = explain.unserved_slices(dual, [item], Settings(families=frozenset({Family.IPV4})))
+    assert why.code == "family_not_served"
+    assert list(explain.unserved_slices(dual, [item], Settings())) == []
+
+
+def test_every_virtual_server_has_its_role() -> None:
+    service = builders.service(
+        "web",
+        builders.service_port(80, node_port=30080),
+        kind=ServiceType.LOAD_BALANCER,
+        external=["192.0.2.1"],
+        load_balancer=["192.0.2.2"],
+    )
+    (port,) = _explain(service).ports
+    assert {str(one.virtual_server.key): one.role for one in port.frontends} == {
+        "TCP 10.96.0.10:80": Role.CLUSTER_IP,
+        "TCP 192.0.2.1:80": Role.EXTERNAL_IP,
+        "TCP 192.0.2.2:80": Role.LOAD_BALANCER_IP,
+        "TCP 192.168.0.10:30080": Role.NODE_PORT,
+    }
+
+
+def test_each_port_has_the_virtual_servers_of_its_own_number_and_protocol() -> None:
+    number = 30080
+    service = builders.service(
+        "web",
+        builders.service_port(80, name="a", node_port=number),
+        builders.service_port(80, Protocol.UDP, name="b"),
+        builders.service_port(number, name="c"),
+        kind=ServiceType.NODE_PORT,
+    )
+    explanation = [[(one.role, str(one.virtual_server.key)) for one in port.frontends] for port in _explain(service).ports]
+    assert explanation == [
+        [(Role.CLUSTER_IP, "TCP 10.96.0.10:80"), (Role.NODE_PORT, "TCP 192.168.0.10:30080")],
+        [(Role.CLUSTER_IP, "UDP 10.96.0.10:80")],
+        [(Role.CLUSTER_IP, "TCP 10.96.0.10:30080")],
+    ]
+
+
+def test_each_family_has_its_own_virtual_servers_and_endpoints() -> None:
+    service = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
+    slices = [
+        builders.endpoint_slice(endpoint("10.244.0.1"), suffix="4"),
+        builders.endpoint_slice(endpoint("fd00::1"), suffix="6"),
+    ]
+    explanation = _explain(service, *slices)
+    assert [port.family for port in explanation.ports] == [Family.IPV4, Family.IPV6]
+    assert [[str(use.endpoint.address) for use in port.endpoints] for port in explanation.ports] == [["10.244.0.1"], ["fd00::1"]]
+    assert [[str(one.virtual_server.key) for one in port.frontends] for port in explanation.ports] == [
+        ["TCP 10.96.0.10:80"],
+        ["TCP [fd00:96::10]:80"],
+    ]
+    assert explanation.skipped == {}
+
+
+def test_endpoints_here_of_one_family_are_none_of_the_other() -> None:
+    service = builders.service(cluster=["10.96.0.10", "fd00:96::10"], internal_local=True)
+    slices = [
+        builders.endpoint_slice(endpoint("10.244.1.1", OTHER_NODE), suffix="4"),
+        builders.endpoint_slice(endpoint("fd00::1"), suffix="6"),
+    ]
+    reasons = [[use.internal and use.internal.code for use in port.endpoints] for port in _explain(service, *slices).ports]
+    assert reasons == [["other_node"], [None]]
+
+
+def test_a_family_that_this_host_does_not_serve_is_not_explained() -> None:
+    service = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
+    settings = Settings(families=frozenset({Family.IPV6}))
+    explanation = explain.explain(service, [], builders.node_view(), settings)
+    assert [port.family for port in explanation.ports] == [Family.IPV6]
+
+
+def test_what_is_not_served_has_no_ports_and_a_reason() -> None:
+    why = Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
+    explanation = _explain(Service(name=builders.service().name, options=ServiceOptions(not_served=why)))
+    assert explanation.ports == ()
+    assert explanation.skipped == {"": (why,)}
+
+
+@hypothesis.given(
+    endpoints=st.lists(strategies.ENDPOINTS, max_size=5), internal_local=st.booleans(), external_local=st.booleans()
+)
+def test_an_endpoint_is_in_exactly_where_its_real_server_is_programmed(
+    *, endpoints: list[Endpoint], internal_local: bool, external_local: bool
+) -> None:
+    service = builders.service(external=["192.0.2.1"], internal_local=internal_local, external_local=external_local)
+    explanation = _explain(service, builders.endpoint_slice(*endpoints, family=Family.IPV4))
+    (port,) = explanation.ports
+    for frontend in port.frontends:
+        reasons = [use.internal if frontend.role is Role.CLUSTER_IP else use.external for use in port.endpoints]
+        used = {
+            RealServerKey.of(use.endpoint.address, use.port)
+            for use, why in zip(port.endpoints, reasons, strict=True)
+            if why is None
+        }
+        assert used == frontend.virtual_server.real_servers
+
+
+def test_many_endpoints_are_explained_with_pauses() -> None:
+    count = 3 * explain.ENDPOINTS_AT_ONCE
+    item = builders.endpoint_slice(*(endpoint(f"10.244.0.{number + 1}") for number in range(count)))
+    pauses = len(list(explain.explaining(builders.service(), [item], builders.node_view(), Settings())))
+    assert pauses == 1 + count // explain.ENDPOINTS_AT_ONCE
+    (port,) = _explain(builders.service(), item).ports
+    assert len(port.endpoints) == count

@@ -1,0 +1,135 @@
+"""Refused Service addresses, similar ones that are not refused, and the remaining parts of the Service."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.translate.node.view import NodeView, Settings
+from ipvsproxy.translate.services import refusal
+from ipvsproxy.translate.services.state import translate
+from tests.support import builders
+
+SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16"))
+API_SERVER = builders.backend("192.168.0.99", 6443)
+
+
+def node_view(**changes: object) -> NodeView:
+    own = parse_address(builders.NODE_ADDRESS)
+    view = dataclasses.replace(builders.node_view(), elsewhere=frozenset({own}), api_servers=frozenset({API_SERVER}))
+    return dataclasses.replace(view, **changes)  # type: ignore[arg-type]  # the names are those of the fields
+
+
+def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Service:
+    return builders.service("web", builders.service_port(port), cluster=(cluster,), external=external)
+
+
+@pytest.mark.parametrize(
+    ("external", "port", "reason"),
+    [
+        ("127.0.0.1", 80, ""),
+        ("0.0.0.0", 80, "is an unspecified, multicast or link-local address"),
+        ("224.0.0.1", 80, "is an unspecified, multicast or link-local address"),
+        ("10.244.7.7", 80, "lies in the range of the cluster's pods"),
+        ("192.168.0.99", 80, "is the address of an API server"),
+        (builders.NODE_ADDRESS, refusal.KUBELET_PORT, "is an address of this node, whose port 10250 is its own"),
+        (builders.NODE_ADDRESS, 80, ""),
+        (builders.NODE_ADDRESS, API_SERVER.port, ""),
+        ("203.0.113.5", 6443, ""),
+    ],
+)
+def test_an_external_address_is_refused_with_its_reason(external: str, port: int, reason: str) -> None:
+    item = service("10.96.0.10", external, port=port)
+    state = translate(item, [], node_view(), SETTINGS)
+    assert [str(one) for one in state.rare.skipped] == ([f"spec.externalIPs: {external} {reason}"] if reason else [])
+    key = VirtualServerKey(Protocol.TCP, parse_address(external), port)
+    assert (key in state.virtual_servers) is not bool(reason)
+    assert VirtualServerKey(Protocol.TCP, parse_address("10.96.0.10"), port) in state.virtual_servers, "the rest is served"
+
+
+@pytest.mark.parametrize(
+    ("address", "is_refused"),
+    [
+        ("223.255.255.255", False),
+        ("224.0.0.1", True),
+        ("239.255.255.255", True),
+        ("240.0.0.1", False),
+        ("::", True),
+        ("::2", False),
+        ("fe80::1", True),
+        ("feff::1", False),
+        ("ff02::1", True),
+        ("ffff::1", True),
+    ],
+)
+def test_multicast_and_other_special_addresses_are_refused_and_their_neighbours_are_not(
+    address: str, *, is_refused: bool
+) -> None:
+    _, why = refusal.admit(service("10.96.0.10", address), node_view(), SETTINGS)
+    said = f"spec.externalIPs: {address} is an unspecified, multicast or link-local address"
+    assert [str(one) for one in why] == ([said] if is_refused else [])
+
+
+@pytest.mark.parametrize(("port", "refused"), [(80, ()), (refusal.KUBELET_PORT, ("is its own",))])
+def test_an_external_address_that_the_bridge_of_the_pods_carries_is_the_node_s_and_no_pod_s(
+    port: int, refused: Sequence[str]
+) -> None:
+    bridge = parse_address("10.244.0.1")
+    view = node_view(elsewhere=frozenset({bridge}), pod_networks=builders.networks("10.244.0.0/24"))
+    _, why = refusal.admit(service("10.96.0.10", "10.244.0.1", port=port), view, SETTINGS)
+    assert len(why) == len(refused)
+    assert all(str(one).endswith(end) for one, end in zip(why, refused, strict=True))
+    assert refusal.admit(service("10.96.0.10", "10.244.0.2"), view, SETTINGS)[1], "its neighbour is a pod's"
+    assert refusal.admit(service("10.244.0.1"), view, SETTINGS)[1], "a cluster IP would be bound a second time"
+
+
+@pytest.mark.parametrize("address", ["224.0.0.1", "fe80::1"])
+def test_a_cluster_ip_that_no_service_may_have_is_refused(address: str) -> None:
+    found, why = refusal.admit(service(address), node_view(), SETTINGS)
+    assert found.cluster_addresses == ()
+    assert [str(one) for one in why] == [f"spec.clusterIPs: {address} is an unspecified, multicast or link-local address"]
+
+
+def test_of_a_load_balancer_s_addresses_those_that_are_refused_are_left_out_and_the_others_served() -> None:
+    item = builders.service(load_balancer=("203.0.113.5", "192.168.0.99"))
+    found, why = refusal.admit(item, node_view(), SETTINGS)
+    assert found.options.load_balancer_addresses == builders.addresses("203.0.113.5")
+    assert [str(one) for one in why] == ["status.loadBalancer: 192.168.0.99 is the address of an API server"]
+
+
+def test_on_a_node_with_an_api_server_only_its_port_is_refused() -> None:
+    own = builders.backend(builders.NODE_ADDRESS, 6443)
+    view = node_view(api_servers=frozenset({own}))
+    assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=443), view, SETTINGS)[1] == ()
+    assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=6443), view, SETTINGS)[1]
+
+
+def test_a_cluster_ip_that_is_the_node_s_address_is_refused_and_its_family_with_it() -> None:
+    state = translate(service(builders.NODE_ADDRESS, "203.0.113.5"), [], node_view(), SETTINGS)
+    assert (state.virtual_servers, state.addresses) == ({}, ())
+    assert [str(one) for one in state.rare.skipped] == [f"spec.clusterIPs: {builders.NODE_ADDRESS} is the address of this node"]
+
+
+def test_a_cluster_ip_within_a_wide_cluster_cidr_is_served() -> None:
+    wide = Settings(cluster_networks=builders.networks("10.0.0.0/8"))
+    assert refusal.admit(service(), node_view(), wide)[1] == ()
+    assert refusal.admit(service(), node_view(pod_networks=builders.networks("10.96.0.0/24")), wide)[1]
+
+
+def test_allowed_addresses_are_served() -> None:
+    allowing = dataclasses.replace(SETTINGS, allowed_addresses=builders.networks("192.168.0.99/32"))
+    assert refusal.admit(service("10.96.0.10", "192.168.0.99"), node_view(), allowing)[1] == ()
+
+
+def test_the_service_of_the_api_servers_is_never_refused() -> None:
+    item = msgspec.structs.replace(service("10.244.0.1", "192.168.0.99"), name=ServiceName("default", "kubernetes"))
+    assert refusal.admit(item, node_view(pod_networks=builders.networks("10.244.0.0/24")), SETTINGS) == (item, ())
+
+
+def test_a_service_without_such_an_address_stays_the_same_object() -> None:
+    item = service("10.96.0.10", "203.0.113.5")
+    assert refusal.admit(item, node_view(), SETTINGS)[0] is item

@@ -1,0 +1,438 @@
+"""A Service's cluster IPs: families, endpoints, hairpin entries, internal traffic, affinity.
+
+Node ports, external and load balancer addresses: ``test_state_exposed.py``. What a change of objects changes:
+``test_state_changes.py``.
+"""
+
+import hypothesis
+import msgspec
+import pytest
+from hypothesis import strategies as st
+
+from ipvsproxy.model.kernel import Flow
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceName, Skipped
+from ipvsproxy.model.sets import SetEntry, SetKind
+from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
+from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
+from ipvsproxy.translate.node.view import Settings
+from ipvsproxy.translate.services import state
+from tests.support import builders
+from tests.support.builders import (
+    CLUSTER_IP,
+    OTHER_NODE,
+    dead,
+    draining,
+    endpoint,
+    endpoint_port,
+    endpoint_slice,
+    service,
+    service_port,
+)
+from tests.translate import strategies
+from tests.translate.reading import backends, frontends, members, skeleton_of, state_of
+
+CLUSTER_IP_V6 = "fd00:10:96::10"
+DUAL = (CLUSTER_IP, CLUSTER_IP_V6)
+
+
+def test_a_service_is_a_virtual_server_an_address_and_two_set_entries() -> None:
+    state = state_of(service(), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)))
+    assert frontends(state) == {"TCP 10.96.0.10:80"}
+    assert backends(state, CLUSTER_IP) == {"10.244.1.5:8080"}
+    assert state.addresses == builders.addresses(CLUSTER_IP)
+    assert members(SetKind.CLUSTER_IP, state) == {"10.96.0.10,tcp:80"}
+    assert members(SetKind.IPVS_IPS, state) == {"10.96.0.10"}
+    assert len(state.entries) == 2
+
+
+def test_a_service_that_is_only_remembered_comes_after_all_listed_ones() -> None:
+    view = builders.node_view()
+    owner, remembered = (
+        state.translate(service(), (), view, Settings(), remembered=is_remembered).owner for is_remembered in (False, True)
+    )
+    youngest = Owner(4e9, owner.service)
+    assert owner < youngest < remembered
+    assert (owner.is_remembered, remembered.is_remembered) == (False, True)
+    assert remembered == owner.remembered
+
+
+def test_an_entry_has_the_fields_of_its_set_s_type_and_no_others() -> None:
+    state = state_of(service("web", builders.service_port(80, node_port=30080)))
+    assert state.entries == (
+        SetEntry("KUBE-CLUSTER-IP", parse_address(CLUSTER_IP), Protocol.TCP, 80),
+        SetEntry("KUBE-IPVS-IPS", parse_address(CLUSTER_IP)),
+        SetEntry("KUBE-NODE-PORT-TCP", port=30080),
+    ), "or it never equals what the kernel lists"
+
+
+def test_all_of_a_state_has_the_service_for_its_owner() -> None:
+    state = state_of(service("web", namespace="shop", created_s=7))
+    owner = Owner(7, ServiceName("shop", "web"))
+    assert state.owner == owner
+    assert {server.owner for server in state.virtual_servers.values()} == {owner}
+
+
+def test_a_service_that_is_not_served_desires_nothing_and_has_a_reason() -> None:
+    headless = Skipped("spec.clusterIP", "headless", invalid=False)
+    detail = Skipped("spec.type", "is not known")
+    unserved = builders.with_options(service(), not_served=headless, skipped=(detail,))
+    state = state_of(unserved, endpoint_slice(endpoint("10.244.0.5")))
+    assert state == ServiceState(
+        owner=Owner(builders.CREATED_S, ServiceName("default", "web")), rare=Rarities(skipped=(headless, detail))
+    )
+
+
+@pytest.mark.parametrize("cluster", [DUAL[:1], DUAL[1:], DUAL])
+def test_services_that_have_nothing_rare_share_that(cluster: tuple[str, ...]) -> None:
+    assert state_of(service(cluster=cluster), endpoint_slice(endpoint("10.244.0.5"))).rare is NO_RARITIES
+
+
+def test_what_is_rare_in_one_family_is_there_beside_what_the_other_has() -> None:
+    local = service(cluster=DUAL, internal_local=True)
+    given = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), endpoint_slice(endpoint("fd00::5"), suffix="6"))
+    assert given.rare == Rarities(without_local_internal=frozenset({Family.IPV4}))
+
+
+def test_what_the_service_says_wrongly_is_passed_on() -> None:
+    detail = Skipped("spec.externalIPs", "'x' is not an IP address")
+    assert state_of(builders.with_options(service(), skipped=(detail,))).rare.skipped == (detail,)
+
+
+def test_a_family_that_this_node_does_not_serve_is_named_and_is_no_fault() -> None:
+    given = state_of(service(cluster=["10.96.0.10", "fd00:10:96::10"]), settings=Settings(families=frozenset({Family.IPV4})))
+    reason = "fd00:10:96::10: this node does not serve IPv6, so nothing of that family is served"
+    assert given.rare.skipped == (Skipped("spec.clusterIPs", reason, invalid=False),)
+
+
+@pytest.mark.checklist(23)
+def test_of_a_service_of_each_family_ipv4_has_its_own_only() -> None:
+    settings = Settings(families=frozenset({Family.IPV4}))
+    four = state_of(service("four"), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), settings=settings)
+    six = state_of(service("six", cluster=[CLUSTER_IP_V6]), endpoint_slice(endpoint("fd00::5")), settings=settings)
+    assert frontends(four, six) == {"TCP 10.96.0.10:80"}
+    assert backends(four, CLUSTER_IP) == {"10.244.1.5:8080"}
+
+
+@pytest.mark.checklist(24)
+def test_of_a_service_of_each_family_ipv6_has_its_own_only() -> None:
+    settings = Settings(families=frozenset({Family.IPV6}))
+    four = state_of(service("four"), endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), settings=settings)
+    six = state_of(service("six", cluster=[CLUSTER_IP_V6]), endpoint_slice(endpoint("fd00::5")), settings=settings)
+    assert frontends(four, six) == {"TCP [fd00:10:96::10]:80"}
+    assert backends(six, CLUSTER_IP_V6) == {"[fd00::5]:8080"}
+
+
+def test_a_dual_stack_service_has_endpoints_of_each_family_in_that_family() -> None:
+    state = state_of(
+        service(cluster=DUAL), endpoint_slice(endpoint("10.244.0.5")), endpoint_slice(endpoint("fd00::5"), suffix="2")
+    )
+    assert backends(state, CLUSTER_IP) == {"10.244.0.5:8080"}
+    assert backends(state, CLUSTER_IP_V6) == {"[fd00::5]:8080"}
+    assert members(SetKind.CLUSTER_IP, state, family=Family.IPV6) == {"fd00:10:96::10,tcp:80"}
+    assert state.addresses == builders.addresses(*DUAL)
+
+
+@pytest.mark.checklist(25)
+def test_a_service_without_endpoints_has_its_virtual_servers_without_real_servers() -> None:
+    state = state_of(service(cluster=DUAL))
+    assert backends(state, CLUSTER_IP) == set()
+    assert backends(state, CLUSTER_IP_V6) == set()
+
+
+@pytest.mark.checklist(33)
+def test_an_endpoint_port_of_another_protocol_is_another_port() -> None:
+    udp = endpoint_slice(endpoint("10.244.0.5"), ports=[endpoint_port(8080, Protocol.UDP)])
+    assert backends(state_of(service(external=["192.0.2.1"]), udp), "192.0.2.1") == set()
+
+
+def test_service_port_and_endpoint_port_meet_by_name() -> None:
+    slices = endpoint_slice(endpoint("10.244.0.5"), ports=[endpoint_port(8080, name="http"), endpoint_port(9090, name="metrics")])
+    state = state_of(service("web", service_port(80, name="metrics"), service_port(81, name="gone")), slices)
+    assert backends(state, CLUSTER_IP, 80) == {"10.244.0.5:9090"}
+    assert backends(state, CLUSTER_IP, 81) == set()
+
+
+def test_slices_may_have_different_numbers_for_one_named_port() -> None:
+    old = endpoint_slice(endpoint("10.244.0.5"), suffix="old", ports=[endpoint_port(8080)])
+    new = endpoint_slice(endpoint("10.244.0.6"), suffix="new", ports=[endpoint_port(9090)])
+    assert backends(state_of(service(), old, new), CLUSTER_IP) == {"10.244.0.5:8080", "10.244.0.6:9090"}
+
+
+def test_a_pod_that_runs_beats_a_terminating_one_that_had_its_address() -> None:
+    was, now = draining("10.244.0.5", OTHER_NODE), endpoint("10.244.0.5")
+    local = service(internal_local=True)
+    for slices in (
+        [endpoint_slice(was, now)],
+        [endpoint_slice(now, was)],
+        [endpoint_slice(now), endpoint_slice(was, suffix="2")],
+    ):
+        assert backends(state_of(local, *slices), CLUSTER_IP) == {"10.244.0.5:8080"}
+
+
+def test_slices_that_contradict_each_other_do_so_in_the_order_of_their_names() -> None:
+    one, two = (endpoint_slice(endpoint("10.244.0.5", node), suffix=node) for node in (builders.THIS_NODE, OTHER_NODE))
+    local = service(internal_local=True)
+    assert backends(state_of(local, one, two), CLUSTER_IP) == backends(state_of(local, two, one), CLUSTER_IP) == set()
+
+
+@pytest.mark.checklist(76)
+def test_ready_endpoints_are_real_servers_and_local_ones_are_in_the_hairpin_set() -> None:
+    slices = endpoint_slice(
+        endpoint("10.0.1.1"),
+        endpoint("10.0.1.2", OTHER_NODE),
+        endpoint("10.0.1.3", OTHER_NODE),
+        endpoint("10.0.1.4", OTHER_NODE, ready=False),
+        ports=[endpoint_port(80)],
+    )
+    state = state_of(service(), slices)
+    assert backends(state, CLUSTER_IP) == {"10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80"}
+    assert members(SetKind.LOOP_BACK, state) == {"10.0.1.1,tcp:80,10.0.1.1"}
+
+
+@pytest.mark.checklist(78)
+@pytest.mark.parametrize(("node", "hairpin"), [(builders.THIS_NODE, {"10.244.0.5,tcp:8080,10.244.0.5"}), (OTHER_NODE, set())])
+def test_internal_traffic_goes_to_all_nodes_by_default(node: str, hairpin: set[str]) -> None:
+    slices = endpoint_slice(endpoint("10.244.0.5", node), endpoint("10.244.1.5", "node-c"), endpoint("10.244.1.6", "node-c"))
+    state = state_of(service(), slices)
+    assert len(backends(state, CLUSTER_IP)) == 3
+    assert members(SetKind.LOOP_BACK, state) == hairpin
+
+
+@pytest.mark.checklist(79)
+def test_internal_traffic_that_is_local_stays_on_the_node() -> None:
+    local = service(internal_local=True)
+    slices = endpoint_slice(endpoint("10.244.0.5"), endpoint("10.244.1.5", OTHER_NODE))
+    assert backends(state_of(local, slices), CLUSTER_IP) == {"10.244.0.5:8080"}
+    assert backends(state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE))), CLUSTER_IP) == set()
+
+
+@pytest.mark.checklist(100)
+def test_internal_traffic_that_is_local_stays_on_the_node_even_of_a_service_with_outside_addresses() -> None:
+    local = service("web", service_port(node_port=30080), internal_local=True, external=["192.0.2.1"])
+    state = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)))
+    assert backends(state, CLUSTER_IP) == set()
+    assert backends(state, "192.0.2.1") == {"10.244.1.5:8080"}
+    assert backends(state, builders.NODE_ADDRESS, 30080) == {"10.244.1.5:8080"}
+
+
+def test_internal_traffic_that_is_local_may_use_a_draining_endpoint_of_the_node() -> None:
+    slices = endpoint_slice(draining("10.244.0.5"), endpoint("10.244.1.5", OTHER_NODE))
+    assert backends(state_of(service(internal_local=True), slices), CLUSTER_IP) == {"10.244.0.5:8080"}
+
+
+READY_AND_DRAINING = endpoint_slice(
+    endpoint("10.0.1.2"), endpoint("10.0.1.3"), draining("10.0.1.4"), dead("10.0.1.5"), endpoint("10.0.1.6", OTHER_NODE)
+)
+
+
+@pytest.mark.checklist(80)
+def test_ready_endpoints_serve_cluster_and_external_addresses_and_every_local_one_is_in_the_hairpin_set() -> None:
+    state = state_of(service(external=["192.0.2.1"]), READY_AND_DRAINING)
+    ready = {"10.0.1.2:8080", "10.0.1.3:8080", "10.0.1.6:8080"}
+    assert backends(state, CLUSTER_IP) == backends(state, "192.0.2.1") == ready
+    assert members(SetKind.LOOP_BACK, state) == {f"10.0.1.{n},tcp:8080,10.0.1.{n}" for n in (2, 3, 4, 5)}
+
+
+@pytest.mark.checklist(81)
+def test_external_traffic_that_is_local_goes_to_ready_endpoints_of_the_node_and_cluster_traffic_to_all() -> None:
+    state = state_of(service(external=["192.0.2.1"], external_local=True), READY_AND_DRAINING)
+    assert backends(state, "192.0.2.1") == {"10.0.1.2:8080", "10.0.1.3:8080"}
+    assert backends(state, CLUSTER_IP) == {"10.0.1.2:8080", "10.0.1.3:8080", "10.0.1.6:8080"}
+
+
+@pytest.mark.checklist(82)
+def test_draining_endpoints_serve_when_none_is_ready() -> None:
+    slices = endpoint_slice(
+        draining("10.0.1.2"),
+        draining("10.0.1.3"),
+        dead("10.0.1.4"),
+        draining("10.0.1.5", OTHER_NODE),
+        dead("10.0.1.6", OTHER_NODE),
+    )
+    state = state_of(service(external=["192.0.2.1"]), slices)
+    serving = {"10.0.1.2:8080", "10.0.1.3:8080", "10.0.1.5:8080"}
+    assert backends(state, CLUSTER_IP) == backends(state, "192.0.2.1") == serving
+    assert members(SetKind.LOOP_BACK, state) == {f"10.0.1.{n},tcp:8080,10.0.1.{n}" for n in (2, 3, 4)}
+
+
+@pytest.mark.checklist(83)
+def test_external_traffic_that_is_local_prefers_draining_endpoints_here_to_ready_ones_elsewhere() -> None:
+    slices = endpoint_slice(draining("10.0.1.2"), draining("10.0.1.3"), endpoint("10.0.1.4", OTHER_NODE))
+    state = state_of(service(external=["192.0.2.1"], external_local=True), slices)
+    assert backends(state, CLUSTER_IP) == {"10.0.1.4:8080"}
+    assert backends(state, "192.0.2.1") == {"10.0.1.2:8080", "10.0.1.3:8080"}
+
+
+def _without_local(state: ServiceState) -> tuple[int, int]:
+    """How many families have internal and external traffic that is local but finds no endpoint here."""
+    return len(state.rare.without_local_internal), len(state.rare.without_local_external)
+
+
+HERE = endpoint_slice(endpoint("10.244.0.5"))
+ELSEWHERE = endpoint_slice(endpoint("10.244.1.5", OTHER_NODE))
+
+
+def _local(*, internal: bool, external: bool) -> Service:
+    return service("web", service_port(node_port=30080), internal_local=internal, external_local=external)
+
+
+@pytest.mark.checklist(84)
+@pytest.mark.parametrize(("internal", "external"), [(True, False), (False, True), (True, True)])
+def test_a_local_policy_that_finds_an_endpoint_here_is_no_news(*, internal: bool, external: bool) -> None:
+    assert _without_local(state_of(_local(internal=internal, external=external), HERE)) == (0, 0)
+
+
+@pytest.mark.checklist(85)
+def test_internal_traffic_without_an_endpoint_here_is_counted() -> None:
+    assert _without_local(state_of(_local(internal=True, external=False), ELSEWHERE)) == (1, 0)
+
+
+@pytest.mark.checklist(86)
+def test_external_traffic_without_an_endpoint_here_is_counted() -> None:
+    assert _without_local(state_of(_local(internal=False, external=True), ELSEWHERE)) == (0, 1)
+
+
+@pytest.mark.checklist(87)
+def test_internal_and_external_traffic_without_an_endpoint_here_are_both_counted() -> None:
+    state = state_of(_local(internal=True, external=True), ELSEWHERE)
+    assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
+
+
+def test_what_one_family_lacks_is_not_counted_for_the_other() -> None:
+    dual = service("web", service_port(node_port=30080), cluster=DUAL, internal_local=True, external_local=True)
+    state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5"), suffix="2"))
+    assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
+
+
+@pytest.mark.checklist(88)
+def test_without_any_endpoint_anywhere_there_is_nothing_to_count() -> None:
+    assert _without_local(state_of(_local(internal=True, external=True))) == (0, 0)
+
+
+@pytest.mark.checklist(100)
+def test_a_family_that_cannot_be_reached_from_outside_has_no_external_traffic_to_count() -> None:
+    dual = service(cluster=DUAL, external=["192.0.2.1"], external_local=True)
+    state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5", OTHER_NODE), suffix="2"))
+    assert state.rare.without_local_external == {Family.IPV4}
+
+
+@pytest.mark.checklist(52)
+def test_session_affinity_and_its_timeout_are_on_every_virtual_server() -> None:
+    sticky = service("web", service_port(node_port=30080), external=["192.0.2.1"], affinity_timeout_s=10800)
+    state = state_of(sticky)
+    assert len(state.virtual_servers) == 3
+    assert {server.settings for server in state.virtual_servers.values()} == {VirtualServerSettings("rr", PERSISTENT, 10800)}
+
+
+@pytest.mark.parametrize(("scheduler", "flags"), [("rr", 0), ("wrr", 0), ("sh", 0), ("mh", SCHEDULER_PORT)], ids=str)
+def test_only_the_maglev_scheduler_gets_a_flag(scheduler: str, flags: int) -> None:
+    (server,) = state_of(service(), settings=Settings(scheduler=scheduler)).virtual_servers.values()
+    assert server.settings == VirtualServerSettings(scheduler, flags, 0)
+
+
+def _flows(state: ServiceState) -> dict[tuple[str, int], set[str]]:
+    return {(str(flow.address), flow.port): {str(key) for key in keep} for flow, keep in state.rare.flows.items()}
+
+
+@pytest.mark.parametrize("protocol", [Protocol.UDP, Protocol.SCTP])
+def test_flows_may_go_on_to_every_endpoint_that_serves_whatever_policies_say(protocol: Protocol) -> None:
+    slices = endpoint_slice(
+        endpoint("10.244.1.5", OTHER_NODE),
+        draining("10.244.1.6", OTHER_NODE),
+        endpoint("10.244.1.7", OTHER_NODE, ready=False),
+        dead("10.244.1.8", OTHER_NODE),
+        ports=[endpoint_port(5353, protocol)],
+    )
+    port = service_port(53, protocol, node_port=30053)
+    dns = service("dns", port, internal_local=True, external=["192.0.2.1"], load_balancer=["198.51.100.1"])
+    state = state_of(dns, slices)
+    serving = {"10.244.1.5:5353", "10.244.1.6:5353", "10.244.1.7:5353"}
+    places = [(CLUSTER_IP, 53), ("192.0.2.1", 53), ("198.51.100.1", 53), (builders.NODE_ADDRESS, 30053)]
+    assert _flows(state) == dict.fromkeys(places, serving)
+    assert Flow(Family.IPV4, protocol, parse_address(CLUSTER_IP), 53) in state.rare.flows
+
+
+def test_flows_are_left_alone_where_no_endpoint_serves_and_of_tcp() -> None:
+    assert state_of(service("dns", service_port(53, Protocol.UDP)), endpoint_slice(dead("10.244.0.5"))).rare.flows == {}
+    assert state_of(service(), endpoint_slice(endpoint("10.244.0.5"))).rare.flows == {}
+
+
+def _as_sets(state: ServiceState) -> tuple[object, ...]:
+    """A state without the order of its parts."""
+    return (
+        state.virtual_servers,
+        frozenset(state.entries),
+        frozenset(state.addresses),
+        frozenset(state.rare.refused),
+        state.rare.flows,
+        state.rare.local_endpoints,
+        state.rare.without_local_internal,
+        state.rare.without_local_external,
+    )
+
+
+def _shuffled_endpoints(item: EndpointSlice) -> st.SearchStrategy[EndpointSlice]:
+    def with_endpoints(endpoints: list[Endpoint]) -> EndpointSlice:
+        addresses = b"".join(one.address for one in endpoints)
+        return msgspec.structs.replace(item, addresses=addresses, conditions=tuple(one.conditions for one in endpoints))
+
+    return st.permutations(item.endpoints).map(with_endpoints)
+
+
+@hypothesis.given(st.data(), strategies.services(), strategies.slice_lists())
+def test_the_order_of_slices_and_endpoints_makes_no_difference(
+    data: st.DataObject, given: Service, slices: list[EndpointSlice]
+) -> None:
+    reordered = [data.draw(_shuffled_endpoints(item)) for item in data.draw(st.permutations(slices))]
+    assert _as_sets(state_of(given, *reordered)) == _as_sets(state_of(given, *slices))
+
+
+@hypothesis.given(st.data(), strategies.services(), strategies.slice_lists())
+def test_the_order_of_ports_and_addresses_in_a_service_makes_no_difference(
+    data: st.DataObject, given: Service, slices: list[EndpointSlice]
+) -> None:
+    permuted = msgspec.structs.replace(
+        given,
+        ports=tuple(data.draw(st.permutations(given.ports))),
+        cluster_addresses=tuple(data.draw(st.permutations(given.cluster_addresses))),
+    )
+    permuted = builders.with_options(
+        permuted,
+        external_addresses=tuple(data.draw(st.permutations(given.options.external_addresses))),
+        load_balancer_addresses=tuple(data.draw(st.permutations(given.options.load_balancer_addresses))),
+        source_ranges=tuple(data.draw(st.permutations(given.options.source_ranges))),
+    )
+    assert _as_sets(state_of(permuted, *slices)) == _as_sets(state_of(given, *slices))
+
+
+@hypothesis.given(strategies.services(), strategies.slice_lists())
+def test_translating_again_gives_the_same(given: Service, slices: list[EndpointSlice]) -> None:
+    assert state_of(given, *slices) == state_of(given, *slices)
+
+
+@hypothesis.given(
+    strategies.services(), strategies.slice_lists(), strategies.services("other", 20), strategies.slice_lists("other")
+)
+def test_a_services_rules_do_not_depend_on_which_service_comes_first(
+    one: Service, slices: list[EndpointSlice], other: Service, other_slices: list[EndpointSlice]
+) -> None:
+    states = state_of(one, *slices), state_of(other, *other_slices)
+    assert skeleton_of(*states) == skeleton_of(*reversed(states))
+
+
+@hypothesis.given(strategies.services(), strategies.slice_lists())
+def test_every_address_that_is_bound_is_in_the_set_of_addresses_and_has_a_virtual_server(
+    given: Service, slices: list[EndpointSlice]
+) -> None:
+    state = state_of(given, *slices)
+    in_sets = {entry.address for entry in state.entries if entry.set.endswith("IPVS-IPS")}
+    assert in_sets == set(state.addresses) <= {key.address for key in state.virtual_servers}
+    assert set(state.rare.refused) <= state.virtual_servers.keys()
+
+
+def test_the_endpoints_of_a_slice_are_real_servers_on_a_port_if_it_has_addresses() -> None:
+    item = endpoint_slice(endpoint("10.244.0.5"), dead("10.244.0.6"))
+    assert state.real_servers(item, 80) == [builders.backend(address, 80) for address in ("10.244.0.5", "10.244.0.6")]
+    assert state.real_servers(msgspec.structs.replace(item, family=None), 80) == []

@@ -1,0 +1,411 @@
+"""Node ports, external and load balancer addresses, source ranges and health checks: the parts that are reached from outside."""
+
+import pytest
+
+from ipvsproxy.model.kernel import HealthListener
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.model.sets import SetKind
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.translate.node.view import Binding, NodeView, Settings
+from tests.support import builders
+from tests.support.builders import (
+    CLUSTER_IP,
+    OTHER_NODE,
+    draining,
+    endpoint,
+    endpoint_port,
+    endpoint_slice,
+    service,
+    service_port,
+)
+from tests.translate.reading import backends, frontends, members, outline, skeleton_of, state_of, texts
+
+DUAL_NODE = {"eth0": ["100.101.102.103", "2001:db8::1:1"], "lo": ["127.0.0.1", "::1"]}
+MANY = {"eth0": ["100.101.102.103", "100.101.102.104", "2001:db8::1:1"], "eth1": ["100.101.102.105", "2001:db8::1:2"]}
+CLUSTER_IP_V6 = "2020::1"
+ONLY_V4, ONLY_V6 = (Settings(families=frozenset({family})) for family in Family)
+BOTH_SLICES = (
+    endpoint_slice(endpoint("10.180.0.1", OTHER_NODE), ports=[endpoint_port(80)]),
+    endpoint_slice(endpoint("1002:ab8::2:10", OTHER_NODE), suffix="v6", ports=[endpoint_port(80)]),
+)
+LOCAL_AND_REMOTE = endpoint_slice(endpoint("10.180.0.1"), endpoint("10.180.1.1", OTHER_NODE))
+
+
+def _node_port(
+    protocol: Protocol = Protocol.TCP, *, cluster: str = CLUSTER_IP, external_local: bool = False, number: int = 3001
+) -> Service:
+    port = service_port(80, protocol, node_port=number)
+    return service("np", port, kind=ServiceType.NODE_PORT, cluster=[cluster], external_local=external_local)
+
+
+@pytest.mark.checklist(13)
+def test_a_node_port_is_a_virtual_server_of_its_family_beside_the_cluster_ip() -> None:
+    state = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE))
+    assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 100.101.102.103:3001"}
+    assert backends(state, CLUSTER_IP) == backends(state, "100.101.102.103", 3001) == {"10.180.0.1:80"}
+    assert {server.settings.scheduler for server in state.virtual_servers.values()} == {"rr"}
+
+
+def test_node_addresses_are_never_bound() -> None:
+    state = state_of(_node_port(), view=builders.node_view(DUAL_NODE))
+    assert state.addresses == builders.addresses(CLUSTER_IP)
+
+
+@pytest.mark.parametrize("cluster", [[CLUSTER_IP], [CLUSTER_IP_V6], [CLUSTER_IP, CLUSTER_IP_V6]])
+def test_an_address_is_on_the_device_or_has_a_route_as_the_operator_chooses(cluster: list[str]) -> None:
+    external = ["50.60.70.81", "2012::51"]
+    made = service("web", service_port(80), cluster=cluster, external=external)
+    by_address, by_route = (state_of(made, *BOTH_SLICES, settings=Settings(binding=binding)) for binding in Binding)
+    served = {address.family for address in builders.addresses(*cluster)}
+    expected = {address for address in builders.addresses(*cluster, *external) if address.family in served}
+    assert (set(by_address.addresses), by_address.routes) == (expected, ())
+    assert (by_route.addresses, set(by_route.routes)) == ((), expected)
+    assert (by_address.served, by_address.entries) == (by_route.served, by_route.entries)
+
+
+def test_an_address_of_the_node_gets_no_route() -> None:
+    made = service("web", service_port(80), cluster=[CLUSTER_IP], external=["100.101.102.103"])
+    state = state_of(made, view=builders.node_view(DUAL_NODE), settings=Settings(binding=Binding.ROUTES))
+    assert state.routes == builders.addresses(CLUSTER_IP)
+
+
+@pytest.mark.checklist(14)
+def test_a_udp_node_port_is_masqueraded() -> None:
+    settings = Settings(node_port_networks=builders.networks("0.0.0.0/0"))
+    state = state_of(_node_port(Protocol.UDP), view=builders.node_view(DUAL_NODE, settings=settings), settings=settings)
+    assert members(SetKind.NODE_PORT_UDP, state) == {"3001"}
+    skeleton = skeleton_of(state)
+    assert outline(skeleton, "nat", "KUBE-NODE-PORT") == [("KUBE-NODE-PORT-UDP", "KUBE-MARK-MASQ")]
+    assert outline(skeleton, "filter", "KUBE-NODE-PORT") == [("KUBE-HEALTH-CHECK-NODE-PORT", "ACCEPT")]
+    assert outline(skeleton, "nat", "KUBE-SERVICES") == [
+        ("", "RETURN"),
+        ("KUBE-CLUSTER-IP", "KUBE-MARK-MASQ"),
+        ("", "KUBE-NODE-PORT"),
+        ("KUBE-CLUSTER-IP", "ACCEPT"),
+    ]
+
+
+@pytest.mark.checklist(15)
+def test_a_node_port_without_endpoints_has_virtual_servers_without_real_servers() -> None:
+    state = state_of(_node_port(), view=builders.node_view(DUAL_NODE))
+    assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 100.101.102.103:3001"}
+    assert backends(state, CLUSTER_IP) == backends(state, "100.101.102.103", 3001) == set()
+
+
+@pytest.mark.checklist(16)
+def test_an_sctp_node_port_has_a_set_entry_for_each_node_address() -> None:
+    state = state_of(_node_port(Protocol.SCTP), view=builders.node_view(MANY))
+    nodes = ["100.101.102.103", "100.101.102.104", "100.101.102.105"]
+    assert frontends(state) == {f"SCTP {CLUSTER_IP}:80", *(f"SCTP {address}:3001" for address in nodes)}
+    assert members(SetKind.NODE_PORT_SCTP, state) == {f"{address},sctp:3001" for address in nodes}
+
+
+@pytest.mark.checklist(17)
+def test_an_sctp_node_port_with_local_traffic_is_in_both_sets_and_leads_to_local_endpoints() -> None:
+    slices = endpoint_slice(endpoint("10.180.0.1"), endpoint("10.180.1.1", OTHER_NODE), ports=[endpoint_port(80, Protocol.SCTP)])
+    state = state_of(_node_port(Protocol.SCTP, external_local=True), slices, view=builders.node_view(DUAL_NODE))
+    assert backends(state, CLUSTER_IP, 80, Protocol.SCTP) == {"10.180.0.1:80", "10.180.1.1:80"}
+    assert backends(state, "100.101.102.103", 3001, Protocol.SCTP) == {"10.180.0.1:80"}
+    for kind in (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP):
+        assert members(kind, state) == {"100.101.102.103,sctp:3001"}
+    skeleton = skeleton_of(state)
+    assert outline(skeleton, "nat", "KUBE-NODE-PORT") == [
+        ("KUBE-NODE-PORT-LOCAL-SCTP-HASH", "RETURN"),
+        ("KUBE-NODE-PORT-SCTP-HASH", "KUBE-MARK-MASQ"),
+    ]
+    assert outline(skeleton, "filter", "KUBE-NODE-PORT") == [("KUBE-HEALTH-CHECK-NODE-PORT", "ACCEPT")]
+    first, _ = texts(skeleton, "nat", "KUBE-NODE-PORT")
+    assert first == (
+        '-p sctp -m comment --comment "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type'
+        r""" \'hash ip:port\'" -m set --match-set KUBE-NODE-PORT-LOCAL-SCTP-HASH dst,dst -j RETURN"""
+    )
+
+
+@pytest.mark.checklist(18)
+def test_a_node_port_with_local_traffic_and_limited_addresses() -> None:
+    settings = Settings(node_port_networks=builders.networks("100.101.102.0/24"))
+    view = builders.node_view(DUAL_NODE | {"eth1": ["192.168.1.1"]}, settings=settings)
+    state = state_of(_node_port(external_local=True), LOCAL_AND_REMOTE, view=view)
+    assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 100.101.102.103:3001"}
+    assert backends(state, "100.101.102.103", 3001) == {"10.180.0.1:8080"}
+    assert members(SetKind.NODE_PORT_TCP, state) == members(SetKind.NODE_PORT_LOCAL_TCP, state) == {"3001"}
+    assert outline(skeleton_of(state), "nat", "KUBE-NODE-PORT") == [
+        ("KUBE-NODE-PORT-LOCAL-TCP", "RETURN"),
+        ("KUBE-NODE-PORT-TCP", "KUBE-MARK-MASQ"),
+    ]
+
+
+@pytest.mark.checklist(19)
+def test_an_ipv6_node_port_is_a_virtual_server_of_its_family_beside_the_cluster_ip() -> None:
+    view = builders.node_view(DUAL_NODE)
+    state = state_of(_node_port(cluster=CLUSTER_IP_V6), *BOTH_SLICES, view=view, settings=ONLY_V6)
+    assert frontends(state) == {"TCP [2020::1]:80", "TCP [2001:db8::1:1]:3001"}
+    assert backends(state, CLUSTER_IP_V6) == backends(state, "2001:db8::1:1", 3001) == {"[1002:ab8::2:10]:80"}
+
+
+@pytest.mark.checklist(20)
+def test_an_ipv4_service_has_nothing_in_ipv6() -> None:
+    state = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE), settings=ONLY_V6)
+    assert (frontends(state), state.entries, state.addresses) == (set(), (), ())
+    both = state_of(_node_port(), *BOTH_SLICES, view=builders.node_view(DUAL_NODE))
+    assert {key.address.family for key in both.virtual_servers} == {Family.IPV4}
+
+
+@pytest.mark.checklist(21)
+def test_an_ipv6_node_port_without_endpoints_has_virtual_servers_without_real_servers() -> None:
+    state = state_of(_node_port(cluster=CLUSTER_IP_V6), view=builders.node_view(DUAL_NODE))
+    assert backends(state, CLUSTER_IP_V6) == backends(state, "2001:db8::1:1", 3001) == set()
+
+
+@pytest.mark.checklist(22)
+def test_an_ipv6_sctp_node_port_has_a_set_entry_for_each_node_address() -> None:
+    state = state_of(_node_port(Protocol.SCTP, cluster=CLUSTER_IP_V6), view=builders.node_view(MANY))
+    assert frontends(state) == {"SCTP [2020::1]:80", "SCTP [2001:db8::1:1]:3001", "SCTP [2001:db8::1:2]:3001"}
+    assert members(SetKind.NODE_PORT_SCTP, state, family=Family.IPV6) == {
+        "2001:db8::1:1,sctp:3001",
+        "2001:db8::1:2,sctp:3001",
+    }
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+def test_without_a_node_address_a_node_port_has_neither_virtual_server_nor_set_entry(protocol: Protocol) -> None:
+    state = state_of(_node_port(protocol, external_local=True), view=builders.node_view({}))
+    assert frontends(state) == {f"{protocol.name} {CLUSTER_IP}:80"}
+    assert {entry.set for entry in state.entries} == {"KUBE-CLUSTER-IP", "KUBE-IPVS-IPS"}
+
+
+@pytest.mark.checklist(31)
+def test_an_external_address_without_endpoints_has_a_virtual_server_without_real_servers() -> None:
+    state = state_of(service(external=["50.60.70.81"]))
+    assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 50.60.70.81:80"}
+    assert backends(state, "50.60.70.81") == set()
+
+
+@pytest.mark.checklist(32)
+def test_external_addresses_are_served_in_the_families_of_the_cluster_ips_even_a_loopback_one() -> None:
+    state = state_of(service(external=["50.60.70.81", "2012::51", "127.0.0.1"]), settings=ONLY_V4)
+    assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 50.60.70.81:80", "TCP 127.0.0.1:80"}
+    assert members(SetKind.EXTERNAL_IP, state) == {"50.60.70.81,tcp:80", "127.0.0.1,tcp:80"}
+    assert state.addresses == builders.addresses(CLUSTER_IP, "50.60.70.81", "127.0.0.1")
+
+
+@pytest.mark.checklist(34)
+def test_an_external_address_with_local_traffic_leads_to_local_endpoints_only() -> None:
+    port = service_port(node_port=3001)
+    external = service("ext", port, kind=ServiceType.NODE_PORT, external=["50.60.70.81", "50.60.70.82"], external_local=True)
+    state = state_of(external, LOCAL_AND_REMOTE, view=builders.node_view({}))
+    assert len(state.virtual_servers) == 3
+    assert backends(state, "50.60.70.81") == backends(state, "50.60.70.82") == {"10.180.0.1:8080"}
+    assert members(SetKind.EXTERNAL_IP_LOCAL, state) == {"50.60.70.81,tcp:80", "50.60.70.82,tcp:80"}
+    assert members(SetKind.EXTERNAL_IP, state) == set()
+
+
+def test_external_addresses_that_the_operator_does_not_allow_are_not_served() -> None:
+    settings = Settings(external_addresses=False)
+    state = state_of(service(external=["50.60.70.81"]), LOCAL_AND_REMOTE, settings=settings)
+    assert frontends(state) == {f"TCP {CLUSTER_IP}:80"}
+    assert members(SetKind.EXTERNAL_IP, state) == set()
+
+
+def test_external_addresses_count_for_policies_even_if_they_are_not_served() -> None:
+    settings = Settings(external_addresses=False)
+    remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
+    state = state_of(service(external=["50.60.70.81"], external_local=True), remote, settings=settings)
+    assert state.rare.without_local_external == {Family.IPV4}
+
+
+def test_an_outside_address_that_another_interface_carries_is_served_but_not_bound_again() -> None:
+    view = builders.node_view({"eth0": ["192.168.0.10", "192.0.2.1", "198.51.100.1"]})
+    state = state_of(service(external=["192.0.2.1"], load_balancer=["198.51.100.1"]), view=view)
+    assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 192.0.2.1:80", "TCP 198.51.100.1:80"}
+    assert state.addresses == builders.addresses(CLUSTER_IP)
+    assert members(SetKind.IPVS_IPS, state) == {CLUSTER_IP}
+
+
+def test_a_cluster_ip_is_bound_even_if_another_interface_carries_it() -> None:
+    assert state_of(service(), view=builders.node_view({"eth0": [CLUSTER_IP]})).addresses == builders.addresses(CLUSTER_IP)
+
+
+def test_external_traffic_that_is_local_goes_everywhere_when_no_endpoint_is_here() -> None:
+    remote = endpoint_slice(endpoint("10.180.1.1", OTHER_NODE))
+    state = state_of(service(external=["50.60.70.81"], external_local=True), remote)
+    assert backends(state, "50.60.70.81") == {"10.180.1.1:8080"}
+
+
+def _load_balancer(
+    *source_ranges: str, name: str = "lb", external_local: bool = False, node_port: int = 3001, health_port: int = 0
+) -> Service:
+    return service(
+        name,
+        service_port(node_port=node_port),
+        kind=ServiceType.LOAD_BALANCER,
+        load_balancer=["1.2.3.4"],
+        source_ranges=source_ranges,
+        external_local=external_local,
+        health_check_node_port=health_port,
+    )
+
+
+def _on_a_node_without_addresses(desired: Service, view: NodeView | None = None) -> ServiceState:
+    return state_of(desired, LOCAL_AND_REMOTE, view=view or builders.node_view({}))
+
+
+@pytest.mark.checklist(35)
+def test_a_load_balancer_address_is_a_virtual_server_and_is_masqueraded() -> None:
+    state = _on_a_node_without_addresses(_load_balancer())
+    assert frontends(state) == {f"TCP {CLUSTER_IP}:80", "TCP 1.2.3.4:80"}
+    assert members(SetKind.LOAD_BALANCER, state) == {"1.2.3.4,tcp:80"}
+    assert members(SetKind.LOAD_BALANCER_LOCAL, state) == set()
+    assert outline(skeleton_of(state), "nat", "KUBE-LOAD-BALANCER") == [("", "KUBE-MARK-MASQ")]
+
+
+@pytest.mark.checklist(36)
+def test_rules_of_a_node_with_a_load_balancer_address() -> None:
+    state = _on_a_node_without_addresses(_load_balancer())
+    assert outline(skeleton_of(state), "nat", "KUBE-SERVICES") == [
+        ("", "RETURN"),
+        ("KUBE-LOAD-BALANCER", "KUBE-LOAD-BALANCER"),
+        ("KUBE-CLUSTER-IP", "KUBE-MARK-MASQ"),
+        ("", "KUBE-NODE-PORT"),
+        ("KUBE-CLUSTER-IP", "ACCEPT"),
+        ("KUBE-LOAD-BALANCER", "ACCEPT"),
+    ]
+
+
+@pytest.mark.checklist(37)
+def test_a_load_balancer_address_with_local_traffic_leads_to_local_endpoints_and_keeps_the_clients_address() -> None:
+    state = _on_a_node_without_addresses(_load_balancer(external_local=True))
+    assert backends(state, "1.2.3.4") == {"10.180.0.1:8080"}
+    assert backends(state, CLUSTER_IP) == {"10.180.0.1:8080", "10.180.1.1:8080"}
+    assert members(SetKind.LOAD_BALANCER, state) == members(SetKind.LOAD_BALANCER_LOCAL, state) == {"1.2.3.4,tcp:80"}
+    assert outline(skeleton_of(state), "nat", "KUBE-LOAD-BALANCER") == [
+        ("KUBE-LOAD-BALANCER-LOCAL", "RETURN"),
+        ("", "KUBE-MARK-MASQ"),
+    ]
+
+
+@pytest.mark.checklist(38)
+def test_source_ranges_are_admitted_and_all_other_clients_are_dropped() -> None:
+    state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8"))
+    assert members(SetKind.LOAD_BALANCER, state) == members(SetKind.LOAD_BALANCER_FIREWALL, state) == {"1.2.3.4,tcp:80"}
+    assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == {"1.2.3.4,tcp:80,10.0.0.0/8"}
+    skeleton = skeleton_of(state)
+    assert outline(skeleton, "filter", "KUBE-PROXY-FIREWALL") == [("KUBE-LOAD-BALANCER-FW", "KUBE-SOURCE-RANGES-FIREWALL")]
+    assert outline(skeleton, "filter", "KUBE-SOURCE-RANGES-FIREWALL") == [
+        ("KUBE-LOAD-BALANCER-SOURCE-CIDR", "RETURN"),
+        ("", "DROP"),
+    ]
+
+
+def test_a_node_inside_the_source_ranges_may_use_the_address_itself() -> None:
+    view = builders.node_view(node_object=builders.node("10.1.2.3"))
+    state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8", "192.0.2.0/24"), view)
+    assert members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == {"1.2.3.4,tcp:80,1.2.3.4"}
+    assert state.rare.refused == ()
+    assert outline(skeleton_of(state), "filter", "KUBE-SOURCE-RANGES-FIREWALL") == [
+        ("KUBE-LOAD-BALANCER-SOURCE-CIDR", "RETURN"),
+        ("KUBE-LOAD-BALANCER-SOURCE-IP", "RETURN"),
+        ("", "DROP"),
+    ]
+
+
+def test_a_node_outside_the_source_ranges_may_not_use_the_address_itself() -> None:
+    view = builders.node_view(node_object=builders.node("172.16.0.1"))
+    state = _on_a_node_without_addresses(_load_balancer("10.0.0.0/8"), view)
+    assert members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == set()
+    assert state.rare.refused == (builders.frontend("1.2.3.4", 80),)
+
+
+@pytest.mark.parametrize("ranges", [("10.0.0.0/8", "0.0.0.0/0"), ("2001:db8::/32",), ()])
+def test_a_range_of_all_addresses_or_none_of_the_family_restricts_no_client(ranges: tuple[str, ...]) -> None:
+    state = _on_a_node_without_addresses(_load_balancer(*ranges))
+    assert members(SetKind.LOAD_BALANCER, state) == {"1.2.3.4,tcp:80"}
+    for kind in (SetKind.LOAD_BALANCER_FIREWALL, SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP):
+        assert members(kind, state) == set()
+    assert state.rare.refused == ()
+
+
+def test_source_ranges_without_any_valid_one_let_no_client_in() -> None:
+    desired = builders.with_options(_load_balancer(), admits_nobody=True)
+    state = _on_a_node_without_addresses(desired)
+    assert members(SetKind.LOAD_BALANCER_FIREWALL, state) == {"1.2.3.4,tcp:80"}
+    assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == members(SetKind.LOAD_BALANCER_SOURCE_IP, state) == set()
+    assert state.rare.refused == (builders.frontend("1.2.3.4", 80),)
+    assert outline(skeleton_of(state), "filter", "KUBE-SOURCE-RANGES-FIREWALL") == [("", "DROP")]
+
+
+def test_a_source_range_of_one_address_is_written_as_ipset_prints_it() -> None:
+    state = _on_a_node_without_addresses(_load_balancer("203.0.113.7/32"))
+    assert members(SetKind.LOAD_BALANCER_SOURCE_CIDR, state) == {"1.2.3.4,tcp:80,203.0.113.7"}
+
+
+def test_node_ports_and_external_addresses_are_not_restricted_by_source_ranges() -> None:
+    desired = service(
+        "lb",
+        service_port(node_port=3001),
+        kind=ServiceType.LOAD_BALANCER,
+        external=["50.60.70.81"],
+        load_balancer=["1.2.3.4"],
+        source_ranges=["10.0.0.0/8"],
+    )
+    assert members(SetKind.LOAD_BALANCER_FIREWALL, state_of(desired)) == {"1.2.3.4,tcp:80"}
+
+
+def _health_ports(*states: ServiceState) -> set[str]:
+    return members(SetKind.HEALTH_CHECK_NODE_PORT, *states)
+
+
+@pytest.mark.checklist(40)
+def test_health_check_ports_are_open_on_the_node() -> None:
+    states = [
+        _on_a_node_without_addresses(_load_balancer(name="one", external_local=True, health_port=30000)),
+        _on_a_node_without_addresses(_load_balancer(name="two", external_local=True, health_port=30001)),
+        _on_a_node_without_addresses(_load_balancer(name="three")),
+    ]
+    assert _health_ports(*states) == {"30000", "30001"}
+
+
+@pytest.mark.checklist(41)
+def test_rules_of_a_node_with_health_check_ports() -> None:
+    view = builders.node_view(DUAL_NODE)
+    state = _on_a_node_without_addresses(_load_balancer(external_local=True, health_port=30000), view)
+    skeleton = skeleton_of(state)
+    assert outline(skeleton, "nat", "KUBE-NODE-PORT") == [
+        ("KUBE-NODE-PORT-LOCAL-TCP", "RETURN"),
+        ("KUBE-NODE-PORT-TCP", "KUBE-MARK-MASQ"),
+    ]
+    assert outline(skeleton, "filter", "KUBE-NODE-PORT") == [("KUBE-HEALTH-CHECK-NODE-PORT", "ACCEPT")]
+
+
+@pytest.mark.checklist(43)
+def test_a_health_check_counts_ready_endpoints_of_this_node() -> None:
+    slices = endpoint_slice(
+        endpoint("10.180.0.1"), endpoint("10.180.0.2"), endpoint("10.180.0.3", ready=False), endpoint("10.180.1.1", OTHER_NODE)
+    )
+    desired = _load_balancer(external_local=True, health_port=30000)
+    assert state_of(desired, slices).rare.local_endpoints == {HealthListener(Family.IPV4, 30000, desired.name): 2}
+    assert state_of(_load_balancer(), slices).rare.local_endpoints == {}
+
+
+@pytest.mark.checklist(44)
+def test_a_health_check_counts_neither_terminating_nor_unready_endpoints() -> None:
+    slices = endpoint_slice(draining("10.180.0.1"), endpoint("10.180.0.2", ready=False))
+    desired = _load_balancer(external_local=True, health_port=30000)
+    assert state_of(desired, slices).rare.local_endpoints == {HealthListener(Family.IPV4, 30000, desired.name): 0}
+
+
+def test_a_dual_stack_load_balancer_has_a_health_check_in_each_family() -> None:
+    desired = service(
+        "lb",
+        kind=ServiceType.LOAD_BALANCER,
+        cluster=[CLUSTER_IP, CLUSTER_IP_V6],
+        external_local=True,
+        health_check_node_port=30000,
+    )
+    state = state_of(desired, LOCAL_AND_REMOTE)
+    assert state.rare.local_endpoints == {
+        HealthListener(Family.IPV4, 30000, desired.name): 1,
+        HealthListener(Family.IPV6, 30000, desired.name): 0,
+    }
+    assert _health_ports(state) == members(SetKind.HEALTH_CHECK_NODE_PORT, state, family=Family.IPV6) == {"30000"}

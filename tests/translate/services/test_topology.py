@@ -1,0 +1,250 @@
+"""Which endpoints of a service port count for traffic that may go anywhere, and for traffic that must stay here."""
+
+import collections
+import itertools
+import tracemalloc
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from ipvsproxy.model.real_servers import RealServerKey, split
+from ipvsproxy.model.service import Endpoint
+from ipvsproxy.translate.services import topology
+from ipvsproxy.translate.services.endpoints import Endpoints
+from tests.support import builders
+from tests.support.builders import OTHER_NODE, THIS_NODE, dead, draining, endpoint
+from tests.translate import strategies
+
+HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10.244.1.2"
+
+
+def _scopes(*endpoints: Endpoint, zone: str) -> tuple[topology.Scope, topology.Scope]:
+    """The cluster scope and the local one."""
+    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
+    cluster, local = (
+        topology.choose_routes(
+            Endpoints.of(keyed), THIS_NODE, zone, internal_local=internal_local, external_local=False
+        ).internal.scope
+        for internal_local in (False, True)
+    )
+    return cluster, local
+
+
+def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], set[str]]:
+    """Addresses in cluster scope, and those in local scope."""
+    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
+    cluster_used, local_used = (scope.used(Endpoints.of(keyed)) for scope in _scopes(*endpoints, zone=zone))
+    return {str(split(key)[0]) for key in cluster_used}, {str(split(key)[0]) for key in local_used}
+
+
+def test_ready_endpoints_serve_wherever_they_are_and_those_here_serve_here() -> None:
+    assert _choose(endpoint(HERE), endpoint(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE})
+
+
+def test_without_endpoints_nothing_serves() -> None:
+    assert _choose() == (set(), set())
+
+
+def test_endpoints_that_neither_are_ready_nor_serve_are_no_use() -> None:
+    assert _choose(dead(HERE), dead(THERE, OTHER_NODE)) == (set(), set())
+
+
+def test_an_unready_endpoint_that_is_not_terminating_is_no_fallback() -> None:
+    assert _choose(endpoint(HERE, ready=False, serving=True)) == (set(), set())
+
+
+def test_a_draining_endpoint_serves_only_where_no_ready_one_does() -> None:
+    assert _choose(draining(HERE), endpoint(THERE, OTHER_NODE)) == ({THERE}, {HERE})
+    assert _choose(endpoint(HERE), draining(HERE_TOO), draining(THERE, OTHER_NODE)) == ({HERE}, {HERE})
+    assert _choose(draining(HERE), draining(THERE, OTHER_NODE)) == ({HERE, THERE}, {HERE})
+
+
+@pytest.mark.checklist(97)
+def test_zone_hints_keep_traffic_in_the_zone_when_every_ready_endpoint_has_one() -> None:
+    hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
+    assert _choose(*hinted)[0] == {HERE}
+    assert _choose(*hinted, zone="zone-b")[0] == {THERE}
+
+
+@pytest.mark.checklist(97)
+def test_zone_hints_do_not_count_when_one_ready_endpoint_has_none() -> None:
+    assert _choose(endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE))[0] == {HERE, THERE}
+
+
+@pytest.mark.checklist(97)
+@pytest.mark.parametrize("zone", ["zone-c", ""])
+def test_zone_hints_do_not_count_when_none_is_for_this_zone_or_the_zone_is_not_known(zone: str) -> None:
+    hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
+    assert _choose(*hinted, zone=zone)[0] == {HERE, THERE}
+
+
+@pytest.mark.checklist(97)
+def test_an_endpoint_that_is_not_ready_has_no_say_about_hints() -> None:
+    unhinted = dead(THERE_TOO, OTHER_NODE)
+    assert _choose(endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"]), unhinted)[0] == {HERE}
+    only_unready_is_near = endpoint(THERE, OTHER_NODE, zones=["zone-b"]), endpoint(HERE, ready=False, zones=["zone-a"])
+    assert _choose(*only_unready_is_near)[0] == {THERE}
+
+
+def test_an_endpoint_may_be_hinted_for_several_zones() -> None:
+    assert _choose(endpoint(THERE, OTHER_NODE, zones=["zone-b", "zone-a"]), endpoint(HERE, zones=["zone-b"]))[0] == {THERE}
+
+
+@pytest.mark.checklist(98)
+def test_node_hints_keep_traffic_on_the_node() -> None:
+    here = endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"])
+    there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"])
+    assert _choose(here, there)[0] == {HERE}
+
+
+@pytest.mark.checklist(98)
+def test_where_one_endpoint_has_no_node_hint_the_zone_decides() -> None:
+    hinted = (
+        endpoint(HERE, nodes=[THIS_NODE], zones=["zone-a"]),
+        endpoint(HERE_TOO, zones=["zone-a"]),
+        endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-b"]),
+    )
+    assert _choose(*hinted)[0] == {HERE, HERE_TOO}
+
+
+@pytest.mark.checklist(98)
+def test_where_no_node_hint_names_this_node_the_zone_decides() -> None:
+    hinted = (
+        endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE], zones=["zone-a"]),
+        endpoint(THERE_TOO, "node-c", nodes=["node-c"], zones=["zone-b"]),
+    )
+    assert _choose(*hinted)[0] == {THERE}
+
+
+@pytest.mark.checklist(99)
+def test_hints_that_point_elsewhere_never_keep_a_local_endpoint_from_local_traffic() -> None:
+    hinted = endpoint(HERE, zones=["zone-b"]), endpoint(THERE, OTHER_NODE, zones=["zone-a"])
+    assert _choose(*hinted) == ({THERE}, {HERE})
+
+
+def test_draining_endpoints_serve_whatever_their_hints_say() -> None:
+    leaving = draining(HERE), draining(THERE, OTHER_NODE, zones=["zone-b"])
+    assert _choose(*leaving)[0] == {HERE, THERE}
+
+
+@hypothesis.given(st.lists(strategies.ENDPOINTS, max_size=6), st.sampled_from(["zone-a", "zone-b", ""]))
+def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_when_there_is_none(
+    endpoints: list[Endpoint], zone: str
+) -> None:
+    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
+    usable = {key for key, item in keyed.items() if item.ready or (item.serving and item.terminating)}
+    choice = topology.choose_routes(Endpoints.of(keyed), THIS_NODE, zone, internal_local=True, external_local=False)
+    cluster, local = choice.external.real_servers, choice.internal.real_servers
+    assert cluster <= usable
+    assert local == {key for key in local if keyed[key].node_name == THIS_NODE}
+    assert bool(usable) == bool(cluster)
+    assert choice.lacks_local == (bool(usable) and not local)
+    assert bool(local) == any(keyed[key].node_name == THIS_NODE for key in usable)
+    for scope in (cluster, local):
+        assert len({keyed[key].ready for key in scope}) <= 1, "ready and draining endpoints serve together"
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (endpoint(HERE_TOO, ready=False), topology.WhyNot.NOT_READY),
+        (draining(HERE_TOO), topology.WhyNot.TERMINATING),
+        (endpoint(HERE_TOO, ready=False, serving=False, terminating=True), topology.WhyNot.NOT_SERVING),
+        (endpoint(HERE_TOO, zones=["zone-b"]), topology.WhyNot.HINT_FOR_OTHER_ZONE),
+    ],
+)
+def test_an_endpoint_that_is_not_used_has_a_reason(item: Endpoint, reason: topology.WhyNot) -> None:
+    cluster, _ = _scopes(endpoint(HERE, zones=["zone-a"]), item, zone="zone-a")
+    assert cluster.why_not(item.conditions) is reason
+
+
+def test_local_traffic_gives_the_node_as_its_reason_before_all_others() -> None:
+    there = dead(THERE, OTHER_NODE)
+    _, local = _scopes(endpoint(HERE), there, zone="")
+    assert local.why_not(there.conditions) is topology.WhyNot.OTHER_NODE
+
+
+def test_a_node_hint_for_another_node_is_a_reason_of_its_own() -> None:
+    there = endpoint(THERE, OTHER_NODE, nodes=[OTHER_NODE])
+    cluster, _ = _scopes(endpoint(HERE, nodes=[THIS_NODE]), there, zone="")
+    assert cluster.why_not(there.conditions) is topology.WhyNot.HINT_FOR_OTHER_NODE
+
+
+def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_is() -> None:
+    there = RealServerKey.of(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE).conditions
+    here = RealServerKey.of(endpoint(HERE).address, 8080), endpoint(HERE).conditions
+    for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
+        choice = topology.choose_routes(Endpoints.of(dict(pairs)), THIS_NODE, "", internal_local=False, external_local=True)
+        assert choice.external.real_servers == expected
+        assert choice.internal.real_servers == dict(pairs).keys()
+
+
+def test_without_a_policy_nothing_is_lacking_here() -> None:
+    there = Endpoints.of({RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions})
+    assert not topology.choose_routes(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
+    assert topology.choose_routes(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
+
+
+def test_nodes_have_orders_of_their_own_that_do_not_change() -> None:
+    keys = [builders.backend(f"10.244.0.{number}") for number in (1, 2, 3)]
+    orders = {
+        tuple(topology.in_order(permutation, f"node-{number}"))
+        for number in range(20)
+        for permutation in itertools.permutations(keys)
+    }
+    assert 3 <= len(orders) <= 6
+    assert all(sorted(order) == keys for order in orders)
+
+
+def test_each_real_server_comes_first_on_its_share_of_the_nodes_wherever_its_address_lies() -> None:
+    keys = [builders.backend(text) for text in (*(f"10.244.7.{number}" for number in range(1, 10)), "10.244.200.1")]
+    first = collections.Counter(next(iter(topology.in_order(keys, f"node-{number}"))) for number in range(2000))
+    assert len(first) == 10
+    assert all(120 < count < 300 for count in first.values()), "of ten, each comes first on a tenth of them"
+
+
+def test_endpoints_of_one_host_do_not_follow_each_other_on_a_node() -> None:
+    """A few connections in a row would all go to that host."""
+    keys = [builders.backend(f"10.244.{host}.{number}") for host in range(4) for number in range(1, 6)]
+    neighbours = 0
+    for number in range(100):
+        hosts = [key.address[2] for key in topology.in_order(keys, f"node-{number}")]
+        neighbours += sum(one == other for one, other in itertools.pairwise(hosts))
+    assert neighbours / 100 < 6, "of 19 pairs, 4 by chance; sorted, it would be 15 or 16"
+
+
+def test_services_of_one_node_do_not_all_begin_with_the_lowest_or_another_rank() -> None:
+    first: collections.Counter[int] = collections.Counter()
+    for service in range(2000):
+        keys = [builders.backend(f"10.{service >> 8}.{service & 255}.{number}") for number in range(1, 11)]
+        first[keys.index(next(iter(topology.in_order(keys, "node-1"))))] += 1
+    assert len(first) == 10
+    assert all(120 < count < 300 for count in first.values()), "each rank comes first in a tenth of them"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, topology.FEW - 1, topology.FEW, topology.FEW + 1, 512, 513])
+def test_all_of_any_number_are_there_once_in_an_order_that_does_not_depend_on_how_they_came(count: int) -> None:
+    keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(count)]
+    found = list(topology.in_order(keys, THIS_NODE))
+    assert sorted(found) == sorted(keys)
+    assert list(topology.in_order(keys[::-1], THIS_NODE)) == found
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 50])
+def test_a_port_that_all_have_changes_nothing_in_their_order(count: int) -> None:
+    keys = [builders.backend(f"10.244.0.{number}", 8080) for number in range(count)]
+    stems = [bytes(key[:4]) for key in keys]
+    assert list(topology.in_order(stems, THIS_NODE, b"\x1f\x90")) == list(topology.in_order(keys, THIS_NODE))
+
+
+def test_a_number_of_real_servers_that_is_another_with_each_event_does_not_take_memory_each_time() -> None:
+    keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(3100)]
+    tracemalloc.start()
+    try:
+        for count in range(3000, 3100):
+            topology.in_order(keys[:count], "node-of-a-rolling-update")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 500_000, "the shuffle of 4096 takes 160 kB, that of 3000 as much, a hundred times"
