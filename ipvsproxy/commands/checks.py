@@ -13,7 +13,7 @@ from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.virtual_servers import FirewallMark
-from ipvsproxy.reconcile import ownership
+from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.translate.node.view import Binding, TrafficScopes
 
 LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"

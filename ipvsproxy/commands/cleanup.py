@@ -26,7 +26,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.sets import IP_SETS, IpSet
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile import cleanup
+from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.translate.rules import chains
 
 CLEAN = 0

@@ -12,7 +12,7 @@ from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.nft_table import NftTable, Redirect
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.reconcile import leftover_tables, leftovers
+from ipvsproxy.reconcile.removal import leftover_tables, leftovers
 
 _REFUSED = {
     "input": "connections to Services, from pods and from outside,",

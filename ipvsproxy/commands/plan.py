@@ -23,7 +23,7 @@ from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, kind_of, one_b
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile import order
+from ipvsproxy.reconcile.operations import order
 from ipvsproxy.reconcile.survey import Survey
 
 OK = 0

@@ -24,9 +24,9 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile import diff
-from ipvsproxy.reconcile.table import Table
-from ipvsproxy.reconcile.tables import Tables
+from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.virtual_servers import diff
 
 MISSING = "missing"
 STALE = "nothing"

@@ -22,11 +22,14 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
 from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, FirewallMark, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile import compare, diff, drain, observer, order, pace, planning, retry, survey
-from ipvsproxy.reconcile.drift import Drifts, News
-from ipvsproxy.reconcile.marks import MarkedPort
-from ipvsproxy.reconcile.settlement import Settlement
-from ipvsproxy.reconcile.tables import Tables
+from ipvsproxy.reconcile import compare, survey
+from ipvsproxy.reconcile.observation import observer
+from ipvsproxy.reconcile.observation.drift import Drifts, News
+from ipvsproxy.reconcile.observation.settlement import Settlement
+from ipvsproxy.reconcile.operations import order, pace, planning, retry
+from ipvsproxy.reconcile.tables.marks import MarkedPort
+from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.virtual_servers import diff, drain
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")

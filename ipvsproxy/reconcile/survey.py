@@ -14,12 +14,13 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import SetEntry, mark_entry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile import compare, ownership
+from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.compare import DescribeRule, Difference
-from ipvsproxy.reconcile.drain import Drains
-from ipvsproxy.reconcile.marks import MarkedPort
-from ipvsproxy.reconcile.table import Conflict, Table
-from ipvsproxy.reconcile.tables import Tables
+from ipvsproxy.reconcile.tables.marks import MarkedPort
+from ipvsproxy.reconcile.tables.table import Conflict, Table
+from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.virtual_servers import ownership
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 
 class Sides(NamedTuple):

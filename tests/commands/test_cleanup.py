@@ -28,7 +28,7 @@ from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
-from ipvsproxy.reconcile.ownership import EVERYWHERE
+from ipvsproxy.reconcile.virtual_servers.ownership import EVERYWHERE
 from ipvsproxy.translate.node import view
 from ipvsproxy.translate.rules import chains, skeleton
 from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, left_tables, memory_node

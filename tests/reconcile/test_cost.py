@@ -10,7 +10,8 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
-from ipvsproxy.reconcile import diff, table
+from ipvsproxy.reconcile.tables import table
+from ipvsproxy.reconcile.virtual_servers import diff
 from tests.reconcile import simulation
 from tests.support import builders
 

@@ -10,7 +10,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServerSettings
-from ipvsproxy.reconcile import drift
+from ipvsproxy.reconcile.observation import drift
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import KEY, ONE, TWO, dns, draining, kinds, running, web, weights
 from tests.support import builders

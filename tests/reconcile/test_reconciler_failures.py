@@ -8,8 +8,8 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
+from ipvsproxy.reconcile.operations.retry import LONGEST_DELAY_S
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.reconcile.retry import LONGEST_DELAY_S
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import KEY, ONE, TWO, dns, kinds, running, web, weights
 from tests.support import builders

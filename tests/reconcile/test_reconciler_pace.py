@@ -4,7 +4,9 @@ import pytest
 
 from ipvsproxy.model.plan import Operation, Plan, Verb
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
-from ipvsproxy.reconcile import drain, pace, reconciler
+from ipvsproxy.reconcile import reconciler
+from ipvsproxy.reconcile.operations import pace
+from ipvsproxy.reconcile.virtual_servers import drain
 from tests.reconcile import simulation
 from tests.support import builders
 

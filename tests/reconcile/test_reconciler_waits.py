@@ -8,7 +8,7 @@ import errno
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.virtual_servers import VirtualServer
-from ipvsproxy.reconcile import drift
+from ipvsproxy.reconcile.observation import drift
 from tests.reconcile import simulation
 from tests.support import builders
 

@@ -9,7 +9,7 @@ from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import Rarities, ServiceState
-from ipvsproxy.reconcile.table import Conflict
+from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes
 from ipvsproxy.translate.node.view import NodeView
 from tests.support import builders

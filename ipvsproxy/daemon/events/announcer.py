@@ -8,7 +8,7 @@ from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.sets import SetEntries
-from ipvsproxy.reconcile.table import Conflict
+from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Complaint, Store
 
 SET_FULL = (4352, errno.ENOSPC)

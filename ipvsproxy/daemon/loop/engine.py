@@ -35,9 +35,9 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
-from ipvsproxy.reconcile import drain
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.survey import Survey
+from ipvsproxy.reconcile.virtual_servers import drain
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.node import view
 

@@ -15,9 +15,9 @@ from ipvsproxy.model.plan import Outcome, Verb, one_by_one
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.reconcile.drift import News
-from ipvsproxy.reconcile.marks import MarkedPort
-from ipvsproxy.reconcile.table import Conflict
+from ipvsproxy.reconcile.observation.drift import News
+from ipvsproxy.reconcile.tables.marks import MarkedPort
+from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S, Doubt
 from ipvsproxy.store.objects import Complaint
 

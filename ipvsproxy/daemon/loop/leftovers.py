@@ -6,7 +6,7 @@ Rule 1: a family is examined when its rules and sets come into force, and after 
 changed since. While most virtual servers of a family or an entry of a set are missing, none is examined: the rules that were left
 are what serves it.
 Rule 2: a failed examination or removal is repeated with growing pauses. Unreadable rules count as present.
-Rule 3: rules that a running proxy writes again and again are removed less and less often (see ``reconcile.leftovers``).
+Rule 3: rules that a running proxy writes again and again are removed less and less often (see ``leftovers`` of ``reconcile``).
 Rule 4: one log line when the rules of a place resist, and one when none are left.
 """
 
@@ -29,7 +29,8 @@ from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import NftTable
 from ipvsproxy.model.rules import ChainKey
-from ipvsproxy.reconcile import leftover_tables, leftovers, retry
+from ipvsproxy.reconcile.operations import retry
+from ipvsproxy.reconcile.removal import leftover_tables, leftovers
 from ipvsproxy.translate.rules import chains
 
 REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"

@@ -24,7 +24,7 @@ from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
-from ipvsproxy.reconcile import retry
+from ipvsproxy.reconcile.operations import retry
 
 TOLD_AFTER_S = 5.0
 """A move that waits for longer is logged, and so is one whose end does."""

@@ -15,8 +15,8 @@ from ipvsproxy.daemon.ui.rates import ServiceRates
 from ipvsproxy.daemon.ui.rows import Row
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
-from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.reconcile.survey import Survey
+from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.store.objects import Store
 
 SEARCHES = 16

@@ -13,8 +13,8 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealSer
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, VirtualServer, VirtualServerKey, VirtualServerSettings
-from ipvsproxy.reconcile.marks import MarkedPort
 from ipvsproxy.reconcile.survey import Survey
+from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.node.lingering import GRACE_S
 from ipvsproxy.translate.node.view import NodeView, Settings

@@ -30,7 +30,7 @@ from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
 from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
-from ipvsproxy.reconcile.table import Conflict
+from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes, Complaint, Store
 from tests.support import api_server, builders
 from tests.support.api_server import ApiServer

@@ -13,7 +13,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntry
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
-from ipvsproxy.reconcile import retry
+from ipvsproxy.reconcile.operations import retry
 from tests.daemon.loop.test_engine import assert_from_scratch
 from tests.support import builders
 from tests.support.memory_node import MemoryNode

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ipvsproxy.reconcile import pace
+from ipvsproxy.reconcile.operations import pace
 from tests.support import builders
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time

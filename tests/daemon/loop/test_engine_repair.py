@@ -10,7 +10,7 @@ import structlog.testing
 from ipvsproxy.daemon.loop import reader
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile import drift
+from ipvsproxy.reconcile.observation import drift
 from ipvsproxy.translate.node import view
 from tests.daemon.loop.test_engine import SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.support import builders, memory_node

@@ -10,7 +10,7 @@ from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
-from ipvsproxy.reconcile.table import Conflict
+from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes, Complaint
 from tests.reconcile import examples
 from tests.support import builders

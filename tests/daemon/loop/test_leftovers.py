@@ -34,8 +34,8 @@ from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Skeleton
-from ipvsproxy.reconcile.leftovers import CALM_S, PATIENCE_S
-from ipvsproxy.reconcile.retry import FIRST_DELAY_S, LONGEST_DELAY_S
+from ipvsproxy.reconcile.operations.retry import FIRST_DELAY_S, LONGEST_DELAY_S
+from ipvsproxy.reconcile.removal.leftovers import CALM_S, PATIENCE_S
 from ipvsproxy.translate.rules import chains
 from tests.support import left_rules, left_tables
 from tests.support.left_rules import CHAIN, LEFT, OTHER, PLACES, USED, USED_V6, Tables, listed, run

@@ -37,7 +37,8 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile import diff, pace
+from ipvsproxy.reconcile.operations import pace
+from ipvsproxy.reconcile.virtual_servers import diff
 from tests.kernel.ipvs.examples import changes, clean, operations, real, server
 from tests.support import patience
 

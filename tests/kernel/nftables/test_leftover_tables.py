@@ -17,7 +17,7 @@ from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import BaseChain, NftTable
-from ipvsproxy.reconcile import leftover_tables
+from ipvsproxy.reconcile.removal import leftover_tables
 from tests.support.left_tables import IPV4, IPV6, nftables_mode
 
 pytestmark = [

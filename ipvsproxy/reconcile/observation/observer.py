@@ -1,0 +1,158 @@
+"""From readings of the kernel to the tables: ownership, drains, and drift.
+
+Rule: a witness of a virtual server stays until the virtual server is gone, and until everything was read at least once. A witness
+that one part of a reading finds stays until the whole reading is done.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from ipvsproxy.model.net import Address, Network
+from ipvsproxy.model.plan import KINDS, Item, kind_of
+from ipvsproxy.model.real_servers import RealServerKey, plain
+from ipvsproxy.model.sets import IP_SETS
+from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
+from ipvsproxy.reconcile.observation.drift import Drifts, Place
+from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE
+from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.virtual_servers import diff, ownership
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
+
+_WITNESSES = frozenset({"set_entry", "address", "route"})
+
+
+class Observer:
+    """Takes in observations of the whole kernel, or of parts of it.
+
+    ``has_observed_all``: every kind of witness was read at least once. ``newcomers`` are undesired set entries, addresses and
+    local routes that have appeared during a reading in parts, until its end.
+    """
+
+    def __init__(self, tables: Tables, drains: Drains, drifts: Drifts) -> None:
+        self.has_observed_all = False
+        self.newcomers: set[object] = set()
+        self._tables = tables
+        self._drains = drains
+        self._drifts = drifts
+        self._unread = {"sets", "addresses", "routes", "interface addresses"}
+        """The kinds of witnesses that have not been read yet."""
+        self._host: frozenset[Address] = frozenset()
+        self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
+        """Node ports are served on the addresses of this host in these ranges."""
+
+    def observe(self, observed: Observation, now: float) -> None:
+        """Replace the observed state by a reading. Parts that could not be read do not change."""
+        for _ in self.observing(observed, now):
+            pass
+
+    def observing(self, observed: Observation, now: float) -> Iterator[None]:
+        """As ``observe``, with a pause every few hundred keys. The reconciler must not be changed during a pause.
+
+        An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
+        """
+        tables = self._tables
+        for described, values in observed.of_node:
+            tables.of(described).observe(values, _ours)
+        if observed.sets is not None:
+            for name, table in tables.entries.items():
+                yield from table.observing_all(observed.sets.get(name, frozenset()), True, _ours)
+            self._unread.discard("sets")
+        for name, entries in observed.some_sets.items():
+            yield from tables.sets.observing_some({IP_SETS[name]: None if entries is None else True}, _ours)
+            yield from tables.entries[name].observing_all(entries or frozenset(), True, _ours)
+        if observed.addresses is not None:
+            yield from tables.addresses.observing_all(observed.addresses, True, _ours)
+            self._unread.discard("addresses")
+        if observed.routes is not None:
+            yield from tables.routes.observing_all(observed.routes, True, _ours)
+            self._unread.discard("routes")
+        if observed.interface_addresses is not None:
+            self._host = frozenset(item.address for item in observed.interface_addresses)
+            self._unread.discard("interface addresses")
+        for family, image in observed.skeletons.items():
+            tables.skeletons.notice(family, image)
+        if observed.virtual_servers is not None:
+            gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
+            yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
+            # A twin shows nothing before it is known which addresses are this host's: node ports there are perhaps desired.
+            needs_twins = not self.has_observed_all and "interface addresses" not in self._unread
+            left_behind = observed.virtual_servers if needs_twins else {}
+            yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
+            if not self.has_observed_all and not self._unread:
+                self.has_observed_all = True
+                tables.scopes.recall_marks()
+            self.newcomers.clear()
+        if observed.some_virtual_servers:
+            some = {key: self._as_known(key, one) for key, one in observed.some_virtual_servers.items()}
+            yield from self._recall_drains(some.items(), now)
+            yield from tables.virtual_servers.observing_some(some, self._is_ours({}))
+        self._note_drift(now, in_parts=observed.virtual_servers is None)
+
+    def _as_known(self, key: VirtualServerKey, observed: ObservedVirtualServer | None) -> ObservedVirtualServer | None:
+        """A virtual server of a poll, with the known flags and thresholds, which a poll does not show.
+
+        If all else is equal, it is the known object, which shares its weights with desired state.
+        """
+        known = self._tables.virtual_servers.observed.get(key)
+        if known is None or observed is None:
+            return observed
+        return known if diff.equals_known(observed, known) else diff.with_known(observed, known)
+
+    def concluding(self, now: float) -> Iterator[None]:
+        """Conclude a reading after its last part: only the whole reading shows which virtual servers are foreign.
+
+        With pauses as in ``observing``.
+        """
+        virtual_servers = self._tables.virtual_servers
+        foreign = {key: virtual_servers.observed[key] for key in virtual_servers.foreign}
+        yield from virtual_servers.observing_some(foreign, self._is_ours({}))
+        self.newcomers.clear()
+        self._note_drift(now, in_parts=False)
+
+    def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
+        entries = {name: table.observed.keys() for name, table in self._tables.entries.items()}
+        is_ours = ownership.owned_virtual_servers(entries, self._tables.local, self._host, left_behind, self.node_port_ranges)
+        return lambda key: is_ours(key) and not self._tables.scopes.is_refused(key)
+
+    def _recall_drains(
+        self, observed_now: Iterable[tuple[VirtualServerKey, ObservedVirtualServer | None]], now: float
+    ) -> Iterator[None]:
+        """Adopt drains of a former process, and end drains whose real server or virtual server (None) is gone."""
+        virtual_servers = self._tables.virtual_servers.desired
+        known = set(self._drains.virtual_servers)
+        for number, (key, observed) in enumerate(observed_now, 1):
+            desired = virtual_servers.get(key)
+            if desired is None or observed is None:
+                if key in known:
+                    self._drains.end_all(key)
+            elif key in known or observed.real_servers != desired.weights:
+                weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
+                draining = {RealServerKey(one) for one, weight in weights.items() if not weight and one not in desired_weights}
+                self._drains.keep_only(key, draining)
+                for real_server in draining:
+                    self._drains.begin(key, real_server, now)
+            if number % KEYS_AT_ONCE == 0:
+                yield
+
+    def _note_drift(self, now: float, *, in_parts: bool) -> None:
+        tables = self._tables
+        self._drifts.forget_calm(now)
+        for described, table in tables.by_class:
+            kind = KINDS[described].name
+            for key in table.take_drifted():
+                desired = table.desired.get(key)
+                self._drifts.note(Place(kind, key), desired, now)
+                if in_parts and desired is None and kind in _WITNESSES:
+                    self.newcomers.add(key)
+
+
+def healed_place(tables: Tables, item: Item) -> tuple[Place, object]:
+    """The place of the drift that an operation on this item repairs, and the desired value there."""
+    table, key = tables.place(item)
+    kind = kind_of(item) if not isinstance(item, RealServers) else KINDS[VirtualServer].name
+    return Place(kind, key), table.desired.get(key)
+
+
+def _ours(_: object) -> bool:
+    return True

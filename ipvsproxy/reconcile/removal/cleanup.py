@@ -1,0 +1,92 @@
+"""The removal of all our kernel objects, and no others, for ``--cleanup``.
+
+Rule 1: virtual servers go first, so that no packet meets a part of the rules; then rules, the sets that they name, the device,
+and local routes.
+Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Otherwise no later run would recognise it as ours.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.model.kernel import DEVICE, Device, LocalRoutes
+from ipvsproxy.model.net import Family, Network
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import IP_SETS, SET_COPY
+from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer
+from ipvsproxy.reconcile.virtual_servers import ownership
+
+
+class Cleanup(NamedTuple):
+    """The removals, in this order. ``witnesses`` must wait until all our virtual servers are gone."""
+
+    virtual_servers: tuple[Operation, ...]
+    rules: tuple[Operation, ...]
+    witnesses: tuple[Operation, ...]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """All removals."""
+        return (*self.virtual_servers, *self.rules, *self.witnesses)
+
+
+def plan(
+    observed: Observation,
+    skeletons: Mapping[Family, Skeleton],
+    excluded: Collection[Network],
+    node_port_ranges: Collection[Network] = ownership.EVERYWHERE,
+) -> Cleanup:
+    """The removals of all observed objects that are ours.
+
+    ``skeletons`` name our chains and jumps. Virtual servers in ``excluded`` ranges stay. ``node_port_ranges`` are as in
+    ``ownership``.
+    """
+    return Cleanup(
+        virtual_servers=tuple(_virtual_servers(observed, excluded, node_port_ranges)),
+        rules=rules(observed, skeletons),
+        witnesses=tuple(_witnesses(observed)),
+    )
+
+
+def may_remove_witnesses(observed: Observation) -> bool:
+    """Whether all parts were read that show which virtual servers are ours."""
+    return None not in (
+        observed.virtual_servers,
+        observed.sets,
+        observed.addresses,
+        observed.routes,
+        observed.interface_addresses,
+    )
+
+
+def rules(observed: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
+    """The removals of our rules, for each family that has any."""
+    return tuple(
+        Operation(Verb.REMOVE, skeletons[family])
+        for family, image in sorted(observed.skeletons.items())
+        if image.chains or image.jumps
+    )
+
+
+def _virtual_servers(
+    observed: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
+) -> Iterator[Operation]:
+    host = {item.address for item in observed.interface_addresses or ()}
+    virtual_servers = observed.virtual_servers or {}
+    is_ours = ownership.owned_virtual_servers(observed.sets or {}, observed.local, host, virtual_servers, node_port_ranges)
+    for key, server in virtual_servers.items():
+        is_excluded = not isinstance(key, FirewallMark) and any(network.contains(key.address) for network in excluded)
+        if is_ours(key) and not is_excluded:
+            yield Operation(Verb.REMOVE, VirtualServer(key, server.settings))
+
+
+def _witnesses(observed: Observation) -> Iterator[Operation]:
+    for name in observed.sets or ():
+        yield Operation(Verb.REMOVE, IP_SETS[name])
+    if observed.set_copy:
+        yield Operation(Verb.REMOVE, SET_COPY)
+    if observed.device:
+        yield Operation(Verb.REMOVE, Device(DEVICE))
+    if observed.routes:
+        yield Operation(Verb.REMOVE, LocalRoutes(tuple(sorted(observed.routes))))

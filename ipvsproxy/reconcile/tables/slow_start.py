@@ -1,0 +1,156 @@
+"""Slow start: a new endpoint of a Service climbs from weight 1 to its own, as with ``slowstart`` of HAProxy.
+
+Rule 1: an endpoint is new if the kernel has its virtual server with another real server that gets connections, but has not the
+endpoint. Without such another one there is nobody to take its share, and it has its own weight at once.
+Rule 2: an endpoint climbs in a few steps of equal length (``STEPS`` at most), so that it costs as many edits, and nothing between
+them.
+Rule 3: a new process goes on from the weights in the kernel. It takes a lower weight for one on the way up, and never begins anew
+with an endpoint that the kernel has.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ipvsproxy.model.real_servers import RealServerKey, UnevenWeights
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer, VirtualServerKey
+from ipvsproxy.reconcile.tables.table import Table
+
+STEPS = 8
+"""The most steps from weight 1 to the own one."""
+
+
+def weight_at(elapsed_s: float, own: int, duration_s: float) -> int:
+    """The weight of an endpoint so long after its begin: 1 at first, the own one after the duration."""
+    steps = _steps(own)
+    done = min(steps, int(elapsed_s * steps / duration_s))
+    return 1 + (own - 1) * done // steps
+
+
+def next_step_s(elapsed_s: float, own: int, duration_s: float) -> float:
+    """The time of the next step, counted as ``elapsed_s``."""
+    steps = _steps(own)
+    return (int(elapsed_s * steps / duration_s) + 1) * duration_s / steps
+
+
+def elapsed_at(weight: int, own: int, duration_s: float) -> float:
+    """The shortest time after which an endpoint has at least this weight, from 1 to its own."""
+    steps = _steps(own)
+    done = next(number for number in range(steps + 1) if 1 + (own - 1) * number // steps >= weight)
+    return done * duration_s / steps
+
+
+def _steps(own: int) -> int:
+    return max(1, min(STEPS, own - 1))
+
+
+class _Climbing(NamedTuple):
+    """The endpoints of one virtual server on their way up, each with the time of its begin."""
+
+    began_s: Mapping[RealServerKey, float]
+    next_s: float
+
+
+class SlowStarts:
+    """The Services with slow start, as they were put: with the own weights of their endpoints.
+
+    ``put`` puts the desired state of a Service into the tables.
+    """
+
+    def __init__(
+        self,
+        virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer],
+        put: Callable[[ServiceName, ServiceState], None],
+    ) -> None:
+        self._virtual_servers = virtual_servers
+        self._put = put
+        self._states: dict[ServiceName, ServiceState] = {}
+        self._fresh: dict[ServiceName, bool] = {}
+        """The Services to look at, and whether this process had no state of them before."""
+        self._began_s: dict[ServiceName, dict[VirtualServerKey, Mapping[RealServerKey, float]]] = {}
+        self._due_s: dict[ServiceName, float] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any Service has slow start."""
+        return bool(self._states)
+
+    def note(self, name: ServiceName, state: ServiceState | None, *, is_known: bool) -> None:
+        """Take note of the desired state of a Service. ``is_known``: this process had one before."""
+        if state is not None and state.rare.slow_start_s:
+            self._states[name] = state
+            self._fresh.setdefault(name, not is_known)
+        elif self._states.pop(name, None) is not None:
+            for table in (self._fresh, self._due_s, self._began_s):
+                table.pop(name, None)
+
+    def tend(self, now: float, *, afresh: bool = False) -> None:
+        """Give every endpoint that is due the weight of this time. ``afresh``: as a new process would, which only reads."""
+        if afresh:
+            self._began_s.clear()
+            self._fresh = dict.fromkeys(self._states, True)
+        if not (self._fresh or self._due_s):
+            return
+        due = [name for name, due_s in self._due_s.items() if due_s <= now]
+        for name in dict.fromkeys((*self._fresh, *due)):
+            self._climb(name, now)
+
+    def next_s(self) -> float | None:
+        """The time of the next step; None while no endpoint climbs."""
+        return min(self._due_s.values(), default=None)
+
+    def _climb(self, name: ServiceName, now: float) -> None:
+        state = self._states[name]
+        is_fresh = self._fresh.pop(name, False)
+        known, duration_s = self._began_s.pop(name, {}), state.rare.slow_start_s
+        began_s: dict[VirtualServerKey, Mapping[RealServerKey, float]] = {}
+        served: list[VirtualServer] = []
+        next_s: list[float] = []
+        for item in state.served:
+            climbing = self._climbing(item, known.get(item.key, {}), duration_s, now, is_fresh=is_fresh)
+            if climbing.began_s:
+                began_s[item.key] = climbing.began_s
+                next_s.append(climbing.next_s)
+            served.append(_lowered(item, climbing.began_s, duration_s, now))
+        self._due_s.pop(name, None)
+        if began_s:
+            self._began_s[name] = began_s
+            self._due_s[name] = min(next_s)
+        self._put(name, state.with_objects(tuple(served), state.entries))
+
+    def _climbing(
+        self, item: VirtualServer, known: Mapping[RealServerKey, float], duration_s: float, now: float, *, is_fresh: bool
+    ) -> _Climbing:
+        """The endpoints of a virtual server that have less than their own weight now; ``known`` are those that had before."""
+        observed = self._virtual_servers.observed.get(item.key)
+        weights = observed.real_servers if observed else {}
+        began_s: dict[RealServerKey, float] = {}
+        next_s = float("inf")
+        for key, own in item.weights.items():
+            if own <= 1:
+                continue
+            weight = weights.get(key)
+            if key in known:
+                since_s = known[key]
+            elif weight is None or weight <= 0:
+                if not any(other != key and share > 0 for other, share in weights.items()):
+                    continue
+                since_s = now
+            elif is_fresh and weight < own:
+                since_s = now - elapsed_at(weight, own, duration_s)
+            else:
+                continue
+            if now - since_s < duration_s:
+                began_s[key] = since_s
+                next_s = min(next_s, since_s + next_step_s(now - since_s, own, duration_s))
+        return _Climbing(began_s, next_s)
+
+
+def _lowered(item: VirtualServer, began_s: Mapping[RealServerKey, float], duration_s: float, now: float) -> VirtualServer:
+    """A virtual server whose climbing endpoints have the weight of this time."""
+    if not began_s:
+        return item
+    weights: dict[bytes, int] = {
+        key: weight_at(now - began_s[key], own, duration_s) if key in began_s else own for key, own in item.weights.items()
+    }
+    return item.with_weights(UnevenWeights(weights))

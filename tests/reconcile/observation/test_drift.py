@@ -1,0 +1,74 @@
+"""The patience with drift: repaired at once at first, later after a wait, and at once again when the desired value changes."""
+
+from ipvsproxy.reconcile.observation import drift
+from ipvsproxy.reconcile.observation.drift import Drifts, Place
+
+PLACE = Place("virtual_server", "TCP 10.96.0.10:80")
+OTHER = Place("virtual_server", "TCP 10.96.0.11:80")
+
+
+def contested(times: int, *, every_s: float = 10) -> tuple[Drifts, float]:
+    """So many drifts at one place, and the time of the last one."""
+    drifts = Drifts()
+    for number in range(times):
+        drifts.note(PLACE, "wish", number * every_s)
+    return drifts, (times - 1) * every_s
+
+
+def test_the_first_three_are_healed_at_once() -> None:
+    drifts, now = contested(3)
+    assert not drifts
+    assert contested(4)[0]
+    assert drifts.may_heal(PLACE, "wish", now)
+    assert drifts.next_s() is None
+
+
+def test_returning_drift_is_left_alone_for_longer_each_time_and_never_given_up() -> None:
+    waits = []
+    for times in range(drift.FREE_HEALS + 1, drift.FREE_HEALS + 10):
+        drifts, now = contested(times)
+        assert not drifts.may_heal(PLACE, "wish", now)
+        due_s = drifts.next_s()
+        assert due_s is not None
+        drifts.begin_round()
+        assert drifts.may_heal(PLACE, "wish", due_s)
+        assert drifts.next_s() is None, "what may be healed is waited for no more"
+        waits.append(due_s - now)
+    assert waits == [5, 10, 10, 10, 10, 10, 10, 10, 10]
+
+
+def test_another_desired_value_does_not_wait_and_begins_anew() -> None:
+    drifts, now = contested(drift.FREE_HEALS + 3)
+    assert drifts.may_heal(PLACE, "another wish", now)
+    drifts.note(PLACE, "another wish", now + 1)
+    assert drifts.may_heal(PLACE, "another wish", now + 1)
+    assert not drifts, "nothing is left alone any more"
+
+
+def test_other_places_do_not_wait() -> None:
+    drifts, now = contested(drift.FREE_HEALS + 3)
+    drifts.note(OTHER, "wish", now)
+    assert drifts.may_heal(OTHER, "wish", now)
+
+
+def test_a_place_that_was_calm_for_long_is_forgotten() -> None:
+    drifts, now = contested(drift.FREE_HEALS + 1)
+    assert not drifts.may_heal(PLACE, "wish", now)
+    drifts.forget_calm(now + drift.CALM_S)
+    assert drifts
+    drifts.forget_calm(now + drift.CALM_S + 1)
+    assert not drifts
+    drifts.begin_round()
+    assert drifts.next_s() is None
+
+
+def test_seldom_drift_is_always_healed_at_once() -> None:
+    drifts, now = contested(20, every_s=drift.CALM_S + 1)
+    assert drifts.may_heal(PLACE, "wish", now)
+    assert contested(20, every_s=drift.CALM_S)[0]
+
+
+def test_news_are_taken_once() -> None:
+    drifts, _ = contested(drift.FREE_HEALS + 1)
+    assert drifts.take_news() == ({"virtual_server": drift.FREE_HEALS + 1}, {PLACE: drift.FREE_HEALS + 1})
+    assert drifts.take_news() == ({}, {})

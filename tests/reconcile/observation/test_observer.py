@@ -1,0 +1,312 @@
+"""The core on a kernel in memory: observed objects, foreign ones, and parts that could not be read."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ipvsproxy.model.kernel import BoundAddresses, InterfaceAddress
+from ipvsproxy.model.plan import Operation, Verb, kind_of
+from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
+from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, Table
+from ipvsproxy.translate.node.view import Binding
+from tests.reconcile import examples, simulation
+from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
+from tests.support import builders
+
+# What is not ours.
+
+
+def test_virtual_servers_of_others_are_left_alone_with_their_real_servers() -> None:
+    kernel = simulation.new_kernel()
+    kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
+    node = simulation.SimulatedNode(kernel)
+    for _ in range(2):
+        node.put(*web("10.244.0.1"))
+        node.sync()
+        node.observe()
+        node.sync(after_s=1000)
+        node.restart()
+    assert node.kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7, TWO: 0})
+    assert set(node.reconciler._tables.virtual_servers.foreign) == {FOREIGN}
+
+
+def test_a_foreign_virtual_server_survives_a_service_that_desired_it_only_for_a_moment() -> None:
+    kernel = simulation.new_kernel()
+    kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7})
+    node = simulation.SimulatedNode(kernel)
+    node.put_state(examples.state(examples.OLD, FOREIGN, real_servers=[TWO]))
+    node.remove("old")
+    node.sync()
+    assert kernel.virtual_servers[FOREIGN] == examples.observed({ONE: 7})
+
+
+def test_a_foreign_virtual_server_that_a_service_desires_is_served_and_is_ours_from_then_on() -> None:
+    kernel = simulation.new_kernel()
+    kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
+    node = simulation.SimulatedNode(kernel)
+    node.put_state(examples.state(examples.OLD, FOREIGN, real_servers=[builders.backend("10.244.0.3")]))
+    node.sync()
+    assert weights(node, FOREIGN) == {builders.backend("10.244.0.3"): 1}
+    node.remove("old")
+    node.sync()
+    assert FOREIGN not in kernel.virtual_servers
+
+
+@pytest.mark.checklist(71)
+def test_virtual_servers_that_a_former_process_left_are_removed_and_those_of_excluded_ranges_stay() -> None:
+    desired, stale = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
+    excluded = [builders.frontend("198.51.100.7", 80), builders.frontend("2001:db8::7", 80)]
+    former = simulation.SimulatedNode()
+    former.put_state(examples.state(examples.OLD, desired, stale, *excluded, addresses=["10.96.0.2", "198.51.100.7"]))
+    former.sync()
+    node = simulation.SimulatedNode(former.kernel, excluded=("198.51.100.0/24", "2001:db8::/32"))
+    node.put_state(examples.state(examples.OLD, desired))
+    node.sync()
+    assert set(node.kernel.virtual_servers) == {desired, *excluded}
+
+
+@pytest.mark.checklist(75)
+@pytest.mark.parametrize(
+    ("ranges", "kept"),
+    [
+        (("198.51.100.0/24", "2001:db8::/32"), {"198.51.100.7", "2001:db8::7"}),
+        (("198.51.100.0/24",), {"198.51.100.7"}),
+        (("2001:db8::/32",), {"2001:db8::7"}),
+        (("0.0.0.0/0",), {"198.51.100.7"}),
+        (("::/0",), {"2001:db8::7"}),
+        ((), set()),
+    ],
+)
+def test_excluded_ranges_protect_virtual_servers_of_their_own_family_alone(ranges: tuple[str, ...], kept: set[str]) -> None:
+    stale = [builders.frontend("198.51.100.7", 80), builders.frontend("2001:db8::7", 80)]
+    former = simulation.SimulatedNode()
+    former.put_state(examples.state(examples.OLD, *stale, addresses=["198.51.100.7", "2001:db8::7"]))
+    former.sync()
+    node = simulation.SimulatedNode(former.kernel, excluded=ranges)
+    node.sync()
+    assert {str(key.address) for key in node.kernel.virtual_servers} == kept
+
+
+@pytest.mark.checklist(73)
+def test_real_servers_of_an_excluded_virtual_server_are_not_even_drained() -> None:
+    excluded = builders.frontend("198.51.100.7", 80)
+    kernel = simulation.new_kernel()
+    kernel.virtual_servers[excluded] = examples.observed({ONE: 0, TWO: 1})
+    kernel.device = True
+    kernel.addresses.add(excluded.address)
+    node = simulation.SimulatedNode(kernel, excluded=("198.51.100.0/24",))
+    node.sync()
+    node.observe()
+    node.sync(after_s=1000)
+    assert weights(node, excluded) == {ONE: 0, TWO: 1}
+
+
+def test_an_excluded_virtual_server_is_served_while_it_is_desired_and_left_alone_afterwards() -> None:
+    excluded = builders.frontend("198.51.100.7", 80)
+    node = simulation.SimulatedNode(excluded=("198.51.100.0/24",))
+    node.put_state(examples.state(examples.OLD, excluded, real_servers=[ONE, TWO]))
+    node.sync()
+    node.kernel.connection_counts[excluded, ONE] = BUSY
+    node.put_state(examples.state(examples.OLD, excluded, real_servers=[TWO]))
+    node.sync()
+    node.remove("old")
+    node.sync()
+    node.observe()
+    assert node.sync(after_s=1000) == []
+    assert weights(node, excluded) == {ONE: 0, TWO: 1}
+    assert node.reconciler.next_s() is None
+
+
+@pytest.mark.checklist(71)
+@pytest.mark.parametrize("binding", Binding)
+@pytest.mark.parametrize("lost", ["entries", "addresses", "nothing"])
+def test_either_witness_shows_a_fresh_process_that_a_virtual_server_is_ours(lost: str, binding: Binding) -> None:
+    node = running("10.244.0.1")
+    node.switch(binding)
+    node.sync()
+    if lost == "addresses":
+        node.kernel.addresses.clear()
+        node.kernel.routes.clear()
+    if lost == "entries":
+        for ip_set in node.kernel.sets.values():
+            ip_set.entries.clear()
+    fresh = simulation.SimulatedNode(node.kernel)
+    fresh.sync()
+    assert not fresh.kernel.virtual_servers
+
+
+def test_node_ports_are_known_by_our_set_and_the_hosts_addresses() -> None:
+    node = simulation.SimulatedNode()
+    node.put(builders.service("web", builders.service_port(80, node_port=30080)))
+    node.sync()
+    foreign = builders.frontend(builders.NODE_ADDRESS, 30081)
+    node.kernel.virtual_servers[foreign] = examples.observed({ONE: 1})
+    fresh = simulation.SimulatedNode(node.kernel)
+    fresh.sync()
+    assert set(node.kernel.virtual_servers) == {foreign}
+
+
+# What could not be read.
+
+
+@pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "device", "sysctls", "interface_addresses"])
+def test_a_part_that_could_not_be_read_changes_nothing(part: str) -> None:
+    node = running("10.244.0.1")
+    node.observe(**{part: None})
+    assert not node.plan().operations
+
+
+@pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "interface_addresses"])
+def test_a_fresh_process_that_could_not_read_a_part_loses_no_trace_of_what_is_ours(part: str) -> None:
+    former = simulation.SimulatedNode()
+    former.put(builders.service("web", builders.service_port(80, node_port=30080)))
+    former.sync()
+    former.kernel.unreadable = {part}
+    node = simulation.SimulatedNode(former.kernel)
+    removed = [operation.item for operation in node.sync() if operation.verb is Verb.REMOVE]
+    assert not [item for item in removed if isinstance(item, (SetEntries, BoundAddresses))]
+    node.kernel.unreadable = set()
+    node.observe()
+    node.sync()
+    assert not node.kernel.virtual_servers
+    assert not node.kernel.addresses
+
+
+@pytest.mark.parametrize(("number", "pauses"), [(KEYS_AT_ONCE - 1, 0), (KEYS_AT_ONCE, 3), (2 * KEYS_AT_ONCE, 6)])
+def test_a_poll_of_many_virtual_servers_pauses_while_it_recalls_drains_finds_changes_and_compares(
+    number: int, pauses: int
+) -> None:
+    node = simulation.SimulatedNode()
+    keys = [builders.frontend(builders.CLUSTER_IP, port) for port in range(1, number + 1)]
+    node.put_state(examples.state(examples.OLD, *keys))
+    reading = Observation(virtual_servers={key: examples.observed({}) for key in keys})
+    assert sum(1 for _ in node.reconciler._observer.observing(reading, node.now)) == pauses
+
+
+def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    reading = dict(node.kernel.observe().virtual_servers or {})
+    node.observe(virtual_servers=reading)
+    compared: list[VirtualServerKey] = []
+    touch = Table.touch
+
+    def noted(table: Table[VirtualServerKey, Any, Any], key: VirtualServerKey) -> None:
+        if table is node.reconciler._tables.virtual_servers:
+            compared.append(key)
+        touch(table, key)
+
+    monkeypatch.setattr(Table, "touch", noted)
+    node.observe(virtual_servers=dict(reading))
+    assert not compared
+    reading[KEY] = examples.observed({TWO: 1})
+    node.observe(virtual_servers=reading)
+    assert compared == [KEY]
+    assert node.plan().operations
+
+
+def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
+    """A part of a poll with these virtual servers."""
+    node.reconciler.observe(Observation(some_virtual_servers=told), node.now)
+
+
+def test_virtual_servers_that_a_poll_leaves_out_stay_observed() -> None:
+    node = running("10.244.0.1")
+    poll(node, {builders.frontend("10.96.9.9", 80): examples.observed({})})
+    assert not node.plan().operations, "it is somebody else's, too"
+
+
+def test_an_equal_virtual_server_of_a_poll_keeps_the_known_object() -> None:
+    node = running("10.244.0.1")
+    observed = node.reconciler._tables.virtual_servers.observed
+    before, shown = observed[KEY], node.kernel.observe().virtual_servers
+    assert shown is not None
+    without_flags = ObservedVirtualServer(shown[KEY].settings, dict(shown[KEY].real_servers), flags_known=False)
+    poll(node, {KEY: without_flags})
+    assert observed[KEY] is before
+    poll(node, {KEY: ObservedVirtualServer(shown[KEY].settings, {ONE: 3}, flags_known=False)})
+    assert observed[KEY] is not before
+
+
+def test_a_virtual_server_that_differs_in_a_poll_is_drift_and_repaired() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    poll(node, {KEY: examples.observed({ONE: 1, TWO: 7})})
+    assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}
+    assert node.plan().operations == [set_weight(TWO, 1)]
+    poll(node, {KEY: None})
+    assert Operation(Verb.ADD, node.reconciler._tables.virtual_servers.desired[KEY]) in node.plan().operations
+
+
+def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a_witness() -> None:
+    node = running("10.244.0.1")
+    stray = builders.frontend("10.96.9.9", 80)
+    poll(node, {stray: examples.observed({ONE: 1})})
+    bound = frozenset({KEY.address, stray.address})
+    node.reconciler.observe(Observation(addresses=bound, device=True), node.now)
+    assert node.reconciler._observer.newcomers
+    assert not node.plan().operations
+    for _ in node.reconciler._observer.concluding(node.now):
+        pass
+    assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
+
+
+def test_a_route_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a_witness() -> None:
+    node = running("10.244.0.1")
+    stray = builders.frontend("10.96.9.9", 80)
+    poll(node, {stray: examples.observed({ONE: 1})})
+    node.reconciler.observe(Observation(routes=frozenset({stray.address})), node.now)
+    assert node.reconciler.has_newcomers
+    assert not node.plan().operations
+    for _ in node.reconciler._observer.concluding(node.now):
+        pass
+    assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
+
+
+def test_a_drain_whose_virtual_server_is_gone_in_a_poll_is_over() -> None:
+    node = draining()
+    assert len(node.reconciler._drains) == 1
+    poll(node, {KEY: None})
+    assert len(node.reconciler._drains) == 0
+
+
+def test_objects_of_a_reading_are_never_changed_later() -> None:
+    node = running("10.244.0.1")
+    reading = dict(node.kernel.observe().virtual_servers or {})
+    node.observe(virtual_servers=reading)
+    before = copy.deepcopy(reading[KEY])
+    node.put(*web("10.244.0.1", "10.244.0.2"))
+    node.sync()
+    assert reading[KEY] == before
+    assert node.kernel.virtual_servers[KEY] != before
+
+
+def test_unchanged_sets_and_addresses_stay_observed() -> None:
+    node = running("10.244.0.1")
+    node.observe(sets=None, addresses=None, interface_addresses=None)
+    assert not node.plan().operations
+    ip_set = examples.entry(SetKind.CLUSTER_IP, KEY)
+    node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": frozenset({ip_set})})
+    assert not node.plan().operations
+    node.observe(sets=None, some_sets={"KUBE-CLUSTER-IP": None})
+    lost = [operation.item for operation in node.plan().operations if operation.verb is Verb.ADD]
+    assert IP_SETS["KUBE-CLUSTER-IP"] in lost
+    assert SetEntries.of(examples.entry(SetKind.CLUSTER_IP, KEY)) in lost
+
+
+def test_node_ports_are_ours_by_the_addresses_that_were_read_last() -> None:
+    node = running("10.244.0.1")
+    stray = builders.frontend(builders.NODE_ADDRESS, 30001)
+    node.kernel.sets["KUBE-NODE-PORT-TCP"].entries.add(SetEntry("KUBE-NODE-PORT-TCP", port=30001))
+    node.observe(interface_addresses=(InterfaceAddress("eth0", stray.address, 16),))
+    node.kernel.virtual_servers[stray] = examples.observed({})
+    node.observe(interface_addresses=None)
+    assert stray not in node.reconciler._tables.virtual_servers.foreign
+
+
+def test_rules_of_a_family_that_was_not_read_stay_observed() -> None:
+    node = running("10.244.0.1")
+    node.observe(skeletons={})
+    assert not node.plan().operations

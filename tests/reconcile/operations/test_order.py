@@ -1,0 +1,68 @@
+"""The order of operations of different kinds. That each order closes its window is shown by ``test_precondition``."""
+
+import pytest
+
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, FlowCleaning, Sysctl, Timeouts
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Skeleton
+from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
+from ipvsproxy.reconcile.operations import order
+from tests.reconcile import examples
+from tests.support import builders
+
+KEY = builders.frontend("192.0.2.10", 80)
+SERVER = VirtualServer(KEY, examples.ROUND_ROBIN)
+REAL = builders.backend("10.244.0.1")
+FIREWALL = SetEntries.of(examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY))
+SOURCE_RANGE = SetEntries.of(examples.range_entry(KEY, "10.0.0.0/8"))
+SOURCE_ADDRESS = SetEntries.of(examples.entry(SetKind.LOAD_BALANCER_SOURCE_IP, KEY, "192.0.2.10"))
+PLAIN = SetEntries.of(examples.entry(SetKind.LOAD_BALANCER, KEY))
+RULES = Skeleton(family=Family.IPV4, chains={}, jumps=())
+FLOW = FlowCleaning(examples.flow("192.0.2.10"), frozenset())
+
+IN_ORDER: tuple[tuple[Operation, ...], ...] = (
+    (Operation(Verb.SET, Sysctl("net/ipv4/ip_forward", "1")),),
+    (Operation(Verb.SET, Timeouts(1, 2, 3)),),
+    (Operation(Verb.ADD, Device(DEVICE)),),
+    (Operation(Verb.ADD, IpSet(SetKind.CLUSTER_IP, Family.IPV4)),),
+    (Operation(Verb.ADD, SOURCE_RANGE), Operation(Verb.ADD, SOURCE_ADDRESS)),
+    (Operation(Verb.ADD, PLAIN),),
+    (Operation(Verb.SET, RULES),),
+    (Operation(Verb.ADD, FIREWALL),),
+    (
+        Operation(Verb.ADD, SERVER),
+        Operation(Verb.SET, SERVER),
+        Operation(Verb.ADD, RealServers.of(KEY, REAL)),
+        Operation(Verb.SET, RealServers.of(KEY, REAL)),
+    ),
+    (Operation(Verb.ADD, BoundAddresses.of(KEY.address)),),
+    (Operation(Verb.SET, RealServers.of(KEY, REAL, 0)), Operation(Verb.REMOVE, RealServers.of(KEY, REAL, 0))),
+    (Operation(Verb.REMOVE, SERVER),),
+    (Operation(Verb.REMOVE, FIREWALL),),
+    (
+        Operation(Verb.REMOVE, SOURCE_RANGE),
+        Operation(Verb.REMOVE, SOURCE_ADDRESS),
+        Operation(Verb.REMOVE, PLAIN),
+    ),
+    (Operation(Verb.REMOVE, BoundAddresses.of(KEY.address)),),
+    (Operation(Verb.REMOVE, FLOW),),
+)
+
+
+def test_operations_of_every_kind_come_in_this_order() -> None:
+    everything = [operation for equal in IN_ORDER for operation in equal]
+    backwards = everything[::-1]
+    assert sorted(backwards, key=order.rank) == [operation for equal in IN_ORDER for operation in reversed(equal)]
+    assert len({order.rank(operation) for operation in everything}) == len(IN_ORDER)
+
+
+def test_an_operation_that_is_never_planned_has_no_stage() -> None:
+    with pytest.raises(KeyError):
+        order.rank(Operation(Verb.REMOVE, Device(DEVICE)))
+
+
+def test_taking_weight_from_a_real_server_counts_as_a_removal() -> None:
+    removals = [str(operation) for equal in IN_ORDER for operation in equal if order.is_removal(operation)]
+    assert removals == [str(operation) for equal in IN_ORDER[10:] for operation in equal]

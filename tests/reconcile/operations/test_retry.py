@@ -1,0 +1,76 @@
+"""When a failed operation may be tried again. Times are numbers that the test chooses."""
+
+from ipvsproxy.reconcile.operations.retry import FIRST_DELAY_S, LONGEST_DELAY_S, Retries
+
+
+def test_what_never_failed_may_be_tried() -> None:
+    retries = Retries()
+    assert retries.may_try("key", "add", 0)
+    assert retries.next_s() is None
+    assert len(retries) == 0
+
+
+def test_what_failed_waits_and_others_do_not() -> None:
+    retries = Retries()
+    retries.fail("key", "add", 100)
+    assert not retries.may_try("key", "add", 100 + FIRST_DELAY_S - 0.01)
+    assert retries.may_try("key", "add", 100 + FIRST_DELAY_S)
+    assert retries.may_try("other", "add", 100)
+    assert retries.next_s() == 100 + FIRST_DELAY_S
+    assert len(retries) == 1
+
+
+def test_each_failure_doubles_the_delay_up_to_a_minute_and_nothing_is_given_up() -> None:
+    retries = Retries()
+    delays = []
+    for _ in range(40):
+        retries.fail("key", "add", 0)
+        due_s = retries.next_s()
+        assert due_s is not None
+        delays.append(due_s)
+    assert delays[:7] == [1, 2, 4, 8, 16, 32, 60]
+    assert set(delays[7:]) == {LONGEST_DELAY_S}
+
+
+def test_a_success_makes_the_next_try_a_first_one() -> None:
+    retries = Retries()
+    retries.fail("key", "add", 0)
+    retries.fail("key", "add", 0)
+    retries.forget("key")
+    retries.forget("never failed")
+    retries.fail("key", "add", 0)
+    assert retries.next_s() == FIRST_DELAY_S
+
+
+def test_another_desired_value_may_be_tried_at_once_and_is_a_first_attempt() -> None:
+    retries = Retries()
+    retries.fail("key", "add", 0)
+    retries.fail("key", "add", 0)
+    assert retries.may_try("key", "remove", 0)
+    retries.fail("key", "remove", 0)
+    assert retries.next_s() == FIRST_DELAY_S
+
+
+def test_an_object_without_an_operation_does_not_wake_the_loop() -> None:
+    retries = Retries()
+    retries.fail("key", "add", 0)
+    retries.fail("other", "add", 5)
+    retries.keep_only({"other", "third"})
+    assert retries.next_s() == 5 + FIRST_DELAY_S
+    assert len(retries) == 1
+
+
+def test_an_operation_under_way_is_no_further_failure_and_is_tried_as_soon_as_it_has_ended() -> None:
+    retries = Retries()
+    retries.fail(("rules", 4), "wish", 0)
+    retries.wait(("rules", 4), "wish", 1)
+    retries.wait(("set", "name"), "wish", 1)
+    assert not retries.may_try(("rules", 4), "wish", LONGEST_DELAY_S)
+    retries.hasten("rules")
+    assert retries.may_try(("rules", 4), "wish", 1)
+    assert not retries.may_try(("set", "name"), "wish", 1)
+    retries.fail(("rules", 4), "wish", 2)
+    assert retries.next_s() == 2 + 2 * FIRST_DELAY_S, "the second failure"
+    retries.wait(("rules", 4), "another wish", 3)
+    retries.fail(("rules", 4), "another wish", 4)
+    assert retries.next_s() == 4 + FIRST_DELAY_S, "the first failure of this wish"

@@ -1,0 +1,91 @@
+"""The removals of a cleanup, and their order. ``tests/commands/test_cleanup.py`` shows that it works."""
+
+import dataclasses
+
+from ipvsproxy.model.kernel import DEVICE, Device, LocalRoutes
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
+from ipvsproxy.model.sets import SET_COPY, IpSet, SetEntry, SetKind
+from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
+from ipvsproxy.reconcile.removal import cleanup
+from tests.reconcile import examples
+from tests.support import builders
+
+KEY = builders.frontend("10.96.0.1", 80)
+FOREIGN = builders.frontend("192.0.2.1", 80)
+JUMPS = (Jump("nat", "OUTPUT", "KUBE-SERVICES", "kubernetes service portals"),)
+OURS = {family: Skeleton(family=family, chains={}, jumps=JUMPS) for family in Family}
+CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
+EMPTY = Observation(virtual_servers={}, sets={}, device=False, addresses=frozenset(), routes=frozenset(), interface_addresses=())
+
+
+def kernel_with(
+    *, device: bool = True, entries: frozenset[SetEntry] = frozenset(), jumps: tuple[Jump, ...] = JUMPS
+) -> Observation:
+    """A kernel with one virtual server of ours and one of another program."""
+    settings = {key: ObservedVirtualServer(examples.ROUND_ROBIN, {}) for key in (KEY, FOREIGN)}
+    image = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(jumps))
+    return Observation(
+        virtual_servers=settings,
+        sets={CLUSTER_IPS.name: entries},
+        device=device,
+        addresses=frozenset({KEY.address}) if device else frozenset(),
+        interface_addresses=(),
+        skeletons={Family.IPV4: image},
+    )
+
+
+def remove(item: object) -> Operation:
+    return Operation(Verb.REMOVE, item)  # type: ignore[arg-type]  # an item of any kind
+
+
+def test_virtual_servers_go_first_and_the_device_last() -> None:
+    todo = cleanup.plan(kernel_with(), OURS, ())
+    assert list(todo.operations) == [
+        remove(VirtualServer(KEY, examples.ROUND_ROBIN)),
+        remove(OURS[Family.IPV4]),
+        remove(CLUSTER_IPS),
+        remove(Device(DEVICE)),
+    ]
+
+
+def test_an_entry_is_as_good_a_witness_as_an_address() -> None:
+    entry = SetEntry(CLUSTER_IPS.name, KEY.address, Protocol.TCP, 80)
+    todo = cleanup.plan(kernel_with(device=False, entries=frozenset({entry})), OURS, ())
+    assert [operation.item.key for operation in todo.virtual_servers if isinstance(operation.item, VirtualServer)] == [KEY]
+    assert todo.witnesses == (remove(CLUSTER_IPS),)
+
+
+def test_virtual_servers_in_excluded_ranges_stay() -> None:
+    todo = cleanup.plan(kernel_with(), OURS, builders.networks("10.96.0.0/16"))
+    assert todo.virtual_servers == ()
+    assert len(todo.witnesses) == 2
+
+
+def test_a_kernel_without_objects_of_ours_needs_no_removal() -> None:
+    assert cleanup.plan(EMPTY, OURS, ()).operations == ()
+    assert cleanup.plan(Observation(), OURS, ()).operations == ()
+
+
+def test_a_family_without_rules_of_ours_is_left_alone() -> None:
+    assert cleanup.plan(kernel_with(jumps=()), OURS, ()).rules == ()
+
+
+def test_witnesses_go_only_if_every_virtual_server_of_ours_is_known() -> None:
+    assert cleanup.may_remove_witnesses(EMPTY)
+    for lacking in ("virtual_servers", "sets", "addresses", "routes", "interface_addresses"):
+        assert not cleanup.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # names of fields
+
+
+def test_the_copy_of_a_set_is_removed() -> None:
+    todo = cleanup.plan(dataclasses.replace(EMPTY, set_copy=True), OURS, ())
+    assert todo.operations == (remove(SET_COPY),)
+
+
+def test_local_routes_are_removed_and_their_virtual_servers_are_ours_even_without_entries() -> None:
+    observed = dataclasses.replace(kernel_with(device=False), sets={}, addresses=frozenset(), routes=frozenset({KEY.address}))
+    todo = cleanup.plan(observed, OURS, ())
+    assert [operation.item.key for operation in todo.virtual_servers] == [KEY]
+    assert todo.witnesses == (remove(LocalRoutes.of(KEY.address)),)

@@ -1,0 +1,568 @@
+"""Second scopes of external addresses: marks, their virtual servers and entries, on a kernel in memory."""
+
+import dataclasses
+
+import pytest
+
+from ipvsproxy.model.kernel import FlowCleaning
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.plan import Operation, Verb, one_by_one
+from ipvsproxy.model.real_servers import EvenWeights
+from ipvsproxy.model.rules import ChainKey, ObservedRule, Rule, SetMatch, Side, TakeMark, UnknownRule, Verdict
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetKind, mark_entry
+from ipvsproxy.model.state import ClusterScope
+from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer, VirtualServerSettings
+from ipvsproxy.reconcile.operations import precondition
+from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.reconcile.removal import cleanup
+from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, spread
+from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.translate.node.view import TrafficScopes
+from tests.reconcile.simulation import SimulatedNode
+from tests.support import builders
+
+HERE, ELSEWHERE = "10.244.0.5", "10.244.1.5"
+BALANCER = "192.0.2.12"
+FIRST, SECOND = 0x3FFF, 0x3FFE
+"""The marks in the order in which they are given."""
+
+
+def shop(name: str = "shop", *, local: bool = True, number: int = 12, created_s: float = 1.0) -> tuple[Service, EndpointSlice]:
+    service = builders.service(
+        name,
+        builders.service_port(80),
+        cluster=[f"10.96.1.{number}"],
+        load_balancer=[f"192.0.2.{number}"],
+        kind=ServiceType.LOAD_BALANCER,
+        external_local=local,
+        created_s=created_s,
+    )
+    slices = builders.endpoint_slice(builders.endpoint(HERE), builders.endpoint(ELSEWHERE, builders.OTHER_NODE), service=name)
+    return service, slices
+
+
+def node_with(*bits: int, **options: object) -> SimulatedNode:
+    return SimulatedNode(scopes=TrafficScopes.API, scope_bits=bits[0] if bits else 0x3FFF, **options)  # type: ignore[arg-type]
+
+
+def marks_of(node: SimulatedNode) -> dict[str, int]:
+    """The mark of each address in the kernel."""
+    entries = [entry for name, held in node.kernel.sets.items() if IP_SETS[name].gives_marks for entry in held.entries]
+    return {str(entry.address): entry.mark for entry in entries if isinstance(entry, MarkedEntry)}
+
+
+def scopes_of(node: SimulatedNode) -> dict[int, set[str]]:
+    """The endpoints behind each mark in the kernel."""
+    return {
+        key.mark: {str(one.address) for one in server.real_servers}
+        for key, server in node.kernel.virtual_servers.items()
+        if isinstance(key, FirewallMark)
+    }
+
+
+def traces_of(node: SimulatedNode) -> list[str]:
+    sets = [name for name in node.kernel.sets if IP_SETS[name].kind in SCOPE_KINDS]
+    return [*sets, *(str(key) for key in node.kernel.virtual_servers if isinstance(key, FirewallMark))]
+
+
+def test_a_balancer_with_policy_local_has_local_endpoints_by_address_and_all_by_mark() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    plain = node.kernel.virtual_servers[builders.frontend(BALANCER, 80)]
+    assert {str(one.address) for one in plain.real_servers} == {HERE}
+    assert marks_of(node) == {BALANCER: FIRST}
+    assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
+
+
+def test_without_policy_local_there_is_no_trace_of_scopes() -> None:
+    node = node_with()
+    node.put(*shop(local=False))
+    node.sync()
+    assert traces_of(node) == []
+
+
+def test_packets_get_a_mark_after_its_virtual_server_has_its_real_servers_and_lose_it_before() -> None:
+    steps: list[str] = []
+
+    def note(operation: Operation) -> None:
+        item = operation.item
+        if isinstance(item, SetEntries) and IP_SETS[item.set].gives_marks:
+            steps.append(f"{operation.verb} entry")
+        elif isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark):
+            steps.append(f"{operation.verb} virtual server")
+
+    node = node_with(after_each=note)
+    node.put(*shop())
+    node.sync()
+    assert steps == ["add virtual server", "add entry"]
+    node.put(*shop(local=False))
+    node.sync()
+    node.sync(after_s=60)
+    assert steps[2:] == ["remove entry", "remove virtual server"]
+    node.sync(after_s=60)
+    assert traces_of(node) == []
+
+
+def test_a_restart_keeps_every_mark() -> None:
+    node = node_with()
+    for number, name in enumerate(("one", "two", "three"), 20):
+        node.put(*shop(name, number=number))
+    node.sync()
+    before = marks_of(node)
+    node.remove("one")
+    node.sync()
+    node.sync(after_s=60)
+    node.restart()
+    assert [str(one) for one in node.sync() if "timeouts" not in str(one)] == []
+    assert marks_of(node) == {address: mark for address, mark in before.items() if address != "192.0.2.20"}
+    for number, name in enumerate(("four", "five"), 23):
+        node.put(*shop(name, number=number))
+    node.sync()
+    assert set(marks_of(node).values()) == {FIRST, FIRST - 1, FIRST - 2, FIRST - 3}, "what was kept is given to nobody else"
+
+
+def test_the_youngest_services_go_without_a_mark_and_the_oldest_of_them_gets_the_next_free_one() -> None:
+    node = node_with(0x3)
+    for number in range(5):
+        node.put(*shop(f"s{number}", number=20 + number, created_s=100.0 - number))
+    node.sync()
+    node.sync(after_s=60)
+    assert marks_of(node).keys() == {"192.0.2.22", "192.0.2.23", "192.0.2.24"}
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["s1", "s0"]
+    node.remove("s4")
+    node.sync()
+    for _ in range(3):
+        node.sync(after_s=60)
+    assert marks_of(node).keys() == {"192.0.2.21", "192.0.2.22", "192.0.2.23"}
+
+
+def test_a_mark_of_somebody_else_is_left_alone_and_not_given() -> None:
+    node = node_with()
+    theirs = VirtualServer(FirewallMark.of(Family.IPV4, FIRST), VirtualServerSettings("wlc"))
+    node.kernel.schedulers |= {"wlc"}
+    node.kernel.apply([Operation(Verb.ADD, theirs)])
+    node.observe()
+    node.put(*shop())
+    node.sync()
+    assert marks_of(node) == {BALANCER: SECOND}
+    node.remove("shop")
+    node.sync()
+    node.sync(after_s=60)
+    assert theirs.key in node.kernel.virtual_servers
+
+
+def test_another_mark_in_an_entry_is_drift_and_is_mended() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    (name,) = (name for name in node.kernel.sets if IP_SETS[name].gives_marks)
+    (entry,) = node.kernel.sets[name].entries
+    assert isinstance(entry, MarkedEntry)
+    held = node.kernel.sets[name].entries
+    held.clear()
+    held.add(MarkedEntry(entry.set, entry.address, entry.protocol, entry.port, mark=7, mask=entry.mask))
+    node.observe()
+    operations = [str(one) for one in one_by_one(node.sync()) if "SCOPE" in str(one)]
+    assert [one.split()[0] for one in operations] == ["remove", "add"]
+    assert marks_of(node) == {BALANCER: FIRST}
+
+
+def test_other_bits_give_every_scope_another_mark() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    node.reconciler.adopt(Policy(scope_bits=0xFF0000))
+    node.sync()
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert marks_of(node) == {BALANCER: 0xFF0000}
+    assert scopes_of(node) == {0xFF0000: {HERE, ELSEWHERE}}
+
+
+@pytest.mark.parametrize(("number", "bits", "mark"), [(1, 0x3FFF, 1), (0x3FFF, 0x3FFF, 0x3FFF), (5, 0xF0, 0x50), (3, 0x11, 0x11)])
+def test_a_mark_has_the_bits_of_its_number_in_the_places_that_may_be_used(number: int, bits: int, mark: int) -> None:
+    assert spread(number, bits) == mark
+
+
+def test_the_survey_knows_the_second_scope_of_a_port() -> None:
+    node = node_with()
+    service, slices = shop()
+    node.put(service, slices)
+    node.sync()
+    survey, port = node.reconciler.survey, MarkedPort(service.name, Protocol.TCP, 80)
+    mark = survey.scope(port, Family.IPV4)
+    assert mark == FirewallMark.of(Family.IPV4, FIRST)
+    assert survey.port_of(mark) == port
+    assert survey.witness(mark) == mark_entry(mark)
+    assert survey.witness(FirewallMark.of(Family.IPV4, SECOND)) is None
+    assert survey.scope(MarkedPort(service.name, Protocol.UDP, 80), Family.IPV4) is None
+
+
+def test_no_mark_is_given_before_the_marks_in_the_kernel_are_known() -> None:
+    tables = Tables(lambda _desired, _observed: False, lambda _: False)
+    tables.scopes.use_bits(0x3)
+    node = node_with()
+    node.put(*shop())
+    (state,) = node.states.values()
+    tables.put(state.owner.service, state)
+    assert not [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)]
+    tables.put(state.owner.service, None)
+    node.put(*shop(created_s=5.0))
+    tables.put(state.owner.service, state)
+    tables.put(state.owner.service, node.states[state.owner.service])
+    tables.scopes.recall_marks()
+    assert [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)] == [FirewallMark.of(Family.IPV4, 3)]
+
+
+def test_a_service_that_waits_for_a_mark_may_go() -> None:
+    node = node_with(0x1)
+    for number, name in enumerate(("old", "young"), 20):
+        node.put(*shop(name, number=number, created_s=number))
+    node.sync()
+    node.put(*shop("old", number=20, created_s=20))
+    node.remove("young")
+    node.sync()
+    assert node.reconciler.survey.without_scope == []
+    node.reconciler.tend(0)
+    assert marks_of(node) == {"192.0.2.20": 1}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(target=Verdict.DROP, set=SetMatch("KUBE-IPVSPROXY-SCOPE", (Side.DESTINATION, Side.DESTINATION))),
+        Rule(target=TakeMark(SetMatch("KUBE-IPVSPROXY-SCOPE", (Side.DESTINATION, Side.DESTINATION)))),
+        UnknownRule("-j SET --map-set KUBE-IPVSPROXY-SCOPE dst,dst --map-prio"),
+    ],
+)
+def test_a_set_stays_while_a_rule_names_it(rule: ObservedRule) -> None:
+    node = node_with()
+    node.sync()
+    ip_set = IpSet(SetKind.SCOPE, Family.IPV4)
+    node.kernel.apply([Operation(Verb.ADD, ip_set)])
+    node.observe()
+    skeleton = node.kernel.observe().skeletons[Family.IPV4]
+    chains = {**skeleton.chains, ChainKey("mangle", "KUBE-IPVSPROXY-MARK"): (rule,)}
+    node.reconciler.observe(
+        dataclasses.replace(node.kernel.observe(), skeletons={Family.IPV4: dataclasses.replace(skeleton, chains=chains)}),
+        node.now,
+    )
+    assert Operation(Verb.REMOVE, ip_set) not in node.plan().operations
+    assert not precondition.may_be_destroyed(node.reconciler._tables, ip_set)
+    node.sync()
+    node.observe()
+    node.sync()
+    assert ip_set.name not in node.kernel.sets
+
+
+def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> None:
+    node = node_with()
+    port = builders.service_port(53, Protocol.UDP)
+    service = builders.service(
+        "dns", port, kind=ServiceType.LOAD_BALANCER, load_balancer=[BALANCER], cluster=["10.96.1.9"], external_local=True
+    )
+
+    def slices(*addresses: str) -> EndpointSlice:
+        listed = [builders.endpoint(address, builders.OTHER_NODE) for address in addresses]
+        return builders.endpoint_slice(*listed, service="dns", ports=(builders.endpoint_port(53, Protocol.UDP),))
+
+    node.put(service, slices(ELSEWHERE, "10.244.1.6"))
+    node.sync()
+    node.put(service, slices(ELSEWHERE))
+
+    def is_of_mark(operation: Operation) -> bool:
+        return isinstance(operation.item, RealServers) and isinstance(operation.item.virtual_server, FirewallMark)
+
+    def cleans(operation: Operation) -> bool:
+        return isinstance(operation.item, FlowCleaning)
+
+    planned = node.plan().operations
+    assert any(map(is_of_mark, planned))
+    node.reconciler.settle(node.apply([one for one in planned if not is_of_mark(one)]), node.now)
+    later = node.plan().operations
+    assert any(map(is_of_mark, later))
+    assert not any(map(cleans, later))
+    assert any(map(cleans, node.sync()))
+
+
+def test_services_that_begin_to_wait_for_a_mark_are_news_once() -> None:
+    node = node_with(0x1)
+    for number, name in enumerate(("old", "young"), 20):
+        node.put(*shop(name, number=number, created_s=number))
+    assert [port.service.name for port in node.reconciler.take_without_scope()] == ["young"]
+    node.put(*shop("young", number=21, created_s=21))
+    assert node.reconciler.take_without_scope() == []
+
+
+def plan_additions(node: SimulatedNode) -> None:
+    """Apply additions alone until there are none, as while a first list is doubted."""
+    node.plan()
+    while operations := node.reconciler.plan(node.now, only_additions=True).operations:
+        node.reconciler.settle(node.apply(operations), node.now)
+
+
+def test_a_mark_that_the_kernel_still_has_for_one_service_leads_to_no_endpoint_of_another() -> None:
+    node = node_with(0x1)
+    node.put(*shop("young", number=21, created_s=21))
+    node.sync()
+    service, _ = shop("old", number=20, created_s=20)
+    node.put(service, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="old"))
+    plan_additions(node)
+    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.21": 1}, {1: {HERE, ELSEWHERE}})
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["old", "young"]
+    node.sync()
+    for _ in range(3):
+        node.sync(after_s=60)
+    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.20": 1}, {1: {"10.244.0.9"}})
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["young"]
+
+
+def test_one_mark_is_taken_back_for_one_service_that_waits_however_often_it_changes() -> None:
+    node = node_with(0x3)
+    for number in (1, 2, 3):
+        node.put(*shop(f"young{number}", number=20 + number, created_s=20 + number))
+    node.sync()
+    for _ in range(2):
+        node.put(*shop("old", number=20, created_s=20))
+        plan_additions(node)
+    assert len(marks_of(node)) == 3
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["old", "young3"]
+
+
+@pytest.mark.parametrize("change", ["is created anew", "is only remembered"])
+def test_a_service_keeps_its_mark_when_it(change: str) -> None:
+    node = node_with()
+    service, slices = shop()
+    node.put(service, slices)
+    node.sync()
+    if change == "is created anew":
+        node.put(*shop(created_s=5.0))
+    else:
+        node.put(service, slices, remembered=True)
+        (state,) = node.states.values()
+        assert state.owner.is_remembered
+    assert not [one for one in node.sync() if isinstance(one.item, VirtualServer | RealServers | SetEntries)]
+    assert marks_of(node) == {BALANCER: FIRST}
+
+
+def test_a_service_that_waits_keeps_waiting_in_its_new_turn_when_it_is_created_anew() -> None:
+    node = node_with(0x1)
+    for number, name in enumerate(("old", "middle", "young"), 20):
+        node.put(*shop(name, number=number, created_s=number))
+    node.sync()
+    node.put(*shop("middle", number=21, created_s=30))
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["young", "middle"]
+
+
+def test_other_bits_after_a_restart_replace_the_marks_of_entries_though_additions_come_first() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    node._policy = Policy(scope_bits=0xFF0000)
+    node.restart()
+    plan_additions(node)
+    assert marks_of(node) == {BALANCER: FIRST}, "the kernel has one entry for an address and port"
+    node.sync()
+    node.sync(after_s=60)
+    assert marks_of(node) == {BALANCER: 0xFF0000}
+
+
+def test_a_mark_that_another_program_has_taken_meanwhile_is_not_given_again_after_a_restart() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    theirs = FirewallMark.of(Family.IPV4, FIRST)
+    entry = mark_entry(theirs)
+    del node.kernel.virtual_servers[theirs]
+    node.kernel.sets[entry.set].entries.clear()
+    node.kernel.schedulers |= {"wlc"}
+    node.kernel.apply([Operation(Verb.ADD, VirtualServer(theirs, VirtualServerSettings("wlc")))])
+    node.restart()
+    node.sync()
+    assert node.kernel.virtual_servers[theirs].settings.scheduler == "wlc"
+    assert marks_of(node) == {BALANCER: SECOND}
+
+
+def test_a_mark_that_another_program_gives_up_is_given_after_the_next_reading() -> None:
+    node = node_with(0x1)
+    theirs = FirewallMark.of(Family.IPV4, 1)
+    node.kernel.apply([Operation(Verb.ADD, VirtualServer(theirs, VirtualServerSettings("rr")))])
+    node.observe()
+    node.put(*shop())
+    node.sync()
+    assert marks_of(node) == {}
+    del node.kernel.virtual_servers[theirs]
+    node.observe()
+    node.sync()
+    assert marks_of(node) == {BALANCER: 1}
+
+
+def test_marks_that_the_kernel_still_has_are_looked_at_once() -> None:
+    asked: list[int] = []
+    marks = Marks(lambda mark: not asked.append(mark) and mark > 0x3F00, lambda _: False)  # type: ignore[func-returns-value]
+    marks.adopt(0x3FFF)
+    scope = ClusterScope(Family.IPV4, Protocol.TCP, 80, (), VirtualServerSettings("rr"), EvenWeights.of([]))
+    for number in range(10):
+        marks.take(Owner(number, ServiceName("default", str(number))), ServiceName("default", str(number)), scope, [scope])
+    assert len(asked) == 0x3FFF - 0x3F00 + 10
+
+
+def test_a_virtual_server_stays_while_packets_still_get_its_mark() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+
+    def takes_mark(one: Operation) -> bool:
+        return one.verb is Verb.REMOVE and isinstance(one.item, SetEntries) and IP_SETS[one.item.set].gives_marks
+
+    node.kernel.fail(takes_mark)
+    node.put(*shop(local=False))
+    node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)].real_servers.clear()
+    node.observe()
+    node.sync()
+    assert marks_of(node) == {BALANCER: FIRST}
+    assert scopes_of(node) == {FIRST: set()}
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert traces_of(node) == []
+
+
+def test_a_service_that_has_become_the_youngest_gives_its_mark_to_the_oldest_that_waits() -> None:
+    node = node_with(0x1)
+    for number, name in enumerate(("old", "young"), 20):
+        node.put(*shop(name, number=number, created_s=number))
+    node.sync()
+    node.put(*shop("old", number=20, created_s=30))
+    for _ in range(3):
+        node.sync(after_s=60)
+    assert marks_of(node) == {"192.0.2.21": 1}
+
+
+def test_a_port_that_has_lost_its_mark_in_one_family_keeps_that_of_the_other() -> None:
+    service, slices = shop()
+    both = builders.service(
+        "shop",
+        builders.service_port(80),
+        cluster=["10.96.1.12", "fd00::12"],
+        load_balancer=[BALANCER, "2001:db8::12"],
+        kind=ServiceType.LOAD_BALANCER,
+        external_local=True,
+        created_s=service.created_s,
+    )
+    node = node_with(families=Family)
+    node.put(*shop("first", number=11))
+    node.sync()
+    node.put(both, slices, builders.endpoint_slice(builders.endpoint("fd00:244::5"), service="shop", suffix="6"))
+    node.sync()
+    node.remove("first")
+    node.sync()
+    node.sync(after_s=60)
+    (mark,) = set(marks_of(node).values())
+    node.kernel.sets[IpSet(SetKind.SCOPE, Family.IPV4).name].entries.clear()
+    node.restart()
+    node.sync()
+    assert marks_of(node) == {BALANCER: mark, "2001:db8::12": mark}
+
+
+def test_a_range_of_all_addresses_excludes_no_mark() -> None:
+    node = node_with(excluded=["0.0.0.0/0"])
+    node.put(*shop())
+    node.sync()
+    plan = cleanup.plan(dataclasses.replace(node.kernel.observe(), skeletons={}), {}, builders.networks("0.0.0.0/0"))
+    assert [one.item.key for one in plan.virtual_servers] == [FirewallMark.of(Family.IPV4, FIRST)]
+    node.remove("shop")
+    node.sync()
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert traces_of(node) == []
+
+
+def test_source_ranges_are_in_force_on_a_kernel_that_refuses_rules_of_marks() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    skeleton = node.kernel.observe().skeletons[Family.IPV4].without("mangle")
+    node.observe(skeletons={Family.IPV4: skeleton})
+    tables = node.reconciler._tables
+    assert Family.IPV4 in tables.skeletons.pending
+    assert not tables.lacks_rules(Family.IPV4)
+    assert node.reconciler.lacking([Family.IPV4]) == frozenset()
+    node.observe(skeletons={Family.IPV4: skeleton.without("filter")})
+    assert tables.lacks_rules(Family.IPV4)
+    assert node.reconciler.lacking([Family.IPV4]) == {Family.IPV4}
+
+
+def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_left_to_it() -> None:
+    node = node_with()
+    node.sync()
+    node.kernel.schedulers |= {"wlc"}
+    key = FirewallMark.of(Family.IPV4, FIRST)
+    theirs = VirtualServer(key, VirtualServerSettings("wlc"))
+    node.kernel.apply([Operation(Verb.ADD, theirs)])
+    node.put(*shop())
+    node.sync()
+    for _ in range(2):
+        left = node.kernel.virtual_servers[key]
+        assert (left.settings, left.real_servers) == (theirs.settings, {})
+        assert mark_entry(key) not in node.kernel.sets[mark_entry(key).set].entries
+        assert (marks_of(node), scopes_of(node)[SECOND]) == ({BALANCER: SECOND}, {HERE, ELSEWHERE})
+        node.observe()
+        node.sync()
+    node.remove("shop")
+    node.sync()
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert key in node.kernel.virtual_servers
+    del node.kernel.virtual_servers[key]
+    node.observe()
+    node.put(*shop())
+    node.sync()
+    assert node.reconciler.pending == 0
+
+
+def test_an_entry_that_cannot_be_removed_makes_nobody_elses_virtual_server_ours() -> None:
+    node = node_with()
+    node.sync()
+    key = FirewallMark.of(Family.IPV4, FIRST)
+    theirs = VirtualServer(key, VirtualServerSettings("rr"))
+    node.kernel.apply([Operation(Verb.ADD, theirs)])
+    node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, SetEntries), times=3)
+    node.put(*shop())
+    for _ in range(8):
+        node.sync(after_s=60)
+        node.observe()
+        assert key in node.kernel.virtual_servers
+        assert not node.kernel.virtual_servers[key].real_servers
+    assert mark_entry(key) not in node.kernel.sets[mark_entry(key).set].entries
+
+
+def test_a_refused_mark_holds_up_no_older_service_and_is_given_again_when_it_is_free() -> None:
+    theirs: set[int] = set()
+    marks = Marks(lambda mark: mark in theirs, lambda _: False)
+    marks.adopt(0b11)
+    marks.recall(())
+    names = [ServiceName("shop", name) for name in ("old", "young", "younger")]
+    old, young, younger = [(Owner(created_s, name), name) for created_s, name in enumerate(names)]
+    scope = ClusterScope(Family.IPV4, Protocol.TCP, 80, (), VirtualServerSettings("rr"), EvenWeights.of([]))
+    assert marks.take(*young, scope, [scope]) == (3, None)
+    theirs.add(3)
+    marks.refuse(young[0], 3)
+    assert [marks.take(*one, scope, [scope])[0] for one in (young, younger)] == [2, 1]
+    theirs |= {2, 1}
+    assert marks.take(*old, scope, [scope]) == (0, younger[1])
+    assert marks.next_in_turn() is None
+    theirs.clear()
+    assert marks.next_in_turn() == old[1]
+    assert {marks.take(*old, scope, [scope])[0], marks.take(*younger, scope, [scope])[0]} == {1, 3}
+
+
+def test_a_refused_mark_that_no_service_has_any_more_changes_nothing() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    node.reconciler._tables.scopes.refuse(FirewallMark.of(Family.IPV4, SECOND))
+    node.sync()
+    assert marks_of(node) == {BALANCER: FIRST}

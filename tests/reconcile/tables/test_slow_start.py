@@ -1,0 +1,215 @@
+"""Slow start: the weight over time, which endpoints climb, restarts, and that nothing happens between steps."""
+
+import pytest
+
+from ipvsproxy.model.annotations import Annotation, ServiceAnnotations, WeightRules
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
+from ipvsproxy.reconcile.tables import slow_start
+from tests.reconcile.simulation import SimulatedNode
+from tests.support import builders
+
+KEY = builders.frontend(builders.CLUSTER_IP, 80)
+DURATION_S = 80
+OWN = 100
+
+
+def web(slow_start_s: int = DURATION_S, weight: int | None = None) -> Service:
+    rules = WeightRules({}, {}, weight) if weight is not None else None
+    given = frozenset({Annotation.SCHEDULER, Annotation.SLOW_START, Annotation.WEIGHTS})
+    chosen = ServiceAnnotations(given=given, scheduler="wlc", slow_start_s=slow_start_s, weights=rules)
+    return builders.with_options(builders.service(), annotations=chosen)
+
+
+def pods(*numbers: int) -> EndpointSlice:
+    return builders.endpoint_slice(*(builders.endpoint(f"10.244.0.{number}") for number in numbers))
+
+
+def weights(node: SimulatedNode) -> dict[int, int]:
+    """The weights in the kernel by the last number of the address."""
+    return {key.address[-1]: weight for key, weight in node.kernel.virtual_servers[KEY].real_servers.items()}
+
+
+def running(*numbers: int) -> SimulatedNode:
+    """A node that serves these endpoints with their own weight."""
+    node = SimulatedNode()
+    node.put(web(), pods(*numbers))
+    node.sync()
+    return node
+
+
+@pytest.mark.parametrize(("own", "steps"), [(2, 1), (3, 2), (5, 4), (9, 8), (100, 8), (65535, 8)])
+def test_the_weight_climbs_in_a_few_steps_from_one_to_the_own_one(own: int, steps: int) -> None:
+    seen = [slow_start.weight_at(0.1 * tenth, own, 60) for tenth in range(601)]
+    assert (seen[0], seen[-1], sorted(seen)) == (1, own, seen)
+    assert len(set(seen)) == steps + 1 <= 10
+    elapsed_s, times = 0.0, []
+    while elapsed_s < 60:
+        elapsed_s = slow_start.next_step_s(elapsed_s, own, 60)
+        times.append(elapsed_s)
+    assert len(times) == steps
+    assert [slow_start.weight_at(at_s, own, 60) for at_s in times] == sorted(set(seen))[1:]
+
+
+@pytest.mark.parametrize("own", [2, 3, 10, 100])
+def test_a_weight_tells_how_long_the_endpoint_has_climbed(own: int) -> None:
+    for weight in range(1, own + 1):
+        elapsed_s = slow_start.elapsed_at(weight, own, 60)
+        assert slow_start.weight_at(elapsed_s, own, 60) >= weight
+        assert weight == 1 or slow_start.weight_at(elapsed_s - 0.01, own, 60) < weight
+
+
+def test_the_first_endpoints_have_their_own_weight_at_once() -> None:
+    node = running(1, 2)
+    assert weights(node) == {1: OWN, 2: OWN}
+    assert node.reconciler.next_s() is None
+
+
+def test_a_new_endpoint_climbs_and_costs_a_handful_of_edits() -> None:
+    node = running(1, 2)
+    node.put(web(), pods(1, 2, 3))
+    node.sync()
+    assert weights(node) == {1: OWN, 2: OWN, 3: 1}
+    edits, seen = [], []
+    while (due_s := node.reconciler.next_s()) is not None:
+        node.now = due_s
+        edits += node.sync()
+        seen.append(weights(node)[3])
+    assert seen == [13, 25, 38, 50, 62, 75, 87, 100]
+    assert len(edits) == slow_start.STEPS
+    assert {(one.verb, type(one.item)) for one in edits} == {(Verb.SET, RealServers)}
+    assert node.now == 1000 + DURATION_S
+
+
+def test_a_change_of_the_service_does_not_begin_anew() -> None:
+    node = running(1)
+    node.put(web(), pods(1, 2))
+    node.sync()
+    node.sync(after_s=DURATION_S / 2)
+    assert weights(node) == {1: OWN, 2: 50}
+    node.put(web(), pods(1, 2, 3))
+    node.sync()
+    assert weights(node) == {1: OWN, 2: 50, 3: 1}
+    node.sync(after_s=DURATION_S / 2)
+    assert weights(node) == {1: OWN, 2: OWN, 3: 50}
+
+
+def test_an_endpoint_that_returns_climbs_again() -> None:
+    node = running(1, 2)
+    node.put(web(), pods(1))
+    node.kernel.connection_counts[KEY, builders.backend("10.244.0.2")] = Connections(1, 0)
+    node.sync()
+    assert weights(node) == {1: OWN, 2: 0}
+    node.put(web(), pods(1, 2))
+    node.sync()
+    assert weights(node) == {1: OWN, 2: 1}
+
+
+def test_a_new_process_goes_on_from_the_weights_in_the_kernel() -> None:
+    node = running(1)
+    node.put(web(), pods(1, 2))
+    node.sync()
+    node.sync(after_s=DURATION_S / 2)
+    node.restart()
+    assert not [one for one in node.sync() if isinstance(one.item, RealServers)]
+    node.sync(after_s=DURATION_S / 4)
+    assert weights(node) == {1: OWN, 2: 75}
+    node.sync(after_s=DURATION_S / 4)
+    assert weights(node) == {1: OWN, 2: OWN}
+
+
+def test_an_endpoint_that_came_while_the_process_was_down_climbs() -> None:
+    node = running(1)
+    node.reconciler = node._new_reconciler()
+    node.put(web(), pods(1, 2))
+    node.sync()
+    assert weights(node) == {1: OWN, 2: 1}
+
+
+def test_a_slow_start_that_is_new_for_a_service_concerns_new_endpoints_alone() -> None:
+    node = SimulatedNode()
+    node.put(web(slow_start_s=0), pods(1, 2))
+    node.sync()
+    assert weights(node) == {1: 1, 2: 1}
+    node.put(web(), pods(1, 2))
+    node.sync()
+    assert weights(node) == {1: OWN, 2: OWN}
+    node.put(web(), pods(1, 2, 3))
+    node.sync()
+    assert weights(node)[3] == 1
+
+
+def test_without_slow_start_a_climbing_endpoint_has_its_own_weight_at_once() -> None:
+    node = running(1)
+    node.put(web(), pods(1, 2))
+    node.sync()
+    node.put(web(slow_start_s=0, weight=OWN), pods(1, 2))
+    node.sync()
+    assert weights(node) == {1: OWN, 2: OWN}
+    assert node.reconciler.next_s() is None
+    node.remove("web")
+    node.sync()
+    assert KEY not in node.kernel.virtual_servers
+
+
+def test_drift_of_a_climbing_weight_is_repaired_to_the_weight_of_the_time() -> None:
+    node = running(1)
+    node.put(web(), pods(1, 2))
+    node.sync()
+    node.sync(after_s=DURATION_S / 2)
+    node.kernel.virtual_servers[KEY].real_servers[builders.backend("10.244.0.2")] = 99
+    node.observe()
+    node.sync()
+    assert weights(node) == {1: OWN, 2: 50}
+
+
+def test_an_endpoint_of_weight_one_or_zero_has_nothing_to_climb() -> None:
+    for weight in (0, 1):
+        node = SimulatedNode()
+        node.put(web(weight=weight), pods(1))
+        node.sync()
+        node.put(web(weight=weight), pods(1, 2))
+        node.sync()
+        assert weights(node) == {1: weight, 2: weight}
+        assert node.reconciler.next_s() is None
+
+
+def test_a_process_that_only_reads_desires_the_weights_on_their_way_up() -> None:
+    node = running(1)
+    node.put(web(), pods(1, 2))
+    node.sync()
+    node.sync(after_s=DURATION_S / 2)
+    reader = node._new_reconciler()
+    for name, state in node.states.items():
+        reader.put(name, state)
+    for seconds in (0, DURATION_S / 4, DURATION_S / 4):
+        node.sync(after_s=seconds)
+        reader.observe(node.kernel.observe(), node.now)
+        reader.tend(node.now)
+        assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if "weight" in one.desired]
+
+
+def test_no_real_server_and_no_virtual_server_is_removed_on_the_way() -> None:
+    seen: list[Operation] = []
+    node = SimulatedNode(after_each=seen.append)
+    node.put(web(), pods(1))
+    node.sync()
+    node.put(web(), pods(1, 2))
+    for _ in range(20):
+        node.sync(after_s=5)
+    assert not [one for one in seen if one.verb is Verb.REMOVE and isinstance(one.item, RealServers | VirtualServer)]
+
+
+def test_a_service_without_slow_start_beside_one_with_it_is_served_as_ever() -> None:
+    node = running(1)
+    other = builders.service("plain", cluster=["10.96.0.99"])
+    node.put(other, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="plain"))
+    node.sync()
+    assert weights(node) == {1: OWN}
+    (plain,) = node.kernel.virtual_servers[builders.frontend("10.96.0.99", 80)].real_servers.values()
+    assert plain == 1
+    node.put(other, builders.endpoint_slice(*(builders.endpoint(f"10.244.0.{last}") for last in (8, 9)), service="plain"))
+    node.sync()
+    assert set(node.kernel.virtual_servers[builders.frontend("10.96.0.99", 80)].real_servers.values()) == {1}
+    assert node.reconciler.pending == 0

@@ -1,0 +1,329 @@
+"""A table of any kind: owners, pending and foreign keys. Left out: the contents of tables (``test_tables``)."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, Conflict, Table
+
+OLD, MIDDLE, YOUNG = (Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))
+
+
+def table(is_protected: Callable[[str], bool] = lambda _: False) -> Table[str, tuple[Owner, int], int]:
+    """A table in which owners desire numbers for keys."""
+    return Table(lambda desired: desired[0], lambda desired, observed: desired[1] != observed, is_protected)
+
+
+def ours(*keys: str) -> Callable[[str], bool]:
+    return lambda key: key in keys
+
+
+def pending(numbers: Table[str, tuple[Owner, int], int]) -> Collection[str]:
+    return [*numbers.pending, *numbers.surplus]
+
+
+def test_a_desired_key_is_pending_until_its_desired_value_is_observed() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    assert pending(numbers) == ["key"]
+    numbers.confirm("key", 2)
+    assert pending(numbers) == ["key"]
+    numbers.confirm("key", 1)
+    assert pending(numbers) == []
+
+
+def test_a_key_that_is_no_longer_desired_is_surplus_until_it_is_gone() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers.confirm("key", 1)
+    numbers.replace(OLD, {"key": (OLD, 1)}, {})
+    assert pending(numbers) == ["key"]
+    numbers.confirm("key", None)
+    assert (pending(numbers), dict(numbers.observed)) == ([], {})
+
+
+def test_a_desired_value_given_up_before_it_was_in_force_leaves_nothing_to_do() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers.replace(OLD, {"key": (OLD, 1)}, {})
+    assert pending(numbers) == []
+
+
+def test_several_keys_that_are_confirmed_at_once_are_as_one_by_one() -> None:
+    found = []
+    for at_once in (True, False):
+        unequal: dict[Table[Any, Any, Any], None] = {}
+        numbers: Table[str, tuple[Owner, int], int] = Table(
+            lambda desired: desired[0], lambda desired, observed: desired[1] != observed, lambda _: False, unequal
+        )
+        numbers.observe({"theirs": 3, "unwanted": 3}, lambda _: False)
+        keys = ["new", "other value", "theirs", "unwanted", "in force"]
+        numbers.replace(OLD, {}, {key: (OLD, 1 if key == "other value" else 2) for key in (*keys, "left") if key != "unwanted"})
+        numbers.confirm("in force", 2)
+        for together in (keys,) if at_once else ():
+            numbers.confirm_all(together, 2)
+        for key in () if at_once else keys:
+            numbers.confirm(key, 2)
+        before = pending(numbers), dict(numbers.observed), set(numbers.foreign), bool(unequal)
+        for key in ("other value", "left"):
+            numbers.replace(OLD, {key: (OLD, 1)}, {key: (OLD, 4)})
+        numbers.confirm("unwanted", None)
+        numbers.confirm_all(("other value", "left"), 4)
+        found.append((before, pending(numbers), dict(numbers.observed), bool(unequal)))
+    assert found[0] == found[1]
+    (differing, *_, is_unequal), *_, is_unequal_at_last = found[0]
+    assert (differing, is_unequal, is_unequal_at_last) == (["other value", "left", "unwanted"], True, False)
+
+
+def test_the_oldest_owner_has_the_key_in_any_order() -> None:
+    for first, second in ((OLD, YOUNG), (YOUNG, OLD)):
+        numbers = table()
+        numbers.replace(first, {}, {"key": (first, 1)})
+        affected = numbers.replace(second, {}, {"key": (second, 2)})
+        assert numbers.desired["key"][0] == OLD
+        assert numbers.is_owned_by("key", OLD)
+        assert not numbers.is_owned_by("key", YOUNG)
+        assert list(numbers.conflicts()) == [Conflict("key", OLD, (YOUNG,))]
+        assert affected == ({YOUNG} if second == OLD else set())
+
+
+def test_the_next_oldest_takes_over_when_the_winner_goes() -> None:
+    numbers = table()
+    for owner in (MIDDLE, YOUNG, OLD):
+        numbers.replace(owner, {}, {"key": (owner, int(owner.created_s))})
+    assert numbers.replace(OLD, {"key": (OLD, 1)}, {}) == {MIDDLE}
+    assert numbers.desired["key"] == (MIDDLE, 2)
+    assert numbers.replace(MIDDLE, {"key": (MIDDLE, 2)}, {}) == {YOUNG}
+    assert numbers.desired["key"] == (YOUNG, 3)
+    assert list(numbers.conflicts()) == []
+
+
+def test_an_owner_that_goes_while_it_waits_changes_nothing_for_the_winner() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers.replace(YOUNG, {}, {"key": (YOUNG, 2)})
+    assert numbers.replace(YOUNG, {"key": (YOUNG, 2)}, {}) == set()
+    assert numbers.desired["key"] == (OLD, 1)
+    assert list(numbers.conflicts()) == []
+
+
+def test_an_owner_that_waits_may_change_its_desired_value_meanwhile() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers.replace(YOUNG, {}, {"key": (YOUNG, 2)})
+    numbers.replace(YOUNG, {"key": (YOUNG, 2)}, {"key": (YOUNG, 3)})
+    numbers.replace(OLD, {"key": (OLD, 1)}, {})
+    assert numbers.desired["key"] == (YOUNG, 3)
+
+
+def test_a_key_without_an_owner_is_owned_by_none() -> None:
+    assert not table().is_owned_by("key", OLD)
+    assert list(table().owners_of("key")) == []
+
+
+def test_what_is_not_ours_is_not_removed() -> None:
+    numbers = table()
+    numbers.observe({"ours": 1, "theirs": 1}, ours("ours"))
+    assert pending(numbers) == ["ours"]
+    assert set(numbers.foreign) == {"theirs"}
+
+
+def test_a_foreign_key_stays_when_a_desired_value_is_given_up_before_it_was_in_force() -> None:
+    numbers = table()
+    numbers.observe({"theirs": 1}, ours())
+    numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
+    assert pending(numbers) == ["theirs"]
+    numbers.replace(OLD, {"theirs": (OLD, 2)}, {})
+    assert pending(numbers) == []
+
+
+def test_a_foreign_key_stays_though_it_was_desired_when_it_was_observed() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"theirs": (OLD, 1)})
+    numbers.observe({"theirs": 1}, ours())
+    numbers.replace(OLD, {"theirs": (OLD, 1)}, {})
+    assert pending(numbers) == []
+
+
+def test_what_we_changed_is_ours() -> None:
+    numbers = table()
+    numbers.observe({"theirs": 1}, ours())
+    numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
+    numbers.confirm("theirs", 2)
+    assert not numbers.foreign
+    numbers.replace(OLD, {"theirs": (OLD, 2)}, {})
+    assert pending(numbers) == ["theirs"]
+
+
+def test_what_was_ours_stays_ours_when_nothing_witnesses_it_any_more() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers.confirm("key", 1)
+    numbers.replace(OLD, {"key": (OLD, 1)}, {})
+    numbers.observe({"key": 1}, ours())
+    assert pending(numbers) == ["key"]
+
+
+def test_what_vanished_and_came_back_is_judged_anew() -> None:
+    numbers = table()
+    numbers.observe({"key": 1}, ours("key"))
+    numbers.observe({}, ours("key"))
+    numbers.observe({"key": 1}, ours())
+    assert set(numbers.foreign) == {"key"}
+
+
+def test_protected_keys_are_never_removed_but_changed_when_desired() -> None:
+    numbers = table(lambda key: key == "protected")
+    numbers.observe({"protected": 1}, ours("protected"))
+    assert pending(numbers) == []
+    numbers.replace(OLD, {}, {"protected": (OLD, 2)})
+    assert pending(numbers) == ["protected"]
+
+
+def test_drift_is_pending_in_both_directions() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"changed": (OLD, 1), "lost": (OLD, 1), "kept": (OLD, 1)})
+    for key in ("changed", "lost", "kept"):
+        numbers.confirm(key, 1)
+    numbers.observe({"changed": 2, "kept": 1, "stray": 1}, ours("stray"))
+    assert set(pending(numbers)) == {"changed", "lost", "stray"}
+
+
+def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
+    desired = {str(number): (OLD, number) for number in range(KEYS_AT_ONCE)}
+    listing = {str(number): 1 for number in range(2 * KEYS_AT_ONCE)}
+    at_once, in_parts = table(), table()
+    for numbers in (at_once, in_parts):
+        numbers.replace(OLD, {}, desired)
+    at_once.observe(listing, ours(*desired))
+    assert sum(1 for _ in in_parts.observing(listing, ours(*desired))) == 4
+    assert list(at_once.pending) == list(in_parts.pending) == [key for key in desired if key != "1"]
+    assert set(at_once.foreign) == set(in_parts.foreign) == listing.keys() - desired.keys()
+    again = sum(1 for _ in in_parts.observing(dict(listing), ours(*desired)))
+    assert again == 2 + 2 + 1, "which are gone, which differ; and what is not ours may have become so"
+    almost = {str(number): 1 for number in range(KEYS_AT_ONCE - 1)}
+    assert list(table().observing(almost, ours())) == []
+
+
+def test_keys_of_one_value_are_compared_as_a_listing_is() -> None:
+    keys = {str(number) for number in range(2 * KEYS_AT_ONCE)}
+    by_listing, by_keys = table(), table()
+    for numbers in (by_listing, by_keys):
+        numbers.replace(OLD, {}, {"0": (OLD, 1), "1": (OLD, 2), "missing": (OLD, 1)})
+        numbers.observe({"0": 1, "gone": 1, "theirs": 1}, ours("0", "gone"))
+    by_listing.observe(dict.fromkeys(keys, 1), ours("1"))
+    pauses = sum(1 for _ in by_keys.observing_all(keys, 1, ours("1")))
+    assert pauses == 1 + 2 + 2, "which are gone, which differ; those are compared"
+    for numbers in (by_listing, by_keys):
+        assert set(numbers.pending) == {"1", "missing"}
+        assert numbers.surplus == {}
+        assert numbers.foreign == keys - {"0", "1"}
+        assert numbers.observed == dict.fromkeys(keys, 1)
+
+
+def observe_some(numbers: Table[str, tuple[Owner, int], int], observed: Mapping[str, int | None], *known: str) -> None:
+    for _ in numbers.observing_some(observed, ours(*known)):
+        pass
+
+
+def test_what_is_read_by_itself_says_nothing_of_others() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1)})
+    numbers.observe({"kept": 1, "lost": 1, "changed": 1, "left": 1}, ours("kept", "lost", "changed"))
+    observe_some(numbers, {"lost": None, "changed": 2, "stray": 1, "never": None, "left": None}, "stray")
+    assert numbers.observed == {"kept": 1, "changed": 2, "stray": 1}
+    assert set(numbers.pending) == {"lost", "changed"}
+    assert set(numbers.surplus) == {"stray"}
+    assert set(numbers.foreign) == set()
+    assert set(numbers.take_drifted()) == {"lost", "changed", "stray"}
+
+
+def test_an_equal_observed_value_keeps_the_known_object() -> None:
+    held, equal = [1], [1]
+    numbers: Table[str, Owner, list[int]] = Table(
+        lambda owner: owner, lambda _wanted, observed: observed != [1], lambda _key: False
+    )
+    numbers.observe({"key": held}, lambda _key: True)
+    numbers.observe({"key": equal}, lambda _key: True)
+    assert numbers.observed["key"] is held
+
+
+def test_a_claim_compares_only_the_keys_it_changes() -> None:
+    compared: list[int] = []
+
+    def differs(desired: tuple[Owner, int], _seen: int) -> bool:
+        compared.append(desired[1])
+        return False
+
+    numbers: Table[str, tuple[Owner, int], int] = Table(lambda desired: desired[0], differs, lambda _: False)
+    before = {str(number): (OLD, number) for number in range(100)}
+    numbers.replace(OLD, {}, before)
+    numbers.observe({str(number): number for number in range(100)}, ours())
+    compared.clear()
+    numbers.replace(OLD, before, before | {"7": (OLD, 700)})
+    assert compared == [700]
+
+
+def test_drift_is_counted_once_and_not_at_the_first_reading() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1), "never": (OLD, 1)})
+    numbers.observe({"kept": 1, "lost": 1, "changed": 1, "old": 1}, ours("kept", "lost", "changed", "old"))
+    assert numbers.drifted == 0, "what a former process left is no drift"
+    numbers.confirm("old", None)
+    after = {"kept": 1, "changed": 2, "intruder": 1, "theirs": 1}
+    numbers.observe(after, ours("kept", "changed", "intruder"))
+    assert numbers.drifted == 3, "lost, changed, intruder"
+    numbers.observe(after, ours("kept", "changed", "intruder"))
+    assert numbers.drifted == 3
+
+
+def test_what_differed_already_is_counted_when_it_changes_and_is_not_named_again() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers.observe({"key": 1}, ours("key"))
+    numbers.observe({"key": 2, "stray": 1}, ours("key", "stray"))
+    assert (numbers.drifted, sorted(numbers.take_drifted())) == (2, ["key", "stray"])
+    numbers.observe({"key": 3, "stray": 2}, ours("key", "stray"))
+    assert (numbers.drifted, numbers.take_drifted()) == (4, [])
+    numbers.notice("key", 4)
+    numbers.notice("stray", 3)
+    assert (numbers.drifted, numbers.take_drifted()) == (6, [])
+    numbers.confirm("key", 1)
+    numbers.notice("key", 2)
+    assert (numbers.drifted, numbers.take_drifted()) == (7, ["key"])
+
+
+def test_a_change_to_the_desired_value_is_no_drift() -> None:
+    numbers = table()
+    numbers.observe({}, ours())
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers.observe({"key": 1}, ours())  # it was added, and the answer was lost
+    assert numbers.drifted == 0
+
+
+def test_a_key_that_is_noticed_alone_counts_as_well() -> None:
+    numbers = table()
+    numbers.replace(OLD, {}, {"key": (OLD, 1)})
+    numbers.notice("key", 3)
+    assert (numbers.drifted, pending(numbers)) == (0, ["key"])
+    numbers.confirm("key", 1)
+    numbers.notice("key", 2)
+    assert (numbers.drifted, pending(numbers)) == (1, ["key"])
+
+
+def test_a_forgotten_observed_side_leaves_desired_keys_pending_and_its_next_observation_is_no_drift() -> None:
+    numbers = table()
+    wanted = {f"key {number}": (OLD, 1) for number in range(KEYS_AT_ONCE + 1)}
+    numbers.replace(OLD, {}, wanted)
+    everything = {**dict.fromkeys(wanted, 1), "theirs": 1, "surplus": 1}
+    numbers.observe(everything, ours("surplus", *wanted))
+    assert (pending(numbers), numbers.foreign) == (["surplus"], {"theirs"})
+    assert len(list(numbers.forgetting())) == 1, "one pause"
+    assert (dict(numbers.observed), set(numbers.foreign)) == ({}, set())
+    assert set(pending(numbers)) == set(wanted)
+    numbers.observe({"key 0": 2, "key 1": 1}, ours(*wanted))
+    assert (numbers.drifted, numbers.take_drifted()) == (0, [])
+    assert set(pending(numbers)) == set(wanted) - {"key 1"}
+    numbers.observe({"key 0": 1}, ours(*wanted))
+    assert numbers.take_drifted() == ["key 1"], "from then on, a change by others is drift again"

@@ -1,0 +1,374 @@
+"""The desired state of the node and its Services in each table. Left out: the operations (``test_reconciler``)."""
+
+import itertools
+
+import pytest
+
+from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, HealthCheck, HealthCheckPort, HealthListener, Sysctl, Timeouts
+from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetKind
+from ipvsproxy.model.state import Rarities, ServiceState
+from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.reconcile.tables.tables import Keep, Tables
+from ipvsproxy.reconcile.virtual_servers import diff
+from tests.reconcile import examples
+from tests.reconcile.examples import OLD, YOUNG
+from tests.support import builders
+
+KEY = builders.frontend("192.0.2.10", 80)
+CLUSTER_IP = builders.frontend("10.96.0.1", 80)
+NODE_PORT = builders.frontend(builders.NODE_ADDRESS, 30080)
+OTHER_NODE_PORT = builders.frontend("172.17.0.1", 30080)
+ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")
+LOAD_BALANCER, FIREWALL = examples.entry(SetKind.LOAD_BALANCER, KEY), examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY)
+NODE_PORT_ENTRY = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+LOCAL_ENTRY = examples.port_entry(SetKind.NODE_PORT_LOCAL_TCP, 30080)
+FLOW = examples.flow("10.96.0.10")
+
+
+def new_claims() -> Tables:
+    return Tables(lambda desired, observed: diff.differs(desired, observed, lambda _key, _real_server: None), lambda _: False)
+
+
+def put(tables: Tables, *states: ServiceState) -> None:
+    for state in states:
+        tables.put(state.owner.service, state)
+
+
+def entries(tables: Tables, owner: Owner) -> set[object]:
+    return {entry for table in tables.entries.values() for entry, owner_of in table.desired.items() if owner_of == owner}
+
+
+def restricted(owner: Owner) -> ServiceState:
+    return examples.state(owner, KEY, real_servers=[ONE], entries=[LOAD_BALANCER, FIREWALL], refused=[KEY])
+
+
+def free(owner: Owner) -> ServiceState:
+    return examples.state(owner, KEY, real_servers=[TWO], entries=[LOAD_BALANCER])
+
+
+def test_the_node_desires_its_device_its_sets_and_its_settings() -> None:
+    tables = new_claims()
+    tables.put_node({Family.IPV4}, [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
+    assert list(tables.devices.desired) == [Device(DEVICE)]
+    assert set(tables.sets.desired) == {IpSet(kind, Family.IPV4) for kind in SetKind if kind not in SCOPE_KINDS}
+    assert tables.sysctls.desired == {"net/ipv4/ip_forward": Sysctl("net/ipv4/ip_forward", "1")}
+    assert tables.timeouts.desired == {TIMEOUTS: Timeouts(1, 2, 3)}
+
+
+def test_an_object_that_the_node_no_longer_needs_is_undesired_and_not_removed() -> None:
+    tables = new_claims()
+    tables.put_node(tuple(Family), [Sysctl("net/ipv4/ip_forward", "1")], Timeouts(1, 2, 3))
+    for ip_set in tables.sets.desired:
+        tables.sets.confirm(ip_set, True)
+    tables.put_node({Family.IPV4}, [], None)
+    assert {ip_set.family for ip_set in tables.sets.desired} == {Family.IPV4}
+    assert (dict(tables.sysctls.desired), dict(tables.timeouts.desired)) == ({}, {})
+    assert not tables.sets.pending
+
+
+def skeleton(family: Family, *rules: Rule) -> Skeleton:
+    return Skeleton(family=family, chains={ChainKey("filter", "KUBE-FORWARD"): rules}, jumps=())
+
+
+def test_each_family_has_its_own_rules_and_new_ones_replace_the_old_ones() -> None:
+    tables = new_claims()
+    tables.put_skeleton(skeleton(Family.IPV4))
+    tables.put_skeleton(skeleton(Family.IPV6))
+    tables.skeletons.confirm(Family.IPV4, skeleton(Family.IPV4).in_force)
+    assert list(tables.skeletons.pending) == [Family.IPV6]
+    tables.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP)))
+    assert set(tables.skeletons.pending) == {Family.IPV4, Family.IPV6}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
+def test_set_entries_follow_the_virtual_server_to_its_winner(order: tuple[ServiceState, ServiceState]) -> None:
+    tables = new_claims()
+    put(tables, *order)
+    assert tables.virtual_servers.desired[KEY].real_servers == {ONE}
+    assert entries(tables, OLD) == {LOAD_BALANCER, FIREWALL}
+    assert entries(tables, YOUNG) == set()
+    assert tables.refused() == {KEY}
+    assert [conflict.waiting for conflict in tables.conflicts()] == [(YOUNG,)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
+def test_the_other_takes_over_with_its_own_entries_when_the_winner_goes(order: tuple[ServiceState, ServiceState]) -> None:
+    tables = new_claims()
+    put(tables, *order)
+    tables.put(OLD.service, None)
+    assert tables.virtual_servers.desired[KEY].real_servers == {TWO}
+    assert entries(tables, YOUNG) == {LOAD_BALANCER}
+    assert entries(tables, OLD) == set()
+    assert tables.refused() == frozenset()
+    assert not list(tables.conflicts())
+
+
+def test_a_service_made_anew_is_as_young_as_it_is() -> None:
+    tables = new_claims()
+    put(tables, restricted(OLD), free(YOUNG))
+    again = Owner(3.0, OLD.service)
+    put(tables, restricted(again))
+    assert tables.virtual_servers.desired[KEY].owner == YOUNG
+    assert entries(tables, YOUNG) == {LOAD_BALANCER}
+    assert entries(tables, again) == entries(tables, OLD) == set()
+    assert set(tables.states) == {OLD.service, YOUNG.service}
+    tables.put(YOUNG.service, None)
+    assert tables.virtual_servers.desired[KEY].owner == again
+
+
+def test_a_service_that_gives_up_only_the_contested_address_gives_up_its_entries_too() -> None:
+    tables = new_claims()
+    put(tables, restricted(OLD), free(YOUNG))
+    put(tables, examples.state(OLD))
+    assert entries(tables, OLD) == set()
+    assert entries(tables, YOUNG) == {LOAD_BALANCER}
+
+
+def test_a_set_entry_that_two_services_share_stays_until_both_are_gone() -> None:
+    tables = new_claims()
+    shared = examples.entry(SetKind.LOOP_BACK, builders.frontend("10.244.0.1", 8080), "10.244.0.1")
+    for owner, key in ((OLD, KEY), (YOUNG, CLUSTER_IP)):
+        put(tables, examples.state(owner, key, entries=[shared]))
+    table = tables.entries[shared.set]
+    tables.put(OLD.service, None)
+    assert table.desired == {shared: YOUNG}
+    tables.put(YOUNG.service, None)
+    assert not table.desired
+
+
+def test_the_desired_state_of_a_service_replaces_its_former_one() -> None:
+    tables = new_claims()
+    put(tables, examples.state(OLD, KEY, entries=[LOAD_BALANCER], addresses=["192.0.2.10"]))
+    cluster_entry = examples.entry(SetKind.CLUSTER_IP, CLUSTER_IP)
+    put(tables, examples.state(OLD, CLUSTER_IP, entries=[cluster_entry], addresses=["10.96.0.1"]))
+    assert set(tables.virtual_servers.desired) == {CLUSTER_IP}
+    assert entries(tables, OLD) == {cluster_entry}
+    assert list(tables.addresses.desired) == [CLUSTER_IP.address]
+
+
+def test_an_unknown_service_may_go() -> None:
+    tables = new_claims()
+    tables.put(ServiceName("default", "unknown"), None)
+    assert not tables.states
+
+
+def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceState:
+    cluster_entry = examples.entry(SetKind.CLUSTER_IP, CLUSTER_IP)
+    health_check = examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080)
+    return examples.state(owner, CLUSTER_IP, *keys, entries=[cluster_entry, NODE_PORT_ENTRY, LOCAL_ENTRY, health_check])
+
+
+def test_a_node_port_that_another_service_has_takes_its_entries_along() -> None:
+    tables = new_claims()
+    put(tables, service_with_node_port(YOUNG, NODE_PORT), examples.state(OLD, NODE_PORT, entries=[NODE_PORT_ENTRY]))
+    assert NODE_PORT_ENTRY in entries(tables, OLD)
+    assert LOCAL_ENTRY not in entries(tables, YOUNG)
+    assert examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080) in entries(tables, YOUNG)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        builders.frontend("192.0.2.10", 30080),
+        builders.frontend(builders.NODE_ADDRESS, 30080, Protocol.UDP),
+        OTHER_NODE_PORT,
+    ],
+)
+def test_a_node_port_keeps_its_entries_when_something_else_of_that_number_is_lost(lost: VirtualServerKey) -> None:
+    """A load balancer's address, the same port of another protocol, or one of several node addresses."""
+    tables = new_claims()
+    desired = service_with_node_port(YOUNG, NODE_PORT, lost)
+    named = [examples.entry(SetKind.LOAD_BALANCER, lost)] if lost.address != NODE_PORT.address and lost != OTHER_NODE_PORT else []
+    put(tables, examples.state(YOUNG, *desired.virtual_servers, entries=[*desired.entries, *named]), examples.state(OLD, lost))
+    assert {NODE_PORT_ENTRY, LOCAL_ENTRY} <= entries(tables, YOUNG)
+
+
+def test_a_set_is_occupied_from_the_first_desired_to_the_last_observed_entry() -> None:
+    tables = new_claims()
+    assert tables.occupied(Family.IPV4) == frozenset()
+    put(tables, free(OLD))
+    assert tables.occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
+    assert tables.occupied(Family.IPV4, settled=True) == {SetKind.LOAD_BALANCER}
+    assert tables.occupied(Family.IPV6) == frozenset()
+    tables.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, True)
+    tables.put(OLD.service, None)
+    assert tables.occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
+    assert tables.occupied(Family.IPV4, settled=True) == frozenset()
+    tables.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, None)
+    assert tables.occupied(Family.IPV4) == frozenset()
+    tables.entries[LOAD_BALANCER.set].confirm(ForeignElement(LOAD_BALANCER.set), True)
+    assert tables.occupied(Family.IPV4) == frozenset(), "no rule is written for that"
+
+
+def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
+    tables = new_claims()
+    put(tables, restricted(OLD))
+    tables.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP, virtual_server=KEY), Rule(target=Verdict.RETURN)))
+    tables.virtual_servers.confirm(KEY, examples.observed({ONE: 1}))
+    assert tables.refused(settled=True) == {KEY}
+    tables.put(OLD.service, None)
+    assert tables.refused() == {KEY}
+    assert tables.refused(settled=True) == frozenset()
+    assert tables.is_going(KEY)
+    tables.virtual_servers.confirm(KEY, None)
+    assert tables.refused() == frozenset()
+    assert not tables.is_going(KEY)
+
+
+def put_flow(tables: Tables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
+    """None: the Service has no endpoint that serves."""
+    put(tables, examples.state(owner, CLUSTER_IP, flows={FLOW: frozenset(keep)} if keep else {}))
+
+
+def clean(tables: Tables) -> None:
+    for flow in list(tables.flows.pending):
+        tables.flows.confirm(flow, tables.flows.desired[flow].real_servers)
+
+
+@pytest.mark.checklist(102)
+@pytest.mark.parametrize(
+    ("before", "after", "is_due"),
+    [
+        (None, {ONE}, True),
+        ({ONE}, {ONE, TWO}, False),
+        ({ONE, TWO}, {ONE}, True),
+        ({ONE}, {TWO}, True),
+        ({ONE}, {ONE}, False),
+        ({ONE}, None, False),
+    ],
+)
+def test_flows_are_cleaned_for_their_first_and_after_their_lost_real_servers(
+    before: set[RealServerKey] | None,
+    after: set[RealServerKey] | None,
+    is_due: bool,  # noqa: FBT001 - the answer of an example
+) -> None:
+    tables = new_claims()
+    put_flow(tables, before)
+    clean(tables)
+    put_flow(tables, after)
+    assert (FLOW in tables.flows.pending) is is_due
+
+
+def test_flows_of_real_servers_that_were_added_meanwhile_are_cleaned_when_those_go() -> None:
+    tables = new_claims()
+    put_flow(tables, {ONE})
+    clean(tables)
+    put_flow(tables, {ONE, TWO})
+    put_flow(tables, {ONE})
+    assert list(tables.flows.pending) == [FLOW]
+
+
+def test_a_real_server_that_comes_back_before_the_cleaning_makes_it_needless() -> None:
+    tables = new_claims()
+    put_flow(tables, {ONE, TWO})
+    clean(tables)
+    put_flow(tables, {ONE})
+    put_flow(tables, {ONE, TWO})
+    assert not tables.flows.pending
+
+
+def test_the_first_real_server_after_there_was_none_calls_for_cleaning_again() -> None:
+    tables = new_claims()
+    put_flow(tables, {ONE})
+    clean(tables)
+    put_flow(tables, None)
+    put_flow(tables, {ONE})
+    assert list(tables.flows.pending) == [FLOW]
+
+
+def test_contested_flows_are_those_of_the_winner_and_are_cleaned_for_its_successor() -> None:
+    tables = new_claims()
+    put_flow(tables, {TWO}, YOUNG)
+    put_flow(tables, {ONE}, OLD)
+    assert tables.flows.desired[FLOW] == Keep(OLD, frozenset({ONE}))
+    clean(tables)
+    put_flow(tables, {ONE, TWO}, YOUNG)
+    assert not tables.flows.pending
+    tables.put(OLD.service, None)
+    assert not tables.flows.pending
+    put_flow(tables, {TWO}, YOUNG)
+    assert list(tables.flows.pending) == [FLOW]
+
+
+def test_a_service_that_waits_does_not_refuse_what_another_one_has() -> None:
+    tables = new_claims()
+    tables.put(OLD.service, examples.state(OLD, KEY))
+    tables.put(YOUNG.service, examples.state(YOUNG, KEY, refused=[KEY]))
+    assert tables.refused() == frozenset()
+    tables.put(OLD.service, None)
+    assert tables.refused() == {KEY}
+
+
+def test_a_setting_that_is_no_longer_desired_is_left_as_it_is() -> None:
+    tables = new_claims()
+    setting, timeouts, rules = (
+        Sysctl("net/ipv4/ip_forward", "1"),
+        Timeouts(1, 2, 3),
+        Skeleton(family=Family.IPV4, chains={}, jumps=()),
+    )
+    tables.put_node([Family.IPV4], [setting], timeouts)
+    tables.put_skeleton(rules)
+    tables.sysctls.confirm(setting.path, setting.value)
+    tables.timeouts.confirm(TIMEOUTS, timeouts)
+    tables.skeletons.confirm(Family.IPV4, rules.in_force)
+    tables.skeletons.confirm(Family.IPV6, rules.in_force)
+    tables.devices.confirm(Device("another"), value=True)
+    for ip_set in list(tables.sets.pending):
+        tables.sets.confirm(ip_set, value=True)
+    tables.put_node([], [], None)
+    assert [list(table.surplus) for table in examples.tables_of(tables) if table.surplus] == []
+
+
+NOBODYS = builders.frontend("10.96.0.250", 80)
+"""A key that no owner has claimed, for whichever table."""
+
+
+def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pending_or_surplus() -> None:
+    tables = new_claims()
+    kernel_tables = examples.tables_of(tables)
+    assert len(kernel_tables) == len(IP_SETS) + 10
+    for number, table in enumerate(kernel_tables, 1):
+        nobodys = {
+            tables.addresses: NOBODYS.address,
+            tables.routes: NOBODYS.address,
+            tables.sets: IpSet(SetKind.SCOPE, Family.IPV4),
+        }
+        table.confirm(nobodys.get(table, NOBODYS), object())
+        table.replace(OLD, {}, {"pending": OLD})
+        assert list(tables.unequal) == kernel_tables[:number]
+    for table in kernel_tables:
+        for key in (*table.pending, *table.surplus):
+            table.replace(OLD, dict(table.desired), {})
+            table.confirm(key, None)
+        assert table not in tables.unequal
+    assert list(tables.unequal) == []
+
+
+def health_checked(owner: Owner, local_endpoints: int) -> ServiceState:
+    listener = HealthListener(Family.IPV4, 30001, owner.service)
+    return ServiceState(owner=owner, rare=Rarities(local_endpoints={listener: local_endpoints}))
+
+
+def test_a_health_check_port_answers_for_the_oldest_service_that_desires_it_and_then_for_the_next() -> None:
+    tables = new_claims()
+    port = HealthCheckPort(Family.IPV4, 30001)
+    put(tables, health_checked(YOUNG, 2), health_checked(OLD, 1))
+    assert tables.health_checks.desired == {port: HealthCheck(OLD, 1)}
+    put(tables, health_checked(OLD, 0))
+    assert tables.health_checks.desired == {port: HealthCheck(OLD, 0)}
+    tables.put(OLD.service, None)
+    assert tables.health_checks.desired == {port: HealthCheck(YOUNG, 2)}
+    put(tables, ServiceState(owner=YOUNG))
+    assert tables.health_checks.desired == {}
+
+
+def test_a_health_check_port_is_no_kernel_object_so_nothing_of_it_is_pending() -> None:
+    tables = new_claims()
+    put(tables, health_checked(YOUNG, 2), health_checked(OLD, 1))
+    assert list(tables.unequal) == []
+    assert list(tables.conflicts()) == []

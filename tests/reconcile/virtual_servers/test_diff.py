@@ -1,0 +1,224 @@
+"""The difference of one virtual server. Left out: its owner, and the order of operations on several."""
+
+import itertools
+
+import pytest
+
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
+from ipvsproxy.model.virtual_servers import (
+    PERSISTENT,
+    SCHEDULER_PORT,
+    ObservedVirtualServer,
+    RealServers,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.reconcile.operations import order
+from ipvsproxy.reconcile.virtual_servers import diff
+from tests.reconcile import examples
+from tests.support import builders
+
+KEY = builders.frontend("10.96.0.1", 80)
+DATAGRAMS = builders.frontend("10.96.0.1", 53, Protocol.UDP)
+ASSOCIATIONS = builders.frontend("10.96.0.1", 99, Protocol.SCTP)
+ONE, TWO, THREE = (builders.backend(f"10.244.0.{number}") for number in (1, 2, 3))
+MAGLEV = VirtualServerSettings("mh", SCHEDULER_PORT)
+
+
+def operations(desired: VirtualServer | None, seen: ObservedVirtualServer | None, *, over: bool | None = None) -> list[Operation]:
+    def is_over(_key: VirtualServerKey, _real_server: RealServerKey) -> bool | None:
+        return over
+
+    result = list(diff.virtual_server_operations(desired.key if desired else KEY, desired, seen, is_over))
+    if desired and seen:
+        assert diff.differs(desired, seen, is_over) is bool(result)
+    return result
+
+
+@pytest.mark.checklist(67)
+@pytest.mark.parametrize("key", [KEY, DATAGRAMS, ASSOCIATIONS])
+def test_an_equal_virtual_server_is_left_alone(key: VirtualServerKey) -> None:
+    assert operations(examples.virtual_server(key, ONE, TWO), examples.observed({ONE: 1, TWO: 1})) == []
+
+
+@pytest.mark.checklist(68)
+@pytest.mark.parametrize(
+    "settings",
+    [VirtualServerSettings("wlc"), VirtualServerSettings("rr", PERSISTENT, 10800), VirtualServerSettings("rr", SCHEDULER_PORT)],
+)
+def test_other_settings_are_set_in_place_and_the_real_servers_stay(settings: VirtualServerSettings) -> None:
+    desired = examples.virtual_server(KEY, ONE)
+    assert operations(desired, examples.observed({ONE: 1}, settings=settings)) == [Operation(Verb.SET, desired)]
+
+
+def test_scheduler_flags_that_a_listing_does_not_show_count_as_equal() -> None:
+    desired = examples.virtual_server(KEY, settings=MAGLEV)
+    unknown = VirtualServerSettings("mh")
+    assert operations(desired, examples.observed(settings=unknown, flags_known=False)) == []
+    assert operations(desired, examples.observed(settings=unknown)) == [Operation(Verb.SET, desired)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [VirtualServerSettings("rr"), VirtualServerSettings("mh", PERSISTENT), VirtualServerSettings("mh", 0, 10800)],
+)
+def test_settings_that_such_a_listing_shows_are_compared(settings: VirtualServerSettings) -> None:
+    desired = examples.virtual_server(KEY, settings=MAGLEV)
+    assert operations(desired, examples.observed(settings=settings, flags_known=False)) == [Operation(Verb.SET, desired)]
+
+
+@pytest.mark.checklist(69)
+def test_a_missing_virtual_server_is_added_before_its_real_servers() -> None:
+    desired = examples.virtual_server(KEY, ONE)
+    assert operations(desired, None) == [
+        Operation(Verb.ADD, desired),
+        Operation(Verb.ADD, RealServers(KEY, EvenWeights.of([ONE]))),
+    ]
+    empty = examples.virtual_server(KEY)
+    assert operations(empty, None) == [Operation(Verb.ADD, empty)]
+
+
+@pytest.mark.checklist(72)
+def test_an_undesired_virtual_server_is_removed_together_with_its_real_servers() -> None:
+    seen = examples.observed({ONE: 1, TWO: 0})
+    assert operations(None, seen) == [Operation(Verb.REMOVE, VirtualServer(KEY, seen.settings))]
+    assert operations(None, None) == []
+
+
+@pytest.mark.checklist(26)
+def test_a_desired_real_server_gets_its_weight_back() -> None:
+    for weight in (0, 5):
+        result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: weight}), over=False)
+        assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
+
+
+def test_a_desired_real_server_with_another_forwarding_method_is_set_anew() -> None:
+    result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: NOT_MASQUERADED}), over=False)
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
+
+
+def test_a_tunnelled_real_server_of_the_other_family_is_removed_without_a_drain() -> None:
+    alien = builders.backend("fd00::1")
+    result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: 1, alien: NOT_MASQUERADED}))
+    assert result == [Operation(Verb.REMOVE, RealServers.of(KEY, alien, 0))]
+
+
+@pytest.mark.checklist(90)
+def test_an_undesired_tcp_real_server_loses_its_weight_first() -> None:
+    result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1, TWO: 1}))
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
+
+
+def test_a_real_server_of_weight_zero_without_a_drain_begins_one() -> None:
+    result = operations(examples.virtual_server(KEY), examples.observed({ONE: 0}), over=None)
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
+
+
+def test_a_draining_real_server_loses_a_weight_that_another_program_gave_it() -> None:
+    result = operations(examples.virtual_server(KEY), examples.observed({ONE: 3}), over=False)
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
+
+
+def test_a_draining_real_server_is_left_alone_until_its_drain_is_over() -> None:
+    desired, seen = examples.virtual_server(KEY, TWO), examples.observed({ONE: 0, TWO: 1})
+    assert operations(desired, seen, over=False) == []
+    assert operations(desired, seen, over=True) == [Operation(Verb.REMOVE, RealServers.of(KEY, ONE, 0))]
+
+
+@pytest.mark.checklist(91)
+@pytest.mark.parametrize("key", [DATAGRAMS, ASSOCIATIONS])
+@pytest.mark.parametrize("weight", [0, 1])
+def test_real_servers_of_other_protocols_are_removed_at_once(key: VirtualServerKey, weight: int) -> None:
+    result = operations(examples.virtual_server(key, TWO), examples.observed({ONE: weight, TWO: 1}))
+    assert result == [Operation(Verb.REMOVE, RealServers.of(key, ONE, 0))]
+
+
+def test_a_full_replacement_adds_before_it_removes() -> None:
+    result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
+    swap = [Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)), Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
+    assert sorted(result, key=order.rank) == swap
+
+
+def test_real_servers_are_added_in_their_order() -> None:
+    for keys in itertools.permutations((ONE, TWO, THREE)):
+        desired = examples.virtual_server(KEY, *keys)
+        ((_, _), (_, several)) = operations(desired, None)
+        assert isinstance(several, RealServers)
+        assert list(several.keys) == list(keys)
+        assert [item.key for _, item in operations(desired, examples.observed()) if isinstance(item, RealServers)] == list(keys)
+
+
+def weighed(weights: dict[RealServerKey, int], thresholds: Thresholds = NO_THRESHOLDS) -> VirtualServer:
+    return VirtualServer(KEY, examples.ROUND_ROBIN, UnevenWeights(dict(weights.items())), examples.OLD, thresholds=thresholds)
+
+
+def limited(weights: dict[RealServerKey, int], thresholds: dict[RealServerKey, Thresholds]) -> ObservedVirtualServer:
+    return ObservedVirtualServer(examples.ROUND_ROBIN, weights, thresholds=thresholds)
+
+
+LIMITS = Thresholds(10, 5)
+
+
+def test_new_real_servers_are_added_in_runs_of_equal_weights_in_their_order() -> None:
+    wish = weighed({ONE: 5, TWO: 5, THREE: 0})
+    assert operations(wish, None)[1:] == [
+        Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 5)),
+        Operation(Verb.ADD, RealServers(KEY, (THREE,), 0, stays=True)),
+    ]
+
+
+def test_thresholds_come_with_new_real_servers() -> None:
+    wish = VirtualServer(KEY, examples.ROUND_ROBIN, EvenWeights.of([ONE, TWO]), thresholds=LIMITS)
+    assert operations(wish, None)[1:] == [Operation(Verb.ADD, RealServers(KEY, (ONE, TWO), 1, LIMITS))]
+
+
+def test_a_real_server_with_another_weight_is_set_and_nothing_else_happens() -> None:
+    result = operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 1, TWO: 1}))
+    assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 5))]
+    assert operations(weighed({ONE: 5, TWO: 1}), examples.observed({ONE: 5, TWO: 1})) == []
+
+
+def test_a_desired_weight_of_zero_is_no_drain() -> None:
+    (result,) = operations(weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 1, TWO: 1}))
+    assert isinstance(result.item, RealServers)
+    assert (result.verb, result.item.weight, result.item.drains) == (Verb.SET, 0, False)
+    assert operations(weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 0, TWO: 1})) == []
+
+
+def test_a_drain_ends_if_its_real_server_is_desired_with_weight_zero() -> None:
+    wish, seen = weighed({ONE: 0, TWO: 1}), examples.observed({ONE: 0, TWO: 1})
+    (result,) = operations(wish, seen, over=False)
+    assert isinstance(result.item, RealServers)
+    assert (result.verb, result.item.keys, result.item.drains) == (Verb.SET, (ONE,), False)
+    assert diff.differs(wish, seen, lambda _key, _one: False)
+    assert not diff.differs(wish, seen, lambda _key, _one: None)
+
+
+def test_thresholds_are_compared_as_far_as_they_are_known() -> None:
+    wish = weighed({ONE: 1, TWO: 1}, LIMITS)
+    result = operations(wish, limited({ONE: 1, TWO: 1}, {ONE: LIMITS, TWO: Thresholds(9)}))
+    assert result == [Operation(Verb.SET, RealServers(KEY, (TWO,), 1, LIMITS))]
+    assert operations(wish, examples.observed({ONE: 1, TWO: 1}, flags_known=False)) == []
+    without = weighed({ONE: 1})
+    assert operations(without, limited({ONE: 1}, {ONE: LIMITS})) == [Operation(Verb.SET, RealServers.of(KEY, ONE))]
+    assert diff.differs(without, limited({ONE: 1}, {ONE: LIMITS}), lambda _key, _one: None)
+    assert operations(without, limited({ONE: 1}, {})) == []
+
+
+def test_a_draining_real_server_keeps_its_thresholds() -> None:
+    result = operations(weighed({TWO: 1}), limited({ONE: 0, TWO: 1}, {ONE: LIMITS}), over=False)
+    assert result == []
+
+
+def test_a_poll_keeps_the_known_flags_and_thresholds() -> None:
+    flagged = VirtualServerSettings("mh", SCHEDULER_PORT)
+    known = ObservedVirtualServer(flagged, {ONE: 1, TWO: 1}, thresholds={ONE: LIMITS, TWO: LIMITS})
+    polled = ObservedVirtualServer(VirtualServerSettings("mh"), {ONE: 3}, flags_known=False)
+    assert diff.with_known(polled, known) == ObservedVirtualServer(flagged, {ONE: 3}, thresholds={ONE: LIMITS})
+    other = ObservedVirtualServer(VirtualServerSettings("rr"), {ONE: 3}, flags_known=False)
+    assert diff.with_known(other, known) is other
+    unknown = ObservedVirtualServer(VirtualServerSettings("mh"), {ONE: 1}, flags_known=False)
+    assert diff.with_known(polled, unknown) is polled

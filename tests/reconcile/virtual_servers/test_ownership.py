@@ -1,0 +1,166 @@
+"""How a fresh process recognises our virtual servers. Left out: what a running process remembers (``test_table``)."""
+
+import msgspec
+import pytest
+
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.sets import IP_SETS, ForeignElement, SetKind
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.reconcile.virtual_servers import ownership
+from tests.reconcile import examples
+from tests.support import builders
+
+KEY = builders.frontend("10.96.0.1", 80)
+NODE_PORT = builders.frontend(builders.NODE_ADDRESS, 30080)
+HOST = builders.addresses(builders.NODE_ADDRESS)
+
+
+def test_an_address_on_our_device_makes_all_of_its_virtual_servers_ours() -> None:
+    is_ours = ownership.owned_virtual_servers({}, {KEY.address}, HOST)
+    assert is_ours(KEY)
+    assert is_ours(builders.frontend("10.96.0.1", 9))
+    assert not is_ours(builders.frontend("10.96.0.2", 80))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL, SetKind.LOAD_BALANCER, SetKind.NODE_PORT_SCTP],
+)
+def test_an_entry_makes_the_virtual_server_that_it_names_ours_and_no_other(kind: SetKind) -> None:
+    entry = examples.entry(kind, KEY)
+    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
+    assert is_ours(KEY)
+    assert not is_ours(msgspec.structs.replace(KEY, port=81))
+    assert not is_ours(msgspec.structs.replace(KEY, protocol=Protocol.UDP))
+
+
+@pytest.mark.parametrize("kind", [SetKind.LOOP_BACK, SetKind.LOAD_BALANCER_SOURCE_IP])
+def test_entries_that_name_a_pod_or_a_client_make_nothing_ours(kind: SetKind) -> None:
+    entry = examples.entry(kind, KEY, "10.96.0.1")
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
+
+
+def test_an_entry_that_only_restricts_makes_nothing_ours() -> None:
+    entry = examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY)
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
+
+
+@pytest.mark.parametrize(("kind", "protocol"), [(SetKind.NODE_PORT_TCP, Protocol.TCP), (SetKind.NODE_PORT_UDP, Protocol.UDP)])
+def test_a_node_port_in_our_set_makes_its_virtual_servers_on_host_addresses_ours(kind: SetKind, protocol: Protocol) -> None:
+    entry = examples.port_entry(kind, 30080)
+    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)
+    assert is_ours(msgspec.structs.replace(NODE_PORT, protocol=protocol))
+    assert not is_ours(msgspec.structs.replace(NODE_PORT, protocol=Protocol.SCTP))
+    assert not is_ours(msgspec.structs.replace(NODE_PORT, protocol=protocol, port=30081))
+    assert not is_ours(VirtualServerKey(protocol, parse_address("203.0.113.9"), 30080))
+
+
+def test_a_node_port_of_one_family_says_nothing_of_the_other() -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080, Family.IPV6)
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(NODE_PORT)
+
+
+POD, OTHER_POD = builders.backend("10.244.0.5", 8080), builders.backend("10.244.1.6", 8080)
+LEFT_BEHIND = builders.frontend("203.0.113.9", 30080)
+SERVED = examples.observed({POD: 1, OTHER_POD: 1})
+
+
+@pytest.mark.parametrize(
+    ("observed", "is_ours"),
+    [
+        (SERVED, True),
+        (examples.observed({POD: 0, OTHER_POD: 1}), True),
+        (examples.observed({POD: 1}), False),
+        (examples.observed({builders.backend(builders.NODE_ADDRESS, 30080): 1, POD: 1}), False),
+        (examples.observed({POD: 1, OTHER_POD: 1}, settings=VirtualServerSettings("wlc")), False),
+        (examples.observed({}), False),
+    ],
+    ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
+)
+def test_a_node_port_on_an_address_that_went_is_ours_if_it_leads_to_what_its_twin_leads_to(
+    observed: ObservedVirtualServer, *, is_ours: bool
+) -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+    found = {NODE_PORT: SERVED, LEFT_BEHIND: observed}
+    assert ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, found)(LEFT_BEHIND) == is_ours
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(LEFT_BEHIND)
+    assert not ownership.owned_virtual_servers({}, (), HOST, found)(LEFT_BEHIND), "no node port of ours"
+    assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
+
+
+def test_twins_without_real_servers_or_that_both_lead_to_hosts_make_nothing_ours() -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+    for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
+        found = {NODE_PORT: alike, LEFT_BEHIND: alike}
+        assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, found)(LEFT_BEHIND)
+
+
+KEEPALIVED = builders.frontend("172.18.0.77", 30080)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "address", "is_ours"),
+    [
+        (["172.18.0.2/32"], "172.18.0.77", False),
+        (["172.18.0.0/24"], "172.18.0.77", True),
+        (["0.0.0.0/0", "::/0"], "172.18.0.77", True),
+        ([], "172.18.0.77", False),
+        (["0.0.0.0/0"], "127.0.0.1", False),
+        (["::/0"], "fe80::1", False),
+        (["fe80::/64"], "fe80::1", True),
+    ],
+)
+def test_a_node_port_is_a_witness_only_where_node_ports_are_served(ranges: list[str], address: str, *, is_ours: bool) -> None:
+    entries = [examples.port_entry(SetKind.NODE_PORT_TCP, 30080, family) for family in Family]
+    sets = {entry.set: {entry} for entry in entries}
+    host = {*HOST, parse_address(address)}
+    key = builders.frontend(address, 30080)
+    found = {key: examples.observed({builders.backend("192.0.2.50"): 1}), NODE_PORT: SERVED}
+    known = ownership.owned_virtual_servers(sets, (), host, found, builders.networks(*ranges))
+    assert known(key) == is_ours
+
+
+def test_a_node_port_that_a_former_process_served_elsewhere_is_ours_by_its_cluster_ip() -> None:
+    entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
+    host = {*HOST, KEEPALIVED.address}
+    found = {KEY: SERVED, NODE_PORT: SERVED, KEEPALIVED: examples.observed({POD: 1})}
+    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, {KEY.address}, host, found, ())
+    assert is_ours(NODE_PORT)
+    assert not is_ours(KEEPALIVED), "it leads elsewhere"
+    foreign = {NODE_PORT: SERVED, KEEPALIVED: SERVED}
+    is_ours = ownership.owned_virtual_servers({entry.set: {entry}}, (), host, foreign, ())
+    assert not is_ours(NODE_PORT), "two of somebody else may well lead to one place"
+    assert not is_ours(KEEPALIVED)
+
+
+def test_entries_stand_for_virtual_servers_or_node_ports_or_neither() -> None:
+    health_check = examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080)
+    node_port = examples.port_entry(SetKind.NODE_PORT_LOCAL_UDP, 30080, Family.IPV6)
+    cluster_ip = examples.entry(SetKind.CLUSTER_IP, KEY)
+    assert [ownership.virtual_server_of(entry) for entry in (cluster_ip, node_port, health_check)] == [KEY, None, None]
+    assert [ownership.node_port_of(entry) for entry in (cluster_ip, node_port, health_check)] == [
+        None,
+        (Family.IPV6, Protocol.UDP, 30080),
+        None,
+    ]
+    assert ownership.virtual_server_of(examples.bound_entry("10.96.0.1")) is None
+    for name in IP_SETS:
+        assert (ownership.virtual_server_of(ForeignElement(name)), ownership.node_port_of(ForeignElement(name))) == (None, None)
+
+
+def test_witnesses_of_an_existing_virtual_server_must_stay() -> None:
+    witnesses = ownership.Witnesses([KEY, NODE_PORT])
+    assert witnesses.need(examples.entry(SetKind.CLUSTER_IP, KEY))
+    assert witnesses.need(examples.port_entry(SetKind.NODE_PORT_TCP, 30080))
+    assert witnesses.need(examples.bound_entry("10.96.0.1"))
+    assert witnesses.addresses == {KEY.address, NODE_PORT.address}
+
+
+def test_witnesses_of_other_virtual_servers_may_go() -> None:
+    witnesses = ownership.Witnesses([KEY, NODE_PORT])
+    assert not witnesses.need(examples.entry(SetKind.CLUSTER_IP, msgspec.structs.replace(KEY, port=81)))
+    assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_UDP, 30080))
+    assert not witnesses.need(examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080))
+    assert not any(witnesses.need(ForeignElement(name)) for name in IP_SETS)
+    assert not witnesses.need(examples.bound_entry("10.96.0.2"))
+    assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))

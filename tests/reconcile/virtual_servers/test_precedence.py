@@ -1,0 +1,145 @@
+"""Which of several Services that desire a virtual server gets it: by role, listed or remembered, by age."""
+
+import itertools
+
+import pytest
+
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.virtual_servers import precedence
+from ipvsproxy.reconcile.virtual_servers.precedence import Role
+from tests.reconcile import examples
+from tests.reconcile.examples import OLD, YOUNG
+from tests.reconcile.tables.test_tables import entries, new_claims, put
+from tests.support import builders
+
+KEY = builders.frontend("10.96.0.200", 80)
+NODE_PORT = examples.port_entry(SetKind.NODE_PORT_TCP, KEY.port)
+OTHERS = (SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL, SetKind.LOAD_BALANCER)
+OLDEST = Owner(0.5, ServiceName("default", "oldest"))
+
+
+def by(owner: Owner, kind: SetKind) -> ServiceState:
+    """A Service that desires the virtual server, with an entry of this kind."""
+    entry = NODE_PORT if kind is SetKind.NODE_PORT_TCP else examples.entry(kind, KEY)
+    return examples.state(owner, KEY, real_servers=[builders.backend("10.244.0.1")], entries=[entry])
+
+
+def owner_of(tables: Tables) -> Owner:
+    return tables.virtual_servers.desired[KEY].owner
+
+
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [
+        (SetKind.CLUSTER_IP, Role.CLUSTER_IP),
+        (SetKind.NODE_PORT_TCP, Role.NODE_PORT),
+        *((kind, Role.OTHER_ADDRESS) for kind in OTHERS),
+    ],
+)
+def test_entries_show_the_role_of_a_virtual_server_for_its_service(kind: SetKind, role: Role) -> None:
+    assert precedence.rank(by(OLD, kind), KEY) == (role, OLD)
+
+
+def test_a_node_port_of_sctp_names_its_address_and_is_one_all_the_same() -> None:
+    key = builders.frontend("172.18.0.2", 30080, Protocol.SCTP)
+    state = examples.state(OLD, key, entries=[examples.entry(SetKind.NODE_PORT_SCTP, key)])
+    assert precedence.rank(state, key).role is Role.NODE_PORT
+
+
+def test_an_ipv6_cluster_ip_is_one_too() -> None:
+    key = builders.frontend("fd00:10:96::a", 80)
+    entry = SetEntry(IpSet(SetKind.CLUSTER_IP, Family.IPV6).name, parse_address("fd00:10:96::a"), Protocol.TCP, 80)
+    assert precedence.rank(examples.state(OLD, key, entries=[entry]), key).role is Role.CLUSTER_IP
+
+
+@pytest.mark.parametrize("asked_for", OTHERS)
+@pytest.mark.parametrize("allotted", [SetKind.CLUSTER_IP, SetKind.NODE_PORT_TCP])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_allotted_address_goes_before_an_older_external_address(
+    asked_for: SetKind, allotted: SetKind, *, is_first: bool
+) -> None:
+    tables = new_claims()
+    states = (by(OLD, asked_for), by(YOUNG, allotted))
+    put(tables, *(states if is_first else reversed(states)))
+    assert owner_of(tables) == YOUNG
+    assert entries(tables, YOUNG) == set(by(YOUNG, allotted).entries)
+    assert entries(tables, OLD) == set()
+    (conflict,) = tables.conflicts()
+    assert (conflict.winner, conflict.waiting) == (YOUNG, (OLD,))
+    assert conflict.reasons[0].startswith("has it as its")
+    tables.put(YOUNG.service, None)
+    assert owner_of(tables) == OLD
+    assert entries(tables, OLD) == set(by(OLD, asked_for).entries)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_those_that_wait_wait_by_the_same_rule(order: tuple[int, ...]) -> None:
+    tables = new_claims()
+    states = (by(YOUNG, SetKind.CLUSTER_IP), by(OLDEST, SetKind.EXTERNAL_IP), by(OLD, SetKind.NODE_PORT_TCP))
+    put(tables, *(states[number] for number in order))
+    (conflict,) = tables.conflicts()
+    assert (conflict.winner, *conflict.waiting) == (YOUNG, OLD, OLDEST)
+    assert tables.virtual_servers.owners_of(KEY) == (YOUNG, OLD, OLDEST)
+    tables.put(YOUNG.service, None)
+    assert owner_of(tables) == OLD
+
+
+@pytest.mark.parametrize("kind", [SetKind.CLUSTER_IP, *OTHERS])
+def test_of_two_with_the_same_right_the_older_one_goes_first(kind: SetKind) -> None:
+    tables = new_claims()
+    put(tables, by(YOUNG, kind), by(OLD, kind))
+    assert owner_of(tables) == OLD
+    assert [conflict.reasons for conflict in tables.conflicts()] == [("is older and has it",)]
+
+
+def test_a_service_whose_role_has_changed_gains_or_loses_a_virtual_server() -> None:
+    tables = new_claims()
+    put(tables, by(OLD, SetKind.EXTERNAL_IP), by(YOUNG, SetKind.LOAD_BALANCER))
+    assert owner_of(tables) == OLD
+    put(tables, by(YOUNG, SetKind.CLUSTER_IP))
+    assert owner_of(tables) == YOUNG
+    assert entries(tables, YOUNG) == set(by(YOUNG, SetKind.CLUSTER_IP).entries)
+    assert entries(tables, OLD) == set()
+    put(tables, by(YOUNG, SetKind.LOAD_BALANCER))
+    assert owner_of(tables) == OLD
+    assert entries(tables, OLD) == set(by(OLD, SetKind.EXTERNAL_IP).entries)
+    assert entries(tables, YOUNG) == set()
+
+
+def test_an_uncontested_virtual_server_has_its_service_while_others_are_contested() -> None:
+    tables = new_claims()
+    put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
+    alone = builders.frontend("10.96.0.201", 80)
+    put(tables, examples.state(OLDEST, alone))
+    assert tables.virtual_servers.rank_again(alone) == set()
+    assert tables.virtual_servers.desired[alone].owner == OLDEST
+
+
+def test_a_listed_service_goes_before_a_remembered_one() -> None:
+    tables = new_claims()
+    put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.CLUSTER_IP))
+    put(tables, by(OLD.remembered, SetKind.CLUSTER_IP))
+    assert owner_of(tables) == YOUNG
+    (conflict,) = tables.conflicts()
+    assert conflict.waiting == (OLD.remembered,)
+    assert conflict.reasons == ("is on the newest list, which lacks the other, and has it",)
+    put(tables, by(OLD, SetKind.CLUSTER_IP))
+    assert owner_of(tables) == OLD
+
+
+def test_of_two_that_are_only_remembered_the_older_one_stays_first() -> None:
+    tables = new_claims()
+    put(tables, by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG.remembered, SetKind.CLUSTER_IP))
+    assert owner_of(tables) == OLD.remembered
+    assert [conflict.reasons for conflict in tables.conflicts()] == [("is older and has it",)]
+
+
+def test_a_remembered_cluster_ip_is_not_taken_by_an_external_address() -> None:
+    tables = new_claims()
+    put(tables, by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
+    assert owner_of(tables) == OLD.remembered
