@@ -18,7 +18,8 @@ from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop import interfaces, journal, leftovers
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.daemon.loop.leftovers import Leftovers, OtherBackend
+from ipvsproxy.daemon.loop.leftovers import Leftovers
+from ipvsproxy.daemon.loop.other_backend import OtherBackend
 from ipvsproxy.daemon.loop.rules_follower import RulesFollower
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges

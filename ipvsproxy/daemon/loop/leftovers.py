@@ -37,9 +37,6 @@ REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
 RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
 FOUND = "leftover_table_found"
 
-USED_SETS_PATIENCE = 5
-"""So many removals may meet sets in use without a word: the rules that use them go at the same time."""
-
 AnyPlace = Place | TablePlace
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -154,85 +151,6 @@ def announce(examinations: Mapping[AnyPlace, Examine]) -> None:
             if examined_by(may_remove=False).removal.is_needed:
                 hint = f"the table {place.table} goes once most virtual servers are in force; until then, packets meet it"
                 log.warning(FOUND, rules=str(place), hint=hint)
-
-
-class OtherBackend:
-    """Removes what the other backend of the rules holds of ours, once the rules and sets of all served families are in force.
-
-    It looks again after each audit: another program may bring back what was removed, as by loading a saved ruleset.
-    """
-
-    def __init__(self) -> None:
-        self._wake = asyncio.Event()
-        self._removing = asyncio.Lock()
-        self._is_in_force = False
-        self._is_done = False
-        self._failures = 0
-        """The failures of the present removal in a row."""
-        self._reason = ""
-        """Why the present removal fails, once that is told; empty if it does not."""
-
-    def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
-        self._is_in_force = not summary.not_in_force
-        if summary.is_audit:
-            self._is_done = False
-        if self._is_in_force and not self._is_done and not self._failures:
-            self._wake.set()
-
-    @contextlib.asynccontextmanager
-    async def at_rest(self) -> AsyncIterator[None]:
-        """Wait for the end of a removal under way, and remove nothing during the block."""
-        async with self._removing:
-            yield
-
-    def begin_again(self) -> None:
-        """Rules move to another backend: remove nothing before they are in force there. Call it during ``at_rest``.
-
-        Failures of the former removal do not delay the next one.
-        """
-        self._is_in_force = self._is_done = False
-        self._failures = 0
-        self._reason = ""
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """A sentence that says why something stays; empty while nothing resists removal."""
-        return (f"what the other backend holds of ours stays: {self._reason}",) if self._reason else ()
-
-    async def run(self, remove: Callable[[], Awaitable[bool]]) -> None:
-        """Remove until nothing is left, as ``remove`` returns. A failed removal is repeated with growing pauses."""
-        while True:
-            await self._pause()
-            async with self._removing:
-                if not self._is_in_force:
-                    continue
-                try:
-                    self._is_done = await remove()
-                except (KernelError, OSError) as error:
-                    self._fail(str(error), patience=1)
-                    continue
-                if self._is_done:
-                    self._failures = 0
-                    self._reason = ""
-                else:
-                    self._fail("a rule still uses a set of it", patience=USED_SETS_PATIENCE)
-
-    async def _pause(self) -> None:
-        """Wait for a sync after which something may be left or, after a failure, until the next attempt is due."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(retry.delay_s(self._failures) if self._failures else None):
-                await self._wake.wait()
-        self._wake.clear()
-
-    def _fail(self, reason: str, patience: int) -> None:
-        """A removal has failed. That is told once so many have failed in a row."""
-        self._wake.clear()  # a sync during the removal does not shorten the pause
-        self._failures += 1
-        if self._failures >= patience:
-            if not self._reason:
-                log.warning("other_backend_not_removed", error=reason, hint="it is tried again; packets meet its rules")
-            self._reason = reason
 
 
 @dataclasses.dataclass(slots=True)

@@ -17,7 +17,8 @@ import structlog
 
 from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.daemon.loop.leftovers import AnyPlace, Examine, Leftovers, OtherBackend
+from ipvsproxy.daemon.loop.leftovers import AnyPlace, Examine, Leftovers
+from ipvsproxy.daemon.loop.other_backend import OtherBackend
 from ipvsproxy.daemon.loop.rules_follower import RulesFollower
 from ipvsproxy.daemon.wiring import Choices
 from ipvsproxy.kernel.iptables.driver import Program

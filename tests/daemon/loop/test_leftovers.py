@@ -23,9 +23,7 @@ from ipvsproxy.daemon.loop.leftovers import (
     RESISTS,
     Examined,
     Leftovers,
-    OtherBackend,
 )
-from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import IptablesDriver
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
@@ -34,7 +32,7 @@ from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, Skeleton
-from ipvsproxy.reconcile.operations.retry import FIRST_DELAY_S, LONGEST_DELAY_S
+from ipvsproxy.reconcile.operations.retry import FIRST_DELAY_S
 from ipvsproxy.reconcile.removal.leftovers import CALM_S, PATIENCE_S
 from ipvsproxy.translate.rules import chains
 from tests.support import left_rules, left_tables
@@ -401,193 +399,6 @@ def write_ours(variant: Variant, family: Family) -> None:
         [Operation(Verb.SET, Skeleton(family=family, chains=dict.fromkeys(chains.CHAINS, ()), jumps=chains.JUMPS))]
     )
     assert outcome.error == ""
-
-
-@in_virtual_time
-async def test_the_other_backend_goes_once_ours_is_in_force_and_a_failure_is_repeated() -> None:
-    answers: list[bool | KernelError] = [KernelError(action="remove", detail="busy"), False, True]
-    calls: list[float] = []
-
-    async def remove() -> bool:
-        calls.append(asyncio.get_running_loop().time())
-        answer = answers.pop(0)
-        if isinstance(answer, KernelError):
-            raise answer
-        return answer
-
-    subject = OtherBackend()
-    with structlog.testing.capture_logs() as logs:
-        running = asyncio.create_task(subject.run(remove))
-        for one in (summary(lacking=[Family.IPV4]), summary(unserved=[Family.IPV6]), summary(incomplete=[Family.IPV4])):
-            subject.synced(one)
-            await asyncio.sleep(1)
-        assert calls == []
-        assert list(subject.reasons) == []
-        subject.synced(summary())
-        await asyncio.sleep(0.1)
-        assert list(subject.reasons) == ["what the other backend holds of ours stays: remove: busy"]
-        for _ in range(20):
-            subject.synced(summary())
-            await asyncio.sleep(0.01)
-        assert len(calls) == 1, "syncs do not shorten the pause"
-        await asyncio.sleep(AUDIT_S)
-        assert list(subject.reasons) == []
-        assert [round(later - call) for call, later in itertools.pairwise(calls)] == [1, 2], "without another sync"
-        assert not running.done()
-        running.cancel()
-    assert [line["event"] for line in logs] == ["other_backend_not_removed"]
-
-
-@in_virtual_time
-async def test_sets_of_the_other_backend_that_stay_in_use_are_told_once() -> None:
-    async def remove() -> bool:
-        return False
-
-    subject = OtherBackend()
-    with structlog.testing.capture_logs() as logs:
-        running = asyncio.create_task(subject.run(remove))
-        for _ in range(20):
-            subject.synced(summary())
-            await asyncio.sleep(AUDIT_S)
-        assert list(subject.reasons) == ["what the other backend holds of ours stays: a rule still uses a set of it"]
-        async with subject.at_rest():
-            subject.begin_again()
-        assert list(subject.reasons) == [], "that was the other backend before the move"
-        running.cancel()
-    assert [(line["event"], line["error"]) for line in logs] == [("other_backend_not_removed", "a rule still uses a set of it")]
-
-
-@in_virtual_time
-async def test_what_comes_back_of_the_other_backend_is_removed_after_the_next_audit_in_force() -> None:
-    removals = 0
-
-    async def remove() -> bool:
-        nonlocal removals
-        removals += 1
-        return True
-
-    subject = OtherBackend()
-    running = asyncio.create_task(subject.run(remove))
-    seen: list[int] = []
-    for one in (
-        summary(),
-        summary(),
-        summary(is_audit=True),
-        summary(),
-        summary(is_audit=True, lacking=[Family.IPV6]),
-        summary(),
-        summary(),
-    ):
-        subject.synced(one)
-        await asyncio.sleep(1)
-        seen.append(removals)
-    assert seen == [1, 1, 2, 2, 2, 3, 3], "after an audit that found rules missing, once they are in force"
-    running.cancel()
-
-
-@in_virtual_time
-async def test_while_rules_move_nothing_of_the_former_backend_is_removed_before_they_are_in_force() -> None:
-    calls: list[float] = []
-
-    async def remove() -> bool:
-        calls.append(asyncio.get_running_loop().time())
-        return True
-
-    subject = OtherBackend()
-    running = asyncio.create_task(subject.run(remove))
-    subject.synced(summary())
-    await asyncio.sleep(1)
-    assert len(calls) == 1
-    async with subject.at_rest():
-        subject.begin_again()
-    for _ in range(3):
-        subject.synced(summary(lacking=[Family.IPV4]))
-        await asyncio.sleep(1)
-    assert len(calls) == 1
-    subject.synced(summary())
-    await asyncio.sleep(1)
-    assert len(calls) == 2
-    running.cancel()
-
-
-@in_virtual_time
-async def test_failures_before_a_move_neither_delay_the_next_removal_nor_count_for_it() -> None:
-    calls: list[float] = []
-
-    async def remove() -> bool:
-        calls.append(asyncio.get_running_loop().time())
-        return False
-
-    subject = OtherBackend()
-    running = asyncio.create_task(subject.run(remove))
-    subject.synced(summary())
-    await asyncio.sleep(300)
-    assert calls[-1] - calls[-2] == LONGEST_DELAY_S
-    async with subject.at_rest():
-        subject.begin_again()
-    await asyncio.sleep(1)
-    before = len(calls)
-    with structlog.testing.capture_logs() as logs:
-        subject.synced(summary())
-        await asyncio.sleep(0.1)
-        assert len(calls) == before + 1
-        assert list(subject.reasons) == []
-        await asyncio.sleep(1)
-        assert len(calls) == before + 2
-    assert logs == []
-    running.cancel()
-
-
-@in_virtual_time
-async def test_rules_do_not_move_during_a_removal_whose_end_does_not_count_for_what_the_move_leaves() -> None:
-    order: list[str] = []
-    may_end = asyncio.Event()
-
-    async def remove() -> bool:
-        await may_end.wait()
-        order.append("removed")
-        return True
-
-    async def move() -> None:
-        async with subject.at_rest():
-            subject.begin_again()
-
-    subject = OtherBackend()
-    running = asyncio.create_task(subject.run(remove))
-    subject.synced(summary())
-    await asyncio.sleep(1)
-    moving = asyncio.create_task(move())
-    await asyncio.sleep(1)
-    assert not moving.done(), "the removal might reach what the move puts in force"
-    may_end.set()
-    await moving
-    order.append("moved")
-    subject.synced(summary())
-    await asyncio.sleep(1)
-    assert order == ["removed", "moved", "removed"]
-    running.cancel()
-
-
-@in_virtual_time
-async def test_a_removal_that_waited_for_the_move_does_not_follow_it_before_rules_are_in_force() -> None:
-    calls: list[float] = []
-
-    async def remove() -> bool:
-        calls.append(asyncio.get_running_loop().time())
-        return True
-
-    subject = OtherBackend()
-    running = asyncio.create_task(subject.run(remove))
-    async with subject.at_rest():
-        subject.synced(summary())
-        await asyncio.sleep(1)
-        subject.begin_again()
-    await asyncio.sleep(1)
-    assert calls == [], "that sync was one of the former backend"
-    subject.synced(summary())
-    await asyncio.sleep(1)
-    assert len(calls) == 1
-    running.cancel()
 
 
 @in_virtual_time

@@ -13,7 +13,8 @@ from typing import Any
 import structlog
 
 from ipvsproxy.daemon.loop import leftovers
-from ipvsproxy.daemon.loop.leftovers import Leftovers, OtherBackend
+from ipvsproxy.daemon.loop.leftovers import Leftovers
+from ipvsproxy.daemon.loop.other_backend import OtherBackend
 from ipvsproxy.daemon.loop.rules_follower import RulesFollower
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.process.rules_mover import TOLD_AFTER_S, RulesMover
