@@ -9,14 +9,15 @@ import pytest
 
 from ipvsproxy.kernel import rules_backend
 from ipvsproxy.model.rules import Backend
-from tests.packets.test_backends import SERVICES, lacks_nf_tables
+from tests.packets.nf_tables import NEEDS_NF_TABLES
+from tests.packets.test_backends import SERVICES
 from tests.support import golden_state, harm, lab
 from tests.support.cluster import Cluster
 
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
+    NEEDS_NF_TABLES,
 ]
 
 BESIDE = ("sysctl", "flow")

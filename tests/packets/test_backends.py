@@ -3,7 +3,6 @@
 Every other test of packets runs with nftables as well: see docs/testing.md.
 """
 
-import contextlib
 import functools
 import json
 import subprocess
@@ -14,24 +13,17 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.kernel import rules_backend
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
+from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.packets.switching import configure, losing_nothing
 from tests.support import cluster, lab, patience, program
 from tests.support.cluster import Cluster, service
 
-
-def lacks_nf_tables() -> bool:
-    """Whether this kernel cannot hold rules of ours."""
-    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
-        return driver.try_writing(Family.IPV4) is not None
-
-
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
+    NEEDS_NF_TABLES,
 ]
 
 HEALED_WITHIN_S = patience.seconds(40.0)

@@ -3,7 +3,6 @@
 Each test ends by comparing the tables of the others with what they were: ours is the only one that we change.
 """
 
-import contextlib
 import itertools
 import json
 import time
@@ -13,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.rules import chains
 from tests.packets import questions
+from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.packets.questions import ANSWERED, MASQUERADED, Row
 from tests.packets.switching import losing_nothing
 from tests.support import firewalld, lab, neighbours, patience
@@ -25,16 +24,10 @@ from tests.support.cluster import Cluster, address, service
 from tests.support.firewalld import Firewalld
 from tests.support.left_tables import nftables_mode
 
-
-def _lacks_nf_tables() -> bool:
-    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
-        return driver.try_writing(Family.IPV4) is not None
-
-
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(_lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
+    NEEDS_NF_TABLES,
 ]
 
 HEALED_WITHIN_S = patience.seconds(40.0)

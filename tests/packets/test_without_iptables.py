@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.model.net import Family
-from tests.packets.test_backends import lacks_nf_tables
+from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(lacks_nf_tables(), reason="this kernel has no nf_tables for IPv4"),
+    NEEDS_NF_TABLES,
 ]
 
 OF_IPTABLES = re.compile(r"ip_set\w*|xt_\w+|ipt_\w+|ip6t_\w+|x_tables|ip6?_tables|ip6?table_\w+|nft_compat")

@@ -1,0 +1,17 @@
+"""The mark of tests that keep rules and sets in nftables."""
+
+import contextlib
+
+import pytest
+
+from ipvsproxy.kernel.nftables.rules import NftRulesDriver
+from ipvsproxy.model.net import Family
+
+
+def _is_missing() -> bool:
+    """Whether this kernel cannot hold rules of ours."""
+    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
+        return driver.try_writing(Family.IPV4) is not None
+
+
+NEEDS_NF_TABLES = pytest.mark.skipif(_is_missing(), reason="this kernel has no nf_tables for IPv4")
