@@ -1,8 +1,7 @@
 """The nftables driver of the sets: native sets of our table, with the names and entries of the ipsets whose place they take.
 
 Entries of one run share messages, and messages share transactions. If the kernel refuses one, it refuses its whole transaction;
-then the transaction is repeated without the culprit, and the entries of the culprit one by one. A set has no capacity: it never
-is full.
+then the transaction is repeated with what the kernel takes of the culprit. A set has no capacity: it never is full.
 """
 
 import errno
@@ -12,6 +11,7 @@ import re
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
@@ -311,12 +311,21 @@ class NftSetsDriver:
         return failed[min(failed)] if failed else 0
 
     def _apply_entries(self, operations: Sequence[Operation]) -> list[Outcome]:
-        batch = _Batch(self._channel)
+        batch = _Batch(self._channel, self._keys)
         for verb, entries in ipset_batch.runs(operations):
             self._digests.pop(entries[0].set, None)
             batch.add(verb, entries)
         batch.flush()
         return outcomes(operations, batch.reported)
+
+    def _keys(self, name: str) -> Collection[bytes] | None:
+        """The keys of a set, the empty one for the element of all others; None if the set does not exist.
+
+        Raises:
+            KernelError: it could not be read.
+        """
+        dumped = self._dump(name)
+        return None if dumped is None else {key for key, _, _ in _listed(name, dumped[1])}
 
     def _dump(self, name: str, *, header_only: bool = False) -> tuple[Shape, Sequence[netlink.Reply]] | None:
         """The kernel's description of a set; None if it does not exist."""
@@ -358,16 +367,28 @@ class NftSetsDriver:
         raise KernelError(action=action, errno=errno.EAGAIN, detail="its elements moved during each attempt")
 
 
+class _Part(NamedTuple):
+    """One message of a batch, with the entries in it. ``is_repaired``: it takes the place of one that the kernel refused."""
+
+    verb: Verb
+    entries: Sequence[SetEntry]
+    messages: Sequence[Message]
+    is_repaired: bool = False
+
+
 class _Batch:
     """Entries for one transaction, and their outcomes.
 
-    ``reported`` has the outcomes of entries that failed, by the operation on that entry alone.
+    ``reported`` has the outcomes of entries that failed, by the operation on that entry alone. ``present`` reads the keys that a
+    set has; None if the set does not exist.
     """
 
-    def __init__(self, channel: netlink.Channel) -> None:
+    def __init__(self, channel: netlink.Channel, present: Callable[[str], Collection[bytes] | None]) -> None:
         self.reported: dict[Operation, Outcome] = {}
         self._channel = channel
-        self._pending: list[tuple[Verb, Sequence[SetEntry], Message]] = []
+        self._present = present
+        self._read: dict[str, Collection[bytes]] = {}
+        self._pending: list[_Part] = []
         self._size = 0
 
     def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
@@ -383,52 +404,87 @@ class _Batch:
             else:
                 taken.append(entry)
         for part, joined in _joined(encoded):
-            self._pending.append((verb, taken[part], _elements(ip_set, joined, verb)))
+            self._pending.append(_Part(verb, taken[part], [_elements(ip_set, joined, verb)]))
             self._size += len(joined)
-            if self._size >= TRANSACTION_LIMIT:
+            if self._size >= TRANSACTION_LIMIT or len(self._pending) >= self._channel.limit:
                 self.flush()
 
     def flush(self) -> None:
-        """Send the batch to the kernel."""
+        """Send the batch to the kernel.
+
+        A refused message is replaced in its place by one that the kernel takes, since those behind it may depend on it. Entries
+        are not tried one by one: the kernel waits for all its processors before it answers a refused transaction, some 10 ms.
+        """
         pending, self._pending, self._size = self._pending, [], 0
-        alone: list[tuple[Verb, SetEntry]] = []
         while pending:
-            failed = nft.run(self._channel, [request for _, _, request in pending])
-            culprits = failed.keys() & set(range(len(pending)))
-            if failed and not culprits:  # the transaction as a whole: one entry at a time would not do better
-                for verb, entries, _ in pending:
-                    for entry in entries:
-                        self._report(verb, entry, failed[min(failed)])
+            failed = nft.run(self._channel, [request for part in pending for request in part.messages])
+            if not failed:
                 break
-            for index in sorted(culprits):
-                alone += ((pending[index][0], entry) for entry in pending[index][1])
-            # What stands behind a culprit was refused with it, and may depend on it, but not the other way round.
-            pending = [one for index, one in enumerate(pending) if index not in culprits] if failed else []
-        for verb, entry in alone:
-            self._repeat(verb, entry)
+            numbers = dict(_by_part(pending, failed))
+            self._read.clear()
+            if not numbers:  # the transaction as a whole: fewer entries would not do better
+                numbers, pending = dict.fromkeys(range(len(pending)), failed[min(failed)]), list(map(_repaired, pending))
+            repaired = (self._repair(part, numbers[at]) if at in numbers else part for at, part in enumerate(pending))
+            pending = [part for part in repaired if part is not None]
 
-    def _repeat(self, verb: Verb, entry: SetEntry) -> None:
-        """Send an entry in a transaction of its own. A mark that the set has already is replaced."""
-        ip_set = IP_SETS[entry.set]
-        encoded = encode(ip_set, entry)
-        messages = [_elements(ip_set, encoded, verb)]
-        failed = nft.run(self._channel, messages)
-        if failed and verb is Verb.ADD and ip_set.gives_marks:
-            key = nft.element(_key(ip_set, entry))
-            failed = nft.run(self._channel, [_elements(ip_set, key, Verb.REMOVE), *messages])
-        if failed:
-            self._report(verb, entry, failed[min(failed)])
+    def _repair(self, part: _Part, number: int) -> _Part | None:
+        """What the kernel takes of a message that it has refused; None if nothing. All other entries are reported."""
+        ip_set = IP_SETS[part.entries[0].set]
+        is_unclear = (part.verb is Verb.REMOVE and number == errno.ENOENT) or (ip_set.gives_marks and number == errno.EEXIST)
+        if part.is_repaired or not is_unclear:
+            for entry in part.entries:
+                self._fail(part.verb, entry, max(number, 0), nft.explain(number))
+            return None
+        if part.verb is Verb.REMOVE:
+            return self._without_absent(ip_set, part)
+        return self._replacing(ip_set, part)
 
-    def _report(self, verb: Verb, entry: SetEntry, number: int) -> None:
-        if verb is Verb.REMOVE and number == errno.ENOENT:
-            operation = Operation(verb, SetEntries.of(entry))
-            self.reported[operation] = Outcome(operation, surprise=True)
-        else:
-            self._fail(verb, entry, max(number, 0), nft.explain(number))
+    def _without_absent(self, ip_set: IpSet, part: _Part) -> _Part | None:
+        present = self._keys_in(ip_set) if len(part.entries) > 1 else ()
+        left = [entry for entry in part.entries if _key_of(ip_set, entry) in present]
+        for entry in part.entries:
+            if _key_of(ip_set, entry) not in present:
+                operation = Operation(part.verb, SetEntries.of(entry))
+                self.reported[operation] = Outcome(operation, surprise=True)
+        encoded = b"".join(encode(ip_set, entry) for entry in left)
+        return _Part(part.verb, left, [_elements(ip_set, encoded, part.verb)], is_repaired=True) if left else None
+
+    def _replacing(self, ip_set: IpSet, part: _Part) -> _Part:
+        """The addition of marks, behind the removal of those that the set has for the same keys."""
+        keys = [_key(ip_set, entry) for entry in part.entries]
+        present = self._keys_in(ip_set) if len(keys) > 1 else keys
+        removed = [nft.element(key) for key in keys if key in present]
+        removal = [_elements(ip_set, b"".join(removed), Verb.REMOVE)] if removed else []
+        return _Part(part.verb, part.entries, [*removal, *part.messages], is_repaired=True)
+
+    def _keys_in(self, ip_set: IpSet) -> Collection[bytes]:
+        """The keys of a set, read once for all parts that a transaction was refused for."""
+        if ip_set.name not in self._read:
+            self._read[ip_set.name] = self._present(ip_set.name) or ()
+        return self._read[ip_set.name]
 
     def _fail(self, verb: Verb, entry: SetEntry, number: int, reason: str) -> None:
         operation = Operation(verb, SetEntries.of(entry))
         self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
+
+
+def _repaired(part: _Part) -> _Part:
+    return part._replace(is_repaired=True)
+
+
+def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """The number of each part with a refused message, and the error number of its first one."""
+    first = 0
+    for at, part in enumerate(parts):
+        numbers = [failed[index] for index in range(first, first + len(part.messages)) if index in failed]
+        if numbers:
+            yield at, numbers[0]
+        first += len(part.messages)
+
+
+def _key_of(ip_set: IpSet, entry: SetEntry) -> bytes:
+    """The key of an element; empty for that of all others, which has none."""
+    return entry.raw if isinstance(entry, ForeignElement) else _key(ip_set, entry)
 
 
 def _elements(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
@@ -480,17 +536,28 @@ def _read(name: str, observed: Shape, parts: Iterable[netlink.Reply]) -> Observe
         return ObservedSet(f"a set of nf_tables with {what}", None, 0, frozenset())
     # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
     entries: dict[SetEntry, None] = {}
-    action = f"list the set {name}"
+    for key, data, comment in _listed(name, parts):
+        with netlink.parsing(f"list the set {name}"):
+            entries[decode(ip_set, key, data, comment) if key else ForeignElement(name)] = None
+    family, capacity = (None, 0) if ip_set.type is SetType.PORT else (ip_set.family, SET_CAPACITY)
+    return ObservedSet(ip_set.type, family, capacity, entries.keys())
+
+
+def _listed(name: str, parts: Iterable[netlink.Reply]) -> Iterator[tuple[bytes, bytes, str]]:
+    """Key, data and comment of each element; an empty key stands for all keys that the set does not have.
+
+    Raises:
+        KernelError: an element cannot be parsed.
+    """
     for data, start, end in parts:
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
         for _, first, last in message.walk(data, *found[nft.ELEMENTS]) if nft.ELEMENTS in found else ():
             if nft.is_for_all_others(data, first, last):
-                entries[ForeignElement(name)] = None
+                yield b"", b"", ""
                 continue
-            with netlink.parsing(action):
-                entries[decode(ip_set, *nft.read_element(data, first, last))] = None
-    family, capacity = (None, 0) if ip_set.type is SetType.PORT else (ip_set.family, SET_CAPACITY)
-    return ObservedSet(ip_set.type, family, capacity, entries.keys())
+            with netlink.parsing(f"list the set {name}"):
+                element = nft.read_element(data, first, last)
+            yield element
 
 
 def _digest(observed: Shape | None, parts: Iterable[netlink.Reply]) -> bytes:

@@ -4,11 +4,11 @@ import contextlib
 import errno
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 
-from ipvsproxy.kernel.base import nft_message
+from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.nftables import sets as nft_sets
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Address, Protocol, parse_address
@@ -123,6 +123,84 @@ def test_entries_of_a_missing_set_fail_and_those_of_others_do_not(driver: NftSet
     absent, there = apply(driver, Verb.ADD, entry(1, "KUBE-EXTERNAL-IP"), entry(1))
     assert (absent.errno, there.error) == (errno.ENOENT, "")
     assert set(driver.observe([CLUSTER])[CLUSTER].entries) == {entry(1)}
+
+
+def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Filled with the number of messages of each transaction from now on."""
+    sent: list[int] = []
+    run = nft_message.run
+
+    def counting(
+        channel: netlink.Channel, messages: Sequence[nft_message.Message], generation: int | None = None
+    ) -> dict[int, int]:
+        sent.append(len(messages))
+        return run(channel, messages, generation)
+
+    monkeypatch.setattr(nft_message, "run", counting)
+    return sent
+
+
+def test_thousands_of_entries_of_a_missing_set_are_not_tried_one_by_one(
+    driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries, sent = tuple(map(entry, range(MANY))), transactions(monkeypatch)
+    for verb, is_failed in ((Verb.ADD, True), (Verb.REMOVE, False)):
+        outcomes = driver.apply([Operation(verb, SetEntries(CLUSTER, entries))])
+        assert {(bool(one.error), one.surprise) for one in outcomes} == {(is_failed, not is_failed)}
+        assert len(outcomes) == MANY
+    assert len(sent) < 20, "the kernel waits for its processors before it answers a refused one"
+
+
+def test_thousands_of_absent_entries_among_present_ones_are_not_tried_one_by_one(
+    driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = tuple(map(entry, range(MANY)))
+    driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), Operation(Verb.ADD, SetEntries(CLUSTER, entries[::2]))])
+    sent = transactions(monkeypatch)
+    outcomes = driver.apply([Operation(Verb.REMOVE, SetEntries(CLUSTER, entries[:-2]))])
+    assert [one.error for one in outcomes if one.error] == []
+    assert [one.surprise for one in outcomes] == [False, True] * (MANY // 2 - 1)
+    assert driver.observe([CLUSTER])[CLUSTER].entries == {entries[-2]}
+    assert len(sent) < 20
+
+
+def test_other_marks_of_thousands_of_entries_are_not_tried_one_by_one(
+    driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def marked(numbers: range, mark: int) -> SetEntries:
+        addresses = (Address((10 << 24 | number).to_bytes(4, "big")) for number in numbers)
+        return SetEntries(SCOPE, tuple(MarkedEntry(SCOPE, one, Protocol.TCP, 80, mark=mark, mask=0xFF) for one in addresses))
+
+    driver.apply([Operation(Verb.ADD, IP_SETS[SCOPE]), Operation(Verb.ADD, marked(range(0, MANY, 2), 1))])
+    sent = transactions(monkeypatch)
+    outcomes = driver.apply([Operation(Verb.ADD, marked(range(MANY), 2))])
+    assert [one.error for one in outcomes if one.error] == []
+    assert set(driver.observe([SCOPE])[SCOPE].entries) == set(marked(range(MANY), 2).entries)
+    assert len(sent) < 20
+
+
+def test_an_absent_entry_that_is_removed_and_added_in_one_run_is_there_after_it(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER])
+    operations = [Operation(Verb.REMOVE, SetEntries.of(entry(1))), Operation(Verb.ADD, SetEntries.of(entry(1)))]
+    assert [(one.error, one.surprise) for one in driver.apply(operations)] == [("", True), ("", False)]
+    assert driver.observe([CLUSTER])[CLUSTER].entries == {entry(1)}
+
+
+def test_marks_come_into_a_set_that_was_emptied_meanwhile(driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def marked(mark: int) -> list[SetEntry]:
+        return [MarkedEntry(SCOPE, entry(one).address, Protocol.TCP, 80, mark=mark, mask=0xFF) for one in range(2)]
+
+    apply(driver, Verb.ADD, IP_SETS[SCOPE], *marked(1))
+    read = driver._keys
+
+    def emptied(name: str) -> Collection[bytes] | None:
+        nft("flush", "map", "inet", "ipvsproxy", name)
+        nft("add", "element", "inet", "ipvsproxy", name, "{ 10.9.9.9 . tcp . 80 : 7 }")
+        return read(name)
+
+    monkeypatch.setattr(driver, "_keys", emptied)
+    assert [one.error for one in apply(driver, Verb.ADD, *marked(2))] == ["", ""]
+    assert set(driver.observe([SCOPE])[SCOPE].entries) > set(marked(2))
 
 
 def test_another_mark_or_mask_replaces_the_one_before(driver: NftSetsDriver) -> None:
