@@ -167,12 +167,14 @@ class NftRulesDriver:
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps)
 
     def _is_in_force(self, jump: Jump, family: Family, listing: Listing) -> bool:
-        """Whether packets come to the chain of a jump, once."""
+        """Whether packets come to the chain of a jump, once, and meet no rule of others on their way through our table."""
         base = nft_rule.chain_name(family, jump.table, jump.source)
         if listing.is_dormant or listing.hooks.get(base) != HOOKS[jump.table, jump.source]:
             return False
-        wanted = _as_printed(nft_rule.jump(jump, family))
-        return [rule.expressions for rule in listing.rules.get(base, ())].count(wanted) == 1
+        begin_here = [one for one in self._jumps if (one.table, one.source) == (jump.table, jump.source)]
+        ours = {one: _as_printed(nft_rule.jump(one, family)) for one in begin_here}
+        printed = [rule.expressions for rule in listing.rules.get(base, ())]
+        return printed.count(ours[jump]) == 1 and all(one in ours.values() for one in printed)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Put skeletons in force, or remove them, each as a whole or not at all. A repetition is no error."""

@@ -158,6 +158,8 @@ def test_people_read_each_rule_beside_its_text(driver: NftRulesDriver) -> None:
         'insert rule inet ipvsproxy {family}-nat-KUBE-SERVICES drop comment "-j ACCEPT"',
         "flush chain inet ipvsproxy {family}-nat-POSTROUTING",
         "add rule inet ipvsproxy {family}-nat-OUTPUT meta nfproto {number} jump {family}-nat-KUBE-SERVICES",
+        "insert rule inet ipvsproxy {family}-filter-INPUT accept",
+        "add rule inet ipvsproxy {family}-nat-POSTROUTING masquerade",
         "delete table inet ipvsproxy",
         "flush table inet ipvsproxy",
         "add table inet ipvsproxy {{ flags dormant ; }}",
