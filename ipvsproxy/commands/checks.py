@@ -8,6 +8,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts
+from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model import feature, features
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
@@ -36,7 +37,7 @@ def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[F
     yield from _sysctls(facts, desired)
     yield from _advice(facts, config)
     yield from _other_backend(facts, config)
-    yield from _iptables(facts)
+    yield from _iptables(facts, config)
     yield from neighbour_checks.judge(facts)
     yield from _virtual_servers(facts, config)
     yield from _binding(facts, config)
@@ -152,21 +153,37 @@ def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
     """What a backend holds that this command's configuration does not choose. That of ``run`` may choose it."""
     if not (facts.backend and facts.other_backend):
         return
-    used, why = facts.backend
+    used = facts.backend.backend
     former = Backend.IPTABLES if used is Backend.NFTABLES else Backend.NFTABLES
-    asked = config.ipvs.rules_backend
-    rests_on = f"--rules-backend={asked}" + (f": {why}" if asked is Backend.AUTO else "")
     yield warn(
         "rules",
-        f"{former} still holds {facts.other_backend}, though the configuration of this command chooses {used} ({rests_on})",
+        f"{former} still holds {facts.other_backend}, though {_choice(facts.backend, config)}",
         "if run has another --rules-backend, give that to doctor, too; else run removes this once its own rules are in force, "
         "and looks again after each audit; a set that a rule of another program uses stays",
     )
 
 
-def _iptables(facts: Facts) -> Iterator[Finding]:
+def _choice(choice: BackendChoice, config: Config) -> str:
+    """The backend that this command's configuration chooses, and why. That of ``run`` may be another one."""
+    asked = config.ipvs.rules_backend
+    rests_on = f"--rules-backend={asked}" + (f": {choice.reason}" if asked is Backend.AUTO else "")
+    return f"the configuration of this command chooses {choice.backend} ({rests_on})"
+
+
+def _held_by_nftables(facts: Facts) -> str:
+    """What our table of nftables holds."""
+    if facts.observation is None or facts.observation.sets is None:
+        return "; what it holds could not be read"
+    families = " and ".join(family.label for family, found in facts.observation.skeletons.items() if found.jumps)
+    rules = f"rules of {families}" if families else "no rules"
+    count = len(facts.observation.sets)
+    sets = f"{count} set{'' if count == 1 else 's'}"
+    return f"; it holds {rules} and {sets} of ours" if families or count else "; it holds nothing of ours yet"
+
+
+def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:
     if facts.backend and facts.backend.backend is Backend.NFTABLES:
-        yield ok("rules", f"nftables holds rules and sets: {facts.backend.reason}")
+        yield ok("rules", f"{_choice(facts.backend, config)}{_held_by_nftables(facts)}")
         yield from _unserved(facts, "rules")
         return
     choice = facts.iptables_choice

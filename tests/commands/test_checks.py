@@ -22,10 +22,11 @@ from ipvsproxy.model import basic_features, features
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
-from ipvsproxy.model.rules import Backend, ChainKey
-from ipvsproxy.model.sets import SetKind
+from ipvsproxy.model.rules import Backend, ChainKey, ObservedSkeleton
+from ipvsproxy.model.sets import IP_SETS, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerSettings
+from ipvsproxy.translate import chains
 from tests.reconcile import examples
 from tests.support import builders, left_tables
 
@@ -241,11 +242,38 @@ def test_redirected_host_ports_are_told_as_information(facts: dict[str, Any], wh
     assert who in finding.text
 
 
-def test_a_node_without_iptables_may_hold_its_rules_in_nftables() -> None:
-    choice = BackendChoice(Backend.NFTABLES, "it is configured")
-    found = list(checks.judge(dataclasses.replace(FINE, iptables_choice=None, backend=choice), WANTED, _config()))
-    assert "nftables holds rules and sets: it is configured" in {one.text for one in found if one.topic == "rules"}
-    assert not [one for one in found if one.level is Level.FAIL or one.topic == "iptables"]
+@pytest.mark.parametrize(
+    ("observation", "expected"),
+    [
+        (None, "; what it holds could not be read"),
+        ({"sets": None}, "; what it holds could not be read"),
+        ({"sets": {}}, "; it holds nothing of ours yet"),
+        ({"sets": {"KUBE-CLUSTER-IP": frozenset()}}, "; it holds no rules and 1 set of ours"),
+        (
+            {
+                "sets": dict.fromkeys(IP_SETS, frozenset()),
+                "skeletons": {
+                    family: ObservedSkeleton(family=family, chains={}, jumps=frozenset(chains.JUMPS)) for family in Family
+                },
+            },
+            f"; it holds rules of IPv4 and IPv6 and {len(IP_SETS)} sets of ours",
+        ),
+    ],
+)
+def test_what_nftables_holds_is_told_beside_what_the_configuration_chooses(
+    observation: dict[str, Any] | None, expected: str
+) -> None:
+    observed = None if observation is None else Observation(**observation)
+    facts: dict[str, Any] = {
+        "iptables_choice": None,
+        "backend": BackendChoice(Backend.NFTABLES, "it is configured"),
+        "observation": observed,
+    }
+    found = list(checks.judge(dataclasses.replace(FINE, **facts), WANTED, _config("--rules-backend=nftables")))
+    (told,) = [one.text for one in found if one.topic == "rules"]
+    assert told == f"the configuration of this command chooses nftables (--rules-backend=nftables){expected}"
+    assert not [one for one in found if one.level is Level.FAIL and one.topic != "ipvs"]
+    assert not [one for one in found if one.topic == "iptables"]
 
 
 def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:

@@ -469,6 +469,7 @@ def explain(number: int) -> str:
 
 _MEANINGS: Mapping[int, str] = {
     errno.ENOENT: "the table, chain, set or element does not exist, or this kernel lacks a module of nf_tables",
+    errno.EPERM: "this process lacks the capability NET_ADMIN, or the table belongs to another process (its flag owner)",
     errno.EBUSY: "it is in use, or exists with another content",
     errno.EOPNOTSUPP: "this kernel lacks this feature of nf_tables",
     STALE: "other programs keep changing the rules of nf_tables",

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import shutil
 import subprocess
+import time
 from collections.abc import Collection, Iterator, Sequence
 
 import pytest
@@ -201,6 +202,24 @@ def test_marks_come_into_a_set_that_was_emptied_meanwhile(driver: NftSetsDriver,
     monkeypatch.setattr(driver, "_keys", emptied)
     assert [one.error for one in apply(driver, Verb.ADD, *marked(2))] == ["", ""]
     assert set(driver.observe([SCOPE])[SCOPE].entries) > set(marked(2))
+
+
+def test_thousands_of_entries_for_a_table_of_another_process_are_refused_at_once(
+    driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(("nft", "-i"), stdin=subprocess.PIPE, text=True) as owner:
+        assert owner.stdin
+        owner.stdin.write("add table inet ipvsproxy { flags owner; }\n")
+        owner.stdin.flush()
+        deadline = time.monotonic() + 10
+        while "ipvsproxy" not in nft("list", "tables"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        sent = transactions(monkeypatch)
+        outcomes = driver.apply([Operation(Verb.ADD, SetEntries(CLUSTER, tuple(map(entry, range(MANY)))))])
+        assert {one.errno for one in outcomes} == {errno.EPERM}
+        assert "belongs to another process" in outcomes[0].error
+        assert len(sent) < 20
 
 
 def test_another_mark_or_mask_replaces_the_one_before(driver: NftSetsDriver) -> None:
