@@ -6,7 +6,7 @@ import pathlib
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ipvsproxy.config.settings import Config, Ipvs
@@ -20,6 +20,7 @@ from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import IptablesDriver
 from ipvsproxy.kernel.ipvs.driver import AbsentIpvs
+from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
@@ -60,7 +61,7 @@ class Node(NamedTuple):
     """A node to clean: the kernel, its rules, those of the variants of iptables that are not in use, and the readable families.
 
     ``left`` looks in each place for rules that a proxy has left behind. ``skipped`` has a line for each part that this kernel
-    does not have. ``sets_by_name`` are ours by name, whatever their shape: those of our table of nftables, of any version.
+    does not have. ``unlike_sets`` are ours by name, but of another shape: those of our table of nftables, of another version.
     """
 
     kernel: Kernel
@@ -69,7 +70,8 @@ class Node(NamedTuple):
     other_rules: tuple[Rules, ...] = ()
     families: tuple[Family, ...] = tuple(Family)
     skipped: tuple[str, ...] = ()
-    sets_by_name: tuple[IpSet, ...] = ()
+    unlike_sets: Callable[[], Collection[IpSet]] = tuple
+    """Raises KernelError."""
 
 
 class Left(NamedTuple):
@@ -170,8 +172,14 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
             ),
             tuple(programs),
             tuple(skipped),
-            tuple(IP_SETS.values()) if backend is Backend.NFTABLES else (),
+            _unlike_sets if backend is Backend.NFTABLES else tuple,
         )
+
+
+def _unlike_sets() -> Collection[IpSet]:
+    with contextlib.closing(NftSetsDriver()) as driver:
+        present = driver.shaped_as_ours(IP_SETS.values())
+    return [ip_set for ip_set, is_ours in present.items() if not is_ours]
 
 
 def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collection[Network], *, dry_run: bool) -> Result:
@@ -182,18 +190,18 @@ def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collectio
     notes = (*node.skipped, *((f"virtual servers in excluded ranges: {kept} stay",) if kept else ()))
     if dry_run:
         left, hidden, foreign = _clear(node, may_remove=False)
-        return Result(tuple(map(Outcome, todo.operations)), left, _once(observed.errors, hidden), (*notes, *foreign))
+        unlike, unread = _removal_of_unlike(node)
+        operations = (*todo.operations, *unlike)
+        return Result(tuple(map(Outcome, operations)), left, _once(observed.errors, hidden, unread), (*notes, *foreign))
     outcomes = node.kernel.apply(todo.virtual_servers)
     may_remove_witnesses = cleanup.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
     outcomes += node.kernel.apply(todo.rules)
     left, hidden, foreign = _clear(node, may_remove=True)
     problems = list(_once(observed.errors, hidden))
     if may_remove_witnesses:
-        removed = node.kernel.apply(todo.witnesses)
-        unlike = [ip_set for ip_set in node.sets_by_name if ip_set.name not in (observed.sets or {})]
-        of_unlike = node.kernel.apply([Operation(Verb.REMOVE, ip_set) for ip_set in unlike])
-        removed += [one for one in of_unlike if one.error or not one.surprise]  # a surprise: the set was absent
-        outcomes += [_with_users(node, outcome) for outcome in removed]
+        unlike, unread = _removal_of_unlike(node)
+        problems += unread
+        outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply([*todo.witnesses, *unlike])]
     elif todo.witnesses:
         problems.append(
             "sets, device and local routes stay, because only they show which virtual servers are ours; run cleanup again"
@@ -202,6 +210,14 @@ def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collectio
         again = cleanup.plan(_observe(node), _OURS, excluded, node_port_ranges).operations
         problems += [f"{operation.item} is back: is a kube-proxy or ipvsproxy still running here?" for operation in again[:1]]
     return Result(tuple(outcomes), left, tuple(problems), (*notes, *foreign))
+
+
+def _removal_of_unlike(node: Node) -> tuple[list[Operation], tuple[str, ...]]:
+    """The removals of sets that have our names and another shape, and why they are not known."""
+    try:
+        return [Operation(Verb.REMOVE, ip_set) for ip_set in node.unlike_sets()], ()
+    except KernelError as error:
+        return [], (str(error),)
 
 
 def _observe(node: Node) -> Observation:

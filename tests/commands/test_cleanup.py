@@ -5,6 +5,7 @@ The command line is in ``tests/test_cli.py``.
 
 import contextlib
 import dataclasses
+import errno
 import json
 import pathlib
 import shutil
@@ -17,6 +18,7 @@ import pytest
 
 from ipvsproxy.commands import cleanup
 from ipvsproxy.daemon.loop import leftovers
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables.driver import IptablesDriver
 from ipvsproxy.kernel.iptables.variant import Variant, commands
@@ -25,7 +27,7 @@ from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey
-from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
+from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers.ownership import EVERYWHERE
@@ -268,7 +270,7 @@ def shown(command: str) -> list[str]:
 
 
 def test_sets_of_our_names_go_whatever_their_shape_is(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, absent = IpSet(SetKind.LOAD_BALANCER, Family.IPV6), IpSet(SetKind.MARKS, Family.IPV6)
+    there = IpSet(SetKind.LOAD_BALANCER, Family.IPV6)
     kernel.apply([Operation(Verb.ADD, there)])
     observe = kernel.observe
 
@@ -277,12 +279,21 @@ def test_sets_of_our_names_go_whatever_their_shape_is(kernel: FakeKernel, monkey
         return observe([name for name in names if name != there.name], *others)
 
     monkeypatch.setattr(kernel, "observe", without)
-    node = cleanup.Node(kernel, Rules(), {}, sets_by_name=tuple(IP_SETS.values()))
+    node = cleanup.Node(kernel, Rules(), {}, unlike_sets=lambda: [there])
+    shown = cleanup.clean(node, (), EVERYWHERE, dry_run=True)
+    assert [str(one.operation) for one in shown.outcomes if one.operation.item == there] == [f"remove set {there.name}"]
     result = cleanup.clean(node, (), EVERYWHERE, dry_run=False)
-    removed = [one.operation.item for one in result.outcomes]
-    assert there in removed
-    assert absent not in removed
+    assert sorted(str(one.operation) for one in result.outcomes) == sorted(str(one.operation) for one in shown.outcomes)
     assert kernel.sets == {}
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_unreadable_sets_are_a_problem(kernel: FakeKernel, *, dry_run: bool) -> None:
+    def unread() -> list[IpSet]:
+        raise KernelError(action="list the set KUBE-CLUSTER-IP", errno=errno.EIO)
+
+    result = cleanup.clean(cleanup.Node(kernel, Rules(), {}, unlike_sets=unread), (), EVERYWHERE, dry_run=dry_run)
+    assert any("KUBE-CLUSTER-IP" in one for one in result.problems)
 
 
 STRANGE = (

@@ -185,7 +185,8 @@ def test_cleanup_removes_sets_of_another_shape(laboratory: lab.Lab, tmp_path: Pa
         running.have(*SERVICES)
         running.program.__exit__(None, None, None)
         make_unlike(laboratory, "KUBE-LOAD-BALANCER")
-        (done,) = running.run("cleanup")
+        shown, done = running.run("cleanup --dry-run", "cleanup")
+        assert shown.output.count("would remove set KUBE-LOAD-BALANCER\n") == 1
         assert done.status == 0, done.output
         assert laboratory.run("node", "nft", "list", "ruleset") == ""
 
