@@ -4,7 +4,6 @@ import contextlib
 import errno
 import pathlib
 import shutil
-import threading
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -12,10 +11,9 @@ import structlog
 from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel import host
-from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.ipset.driver import IpsetDriver, ObservedSet
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import legacy_tables
@@ -31,8 +29,6 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 _NO_TABLE = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
 """The errors that mean: no such table, or no nf_tables."""
-_UNREGISTERED = threading.Event()
-"""Set once this kernel has answered that it has no nf_tables: each question makes such a kernel start modprobe."""
 
 
 class BackendChoice(NamedTuple):
@@ -118,8 +114,7 @@ def remove_table() -> bool:
     Raises:
         KernelError: it is there, and the kernel did not remove it.
     """
-    state = module_state("nf_tables")
-    if state in (ModuleState.LOADABLE, ModuleState.MISSING) or (state is ModuleState.UNKNOWN and _UNREGISTERED.is_set()):
+    if not modules.may_have_nf_tables():
         return False
     channel = netlink.Channel(NETLINK_NETFILTER)
     with contextlib.closing(channel):
@@ -128,7 +123,7 @@ def remove_table() -> bool:
             channel.ask(nft.table_query(), action)
         except KernelError as error:
             if error.errno == errno.EINVAL:
-                _UNREGISTERED.set()
+                modules.note_no_nf_tables()
             if error.errno in _NO_TABLE:
                 return False
             raise

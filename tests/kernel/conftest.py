@@ -4,11 +4,20 @@ import ctypes
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from ipvsproxy.kernel.base import modules
+
 _CLONE_NEWNET = 0x40000000
+
+
+@pytest.fixture(autouse=True)
+def _forget_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test knows what a kernel has answered in another one."""
+    monkeypatch.setattr(modules, "_REFUSED", threading.Event())
 
 
 @pytest.fixture

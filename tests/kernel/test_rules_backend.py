@@ -1,12 +1,11 @@
 """Covers when the kernel is asked for the table of the other backend; ``nftables/test_rules`` asks a real one."""
 
 import errno
-import threading
 
 import pytest
 
 from ipvsproxy.kernel import rules_backend
-from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
 
@@ -36,7 +35,6 @@ def test_a_kernel_without_nf_tables_is_asked_for_our_table_once(
 ) -> None:
     monkeypatch.setattr(Channel, "asked", 0)
     monkeypatch.setattr(netlink, "Channel", Channel)
-    monkeypatch.setattr(rules_backend, "module_state", lambda _: state)
-    monkeypatch.setattr(rules_backend, "_UNREGISTERED", threading.Event())
+    monkeypatch.setattr(modules, "module_state", lambda *_: state)
     assert [rules_backend.remove_table() for _audit in range(3)] == [False] * 3
     assert Channel.asked == questions

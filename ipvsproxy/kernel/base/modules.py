@@ -3,9 +3,14 @@
 import enum
 import os
 import pathlib
+import threading
 from collections.abc import Mapping
 
 from ipvsproxy.model.annotations import SCHEDULERS
+
+_NF_TABLES = "nf_tables"
+_REFUSED = threading.Event()
+"""Set once this kernel has answered that it has no nf_tables."""
 
 
 class ModuleState(enum.StrEnum):
@@ -31,6 +36,20 @@ def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleSta
         if any(line.partition(":")[0].rpartition("/")[2].partition(".ko")[0].replace("-", "_") == name for line in lines):
             return state
     return ModuleState.MISSING
+
+
+def may_have_nf_tables(root: pathlib.Path = pathlib.Path("/")) -> bool:
+    """Whether the kernel may have tables of nf_tables. If not, a question to it would load the module, or start modprobe in vain.
+
+    Where the files of modules are not visible, it may until ``note_no_nf_tables``, and again once the module shows.
+    """
+    state = module_state(_NF_TABLES, root)
+    return not _REFUSED.is_set() if state is ModuleState.UNKNOWN else state in (ModuleState.LOADED, ModuleState.BUILT_IN)
+
+
+def note_no_nf_tables() -> None:
+    """Note that the kernel has answered so: no module has registered this part of netlink (EINVAL)."""
+    _REFUSED.set()
 
 
 def is_loaded_by(alias: str, name: str, root: pathlib.Path = pathlib.Path("/")) -> bool | None:

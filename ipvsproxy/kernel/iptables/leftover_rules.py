@@ -2,7 +2,8 @@
 
 Rule 1: an unreadable table is an error, never a clean one. A table that this kernel or host certainly cannot have is clean.
 Rule 2: two equal marks mean that no rule has changed in between; then no program has to run.
-Rule 3: a reading of legacy tables loads no module and makes no table.
+Rule 3: a reading loads no module and makes no table, unless the files of this host's modules are not visible. Then nf_tables may
+be loaded once.
 Rule 4: no program runs for rules of nf_tables unless the kernel has a chain that concerns us, or does not say.
 Rule 5: with rules in nftables, all rules of iptables that have our names are leftovers.
 Rule 6: nothing is removed once the program in PATH is of another variant than at the start: then ours go where it writes.
@@ -15,6 +16,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import legacy_tables
@@ -97,13 +99,17 @@ class LeftoverRules:
 
     def mark(self, place: Place) -> object:
         """The mark of the rules of a place; None if the kernel does not show one."""
+        if _is_surely_empty(place):
+            return NO_SUBSYSTEM
         try:
             tables = () if place.variant is Variant.NF_TABLES else self._legacy_tables(place.family)
             with contextlib.closing(RuleChanges()) as changes:
                 return tables, changes.mark(place.family, place.variant, [name for name in TABLES if name in tables])
         except KernelError as error:
-            # nfnetlink's error for a subsystem that no module has registered.
-            return NO_SUBSYSTEM if place.variant is Variant.NF_TABLES and error.errno == errno.EINVAL else None
+            if place.variant is not Variant.NF_TABLES or error.errno != errno.EINVAL:
+                return None
+            modules.note_no_nf_tables()
+            return NO_SUBSYSTEM
 
     def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
         """The chains for which ``concerns`` is true, and the rules that lead to them.
@@ -111,7 +117,7 @@ class LeftoverRules:
         Raises:
             KernelError: the rules could not be read just now.
         """
-        if place.variant is Variant.LEGACY and not self._legacy_tables(place.family):
+        if _is_surely_empty(place) or (place.variant is Variant.LEGACY and not self._legacy_tables(place.family)):
             return LeftRules()
         if place.variant is Variant.NF_TABLES and not self._may_have_chain(place.family, concerns):
             return LeftRules()
@@ -167,3 +173,8 @@ class LeftoverRules:
             if self._backend is Backend.NFTABLES:  # there, no program of iptables may be needed
                 raise
             return True
+
+
+def _is_surely_empty(place: Place) -> bool:
+    """Whether the kernel has no nf_tables, and so no rules there."""
+    return place.variant is Variant.NF_TABLES and not modules.may_have_nf_tables()

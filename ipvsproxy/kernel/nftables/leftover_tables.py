@@ -2,7 +2,8 @@
 
 Rule 1: an unreadable table is an error, never an absent one.
 Rule 2: a table is removed only in the generation in which it was recognised. Otherwise it is read again.
-Rule 3: nf_tables is not loaded for a reading, unless the files of this host's modules are not visible.
+Rule 3: nf_tables is not loaded for a reading, unless the files of this host's modules are not visible. A kernel that could not
+load it is not asked again before the module shows.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
@@ -65,7 +66,10 @@ class LeftoverTables:
             with _channel() as channel:
                 return nft.generation(channel)
         except KernelError as error:
-            return NO_SUBSYSTEM if error.errno == errno.EINVAL else None  # no module has registered this subsystem
+            if error.errno != errno.EINVAL:
+                return None
+            modules.note_no_nf_tables()
+            return NO_SUBSYSTEM
 
     def read(self, place: TablePlace) -> NftTable | None:
         """The table; None if there is none.

@@ -6,13 +6,11 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base import message, modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.model.nft_table import BaseChain, NftTable
 
-_MODULE = "nf_tables"
 _FAMILIES: Mapping[int, str] = {1: "inet", socket.AF_INET: "ip", 3: "arp", 5: "netdev", 7: "bridge", socket.AF_INET6: "ip6"}
 """The names of the kernel's families (NFPROTO_*)."""
 _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
@@ -32,9 +30,7 @@ class TableName(NamedTuple):
 
 def is_loaded(root: pathlib.Path = pathlib.Path("/")) -> bool:
     """Whether the kernel may have tables. A question to one that could only load nf_tables now would load it."""
-    if (root / "sys/module" / _MODULE).exists():
-        return True
-    return module_state(_MODULE, root) not in (ModuleState.LOADABLE, ModuleState.MISSING)
+    return modules.may_have_nf_tables(root)
 
 
 def tables(channel: netlink.Channel) -> list[TableName]:

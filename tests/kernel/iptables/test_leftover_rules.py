@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import Program
@@ -32,7 +34,11 @@ def concerns(key: ChainKey) -> bool:
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A folder at the head of PATH for programs that play iptables, and one that plays /proc, with a legacy table."""
+    """A folder at the head of PATH for programs that play iptables, and one that plays /proc, with a legacy table.
+
+    The files of kernel modules are not visible.
+    """
+    monkeypatch.setattr(modules, "module_state", lambda *_: ModuleState.UNKNOWN)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     make_program(tmp_path, "iptables", "echo 'iptables v1.8.9 (nf_tables)'")
     names = tmp_path / "thread-self" / "net" / "ip_tables_names"
@@ -122,6 +128,28 @@ def test_a_kernel_without_nf_tables_has_a_mark_and_one_with_another_error_has_no
     monkeypatch.setattr(RuleChanges, "mark", refuse)
     assert rules(programs).mark(NFT) == mark
     assert rules(programs).mark(LEGACY) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "questions"),
+    [(ModuleState.LOADABLE, 0), (ModuleState.MISSING, 0), (ModuleState.UNKNOWN, 1), (ModuleState.LOADED, 3)],
+)
+def test_a_kernel_that_could_not_load_nf_tables_is_not_asked_at_each_audit(
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, state: ModuleState, questions: int
+) -> None:
+    asked: list[object] = []
+
+    def refuse(*about: object) -> object:
+        asked.append(about)
+        raise KernelError(action="read the generation of nf_tables", errno=errno.EINVAL)
+
+    monkeypatch.setattr(RuleChanges, "mark", refuse)
+    monkeypatch.setattr(modules, "module_state", lambda *_: state)
+    subject = rules(programs)
+    assert [subject.mark(NFT) for _audit in range(3)] == [NO_SUBSYSTEM] * 3
+    assert len(asked) == questions
+    if state is not ModuleState.LOADED:
+        assert subject.read(NFT, concerns) == LeftRules()
 
 
 def test_rules_that_a_missing_program_cannot_show_are_an_error(programs: pathlib.Path) -> None:

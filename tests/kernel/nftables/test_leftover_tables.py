@@ -108,16 +108,24 @@ def test_a_table_that_changes_all_the_time_stays_and_that_is_an_error() -> None:
 
 @pytest.mark.parametrize(("number", "is_absent"), [(errno.EINVAL, True), (errno.ENOBUFS, False)])
 def test_only_a_kernel_without_nf_tables_has_certainly_no_table(
-    monkeypatch: pytest.MonkeyPatch, number: int, *, is_absent: bool
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_absent: bool
 ) -> None:
-    def refuse(*_: object) -> object:
+    asked: list[object] = []
+
+    def refuse(*about: object) -> object:
+        asked.append(about)
         raise KernelError(action="read the generation of nf_tables", errno=number)
 
     monkeypatch.setattr(nft_message, "generation", refuse)
-    subject = LeftoverTables()
+    subject = LeftoverTables(tmp_path)
     if is_absent:
         assert subject.mark(IPV4) == NO_SUBSYSTEM
         assert subject.read(IPV4) is None
+        assert LeftoverTables(tmp_path).mark(IPV6) == NO_SUBSYSTEM
+        assert len(asked) == 1, "each question makes such a kernel start modprobe"
+        (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+        subject.mark(IPV4)
+        assert len(asked) == 2, "it shows now"
         return
     assert subject.mark(IPV4) is None
     with contextlib.suppress(KernelError):
