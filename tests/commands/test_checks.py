@@ -26,7 +26,7 @@ from ipvsproxy.model.rules import Backend, ChainKey, ObservedSkeleton
 from ipvsproxy.model.sets import IP_SETS, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerSettings
-from ipvsproxy.translate import chains
+from ipvsproxy.translate.rules import chains
 from tests.reconcile import examples
 from tests.support import builders, left_tables
 
