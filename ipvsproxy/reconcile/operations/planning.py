@@ -14,7 +14,7 @@ from ipvsproxy.reconcile.virtual_servers import diff, ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 
-def desired_operations(tables: Tables, drains: Drains, *, together: bool = True) -> Iterator[Operation]:
+def desired_operations(tables: Tables, drains: Drains, *, together: bool) -> Iterator[Operation]:
     """The operations for desired keys that may be done now.
 
     ``together``: several entries of one set are one operation, and so are several addresses or local routes.
@@ -74,7 +74,7 @@ def _foundation(tables: Tables) -> Iterator[Operation]:
 
 
 def surplus_operations(
-    tables: Tables, drains: Drains, *, has_observed_all: bool, keeping: Collection[object] = (), together: bool = True
+    tables: Tables, drains: Drains, *, has_observed_all: bool, keeping: Collection[object], together: bool
 ) -> Iterator[Operation]:
     """The removals. ``has_observed_all``: every kind of witness of virtual servers has been read once.
 

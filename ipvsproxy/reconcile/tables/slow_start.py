@@ -133,7 +133,7 @@ class SlowStarts:
             if key in known:
                 since_s = known[key]
             elif weight is None or weight <= 0:
-                if not any(other != key and share > 0 for other, share in weights.items()):
+                if not any(share > 0 for share in weights.values()):
                     continue
                 since_s = now
             elif is_fresh and weight < own:

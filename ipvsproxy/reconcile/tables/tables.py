@@ -281,7 +281,7 @@ class Tables:
         if before.rare.local_endpoints != after.rare.local_endpoints:
             self.health_checks.replace(owner, _checks(owner, before), _checks(owner, after))
         self._desire_entries(owner, before, after)
-        return affected - {owner} if affected else affected
+        return affected - {owner}
 
     def _desire_first(self, owner: Owner, state: ServiceState) -> set[Owner]:
         """As ``_desire``, for a Service without former state: at a start, all Services. It takes 2 µs for one port, not 4."""

@@ -119,7 +119,7 @@ def _name(reference: _Reference | None, namespace: str) -> str:
 
 def _key(endpoint: _Endpoint, port: api_schema.EndpointPort) -> RealServerKey | None:
     """None where address or port are absent or invalid."""
-    if not endpoint.addresses or not port.port or not 0 < port.port <= fields.HIGHEST_PORT:
+    if not endpoint.addresses or port.port is None or not 0 < port.port <= fields.HIGHEST_PORT:
         return None
     try:
         return RealServerKey.of(parse_address(endpoint.addresses[0]), port.port)

@@ -139,7 +139,7 @@ def _surely_local(family: Family, settings: Settings, view: NodeView) -> Iterabl
     address in it. Where they use it, this node carries an address in it. A network that the Node's own address is in is that of
     the nodes, whose pods may be anywhere.
     """
-    clusters = [item for item in settings.cluster_networks if item.family is family]
+    clusters = settings.cluster_networks
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]
     bridged = [item for item in view.connected if not item.contains(view.primary_addresses[family])]
     for item in dict.fromkeys((*own, *bridged)):

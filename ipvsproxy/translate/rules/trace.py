@@ -80,7 +80,7 @@ def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
     return _OUTSIDE[family]
 
 
-def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: Connection, *, has_scopes: bool = False) -> Trace:
+def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: Connection, *, has_scopes: bool) -> Trace:
     """Follow a connection until it is masqueraded or marked for that, or nothing more can happen to it.
 
     ``has_scopes``: the virtual server's address has a second scope, so a set gives packets of this node's clients a mark.

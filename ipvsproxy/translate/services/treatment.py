@@ -56,14 +56,13 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     thresholds: Thresholds = NO_THRESHOLDS
     drain_deadline_s: int = 0
     prefix_lengths: tuple[int, int] = (0, 0)
-    knows_slices: bool = True
+    knows_slices: bool
     is_usual: bool = False
     common: VirtualServerSettings | None = None
 
     def settings(self, family: Family, affinity_timeout_s: int) -> VirtualServerSettings:
         """The settings of the Service's virtual servers of a family."""
-        prefix_length = self.prefix_lengths[family is Family.IPV6] if affinity_timeout_s else 0
-        return _settings(self.scheduler, self._flags, affinity_timeout_s, prefix_length)
+        return _settings(self.scheduler, self._flags, affinity_timeout_s, self.prefix_lengths[family is Family.IPV6])
 
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int) -> VirtualServerSettings:
         """Those of the virtual servers of second scopes.

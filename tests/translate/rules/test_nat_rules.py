@@ -137,7 +137,9 @@ def _is_masqueraded(service: Service, key: VirtualServerKey, client: Client, set
     desired = state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
     entries = set(desired.entries)
     rules: Skeleton = skeleton.build_skeleton(Family.IPV4, settings, view, {IP_SETS[entry.set].kind for entry in entries}, ())
-    return trace.follow(rules, entries.__contains__, trace.connection_of(client, key, settings, view)).is_masqueraded
+    return trace.follow(
+        rules, entries.__contains__, trace.connection_of(client, key, settings, view), has_scopes=False
+    ).is_masqueraded
 
 
 @pytest.mark.parametrize("client", Client)

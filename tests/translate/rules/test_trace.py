@@ -23,7 +23,7 @@ def _trace(service: Service, key: VirtualServerKey, client: Client, settings: Se
     entries: set[SetEntry] = set(desired.entries)
     occupied: set[SetKind] = {IP_SETS[entry.set].kind for entry in entries}
     rules = skeleton.build_skeleton(Family.IPV4, settings, view, occupied, ())
-    return trace.follow(rules, entries.__contains__, trace.connection_of(client, key, settings, view))
+    return trace.follow(rules, entries.__contains__, trace.connection_of(client, key, settings, view), has_scopes=False)
 
 
 CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
@@ -109,7 +109,7 @@ def test_the_hosts_own_connection_comes_from_the_very_address_that_it_goes_to() 
 def _follow(*chains: tuple[str, tuple[Rule, ...]], is_from_host: bool = False) -> trace.Trace:
     rules = Skeleton(family=Family.IPV4, chains={ChainKey("nat", name): those for name, those in chains}, jumps=())
     connection = trace.Connection(parse_address("203.0.113.1"), CLUSTER, is_from_host=is_from_host)
-    return trace.follow(rules, frozenset[SetEntry]().__contains__, connection)
+    return trace.follow(rules, frozenset[SetEntry]().__contains__, connection, has_scopes=False)
 
 
 MARK, TO_OTHER = Rule(target=JumpTo("KUBE-MARK-MASQ")), Rule(target=JumpTo("OTHER"))
