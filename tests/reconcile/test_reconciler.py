@@ -216,6 +216,14 @@ def test_a_real_server_that_changes_with_its_virtual_server_leaves_the_desired_w
     assert node.reconciler._tables.virtual_servers.observed[KEY].real_servers == {}
 
 
+def test_real_servers_that_were_there_stay_observed_when_all_desired_ones_are_added_at_once() -> None:
+    node = draining()
+    table = node.reconciler._tables.virtual_servers
+    added = Outcome(Operation(Verb.ADD, RealServers(KEY, table.desired[KEY].weights)))
+    node.reconciler.settle([added], node.now)
+    assert table.observed[KEY].real_servers == {builders.backend("10.244.0.1"): 0, builders.backend("10.244.0.2"): 1}
+
+
 # Flows.
 
 

@@ -10,6 +10,7 @@ from ipvsproxy.model.plan import KINDS
 from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import Connections, VirtualServer
+from ipvsproxy.reconcile.operations.pace import MOST_KEPT
 from ipvsproxy.reconcile.survey import Draining, Sides
 from tests.reconcile import examples, simulation
 from tests.support import builders
@@ -106,6 +107,10 @@ def test_statistics_are_a_copy_by_kind_of_kernel_object(node: simulation.Simulat
     after = node.reconciler.survey.statistics(node.now)
     assert (after.pending["virtual_server"], after.drifted["virtual_server"]) == (1, 1)
     assert before.virtual_servers == [KEY]
+    node.sync()
+    node.remove("web")
+    undesired = node.reconciler.survey.statistics(node.now).pending
+    assert (undesired["virtual_server"], undesired["address"]) == (1, 1)
 
 
 def test_rules_and_families_without_them(node: simulation.SimulatedNode) -> None:
@@ -216,3 +221,15 @@ def test_node_ports_are_witnessed_on_addresses_of_their_ranges_alone(node: simul
     assert node.reconciler._observer.node_port_ranges == builders.networks("192.0.2.0/24")
     assert node.reconciler.settings_given_up == {}
     assert parse_address("192.0.2.1") not in node.reconciler.survey.statistics(node.now).addresses
+
+
+def test_statistics_count_conflicts_once_and_drains_that_wait_apart_from_the_others(node: simulation.SimulatedNode) -> None:
+    node.put(builders.service("other", created_s=builders.CREATED_S + 1), builders.endpoint_slice(service="other"))
+    node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
+    node.kernel.connection_counts[KEY, SECOND] = Connections(2, 1)
+    node.sync()
+    node.reconciler._pace.note(added=0, removed=MOST_KEPT, now=node.now)
+    node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.3")))
+    node.sync()
+    statistics = node.reconciler.survey.statistics(node.now)
+    assert (statistics.conflicts, statistics.drains, statistics.waiting_removals) == (1, 1, 1)

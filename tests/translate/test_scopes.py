@@ -152,3 +152,16 @@ def test_others_stay_with_the_first_scope_and_are_dropped_where_it_is_empty() ->
     assert not _trace(Client.OUTSIDE, BALANCER, 80, has_scopes=True).is_marked
     assert _trace(Client.OUTSIDE, BALANCER, 80, has_scopes=True, has_local=False).is_dropped
     assert not _trace(Client.POD, BALANCER, 80, has_scopes=False).is_marked
+
+
+def test_only_networks_within_the_range_of_the_clusters_pods_may_be_surely_local() -> None:
+    equal, elsewhere = builders.networks("10.244.0.0/16", "172.17.0.0/24")
+    assert not any(rule.startswith("-s") for rule in _chains(API, connected=(equal, elsewhere))["KUBE-IPVSPROXY-MASQ"])
+
+
+def test_what_does_not_come_to_the_second_scope_is_explained_without_its_rules() -> None:
+    for client, has_scopes in ((Client.POD, False), (Client.OUTSIDE, True)):
+        applied = _trace(client, BALANCER, 80, has_scopes=has_scopes).applied_rules
+        assert {one.chain.table for one in applied} <= {"nat"}
+    scoped = _trace(Client.POD, BALANCER, 80, has_scopes=True).applied_rules
+    assert [one.chain.table for one in scoped][:2] == ["mangle", "mangle"]

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from ipvsproxy.reconcile.tables.tables.table import KEYS_AT_ONCE, Table
 
 from ipvsproxy.model.kernel import BoundAddresses, InterfaceAddress
 from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, Table
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.translate.node.view import Binding
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
@@ -150,6 +150,34 @@ def test_node_ports_are_known_by_our_set_and_the_hosts_addresses() -> None:
     assert set(node.kernel.virtual_servers) == {foreign}
 
 
+WITH_NODE_PORT = builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1]
+
+
+def test_a_foreign_virtual_server_like_a_node_port_of_ours_does_not_become_ours_after_the_first_reading() -> None:
+    node = simulation.SimulatedNode()
+    node.put(*WITH_NODE_PORT)
+    node.sync()
+    node.observe()
+    alike = builders.frontend("203.0.113.9", 30080)
+    node.kernel.virtual_servers[alike] = copy.deepcopy(node.kernel.virtual_servers[KEY])
+    node.observe()
+    assert set(node.reconciler._tables.virtual_servers.foreign) == {alike}
+
+
+def test_a_virtual_server_like_a_node_port_is_not_ours_while_the_addresses_of_this_host_are_unknown() -> None:
+    former = simulation.SimulatedNode()
+    former.put(*WITH_NODE_PORT)
+    former.sync()
+    alike = builders.frontend("203.0.113.9", 30080)
+    former.kernel.virtual_servers[alike] = copy.deepcopy(former.kernel.virtual_servers[KEY])
+    former.kernel.unreadable = {"interface_addresses"}
+    fresh = simulation.SimulatedNode(former.kernel)
+    assert alike in fresh.reconciler._tables.virtual_servers.foreign
+    former.kernel.unreadable.clear()
+    fresh.observe()
+    assert alike not in fresh.reconciler._tables.virtual_servers.foreign
+
+
 # What could not be read.
 
 
@@ -238,6 +266,13 @@ def test_a_virtual_server_that_differs_in_a_poll_is_drift_and_repaired() -> None
     assert node.plan().operations == [set_weight(TWO, 1)]
     poll(node, {KEY: None})
     assert Operation(Verb.ADD, node.reconciler._tables.virtual_servers.desired[KEY]) in node.plan().operations
+
+
+def test_a_poll_that_shows_other_settings_is_drift_although_the_real_servers_are_the_same() -> None:
+    node = running("10.244.0.1")
+    poll(node, {KEY: examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"), flags_known=False)})
+    assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}
+    assert node.plan().operations == [Operation(Verb.SET, node.reconciler._tables.virtual_servers.desired[KEY])]
 
 
 def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a_witness() -> None:

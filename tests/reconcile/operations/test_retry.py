@@ -1,6 +1,11 @@
 """When a failed operation may be tried again. Times are numbers that the test chooses."""
 
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import EvenWeights
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
+from ipvsproxy.reconcile.operations import retry
 from ipvsproxy.reconcile.operations.retry import FIRST_DELAY_S, LONGEST_DELAY_S, Retries
+from tests.support import builders
 
 
 def test_what_never_failed_may_be_tried() -> None:
@@ -74,3 +79,31 @@ def test_an_operation_under_way_is_no_further_failure_and_is_tried_as_soon_as_it
     retries.wait(("rules", 4), "another wish", 3)
     retries.fail(("rules", 4), "another wish", 4)
     assert retries.next_s() == 4 + FIRST_DELAY_S, "the first failure of this wish"
+
+
+def test_real_servers_of_a_missing_virtual_server_wait_for_it_and_do_not_wake_the_loop() -> None:
+    key = builders.frontend("10.96.0.1", 80)
+    server = VirtualServer(key, VirtualServerSettings("rr"), EvenWeights.of([builders.backend("10.244.0.1")]))
+    operations = [Operation(Verb.ADD, server), Operation(Verb.ADD, RealServers(key, server.weights))]
+    retries = Retries()
+    for seconds, operation in enumerate(reversed(operations)):
+        retries.fail(retry.identity(operation), operation, seconds)
+    assert retries.due(operations, 1 + FIRST_DELAY_S / 2) == []
+    assert retries.next_s() == 1 + FIRST_DELAY_S
+    assert retries.due(operations, 1 + FIRST_DELAY_S) == operations
+
+
+def test_real_servers_do_not_wait_for_settings_that_could_not_be_set() -> None:
+    key = builders.frontend("10.96.0.1", 80)
+    change = Operation(Verb.SET, VirtualServer(key, VirtualServerSettings("wlc")))
+    addition = Operation(Verb.ADD, RealServers.of(key, builders.backend("10.244.0.1")))
+    retries = Retries()
+    retries.fail(retry.identity(change), change, 0)
+    assert retries.due([change, addition], 0) == [addition]
+
+
+def test_all_real_servers_of_a_new_virtual_server_fail_by_its_name() -> None:
+    keys = [builders.frontend("10.96.0.1", port) for port in (80, 81)]
+    weights = [EvenWeights.of([builders.backend(address)]) for address in ("10.244.0.1", "10.244.0.2")]
+    identities = {retry.identity(Operation(Verb.ADD, RealServers(key, one))) for key in keys for one in weights}
+    assert identities == {("real_server", key) for key in keys}

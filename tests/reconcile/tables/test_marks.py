@@ -3,6 +3,9 @@
 import dataclasses
 
 import pytest
+from ipvsproxy.reconcile.tables.tables.marks import MarkedPort, Marks, spread
+from ipvsproxy.reconcile.tables.tables.tables.marks import MarkedPort, Marks, spread
+from ipvsproxy.reconcile.tables.tables.tables.tables import Tables
 
 from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Family, Protocol
@@ -13,12 +16,10 @@ from ipvsproxy.model.rules import ChainKey, ObservedRule, Rule, SetMatch, Side, 
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetKind, mark_entry
 from ipvsproxy.model.state import ClusterScope
-from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import Connections, FirewallMark, RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.operations import precondition
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import cleanup
-from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, spread
-from ipvsproxy.reconcile.tables.tables import Tables
 from ipvsproxy.translate.node.view import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -201,6 +202,29 @@ def test_the_survey_knows_the_second_scope_of_a_port() -> None:
     assert survey.scope(MarkedPort(service.name, Protocol.UDP, 80), Family.IPV4) is None
 
 
+def test_a_family_does_not_lack_the_sets_that_only_scopes_use() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    lost = IpSet(SetKind.SCOPE, Family.IPV4)
+    del node.kernel.sets[lost.name]
+    node.observe()
+    assert list(node.reconciler._tables.sets.pending) == [lost]
+    assert node.reconciler.lacking([Family.IPV4]) == frozenset()
+
+
+def test_a_process_that_only_reads_desires_the_sets_of_scopes() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    reader = node._new_reconciler()
+    for name, state in node.states.items():
+        reader.put(name, state)
+    reader.tend(node.now)
+    assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if one.kind == "set"]
+    assert {ip_set.kind for ip_set in reader._tables.sets.desired} >= SCOPE_KINDS
+
+
 def test_no_mark_is_given_before_the_marks_in_the_kernel_are_known() -> None:
     tables = Tables(lambda _desired, _observed: False, lambda _: False)
     tables.scopes.use_bits(0x3)
@@ -370,6 +394,33 @@ def test_other_bits_after_a_restart_replace_the_marks_of_entries_though_addition
     assert marks_of(node) == {BALANCER: 0xFF0000}
 
 
+@pytest.mark.parametrize("mark", [0, 0x4001])
+def test_a_mark_that_the_bits_in_use_cannot_hold_is_not_recalled(mark: int) -> None:
+    marks = Marks(lambda _: False, lambda _: True)
+    marks.adopt(0x3FFF)
+    key, scope_set = builders.frontend(BALANCER, 80), IpSet(SetKind.SCOPE, Family.IPV4).name
+    marks.recall([MarkedEntry(scope_set, key.address, key.protocol, key.port, mark=mark, mask=0x3FFF)])
+    name = ServiceName("shop", "shop")
+    scope = ClusterScope(Family.IPV4, Protocol.TCP, 80, (key,), VirtualServerSettings("rr"), EvenWeights.of([]))
+    assert marks.take(Owner(1, name), name, scope, [scope]) == (FIRST, None)
+
+
+def test_an_entry_for_other_bits_gives_no_mark_after_a_restart() -> None:
+    node = node_with(0xFF)
+    node.put(*shop("first", number=11))
+    node.put(*shop())
+    node.sync()
+    assert marks_of(node) == {"192.0.2.11": 0xFF, BALANCER: 0xFE}
+    node.remove("first")
+    node.sync()
+    node.sync(after_s=60)
+    node._policy = Policy(scope_bits=0xFFFF)
+    node.restart()
+    for _ in range(2):
+        node.sync(after_s=60)
+    assert marks_of(node) == {BALANCER: 0xFFFF}
+
+
 def test_a_mark_that_another_program_has_taken_meanwhile_is_not_given_again_after_a_restart() -> None:
     node = node_with()
     node.put(*shop())
@@ -408,6 +459,39 @@ def test_marks_that_the_kernel_still_has_are_looked_at_once() -> None:
     for number in range(10):
         marks.take(Owner(number, ServiceName("default", str(number))), ServiceName("default", str(number)), scope, [scope])
     assert len(asked) == 0x3FFF - 0x3F00 + 10
+
+
+def test_a_scope_that_nobody_desires_any_more_keeps_its_connections() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    key = FirewallMark.of(Family.IPV4, FIRST)
+    busy = builders.backend(HERE)
+    assert busy in node.kernel.virtual_servers[key].real_servers
+    node.kernel.connection_counts[key, busy] = Connections(1, 0)
+    node.put(*shop(local=False))
+    node.sync()
+    node.sync(after_s=60)
+    assert marks_of(node) == {}
+    assert node.kernel.virtual_servers[key].real_servers == {busy: 0}
+    del node.kernel.connection_counts[key, busy]
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert traces_of(node) == []
+
+
+def test_a_scope_of_datagrams_that_nobody_desires_any_more_keeps_none() -> None:
+    node = node_with()
+    port, endpoints = builders.service_port(80, Protocol.UDP), (builders.endpoint(HERE), builders.endpoint(ELSEWHERE))
+    slices = builders.endpoint_slice(*endpoints, service="shop", ports=(builders.endpoint_port(80, Protocol.UDP),))
+    for local in (True, False):
+        node.put(builders.service("shop", port, external=[BALANCER], external_local=local), slices)
+        node.sync()
+        if local:
+            assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
+            busy = next(iter(node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)].real_servers))
+            node.kernel.connection_counts[FirewallMark.of(Family.IPV4, FIRST), busy] = Connections(1, 0)
+    assert scopes_of(node) == {}
 
 
 def test_a_virtual_server_stays_while_packets_still_get_its_mark() -> None:

@@ -1,16 +1,17 @@
 """A table of presence equals a table with two dictionaries. Left out: the properties of any table (``test_table``)."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import hypothesis
 import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
+from ipvsproxy.reconcile.tables.tables.presence import PresenceTable, presence
+from ipvsproxy.reconcile.tables.tables.table import Table
 
 from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.reconcile.tables.presence import PresenceTable, presence
-from ipvsproxy.reconcile.tables.table import Table
 
 OWNERS = tuple(Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))
 OLD = OWNERS[0]
@@ -30,6 +31,15 @@ def test_a_desired_and_observed_key_takes_no_memory_of_its_own() -> None:
     assert (table._present.undesired, len(table.observed)) == ({}, 2)
     table.replace(OLD, presence("abc", OLD), {})
     assert (table._present.undesired, list(table.surplus), list(table.pending)) == ({"a": None, "b": None}, ["a", "b"], [])
+
+
+def test_a_table_whose_pending_keys_are_all_confirmed_is_equal_again() -> None:
+    unequal: dict[Table[Any, Any, Any], None] = {}
+    table: PresenceTable[str] = PresenceTable(lambda _: False, unequal)
+    table.replace(OLD, {}, presence("ab", OLD))
+    assert list(unequal) == [table]
+    table.confirm_all("ab", True)
+    assert not unequal
 
 
 def test_an_undesired_key_is_observed_too_when_it_is_confirmed_with_others() -> None:

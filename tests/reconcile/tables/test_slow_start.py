@@ -1,12 +1,13 @@
 """Slow start: the weight over time, which endpoints climb, restarts, and that nothing happens between steps."""
 
+import msgspec
 import pytest
 
 from ipvsproxy.model.annotations import Annotation, ServiceAnnotations, WeightRules
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
-from ipvsproxy.reconcile.tables import slow_start
+from ipvsproxy.reconcile.tables.tables import slow_start
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
 
@@ -213,3 +214,29 @@ def test_a_service_without_slow_start_beside_one_with_it_is_served_as_ever() -> 
     node.sync()
     assert set(node.kernel.virtual_servers[builders.frontend("10.96.0.99", 80)].real_servers.values()) == {1}
     assert node.reconciler.pending == 0
+
+
+def test_an_endpoint_beside_others_that_only_drain_has_its_own_weight_at_once() -> None:
+    node = running(1)
+    node.kernel.connection_counts[KEY, builders.backend("10.244.0.1")] = Connections(1, 0)
+    node.put(web(), pods())
+    node.sync()
+    assert weights(node) == {1: 0}
+    node.put(web(), pods(2))
+    node.sync()
+    assert weights(node) == {1: 0, 2: OWN}
+
+
+def test_endpoints_climb_whatever_weight_those_before_them_have() -> None:
+    service = web()
+    rules = WeightRules({builders.OTHER_NODE: 1}, {}, OWN)
+    service = builders.with_options(service, annotations=msgspec.structs.replace(service.options.annotations, weights=rules))
+    light = [builders.endpoint(f"10.244.1.{number}", builders.OTHER_NODE) for number in range(11, 15)]
+    node = SimulatedNode()
+    node.put(service, builders.endpoint_slice(*light))
+    node.sync()
+    node.put(service, builders.endpoint_slice(*light, *(builders.endpoint(f"10.244.0.{number}") for number in range(1, 5))))
+    node.sync()
+    assert set(weights(node).values()) == {1}
+    node.sync(after_s=DURATION_S)
+    assert sorted(weights(node).values()) == [1] * 4 + [OWN] * 4

@@ -3,17 +3,17 @@
 import itertools
 
 import pytest
+from ipvsproxy.reconcile.tables.tables.tables import Keep, Tables
 
 from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, HealthCheck, HealthCheckPort, HealthListener, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol
-from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetKind
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.reconcile.tables.tables import Keep, Tables
 from ipvsproxy.reconcile.virtual_servers import diff
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
@@ -69,6 +69,22 @@ def test_an_object_that_the_node_no_longer_needs_is_undesired_and_not_removed() 
     assert {ip_set.family for ip_set in tables.sets.desired} == {Family.IPV4}
     assert (dict(tables.sysctls.desired), dict(tables.timeouts.desired)) == ({}, {})
     assert not tables.sets.pending
+
+
+def test_sets_of_scopes_stay_desired_when_the_node_is_put_again_as_far_as_it_serves_their_family() -> None:
+    tables = new_claims()
+    tables.put_node(tuple(Family), [], None)
+    scoped = {family: IpSet(SetKind.SCOPE, family) for family in Family}
+    for ip_set in scoped.values():
+        tables.sets.desire(ip_set, NODE_OWNER, NODE_OWNER)
+    tables.put_node({Family.IPV4}, [], None)
+    assert {ip_set for ip_set in tables.sets.desired if ip_set.kind in SCOPE_KINDS} == {scoped[Family.IPV4]}
+
+
+def test_a_reading_includes_the_sets_of_scopes_of_the_families_in_use_although_nobody_desires_them() -> None:
+    tables = new_claims()
+    tables.put_node({Family.IPV4}, [], None)
+    assert sorted(tables.set_names()) == sorted(name for name, ip_set in IP_SETS.items() if ip_set.family is Family.IPV4)
 
 
 def skeleton(family: Family, *rules: Rule) -> Skeleton:

@@ -5,7 +5,7 @@ import pytest
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.sets import IP_SETS, ForeignElement, SetKind
-from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers import ownership
 from tests.reconcile import examples
 from tests.support import builders
@@ -164,3 +164,9 @@ def test_witnesses_of_other_virtual_servers_may_go() -> None:
     assert not any(witnesses.need(ForeignElement(name)) for name in IP_SETS)
     assert not witnesses.need(examples.bound_entry("10.96.0.2"))
     assert not ownership.Witnesses([]).need(examples.entry(SetKind.CLUSTER_IP, KEY))
+
+
+def test_a_virtual_server_by_mark_keeps_no_node_port_of_its_number() -> None:
+    witnesses = ownership.Witnesses([FirewallMark.of(Family.IPV4, 30080)])
+    assert not witnesses.need(examples.port_entry(SetKind.NODE_PORT_TCP, 30080))
+    assert not witnesses.addresses

@@ -3,13 +3,13 @@
 import itertools
 
 import pytest
+from ipvsproxy.reconcile.tables.tables.tables import Tables
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.reconcile.tables.tables import Tables
 from ipvsproxy.reconcile.virtual_servers import precedence
 from ipvsproxy.reconcile.virtual_servers.precedence import Role
 from tests.reconcile import examples
@@ -71,7 +71,8 @@ def test_an_allotted_address_goes_before_an_older_external_address(
     assert entries(tables, OLD) == set()
     (conflict,) = tables.conflicts()
     assert (conflict.winner, conflict.waiting) == (YOUNG, (OLD,))
-    assert conflict.reasons[0].startswith("has it as its")
+    address = "cluster IP" if allotted is SetKind.CLUSTER_IP else "node port"
+    assert conflict.reasons == (f"has it as its {address}",)
     tables.put(YOUNG.service, None)
     assert owner_of(tables) == OLD
     assert entries(tables, OLD) == set(by(OLD, asked_for).entries)

@@ -22,6 +22,9 @@ def parse_named(named: dict[str, str]) -> tuple[ServiceAnnotations, list[Skipped
     return annotations.parse_service_annotations(raw, skipped), skipped
 
 
+THOUSAND = [f"n{number}" for number in range(1000)]
+
+
 def test_a_service_with_annotations_of_others_has_none_of_ours() -> None:
     parsed, skipped = parse_named({"kubectl.kubernetes.io/last-applied-configuration": "{}"})
     assert parsed is NO_ANNOTATIONS
@@ -44,6 +47,8 @@ def test_a_service_with_annotations_of_others_has_none_of_ours() -> None:
             WeightRules({"n7": 0}, {"eu-1a": 10, "eu-1b": 1}, 5),
         ),
         ("weights", "node/n7=65535", "weights", WeightRules({"n7": 65535}, {}, 1)),
+        ("weights", ",".join(f"node/n{one}=1" for one in range(1000)), "weights", WeightRules(dict.fromkeys(THOUSAND, 1), {}, 1)),
+        ("slow-start", "1s", "slow_start_s", 1),
         ("slow-start", "30s", "slow_start_s", 30),
         ("slow-start", "1m30s", "slow_start_s", 90),
         ("slow-start", "1h", "slow_start_s", 3600),

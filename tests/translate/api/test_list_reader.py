@@ -80,6 +80,26 @@ def test_a_list_with_more_such_objects_than_are_tried_is_read_in_one_piece() -> 
     assert (names(early), names(page.events)) == (["a"], ["b", "c", "d"])
 
 
+def test_an_item_with_many_such_objects_is_tried_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bytes] = []
+    whole = decode.decode_item
+    monkeypatch.setattr(decode, "decode_item", lambda kind, item: tried.append(item) or whole(kind, item))  # type: ignore[func-returns-value]
+    inner: dict[str, Any] = {"managedFields": [{"metadata": {}}] * 1000}
+    early, page = read(iter([body_of(service("a"), service("b", **inner), service("c"))]))
+    assert (names(early), names(page.events)) == (["a"], ["b", "c"])
+    assert len(tried) == 1 + list_reader.MOST_FALSE_ENDS + 1
+
+
+def test_a_list_that_cannot_be_taken_apart_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bytes] = []
+    whole = decode.decode_list
+    monkeypatch.setattr(decode, "decode_list", lambda kind, body: tried.append(body) or whole(kind, body))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(decode, "decode_item", lambda kind, item: pytest.fail(f"{kind} {item!r}"))
+    body = b'{"x":{"items":[{"metadata":{}}]},' + body_of(service("a"), service("b"))[1:]
+    assert names(read(pieces_of(body, 10))[1].events) == ["a", "b"]
+    assert len(tried) == 2
+
+
 def test_an_item_that_breaks_its_shape_costs_itself_only() -> None:
     broken = {"metadata": {"name": "broken", "namespace": "shop"}, "spec": {"ports": 1}}
     early, page = read(pieces_of(body_of(broken, service("a"), broken), 20))

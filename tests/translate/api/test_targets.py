@@ -77,6 +77,12 @@ def test_a_port_without_a_valid_number_has_no_target(port: object) -> None:
     assert targets.of_documents([_slice(POD, ports=[port])]) == {}
 
 
+@pytest.mark.parametrize("port", [1, 65535])
+def test_the_first_and_the_last_port_have_targets(port: int) -> None:
+    found = targets.of_documents([_slice(POD, ports=[{"port": port}])])
+    assert list(found) == [(WEB, builders.backend("10.244.0.1", port))]
+
+
 @pytest.mark.parametrize(
     "document",
     [

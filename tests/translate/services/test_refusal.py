@@ -36,7 +36,7 @@ def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Serv
         ("224.0.0.1", 80, "is an unspecified, multicast or link-local address"),
         ("10.244.7.7", 80, "lies in the range of the cluster's pods"),
         ("192.168.0.99", 80, "is the address of an API server"),
-        (builders.NODE_ADDRESS, refusal.KUBELET_PORT, "is an address of this node, whose port 10250 is its own"),
+        (builders.NODE_ADDRESS, 10250, "is an address of this node, whose port 10250 is its own"),
         (builders.NODE_ADDRESS, 80, ""),
         (builders.NODE_ADDRESS, API_SERVER.port, ""),
         ("203.0.113.5", 6443, ""),

@@ -142,6 +142,11 @@ def test_the_weight_of_a_slice_comes_before_the_rules_and_needs_no_annotation_of
     assert reasons(state)[0].startswith("metadata.annotations[ipvsproxy.io/weight]: the scheduler rr knows no weights")
 
 
+def test_a_service_whose_slices_all_have_a_weight_has_it() -> None:
+    assert weights(state_of(builders.service(), weighty(SLICE, 0))) == {NEAR: 0, FAR: 0}
+    assert weights(state_of(builders.service(), weighty(SLICE, 3), settings=Settings(scheduler="wlc"))) == {NEAR: 3, FAR: 3}
+
+
 def test_slow_start_has_weights_to_climb() -> None:
     state = state_of(annotated(scheduler="wlc", slow_start_s=30), SLICE)
     assert (weights(state), state.rare.slow_start_s) == ({NEAR: 100, FAR: 100}, 30)
@@ -232,8 +237,9 @@ def test_real_servers_of_a_hash_have_one_order_on_all_nodes(scheduler: str) -> N
     addresses = [f"10.244.3.{number}" for number in (9, 3, 7, 5)]
     item = endpoint_slice(*map(endpoint, addresses))
     views = [builders.node_view(node_object=builders.node(name=name)) for name in ("node-a", "node-b", "node-c")]
-    orders = {tuple(server(state_of(annotated(scheduler=scheduler), item, view=view)).weights) for view in views}
-    assert orders == {tuple(builders.backend(address) for address in sorted(addresses))}
+    for service, settings in ((annotated(scheduler=scheduler), Settings()), (builders.service(), Settings(scheduler=scheduler))):
+        orders = {tuple(server(state_of(service, item, settings=settings, view=view)).weights) for view in views}
+        assert orders == {tuple(builders.backend(address) for address in sorted(addresses))}
 
 
 def test_equal_routes_share_their_weights() -> None:
