@@ -154,6 +154,15 @@ def test_others_stay_with_the_first_scope_and_are_dropped_where_it_is_empty() ->
     assert not _trace(Client.POD, BALANCER, 80, has_scopes=False).is_marked
 
 
+@pytest.mark.parametrize("mode", [LocalMode.CLUSTER_CIDR, LocalMode.NODE_CIDR])
+def test_rules_of_scopes_name_ranges_of_their_own_family_alone(mode: LocalMode) -> None:
+    ranges = builders.networks("10.244.0.0/16", "fd00:10:244::/56")
+    settings = dataclasses.replace(API, detect_local=mode, cluster_networks=ranges)
+    own = builders.networks("10.244.7.0/24", "fd00:10:244:7::/64")
+    elsewhere = frozenset(map(parse_address, ("10.244.7.1", "fd00:10:244:7::1")))
+    assert not any(":" in rule for rules in _chains(settings, pod_networks=own, elsewhere=elsewhere).values() for rule in rules)
+
+
 def test_only_networks_within_the_range_of_the_clusters_pods_may_be_surely_local() -> None:
     equal, elsewhere = builders.networks("10.244.0.0/16", "172.17.0.0/24")
     assert not any(rule.startswith("-s") for rule in _chains(API, connected=(equal, elsewhere))["KUBE-IPVSPROXY-MASQ"])
@@ -161,7 +170,8 @@ def test_only_networks_within_the_range_of_the_clusters_pods_may_be_surely_local
 
 def test_what_does_not_come_to_the_second_scope_is_explained_without_its_rules() -> None:
     for client, has_scopes in ((Client.POD, False), (Client.OUTSIDE, True)):
-        applied = _trace(client, BALANCER, 80, has_scopes=has_scopes).applied_rules
-        assert {one.chain.table for one in applied} <= {"nat"}
+        result = _trace(client, BALANCER, 80, has_scopes=has_scopes)
+        assert not result.is_dropped
+        assert {one.chain.table for one in result.applied_rules} <= {"nat"}
     scoped = _trace(Client.POD, BALANCER, 80, has_scopes=True).applied_rules
     assert [one.chain.table for one in scoped][:2] == ["mangle", "mangle"]

@@ -3,9 +3,6 @@
 import dataclasses
 
 import pytest
-from ipvsproxy.reconcile.tables.tables.marks import MarkedPort, Marks, spread
-from ipvsproxy.reconcile.tables.tables.tables.marks import MarkedPort, Marks, spread
-from ipvsproxy.reconcile.tables.tables.tables.tables import Tables
 
 from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Family, Protocol
@@ -20,6 +17,8 @@ from ipvsproxy.model.virtual_servers import Connections, FirewallMark, RealServe
 from ipvsproxy.reconcile.operations import precondition
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import cleanup
+from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, spread
+from ipvsproxy.reconcile.tables.tables import Tables
 from ipvsproxy.translate.node.view import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -509,6 +508,23 @@ def test_a_virtual_server_stays_while_packets_still_get_its_mark() -> None:
     node.sync()
     assert marks_of(node) == {BALANCER: FIRST}
     assert scopes_of(node) == {FIRST: set()}
+    node.sync(after_s=60)
+    node.sync(after_s=60)
+    assert traces_of(node) == []
+
+
+def test_real_servers_of_a_scope_keep_their_weight_while_packets_still_get_its_mark() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    node.kernel.fail(
+        lambda one: one.verb is Verb.REMOVE and isinstance(one.item, SetEntries) and IP_SETS[one.item.set].gives_marks
+    )
+    node.put(*shop(local=False))
+    node.sync()
+    assert marks_of(node) == {BALANCER: FIRST}
+    scope = node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)]
+    assert {str(key.address): weight for key, weight in scope.real_servers.items()} == {HERE: 1, ELSEWHERE: 1}
     node.sync(after_s=60)
     node.sync(after_s=60)
     assert traces_of(node) == []

@@ -7,11 +7,11 @@ import hypothesis
 import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
-from ipvsproxy.reconcile.tables.tables.presence import PresenceTable, presence
-from ipvsproxy.reconcile.tables.tables.table import Table
 
 from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
+from ipvsproxy.reconcile.tables.presence import PresenceTable, presence
+from ipvsproxy.reconcile.tables.table import Table
 
 OWNERS = tuple(Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))
 OLD = OWNERS[0]

@@ -7,7 +7,7 @@ from ipvsproxy.model.annotations import Annotation, ServiceAnnotations, WeightRu
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
-from ipvsproxy.reconcile.tables.tables import slow_start
+from ipvsproxy.reconcile.tables import slow_start
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
 

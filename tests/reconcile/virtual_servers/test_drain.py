@@ -8,6 +8,7 @@ import pytest
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.reconcile.virtual_servers import drain
 from ipvsproxy.reconcile.virtual_servers.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains, removals_at_once
 from tests.support import builders
 
@@ -398,3 +399,25 @@ def test_ended_drains_with_deadlines_of_their_own_do_not_pile_up() -> None:
         all_drains.begin(KEY, ONE, 100)
         all_drains.end(KEY, ONE)
     assert len(all_drains._by_end) < 1500
+
+
+STREWN_S = (1, 2, 10, 3, 4, 11, 12)
+"""The begins of drains. Without most of them, the two that are left are not in order on a heap as it was."""
+LEFT_S = (3, 10)
+
+
+@pytest.mark.parametrize("deadline_s", [None, 100])
+def test_drains_stay_in_order_when_most_of_them_have_ended(monkeypatch: pytest.MonkeyPatch, deadline_s: float | None) -> None:
+    monkeypatch.setattr(drain, "_ENDED_KEPT", 0)
+    all_drains = drains()
+    all_drains.set_deadline(KEY, deadline_s)
+    by_begin = {since_s: builders.backend(f"10.244.0.{since_s}") for since_s in STREWN_S}
+    for since_s, real_server in by_begin.items():
+        all_drains.begin(KEY, real_server, since_s)
+    for since_s in set(STREWN_S) - set(LEFT_S):
+        all_drains.end(KEY, by_begin[since_s])
+    all_drains.begin(OTHER, ONE, 20)
+    assert all_drains.next_s() == 3
+    if deadline_s:
+        assert all_drains.expire(3 + deadline_s) == [KEY]
+        assert all_drains.expire(10 + deadline_s) == [KEY]

@@ -3,13 +3,13 @@
 import itertools
 
 import pytest
-from ipvsproxy.reconcile.tables.tables.tables import Tables
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.reconcile.tables.tables import Tables
 from ipvsproxy.reconcile.virtual_servers import precedence
 from ipvsproxy.reconcile.virtual_servers.precedence import Role
 from tests.reconcile import examples

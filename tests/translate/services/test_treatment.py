@@ -147,6 +147,12 @@ def test_a_service_whose_slices_all_have_a_weight_has_it() -> None:
     assert weights(state_of(builders.service(), weighty(SLICE, 3), settings=Settings(scheduler="wlc"))) == {NEAR: 3, FAR: 3}
 
 
+def test_weights_of_slices_do_not_count_where_the_operator_does_not_allow_them() -> None:
+    for allowed in (frozenset(), frozenset({Annotation.WEIGHTS})):
+        state = state_of(builders.service(), weighty(SLICE, 0), settings=Settings(annotations=allowed))
+        assert weights(state) == {NEAR: 1, FAR: 1}
+
+
 def test_slow_start_has_weights_to_climb() -> None:
     state = state_of(annotated(scheduler="wlc", slow_start_s=30), SLICE)
     assert (weights(state), state.rare.slow_start_s) == ({NEAR: 100, FAR: 100}, 30)
