@@ -143,7 +143,7 @@ EVENTS: Mapping[str, str] = {
     "rules_move_waits": (
         "a reload names another `--rules-backend`, and rules cannot move yet, because an examination or removal of leftovers has "
         "not ended. The former configuration stays in force until then, and changes of Services are programmed. Or rules have "
-        "moved, and a program of iptables hangs that shows where leftovers may be: later reloads wait. `hint` says which"
+        "moved, and a program of iptables hangs that shows where leftovers may be: another move waits. `hint` says which"
     ),
     "rules_moved": "a reload has made this `backend` hold rules and sets; what the other one holds goes once they are in force",
     "rules_not_writable_yet": (

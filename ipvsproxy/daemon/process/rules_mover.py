@@ -3,14 +3,15 @@
 Rule 1: rules move while neither leftovers nor the other backend are examined or removed: both work on what a move exchanges.
 Rule 2: an examination may wait for a program of iptables. Until it ends, the new configuration waits as a whole, beside the loop,
 which goes on programming changes of Services by the backend in use.
-Rule 3: while a move waits or runs, the latest configuration waits for its end. But one of the backend in use takes the place of a
-move that has not begun: it is in force at once.
+Rule 3: while a move waits or runs, the latest configuration waits for its end. But one of the backend in use is in force at once
+before a move has begun, whose place it takes, and once rules have moved, while programs of iptables are asked where leftovers may
+be: they may hang. What the former backend holds can go meanwhile.
 """
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import structlog
@@ -30,7 +31,7 @@ from ipvsproxy.reconcile.operations import retry
 TOLD_AFTER_S = 5.0
 """A move that waits for longer is logged, and so is one whose end does."""
 WAITS_FOR_LEFTOVERS = "an examination or removal of leftover rules has not ended; until then, the one in use serves all changes"
-SEARCH_WAITS = "rules have moved, but the programs of iptables do not say where leftovers may be; until then, later reloads wait"
+SEARCH_WAITS = "rules have moved, but the programs of iptables do not say where leftovers may be; until then, no others move"
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -65,6 +66,8 @@ class RulesMover:
         self._in_thread = in_thread
         self._waiting: _Asked | None = None
         self._has_begun = False
+        self._has_moved = False
+        """Whether rules have moved, and nothing but the places of leftovers is missing."""
         self._telling: asyncio.TimerHandle | None = None
         self._is_asked = asyncio.Event()
         self._is_at_rest = asyncio.Event()
@@ -76,9 +79,10 @@ class RulesMover:
         ``programs`` write the rules then. ``on_adopted`` is called once the loop has the configuration, which may be at once; it
         is not called if a later one takes its place before.
         """
-        if not self._has_begun and not self._moves(choices):
+        if (self._has_moved or not self._has_begun) and not self._moves(choices):
             self._waiting = None
-            self._rest()
+            if not self._has_begun:
+                self._rest()
             self._engine.reconfigure(*choices)
             on_adopted()
             return
@@ -102,23 +106,30 @@ class RulesMover:
         try:
             while True:
                 await self._is_asked.wait()
-                async with self._undisturbed():
+                async with self._leftovers.at_rest():
                     while self._waiting is not None:
-                        self._has_begun = True
-                        asked, self._waiting = self._waiting, None
-                        await self._put_in_force(asked)
+                        await self._take_waiting()
                     self._has_begun = False
                 self._is_asked.clear()
                 self._rest()
         finally:
             self._stop_telling()
 
-    async def _put_in_force(self, asked: _Asked) -> None:
-        if self._moves(asked.choices):
-            await self._move(asked)
-        else:
-            self._engine.reconfigure(*asked.choices)
-            asked.on_adopted()
+    async def _take_waiting(self) -> None:
+        """Have the loop use the waiting configuration. No leftover is examined meanwhile."""
+        async with self._other_backend.at_rest():
+            if self._waiting is None:  # a later one has taken its place, and is in force
+                return
+            self._has_begun = True
+            asked, self._waiting = self._waiting, None
+            moves = self._moves(asked.choices)
+            if moves:
+                await self._move(asked)
+            else:
+                self._engine.reconfigure(*asked.choices)
+                asked.on_adopted()
+        if moves:
+            await self._search(asked.programs)
 
     def _rest(self) -> None:
         self._stop_telling()
@@ -137,20 +148,19 @@ class RulesMover:
     def _moves(self, choices: Choices) -> bool:
         return choices.translation.backend is not self._engine.translation.backend
 
-    @contextlib.asynccontextmanager
-    async def _undisturbed(self) -> AsyncIterator[None]:
-        """Let nothing that was left behind be examined or removed during the block. Waits for what is under way."""
-        async with self._leftovers.at_rest(), self._other_backend.at_rest():
-            yield
-
     async def _move(self, asked: _Asked) -> None:
         """Let the prepared backend hold rules and sets. What the former one holds goes once they are in force."""
         self._engine.reconfigure(*asked.choices, move_rules=self._use_prepared_backend)
         await self._engine.moved()
-        self._tell_later(SEARCH_WAITS)
         log.info("rules_moved", backend=asked.choices.translation.backend.value)
         asked.on_adopted()
-        self._leftovers.watch(await self._examinations(asked.programs))
+
+    async def _search(self, programs: Mapping[Family, Program]) -> None:
+        """Find the places of leftovers. Until then, none is examined."""
+        self._has_moved = True
+        self._tell_later(SEARCH_WAITS)
+        self._leftovers.watch(await self._examinations(programs))
+        self._has_moved = False
 
     async def _use_prepared_backend(self) -> None:
         self._leftovers.begin_again()

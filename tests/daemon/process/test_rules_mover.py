@@ -273,7 +273,7 @@ async def test_a_waiting_move_is_waited_for_and_one_that_runs_as_well() -> None:
 
 
 @in_virtual_time
-async def test_a_configuration_that_arrives_after_the_move_and_before_its_end_comes_into_force_after_it() -> None:
+async def test_once_rules_have_moved_a_configuration_is_in_force_at_once_and_the_former_ones_go_though_a_program_hangs() -> None:
     async with scene() as one:
         one.may_end.clear()
         one.reload(Backend.NFTABLES)
@@ -283,13 +283,31 @@ async def test_a_configuration_that_arrives_after_the_move_and_before_its_end_co
         one.reload(Backend.NFTABLES, scheduler="wrr")
         await one.node.quiet(after_s=HANG_S)
         assert builders.frontend("10.96.0.9", 80) in one.kernel.virtual_servers
-        assert one.schedulers == {"rr"}
-        assert one.adopted == [(Backend.NFTABLES, "rr")]
-        one.may_end.set()
-        await one.node.quiet()
-        assert observed(one) == desired(one, Backend.NFTABLES, "wrr")
+        assert one.schedulers == {"wrr"}
         assert one.adopted == [(Backend.NFTABLES, "rr"), (Backend.NFTABLES, "wrr")]
+        assert one.kernel.removed_beside == [Backend.IPTABLES, Backend.NFTABLES], "before its end as well"
+        rested = asyncio.create_task(one.mover.at_rest())
+        await asyncio.sleep(1)
+        assert not rested.done(), "what holds rules now must stay as it is prepared"
+        one.may_end.set()
+        await rested
+        assert observed(one) == desired(one, Backend.NFTABLES, "wrr")
         assert one.logged("rules_moved") == ["rules_moved"]
+
+
+@in_virtual_time
+async def test_a_move_that_is_asked_for_while_a_program_hangs_after_another_one_waits_or_is_taken_back() -> None:
+    async with scene() as one:
+        one.may_end.clear()
+        for backend in (Backend.NFTABLES, Backend.IPTABLES, Backend.NFTABLES, Backend.IPTABLES):
+            one.reload(backend)
+            await one.node.quiet(after_s=1)
+            assert one.in_use() is Backend.NFTABLES
+        assert one.adopted == [(Backend.NFTABLES, "rr")] * 2
+        one.may_end.set()
+        await one.mover.at_rest()
+        assert one.in_use() is Backend.IPTABLES
+        assert one.adopted == [*[(Backend.NFTABLES, "rr")] * 2, (Backend.IPTABLES, "rr")]
 
 
 @in_virtual_time
