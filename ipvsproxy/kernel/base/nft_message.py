@@ -327,6 +327,12 @@ def elements_query(name: str) -> bytes:
     return _whole(_SUBSYSTEM | _GET_ELEMENTS, text(ELEMENTS_TABLE, TABLE) + text(ELEMENTS_SET, name), flags=netlink.DUMP)
 
 
+def element_query(name: str, encoded: bytes, sequence: int) -> bytes:
+    """The question for an element; the kernel answers ENOENT if the set does not have it, or if there is no such set."""
+    payload = text(ELEMENTS_TABLE, TABLE) + text(ELEMENTS_SET, name) + nested(ELEMENTS, encoded)
+    return _whole(_SUBSYSTEM | _GET_ELEMENTS, payload, sequence=sequence)
+
+
 def generation(channel: netlink.Channel) -> int:
     """The number of the present generation: any change of any table in this network namespace makes it another one.
 

@@ -28,6 +28,8 @@ from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, ForeignElement, IpSet, M
 
 TRANSACTION_LIMIT = 1 << 20
 """The most bytes of elements in one transaction, which is one ``send``."""
+REPAIRS = 5
+"""How often a refused message is put right: another program may change the same set meanwhile, again and again."""
 PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The waits before each dump of a large set, until two of them agree."""
 
@@ -311,21 +313,12 @@ class NftSetsDriver:
         return failed[min(failed)] if failed else 0
 
     def _apply_entries(self, operations: Sequence[Operation]) -> list[Outcome]:
-        batch = _Batch(self._channel, self._keys)
+        batch = _Batch(self._channel)
         for verb, entries in ipset_batch.runs(operations):
             self._digests.pop(entries[0].set, None)
             batch.add(verb, entries)
         batch.flush()
         return outcomes(operations, batch.reported)
-
-    def _keys(self, name: str) -> Collection[bytes] | None:
-        """The keys of a set, the empty one for the element of all others; None if the set does not exist.
-
-        Raises:
-            KernelError: it could not be read.
-        """
-        dumped = self._dump(name)
-        return None if dumped is None else {key for key, _, _ in _listed(name, dumped[1])}
 
     def _dump(self, name: str, *, header_only: bool = False) -> tuple[Shape, Sequence[netlink.Reply]] | None:
         """The kernel's description of a set; None if it does not exist."""
@@ -368,26 +361,23 @@ class NftSetsDriver:
 
 
 class _Part(NamedTuple):
-    """One message of a batch, with the entries in it. ``is_repaired``: it takes the place of one that the kernel refused."""
+    """One message of a batch, with the entries in it. ``repairs``: how often it has taken the place of one that was refused."""
 
     verb: Verb
     entries: Sequence[SetEntry]
     messages: Sequence[Message]
-    is_repaired: bool = False
+    repairs: int = 0
 
 
 class _Batch:
     """Entries for one transaction, and their outcomes.
 
-    ``reported`` has the outcomes of entries that failed, by the operation on that entry alone. ``present`` reads the keys that a
-    set has; None if the set does not exist.
+    ``reported`` has the outcomes of entries that failed, by the operation on that entry alone.
     """
 
-    def __init__(self, channel: netlink.Channel, present: Callable[[str], Collection[bytes] | None]) -> None:
+    def __init__(self, channel: netlink.Channel) -> None:
         self.reported: dict[Operation, Outcome] = {}
         self._channel = channel
-        self._present = present
-        self._read: dict[str, Collection[bytes]] = {}
         self._pending: list[_Part] = []
         self._size = 0
 
@@ -421,55 +411,53 @@ class _Batch:
             if not failed:
                 break
             numbers = dict(_by_part(pending, failed))
-            self._read.clear()
             if not numbers:  # the transaction as a whole: fewer entries would not do better
-                numbers, pending = dict.fromkeys(range(len(pending)), failed[min(failed)]), list(map(_repaired, pending))
+                numbers, pending = (
+                    dict.fromkeys(range(len(pending)), failed[min(failed)]),
+                    [part._replace(repairs=REPAIRS) for part in pending],
+                )
             repaired = (self._repair(part, numbers[at]) if at in numbers else part for at, part in enumerate(pending))
             pending = [part for part in repaired if part is not None]
 
     def _repair(self, part: _Part, number: int) -> _Part | None:
         """What the kernel takes of a message that it has refused; None if nothing. All other entries are reported."""
         ip_set = IP_SETS[part.entries[0].set]
-        is_unclear = (part.verb is Verb.REMOVE and number == errno.ENOENT) or (ip_set.gives_marks and number == errno.EEXIST)
-        if part.is_repaired or not is_unclear:
+        is_unclear = number in ((errno.EEXIST, errno.ENOENT) if ip_set.gives_marks else (errno.ENOENT,))
+        if part.repairs >= REPAIRS or not is_unclear or (part.verb is Verb.ADD and not ip_set.gives_marks):
             for entry in part.entries:
                 self._fail(part.verb, entry, max(number, 0), nft.explain(number))
             return None
+        present = self._present(ip_set, part.entries)
         if part.verb is Verb.REMOVE:
-            return self._without_absent(ip_set, part)
-        return self._replacing(ip_set, part)
+            return self._without_absent(ip_set, part, present)
+        # The addition of marks, behind the removal of those that the set has for the same keys.
+        removed = b"".join(nft.element(_key(ip_set, entry)) for entry in present)
+        removal = [_elements(ip_set, removed, Verb.REMOVE)] if removed else []
+        return _Part(part.verb, part.entries, [*removal, part.messages[-1]], part.repairs + 1)
 
-    def _without_absent(self, ip_set: IpSet, part: _Part) -> _Part | None:
-        present = self._keys_in(ip_set) if len(part.entries) > 1 else ()
-        left = [entry for entry in part.entries if _key_of(ip_set, entry) in present]
-        for entry in part.entries:
-            if _key_of(ip_set, entry) not in present:
-                operation = Operation(part.verb, SetEntries.of(entry))
-                self.reported[operation] = Outcome(operation, surprise=True)
-        encoded = b"".join(encode(ip_set, entry) for entry in left)
-        return _Part(part.verb, left, [_elements(ip_set, encoded, part.verb)], is_repaired=True) if left else None
+    def _without_absent(self, ip_set: IpSet, part: _Part, present: Sequence[SetEntry]) -> _Part | None:
+        for entry in set(part.entries).difference(present):
+            operation = Operation(part.verb, SetEntries.of(entry))
+            self.reported[operation] = Outcome(operation, surprise=True)
+        encoded = b"".join(encode(ip_set, entry) for entry in present)
+        return _Part(part.verb, present, [_elements(ip_set, encoded, part.verb)], part.repairs + 1) if present else None
 
-    def _replacing(self, ip_set: IpSet, part: _Part) -> _Part:
-        """The addition of marks, behind the removal of those that the set has for the same keys."""
-        keys = [_key(ip_set, entry) for entry in part.entries]
-        present = self._keys_in(ip_set) if len(keys) > 1 else keys
-        removed = [nft.element(key) for key in keys if key in present]
-        removal = [_elements(ip_set, b"".join(removed), Verb.REMOVE)] if removed else []
-        return _Part(part.verb, part.entries, [*removal, *part.messages], is_repaired=True)
-
-    def _keys_in(self, ip_set: IpSet) -> Collection[bytes]:
-        """The keys of a set, read once for all parts that a transaction was refused for."""
-        if ip_set.name not in self._read:
-            self._read[ip_set.name] = self._present(ip_set.name) or ()
-        return self._read[ip_set.name]
+    def _present(self, ip_set: IpSet, entries: Sequence[SetEntry]) -> list[SetEntry]:
+        """The entries whose keys the set has, or may have, each by a question of its own: a dump may lack some."""
+        present: list[SetEntry] = []
+        for first in range(0, len(entries), self._channel.limit):
+            asked = entries[first : first + self._channel.limit]
+            numbers = self._channel.reserve(len(asked))
+            questions = [
+                nft.element_query(ip_set.name, _bare(ip_set, entry), number) for entry, number in zip(asked, numbers, strict=True)
+            ]
+            failed = self._channel.run(questions)
+            present += [entry for at, entry in enumerate(asked) if failed.get(at) != errno.ENOENT]
+        return present
 
     def _fail(self, verb: Verb, entry: SetEntry, number: int, reason: str) -> None:
         operation = Operation(verb, SetEntries.of(entry))
         self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
-
-
-def _repaired(part: _Part) -> _Part:
-    return part._replace(is_repaired=True)
 
 
 def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tuple[int, int]]:
@@ -482,9 +470,9 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
         first += len(part.messages)
 
 
-def _key_of(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """The key of an element; empty for that of all others, which has none."""
-    return entry.raw if isinstance(entry, ForeignElement) else _key(ip_set, entry)
+def _bare(ip_set: IpSet, entry: SetEntry) -> bytes:
+    """An entry as an element without what it is mapped to."""
+    return encode(ip_set, entry) if isinstance(entry, ForeignElement) else nft.element(_key(ip_set, entry))
 
 
 def _elements(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
@@ -536,28 +524,17 @@ def _read(name: str, observed: Shape, parts: Iterable[netlink.Reply]) -> Observe
         return ObservedSet(f"a set of nf_tables with {what}", None, 0, frozenset())
     # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
     entries: dict[SetEntry, None] = {}
-    for key, data, comment in _listed(name, parts):
-        with netlink.parsing(f"list the set {name}"):
-            entries[decode(ip_set, key, data, comment) if key else ForeignElement(name)] = None
-    family, capacity = (None, 0) if ip_set.type is SetType.PORT else (ip_set.family, SET_CAPACITY)
-    return ObservedSet(ip_set.type, family, capacity, entries.keys())
-
-
-def _listed(name: str, parts: Iterable[netlink.Reply]) -> Iterator[tuple[bytes, bytes, str]]:
-    """Key, data and comment of each element; an empty key stands for all keys that the set does not have.
-
-    Raises:
-        KernelError: an element cannot be parsed.
-    """
+    action = f"list the set {name}"
     for data, start, end in parts:
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
         for _, first, last in message.walk(data, *found[nft.ELEMENTS]) if nft.ELEMENTS in found else ():
             if nft.is_for_all_others(data, first, last):
-                yield b"", b"", ""
+                entries[ForeignElement(name)] = None
                 continue
-            with netlink.parsing(f"list the set {name}"):
-                element = nft.read_element(data, first, last)
-            yield element
+            with netlink.parsing(action):
+                entries[decode(ip_set, *nft.read_element(data, first, last))] = None
+    family, capacity = (None, 0) if ip_set.type is SetType.PORT else (ip_set.family, SET_CAPACITY)
+    return ObservedSet(ip_set.type, family, capacity, entries.keys())
 
 
 def _digest(observed: Shape | None, parts: Iterable[netlink.Reply]) -> bytes:
