@@ -236,6 +236,18 @@ GENERATIONS = Feature(
     "a transaction is not refused where another program has changed the table since it was read; the next poll repairs",
     is_dated=False,
 )
+ELEMENT_QUERIES = Feature(
+    "element-queries",
+    "a question to nf_tables for single elements of a set",
+    ("NFT_MSG_GETSETELEM", "NFTA_SET_ELEM_LIST_ELEMENTS"),
+    "`--rules-backend=nftables`; telling which element of a refused transaction is to blame",
+    (4, 15),
+    "net/netfilter/nf_tables_api.c",
+    "not at all",
+    Without.FALL_BACK,
+    "the elements of a refused message count as failed: they are tried again, and log and metrics show it",
+    is_dated=False,
+)
 TRACKED_FLOWS = Feature(
     "tracked-flows",
     "netlink for connection tracking",
@@ -309,6 +321,7 @@ BASIC: Sequence[Feature] = (
     NF_TABLES,
     ORIGINAL_ADDRESSES,
     GENERATIONS,
+    ELEMENT_QUERIES,
     TRACKED_FLOWS,
     LINKS_AND_ROUTES,
     DUMMY_DEVICE,
