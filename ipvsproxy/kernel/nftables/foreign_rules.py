@@ -16,8 +16,14 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.nftables import listing as nft_listing
+from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables.listing import TableName
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
+
+_OURS = f"inet {nft.TABLE}"
+_OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
+"""The beginnings of the names of our chains."""
 
 Expression = tuple[str, Mapping[tuple[int, ...], bytes]]
 
@@ -36,7 +42,7 @@ _LEGACY_PROTOCOL, _LEGACY_PORT = re.compile(r"-p (tcp|udp|sctp)\b"), re.compile(
 
 
 def read_tables() -> tuple[NftTable, ...]:
-    """All tables of nf_tables except ours, with what their rules mean.
+    """All tables of nf_tables, with what their rules mean. Of ours, only chains of other programs, if it has any.
 
     Raises:
         KernelError: they could not be read.
@@ -44,9 +50,18 @@ def read_tables() -> tuple[NftTable, ...]:
     if not nft_listing.is_loaded():
         return ()
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
-        names = [one for one in nft_listing.tables(channel) if one.name != nft.TABLE]
-        found = (read(channel, name) for name in names)
-        return tuple(table for table in found if table)
+        found = [read(channel, name) for name in nft_listing.tables(channel)]
+    foreign = (_without_our_chains(table) if str(table) == _OURS else table for table in found if table)
+    return tuple(table for table in foreign if table.chains or str(table) != _OURS)
+
+
+def _without_our_chains(table: NftTable) -> NftTable:
+    return dataclasses.replace(
+        table,
+        chains={name: place for name, place in table.chains.items() if not name.startswith(_OUR_CHAINS)},
+        closed=tuple(name for name in table.closed if not name.startswith(_OUR_CHAINS)),
+        redirects=tuple(one for one in table.redirects if not one.chain.startswith(_OUR_CHAINS)),
+    )
 
 
 def read(channel: netlink.Channel, name: TableName) -> NftTable | None:

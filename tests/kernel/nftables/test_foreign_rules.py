@@ -46,6 +46,19 @@ def test_a_closed_chain_refuses_what_no_rule_accepts(definition: str, *, is_clos
 
 @real
 @pytest.mark.usefixtures("fresh_namespace")
+def test_of_our_table_only_chains_of_others_are_shown() -> None:
+    ours = "chain IPv4-filter-INPUT { type filter hook input priority -5; policy drop; }\n"
+    load(f"table inet ipvsproxy {{ {ours} }}\n")
+    assert read() == {}
+    load("table inet ipvsproxy { chain theirs { type filter hook input priority 10; policy drop; }\n }\ntable ip ipvsproxy { }\n")
+    assert {name: (set(table.chains), table.closed) for name, table in read().items()} == {
+        "inet ipvsproxy": ({"theirs"}, ("theirs",)),
+        "ip ipvsproxy": (set(), ()),
+    }
+
+
+@real
+@pytest.mark.usefixtures("fresh_namespace")
 @pytest.mark.parametrize(
     ("rule", "redirect"),
     [
