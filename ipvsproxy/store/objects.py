@@ -134,9 +134,10 @@ class Store:
                     self._put(event.object, now)
                 case Gone():
                     self._remove(event.kind, event.key, now)
+                case Listing(kind=ObjectKind.ENDPOINT_SLICE):
+                    self._shrunk = {}
                 case Listing():
-                    if event.kind is ObjectKind.ENDPOINT_SLICE:
-                        self._shrunk = {}
+                    pass
                 case Listed():
                     self._take_list(event, now)
                     self._listed.add(event.kind)

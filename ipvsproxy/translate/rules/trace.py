@@ -130,18 +130,16 @@ def _walk(
         if verdict := _verdict(rule.target, connection):
             applied_rules.append(applied_rule)
             return verdict
-        match rule.target:
-            case Verdict.RETURN:
-                applied_rules.append(applied_rule)
-                return None
-            case JumpTo(target):
-                before = len(applied_rules)
-                applied_rules.append(applied_rule)
-                verdict = _walk(rules, ChainKey(chain.table, target), is_in_set, connection, applied_rules)
-                if verdict:
-                    return verdict
-                if len(applied_rules) == before + 1:
-                    del applied_rules[before:]  # no rule of that chain applied
+        if rule.target is Verdict.RETURN:
+            applied_rules.append(applied_rule)
+            return None
+        if isinstance(rule.target, JumpTo):
+            within: list[AppliedRule] = []
+            verdict = _walk(rules, ChainKey(chain.table, rule.target.chain), is_in_set, connection, within)
+            if within:
+                applied_rules += (applied_rule, *within)
+            if verdict:
+                return verdict
     return None
 
 
