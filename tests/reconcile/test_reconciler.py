@@ -204,6 +204,9 @@ def test_equal_sides_share_their_weights_and_a_change_leaves_the_desired_ones_al
     node.sync()
     assert set(desired_state.weights) == {builders.backend("10.244.0.1"), builders.backend("10.244.0.2")}
     assert set(table.observed[KEY].real_servers) == {builders.backend("10.244.0.1")}
+    node.put(*web("10.244.0.1", "10.244.0.3"))
+    node.sync()
+    assert table.observed[KEY].real_servers is table.desired[KEY].weights
 
 
 def test_a_real_server_that_changes_with_its_virtual_server_leaves_the_desired_weights_alone() -> None:

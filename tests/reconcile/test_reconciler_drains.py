@@ -166,3 +166,10 @@ def test_a_real_server_that_is_gone_already_is_a_surprise_and_no_error() -> None
     assert node.has_failed
     assert node.reports[-1].surprises == 1
     assert node.reports[-1].pending == 0
+
+
+def test_with_room_the_connections_of_a_new_drain_are_due_at_once() -> None:
+    node = running("10.244.0.1", "10.244.0.2")
+    node.put(*web("10.244.0.2"))
+    node.reconciler.settle(node.apply(node.plan().operations), node.now)
+    assert list(node.reconciler.drains_due(node.now)) == [KEY]

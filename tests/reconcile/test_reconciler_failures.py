@@ -203,6 +203,13 @@ def test_a_real_server_whose_virtual_server_vanished_does_not_wait_longer_than_t
     assert weights(node) == {ONE: 1, TWO: 1}
 
 
+def test_a_virtual_server_that_vanishes_as_soon_as_it_is_added_is_added_once_in_a_sync() -> None:
+    node = simulation.SimulatedNode(after_each=lambda one: one.verb is Verb.ADD and node.kernel.virtual_servers.clear())
+    node.put(*web("10.244.0.1"))
+    added = [one for one in node.sync() if isinstance(one.item, VirtualServer)]
+    assert [one.verb for one in added] == [Verb.ADD]
+
+
 def test_a_virtual_server_stays_known_by_its_entries_while_its_removal_fails() -> None:
     node = running("10.244.0.1")
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer))

@@ -10,7 +10,7 @@ from ipvsproxy.model.plan import KINDS
 from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import Connections, VirtualServer
-from ipvsproxy.reconcile.operations.pace import MOST_KEPT
+from ipvsproxy.reconcile.operations.pace import MOST_KEPT, Pace
 from ipvsproxy.reconcile.survey import Draining, Sides
 from tests.reconcile import examples, simulation
 from tests.support import builders
@@ -233,3 +233,10 @@ def test_statistics_count_conflicts_once_and_drains_that_wait_apart_from_the_oth
     node.sync()
     statistics = node.reconciler.survey.statistics(node.now)
     assert (statistics.conflicts, statistics.drains, statistics.waiting_removals) == (1, 1, 1)
+    assert node.reconciler.survey.draining_connections() == [Draining(KEY, SECOND, Connections(2, 1))]
+    node.reconciler._pace = Pace()
+    node.sync(after_s=60)
+    node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
+    node.kernel.connection_counts[KEY, builders.backend("10.244.0.3", 8080)] = Connections(1, 0)
+    node.reconciler.settle(node.apply(node.plan().operations), node.now)
+    assert node.reconciler.survey.draining_connections() == [Draining(KEY, SECOND, Connections(2, 1))], "the others are unknown"

@@ -9,11 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from ipvsproxy.model.kernel import FlowCleaning
-from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
+from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Side, Skeleton, TakeMark, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
+from ipvsproxy.reconcile import precondition
+from ipvsproxy.reconcile.tables import Tables
 from tests.reconcile import examples, simulation
 from tests.support import builders
 
@@ -348,3 +351,16 @@ def test_a_desired_real_server_that_may_not_keep_its_flows_does_not_delay_the_cl
     )
     node.put(service, slices)
     assert len(cleanings(node.sync())) == 2
+
+
+def test_a_set_is_not_destroyed_while_a_rule_that_is_in_force_names_it() -> None:
+    named = IpSet(SetKind.SCOPE, Family.IPV4)
+    match = SetMatch(named.name, (Side.DESTINATION, Side.DESTINATION))
+    for rule in (Rule(target=Verdict.DROP, set=match), Rule(target=TakeMark(match))):
+        tables = Tables(lambda _desired, _observed: False, lambda _: False)
+        rules = Skeleton(family=Family.IPV4, chains={ChainKey("mangle", "KUBE-IPVSPROXY-MARK"): (rule,)}, jumps=())
+        tables.put_skeleton(rules)
+        assert not precondition.may_be_destroyed(tables, named), "the rules may still name it"
+        tables.skeletons.confirm(Family.IPV4, rules.in_force)
+        assert not precondition.may_be_destroyed(tables, named)
+        assert precondition.may_be_destroyed(tables, IpSet(SetKind.NO_LOCAL, Family.IPV4))

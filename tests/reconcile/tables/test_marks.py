@@ -316,6 +316,7 @@ def test_services_that_begin_to_wait_for_a_mark_are_news_once() -> None:
     for number, name in enumerate(("old", "young"), 20):
         node.put(*shop(name, number=number, created_s=number))
     assert [port.service.name for port in node.reconciler.take_without_scope()] == ["young"]
+    assert node.reconciler.survey.statistics(node.now).without_scope == 1
     node.put(*shop("young", number=21, created_s=21))
     assert node.reconciler.take_without_scope() == []
 

@@ -42,6 +42,24 @@ def test_a_table_whose_pending_keys_are_all_confirmed_is_equal_again() -> None:
     assert not unequal
 
 
+def test_a_key_that_was_lost_while_it_was_desired_is_absent_when_nobody_desires_it_any_more() -> None:
+    table: PresenceTable[str] = PresenceTable(lambda _: False)
+    table.confirm("a", True)
+    for owner in OWNERS:
+        table.desire("a", owner, owner)
+    for owner in OWNERS:
+        assert (list(table.observed), len(table.observed)) == (["a"], 1)
+        table.release("a", owner)
+    assert list(table.surplus) == ["a"]
+    for owner in OWNERS:
+        table.desire("a", owner, owner)
+    table.release("a", OLD)
+    table.confirm("a", None)
+    for owner in OWNERS[1:]:
+        table.release("a", owner)
+    assert (list(table.observed), len(table.observed), list(table.surplus)) == ([], 0, [])
+
+
 def test_an_undesired_key_is_observed_too_when_it_is_confirmed_with_others() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("a", OLD))

@@ -240,3 +240,18 @@ def test_endpoints_climb_whatever_weight_those_before_them_have() -> None:
     assert set(weights(node).values()) == {1}
     node.sync(after_s=DURATION_S)
     assert sorted(weights(node).values()) == [1] * 4 + [OWN] * 4
+
+
+def test_a_process_that_only_reads_goes_by_the_weights_in_the_kernel_each_time() -> None:
+    node = running(1)
+    node.put(web(), pods(1, 2))
+    reader = node._new_reconciler()
+    for name, state in node.states.items():
+        reader.put(name, state)
+    reader.tend(node.now)
+    node.now += DURATION_S / 4
+    node.sync()
+    node.sync(after_s=DURATION_S / 2)
+    reader.observe(node.kernel.observe(), node.now)
+    reader.tend(node.now)
+    assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if "weight" in one.desired]

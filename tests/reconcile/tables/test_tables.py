@@ -187,6 +187,19 @@ def test_a_node_port_that_another_service_has_takes_its_entries_along() -> None:
     assert examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080) in entries(tables, YOUNG)
 
 
+def test_a_node_port_takes_its_entries_along_whatever_else_has_its_number_or_its_address() -> None:
+    """A cluster IP with a port of the same number, which stays; the entry of a second scope, which names the node's address."""
+    kept = builders.frontend("10.96.0.1", 30080)
+    no_local = examples.entry(SetKind.NO_LOCAL, NODE_PORT)
+    for key, entry in ((kept, examples.entry(SetKind.CLUSTER_IP, kept)), (CLUSTER_IP, no_local)):
+        tables = new_claims()
+        desired = service_with_node_port(YOUNG, NODE_PORT, key)
+        put(tables, examples.state(YOUNG, *desired.virtual_servers, entries=[*desired.entries, entry]))
+        put(tables, examples.state(OLD, NODE_PORT, entries=[NODE_PORT_ENTRY]))
+        assert LOCAL_ENTRY not in entries(tables, YOUNG)
+        assert (entry in entries(tables, YOUNG)) is (key == kept)
+
+
 @pytest.mark.parametrize(
     "lost",
     [

@@ -421,3 +421,14 @@ def test_drains_stay_in_order_when_most_of_them_have_ended(monkeypatch: pytest.M
     if deadline_s:
         assert all_drains.expire(3 + deadline_s) == [KEY]
         assert all_drains.expire(10 + deadline_s) == [KEY]
+
+
+def test_unread_drains_are_asked_for_although_most_of_them_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "_ENDED_KEPT", 0)
+    all_drains = waiting_unseen(ONE, *(builders.backend(f"10.244.1.{number}") for number in range(9)))
+    all_drains.keep_only(KEY, {ONE})
+    all_drains.begin(OTHER, TWO, 101)
+    assert len(all_drains._unread) == 1
+    all_drains.judge(OTHER, {}, 101)
+    all_drains.ask(1, 200)
+    assert all_drains.due(200) == [KEY]

@@ -108,6 +108,8 @@ def test_addresses_of_a_family_without_a_cluster_ip_are_named_and_are_no_fault()
         Skipped("spec.externalIPs", "2001:db8::1: the Service has no cluster IP of IPv6", invalid=False),
         Skipped("status.loadBalancer.ingress", "2001:db8::2: the Service has no cluster IP of IPv6", invalid=False),
     )
+    assert [one.field for one in _service(spec).skipped] == ["spec.externalIPs"]
+    assert [one.field for one in _service(None, status).skipped] == ["status.loadBalancer.ingress"]
     both = {"clusterIPs": ["10.96.0.10", "fd00:10:96::10"]}
     assert _service(spec | both, status).skipped == ()
 
