@@ -294,6 +294,7 @@ def test_what_is_in_ranges_that_are_excluded_no_more_goes() -> None:
 
 def test_rules_and_sets_that_are_forgotten_are_written_again_and_nothing_else_is() -> None:
     node = running("10.244.0.1")
+    node.observe(set_copy=True)
     for _ in node.reconciler.forgetting_rules():
         pass
     node.kernel.sets.clear()

@@ -202,9 +202,8 @@ def test_a_reading_in_parts_counts_drift_once_and_keeps_newcomers_until_it_is_co
 
 def test_timeouts_that_another_program_has_set_differ(node: simulation.SimulatedNode) -> None:
     node.reconciler.note_timeouts(Timeouts(1, 2, 3))
-    kinds = [one.kind for one in node.reconciler.survey.differences(lambda rule, _: str(rule))]
-    assert kinds
-    assert set(kinds) == {"timeouts"}
+    differences = node.reconciler.survey.differences(lambda rule, _: str(rule))
+    assert [(one.kind, one.name) for one in differences] == [("timeouts", "tcp"), ("timeouts", "tcp_fin"), ("timeouts", "udp")]
 
 
 def test_a_health_check_node_port_has_the_count_of_local_endpoints() -> None:

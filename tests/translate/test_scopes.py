@@ -150,6 +150,8 @@ def test_a_pod_comes_to_the_second_scope_with_its_own_address() -> None:
 
 def test_others_stay_with_the_first_scope_and_are_dropped_where_it_is_empty() -> None:
     assert not _trace(Client.OUTSIDE, BALANCER, 80, has_scopes=True).is_marked
+    for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
+        assert not _trace(Client.OUTSIDE, address, port, has_scopes=True).is_masqueraded
     dropped = _trace(Client.OUTSIDE, BALANCER, 80, has_scopes=True, has_local=False)
     assert (dropped.is_dropped, dropped.is_masqueraded) == (True, False)
     assert not _trace(Client.POD, BALANCER, 80, has_scopes=False).is_marked

@@ -288,6 +288,17 @@ def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
+def test_a_whole_reading_leaves_no_newcomer() -> None:
+    node = running("10.244.0.1")
+    stray = builders.frontend("10.96.9.9", 80)
+    node.kernel.addresses.add(stray.address)
+    node.reconciler.observe(Observation(addresses=frozenset(node.kernel.addresses)), node.now)
+    assert node.reconciler.has_newcomers
+    node.observe()
+    assert not node.reconciler.has_newcomers
+    assert node.plan().operations == [Operation(Verb.REMOVE, BoundAddresses.of(stray.address))]
+
+
 def test_a_route_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a_witness() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)

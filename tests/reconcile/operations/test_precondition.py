@@ -14,9 +14,9 @@ from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Side, Skeleton, TakeMark, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntries, SetEntry, SetKind
-from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
+from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile import precondition
-from ipvsproxy.reconcile.tables import Tables
+from ipvsproxy.reconcile.tables import Keep, Tables
 from tests.reconcile import examples, simulation
 from tests.support import builders
 
@@ -364,3 +364,16 @@ def test_a_set_is_not_destroyed_while_a_rule_that_is_in_force_names_it() -> None
         tables.skeletons.confirm(Family.IPV4, rules.in_force)
         assert not precondition.may_be_destroyed(tables, named)
         assert precondition.may_be_destroyed(tables, IpSet(SetKind.NO_LOCAL, Family.IPV4))
+
+
+@pytest.mark.parametrize(("family", "protocol"), [(Family.IPV6, Protocol.UDP), (Family.IPV4, Protocol.TCP)])
+def test_a_scope_of_another_family_or_protocol_holds_no_flow_up(family: Family, protocol: Protocol) -> None:
+    flow, keep = examples.flow(ADDRESS, 80), Keep(examples.OLD, frozenset())
+    for key, marked, is_held_up in (
+        (FirewallMark.of(family, 1), protocol, False),
+        (FirewallMark.of(Family.IPV4, 1), Protocol.UDP, True),
+    ):
+        tables = Tables(lambda _desired, _observed: False, lambda _: False)
+        server = VirtualServer(key, examples.ROUND_ROBIN, owner=examples.OLD, marked=marked)
+        tables.put(examples.OLD.service, examples.state(examples.OLD).with_objects((server,), ()))
+        assert precondition.leads_only_to(tables, flow, keep) is not is_held_up

@@ -421,6 +421,31 @@ def test_an_entry_for_other_bits_gives_no_mark_after_a_restart() -> None:
     assert marks_of(node) == {BALANCER: 0xFFFF}
 
 
+def test_no_scope_closes_before_every_service_has_been_put() -> None:
+    node = node_with()
+    node.put(*shop())
+    node.sync()
+    node.states.clear()
+    node.restart()
+    node.reconciler.plan(node.now, only_additions=True)
+    assert not [key for key in node.reconciler._tables.virtual_servers.desired if isinstance(key, FirewallMark)]
+    assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
+
+
+def test_all_ports_of_a_service_give_their_marks_back() -> None:
+    marks = Marks(lambda _: False, lambda _: False)
+    marks.adopt(0x3)
+    name = ServiceName("shop", "shop")
+    scopes = [
+        ClusterScope(Family.IPV4, Protocol.TCP, port, (), VirtualServerSettings("rr"), EvenWeights.of([])) for port in (80, 81)
+    ]
+    ports = [MarkedPort(name, scope.protocol, scope.port) for scope in scopes]
+    taken = [marks.take(Owner(1, name), name, scope, scopes)[0] for scope in scopes]
+    assert [marks.mark_of(port) for port in ports] == taken == [3, 2]
+    marks.release(Owner(1, name), name, scopes)
+    assert [marks.mark_of(port) for port in ports] == [0, 0]
+
+
 def test_a_mark_that_another_program_has_taken_meanwhile_is_not_given_again_after_a_restart() -> None:
     node = node_with()
     node.put(*shop())
