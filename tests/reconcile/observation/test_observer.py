@@ -285,6 +285,7 @@ def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is
     assert not node.plan().operations
     for _ in node.reconciler._observer.concluding(node.now):
         pass
+    assert not node.reconciler.has_newcomers
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
@@ -308,6 +309,7 @@ def test_a_route_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a
     assert not node.plan().operations
     for _ in node.reconciler._observer.concluding(node.now):
         pass
+    assert not node.reconciler.has_newcomers
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 

@@ -88,7 +88,7 @@ def test_the_headless_label_on_a_service_means_nothing_to_a_proxy() -> None:
 
 
 def test_a_service_without_a_usable_cluster_ip_says_what_is_wrong_with_each() -> None:
-    service = _service({"clusterIP": "10.96.0.300", "clusterIPs": ["10.96.0.300", "fd00::x"]})
+    service = _service({"clusterIP": "10.96.0.300", "clusterIPs": ["10.96.0.300", "fd00::x"], "externalIPs": ["192.0.2.1"]})
     assert service.not_served == Skipped("spec.clusterIPs", "none is a usable address")
     assert _reasons(service) == [
         "spec.clusterIPs: '10.96.0.300' is not an IP address",

@@ -151,6 +151,8 @@ def test_weights_of_slices_do_not_count_where_the_operator_does_not_allow_them()
     for allowed in (frozenset(), frozenset({Annotation.WEIGHTS})):
         state = state_of(builders.service(), weighty(SLICE, 0), settings=Settings(annotations=allowed))
         assert weights(state) == {NEAR: 1, FAR: 1}
+    state = state_of(builders.service(), weighty(SLICE, 0), settings=Settings(annotations=frozenset({Annotation.WEIGHT})))
+    assert weights(state) == {NEAR: 0, FAR: 0}
 
 
 def test_slow_start_has_weights_to_climb() -> None:
