@@ -173,3 +173,14 @@ def test_with_room_the_connections_of_a_new_drain_are_due_at_once() -> None:
     node.put(*web("10.244.0.2"))
     node.reconciler.settle(node.apply(node.plan().operations), node.now)
     assert list(node.reconciler.drains_due(node.now)) == [KEY]
+
+
+def test_a_reading_of_everything_does_not_move_a_deadline() -> None:
+    node = draining(drain_deadline_s=60)
+    node.now += 40
+    node.observe()
+    node.sync(after_s=19)
+    assert weights(node) == {ONE: 0, TWO: 1}
+    assert node.reconciler.survey.statistics(node.now).oldest_drain_age_s == 59
+    node.sync(after_s=1)
+    assert weights(node) == {TWO: 1}

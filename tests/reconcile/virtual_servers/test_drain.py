@@ -432,3 +432,12 @@ def test_unread_drains_are_asked_for_although_most_of_them_have_ended(monkeypatc
     all_drains.judge(OTHER, {}, 101)
     all_drains.ask(1, 200)
     assert all_drains.due(200) == [KEY]
+
+
+def test_the_oldest_is_none_that_has_ended_although_it_had_a_deadline_of_its_own() -> None:
+    all_drains = Drains(0)
+    all_drains.set_deadline(KEY, 600)
+    for number, real_server in enumerate((ONE, TWO)):
+        all_drains.begin(KEY, real_server, 100 + 30 * number)
+    all_drains.end(KEY, ONE)
+    assert all_drains.oldest_age_s(150) == 20

@@ -409,3 +409,10 @@ def test_a_dual_stack_load_balancer_has_a_health_check_in_each_family() -> None:
         HealthListener(Family.IPV6, 30000, desired.name): 0,
     }
     assert _health_ports(state) == members(SetKind.HEALTH_CHECK_NODE_PORT, state, family=Family.IPV6) == {"30000"}
+
+
+def test_every_address_of_a_service_becomes_local() -> None:
+    item = builders.service(external=["192.0.2.90"], load_balancer=["192.0.2.80"], kind=ServiceType.LOAD_BALANCER)
+    expected = builders.addresses(builders.CLUSTER_IP, "192.0.2.90", "192.0.2.80")
+    assert state_of(item).addresses == expected
+    assert {entry.address for entry in state_of(item).entries if entry.set == "KUBE-IPVS-IPS"} == set(expected)
