@@ -335,7 +335,7 @@ class Reconciler:
         surprises = 0
         new: set[VirtualServerKey] = set()
         settlement = Settlement(self._tables, self._drains, now, _none if self.room(now) else self._may_wait)
-        any_failed_before = bool(self._retries)
+        any_failed = bool(self._retries)
         for outcome in outcomes:
             operation = outcome.operation
             verb, item = operation
@@ -344,6 +344,7 @@ class Reconciler:
             if outcome.surprise:
                 surprises += 1
             if outcome.error:
+                any_failed = True
                 failed[verb_and_kind] += count
                 self._settle_failure(outcome, new, now)
                 if len(errors) < _ERRORS_SHOWN:
@@ -352,7 +353,7 @@ class Reconciler:
             done[verb_and_kind] += count
             if verb is Verb.ADD and isinstance(item, VirtualServer):
                 new.add(item.key)
-            if any_failed_before:
+            if any_failed:
                 self._retries.forget(retry.identity(operation))
             settlement.settle(operation)
         settlement.close()
