@@ -15,8 +15,8 @@ from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Side, Skeleton, Take
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile import precondition
-from ipvsproxy.reconcile.tables import Keep, Tables
+from ipvsproxy.reconcile.operations import precondition
+from ipvsproxy.reconcile.tables.tables import Keep, Tables
 from tests.reconcile import examples, simulation
 from tests.support import builders
 
