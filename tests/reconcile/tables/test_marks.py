@@ -647,6 +647,7 @@ def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_left_to
     node.put(*shop())
     node.sync()
     assert node.reconciler.pending == 0
+    assert not node.reconciler._tables.scopes.is_refused(key)
 
 
 def test_an_entry_that_cannot_be_removed_makes_nobody_elses_virtual_server_ours() -> None:

@@ -441,3 +441,11 @@ def test_the_oldest_is_none_that_has_ended_although_it_had_a_deadline_of_its_own
         all_drains.begin(KEY, real_server, 100 + 30 * number)
     all_drains.end(KEY, ONE)
     assert all_drains.oldest_age_s(150) == 20
+
+
+def test_the_common_deadline_does_not_end_drains_with_one_of_their_own_that_had_begun_before() -> None:
+    all_drains = drains(ONE, deadline_s=60)
+    all_drains.begin(OTHER, ONE, 100)
+    all_drains.set_deadline(KEY, 600)
+    assert all_drains.expire(160) == [OTHER]
+    assert all_drains.expire(700) == [KEY]

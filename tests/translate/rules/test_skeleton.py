@@ -250,3 +250,9 @@ def test_rules_for_refused_addresses_are_in_order_whatever_order_services_come_i
     view = builders.node_view()
     one, other = (build_skeleton(Family.IPV4, Settings(), view, set(), refused) for refused in (keys, keys[::-1]))
     assert one == other
+
+
+def test_only_traffic_to_an_address_of_this_host_comes_to_its_node_ports() -> None:
+    skeleton = build_skeleton(Family.IPV4, Settings(), builders.node_view(), {SetKind.NODE_PORT_TCP}, [])
+    leading = [rule for rule in reading.texts(skeleton, "nat", "KUBE-SERVICES") if rule.endswith("-j KUBE-NODE-PORT")]
+    assert leading == ["-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT"]

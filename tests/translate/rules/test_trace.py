@@ -3,7 +3,7 @@
 import pytest
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMark, Skeleton, Verdict
+from ipvsproxy.model.rules import ChainKey, InterfaceMatch, JumpTo, Rule, SetMark, Skeleton, Verdict
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
@@ -140,3 +140,12 @@ def test_a_chain_that_decides_nothing_leaves_no_rule_and_one_that_was_ended_does
 def test_a_target_that_decides_nothing_leaves_no_rule() -> None:
     result = _follow(("KUBE-SERVICES", (Rule(target=SetMark(0x8)), MARK)))
     assert (result.is_masqueraded, [applied.rule for applied in result.applied_rules]) == (True, [MARK])
+
+
+@pytest.mark.parametrize("client", [Client.OUTSIDE, Client.POD])
+def test_a_rule_for_the_interfaces_of_pods_is_one_for_pods_alone(client: Client) -> None:
+    rules = Rule(target=Verdict.ACCEPT, interface=InterfaceMatch("cni0")), MARK
+    skeleton = Skeleton(family=Family.IPV4, chains={ChainKey("nat", "KUBE-SERVICES"): rules}, jumps=())
+    connection = trace.connection_of(client, CLUSTER, Settings(), builders.node_view())
+    result = trace.follow(skeleton, frozenset[SetEntry]().__contains__, connection, has_scopes=False)
+    assert result.is_masqueraded is (client is Client.OUTSIDE)

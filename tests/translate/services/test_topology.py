@@ -67,6 +67,13 @@ def test_zone_hints_keep_traffic_in_the_zone_when_every_ready_endpoint_has_one()
     assert _choose(*hinted, zone="zone-b")[0] == {THERE}
 
 
+def test_hints_choose_among_endpoints_that_are_all_ready() -> None:
+    hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
+    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in hinted}
+    choice = topology.choose_routes(Endpoints.of(keyed), THIS_NODE, "zone-a", internal_local=False, external_local=False)
+    assert [str(key.address) for key in choice.internal.real_servers] == [HERE]
+
+
 @pytest.mark.checklist(97)
 def test_zone_hints_do_not_count_when_one_ready_endpoint_has_none() -> None:
     assert _choose(endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE))[0] == {HERE, THERE}
