@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning
+from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, Sysctl
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import SET_COPY, SetEntries, SetKind
-from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import DNS_FLOW, KEY, ONE, TWO, dns, draining, kinds, removal, running, web, weights
@@ -193,6 +193,15 @@ def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
     node.put(service)
     node.sync()
     assert not simulation.lets_node_in(node.kernel, key)
+
+
+def test_settings_are_set_before_every_service_has_spoken() -> None:
+    node = running("10.244.0.1")
+    node.kernel.sysctls[simulation.SYSCTL.path] = "0"
+    node.kernel.virtual_servers[KEY] = examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))
+    node.observe()
+    early = node.reconciler.plan(node.now, only_additions=True).operations
+    assert [(one.verb, type(one.item)) for one in early] == [(Verb.SET, Sysctl), (Verb.SET, VirtualServer)]
 
 
 def test_equal_sides_share_their_weights_and_a_change_leaves_the_desired_ones_alone() -> None:
