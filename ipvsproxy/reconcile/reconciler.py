@@ -97,7 +97,8 @@ class Reconciler:
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
-        if not self._drains.has_deadlines and (state is None or not state.rare.drain_deadline_s):  # nearly always
+        has_deadlines = self._drains.has_deadlines or (state is not None and state.rare.drain_deadline_s)
+        if not (has_deadlines or self._tables.virtual_servers.is_contested):  # nearly always
             self._tables.put(name, state)
             return
         before = self._tables.states.get(name)
@@ -105,14 +106,12 @@ class Reconciler:
         self._set_deadlines(name, before)
 
     def _set_deadlines(self, name: ServiceName, before: ServiceState | None) -> None:
-        """Set the deadlines of a Service's drains: the node's, unless the Service has one of its own."""
-        after = self._tables.states.get(name)
-        deadlines: dict[VirtualServerKey, float] = {}
-        if after is not None and after.rare.drain_deadline_s:
-            mine = (item.key for item in after.served if self._tables.virtual_servers.is_owned_by(item.key, after.owner))
-            deadlines = dict.fromkeys(mine, after.rare.drain_deadline_s)
-        for key in {*deadlines, *(item.key for item in (before.served if before else ()))}:
-            self._drains.set_deadline(key, deadlines.get(key))
+        """Set the deadlines of the drains of a Service's virtual servers: each has that of its owner, or the node's."""
+        states = self._tables.states
+        for key in {item.key for state in (before, states.get(name)) if state is not None for item in state.served}:
+            owner = self._tables.virtual_servers.owner_of(key)
+            state = states.get(owner.service) if owner is not None else None
+            self._drains.set_deadline(key, (state.rare.drain_deadline_s or None) if state is not None else None)
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
         """The desired rules of a family."""

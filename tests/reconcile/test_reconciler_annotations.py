@@ -190,3 +190,18 @@ def test_the_second_scope_follows() -> None:
     node.put(balanced, pods())
     edits = [one for one in node.sync() if isinstance(one.item, VirtualServer | RealServers)]
     assert {one.verb for one in edits} == {Verb.SET}
+
+
+def test_a_virtual_server_that_two_services_desire_has_the_deadline_of_the_one_that_has_it() -> None:
+    young = web(builders.service("young", created_s=builders.CREATED_S + 1), drain_deadline_s=30)
+    node = running(web(drain_deadline_s=60))
+    drains = node.reconciler._drains
+    for _ in range(2):
+        node.put(young)
+        assert drains._deadlines == {KEY: 60}, "not that of the one that waits, nor none"
+    node.put(builders.service())
+    assert drains._deadlines == {}
+    node.remove("web")
+    assert drains._deadlines == {KEY: 30}
+    node.remove("young")
+    assert drains._deadlines == {}
