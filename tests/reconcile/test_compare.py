@@ -8,7 +8,7 @@ from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.kernel import BoundAddresses, Flow, FlowCleaning, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.owner import NODE_OWNER, Owner
-from ipvsproxy.model.plan import Item
+from ipvsproxy.model.plan import KINDS, Item
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceName
@@ -235,3 +235,7 @@ def rules(
     image = None if found is None else ObservedSkeleton(family=Family.IPV4, chains=found, jumps=frozenset(present))
     tables.skeletons.confirm(Family.IPV4, image)
     return [str(one) for one in differences(reconciler) if one.kind == "rules"]
+
+
+def test_tracked_flows_are_no_kind_of_difference() -> None:
+    assert set(compare.KINDS) == {kind.name for kind in KINDS.values()} - {KINDS[FlowCleaning].name}

@@ -185,6 +185,10 @@ def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
     node.sync()
     key = builders.frontend("203.0.113.1", 80)
     assert not simulation.lets_node_in(node.kernel, key)
+    node.remove("web")
+    assert node.reconciler.refused() == {key}
+    assert node.reconciler.refused(settled=True) == frozenset()
+    node.put(service)
     node.states.clear()
     node.restart()
     node.plan()  # puts the rules that are needed as long as nobody has spoken

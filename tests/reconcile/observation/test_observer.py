@@ -294,7 +294,7 @@ def test_a_whole_reading_leaves_no_newcomer() -> None:
     stray = builders.frontend("10.96.9.9", 80)
     node.kernel.addresses.add(stray.address)
     node.reconciler.observe(Observation(addresses=frozenset(node.kernel.addresses)), node.now)
-    assert node.reconciler.has_newcomers
+    assert node.reconciler._observer.newcomers
     node.observe()
     assert not node.reconciler.has_newcomers
     assert node.plan().operations == [Operation(Verb.REMOVE, BoundAddresses.of(stray.address))]
@@ -305,7 +305,7 @@ def test_a_route_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})
     node.reconciler.observe(Observation(routes=frozenset({stray.address})), node.now)
-    assert node.reconciler.has_newcomers
+    assert node.reconciler._observer.newcomers
     assert not node.plan().operations
     for _ in node.reconciler._observer.concluding(node.now):
         pass
