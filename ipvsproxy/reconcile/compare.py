@@ -24,8 +24,8 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
+from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.tables.table import Table
-from ipvsproxy.reconcile.tables.tables import Tables
 from ipvsproxy.reconcile.virtual_servers import diff
 
 MISSING = "missing"

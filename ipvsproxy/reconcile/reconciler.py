@@ -28,7 +28,7 @@ from ipvsproxy.reconcile.observation.drift import Drifts, News
 from ipvsproxy.reconcile.observation.settlement import Settlement
 from ipvsproxy.reconcile.operations import order, pace, planning, retry
 from ipvsproxy.reconcile.tables.marks import MarkedPort
-from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.virtual_servers import diff, drain
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")

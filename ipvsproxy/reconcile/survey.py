@@ -17,8 +17,8 @@ from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedV
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.compare import DescribeRule, Difference
 from ipvsproxy.reconcile.tables.marks import MarkedPort
+from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.tables.table import Conflict, Table
-from ipvsproxy.reconcile.tables.tables import Tables
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 

@@ -1,6 +1,6 @@
 """API objects of a hostile author: the fields that the program reads, with valid values, odd ones, or values of another type.
 
-The shapes come from ``translate.api.api_schema``, so new fields are fuzzed automatically.
+The shapes come from ``translate.api.schema``, so new fields are fuzzed automatically.
 """
 
 import functools
@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from ipvsproxy.model.service import ObjectKind
-from ipvsproxy.translate.api import api_schema
+from ipvsproxy.translate.api import schema
 from tests.fuzz.chooser import Chooser
 
 MOST_ITEMS = 3
-SHAPES: dict[ObjectKind, type[api_schema.Schema]] = {
-    ObjectKind.SERVICE: api_schema.Service,
-    ObjectKind.ENDPOINT_SLICE: api_schema.EndpointSlice,
-    ObjectKind.NODE: api_schema.Node,
+SHAPES: dict[ObjectKind, type[schema.Schema]] = {
+    ObjectKind.SERVICE: schema.Service,
+    ObjectKind.ENDPOINT_SLICE: schema.EndpointSlice,
+    ObjectKind.NODE: schema.Node,
 }
 _ADDRESSES = ("10.96.0.1", "10.244.0.9", "192.168.0.10", "fd00::1", "::ffff:10.0.0.1", "010.0.0.1", "0.0.0.0", "::", "127.0.0.1")
 _NETWORKS = (

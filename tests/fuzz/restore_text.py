@@ -4,11 +4,11 @@ import re
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.sets import IP_SETS
-from ipvsproxy.translate.rules import chains, set_rules
+from ipvsproxy.translate.rules import chains, lookup
 
 _TABLES = frozenset(key.table for key in chains.CHAINS)
 _CHAINS = "|".join(sorted({re.escape(key.chain) for key in chains.CHAINS}))
-_OUR_COMMENTS = "|".join(re.escape(text.replace("'", "\\'")) for text in set_rules.COMMENTS.values())
+_OUR_COMMENTS = "|".join(re.escape(text.replace("'", "\\'")) for text in lookup.COMMENTS.values())
 _OTHER_COMMENTS = "kubernetes service traffic requiring SNAT|kubernetes forwarding (?:conntrack rule|rules)"
 _NETWORK = r"[0-9a-f.:]{2,39}/[0-9]{1,3}"
 _MARK = r"0x[0-9a-f]{1,8}/0x[0-9a-f]{1,8}"

@@ -6,7 +6,7 @@ import msgspec
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.model.sets import SetKind
-from ipvsproxy.translate.api import api_schema
+from ipvsproxy.translate.api import schema
 from ipvsproxy.translate.rules import chains
 
 _OTHERS = (
@@ -35,7 +35,7 @@ _OTHERS = (
 
 def _all() -> Iterator[str]:
     yield from _OTHERS
-    for shape in vars(api_schema).values():
+    for shape in vars(schema).values():
         if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
             yield from (field.encode_name for field in msgspec.structs.fields(shape))
     for key, option in catalogue.BY_KEY.items():

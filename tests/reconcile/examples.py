@@ -11,8 +11,8 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.tables.table import Table
-from ipvsproxy.reconcile.tables.tables import Tables
 from tests.support.fake_kernel import KernelVirtualServer
 
 ROUND_ROBIN = VirtualServerSettings("rr")

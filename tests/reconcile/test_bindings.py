@@ -9,7 +9,7 @@ from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.virtual_servers import VirtualServer
 from ipvsproxy.reconcile import compare
-from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.translate.node.view import Binding
 from tests.reconcile import simulation
 from tests.support import builders

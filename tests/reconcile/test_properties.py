@@ -19,7 +19,7 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.translate.node.view import Binding
 from tests.reconcile import examples, simulation
 from tests.support import builders, fake_kernel

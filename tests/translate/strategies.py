@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServicePort, ServiceType
-from ipvsproxy.translate.api import api_schema
+from ipvsproxy.translate.api import schema
 from tests.support import builders
 
 _TEXTS = st.text(max_size=8) | st.sampled_from(
@@ -23,7 +23,7 @@ _NUMBERS = st.integers(-1, 70000) | st.integers(-(2**63), 2**63)
 _PLAIN = {str: _TEXTS, int: _NUMBERS, bool: st.booleans(), types.NoneType: st.none()}
 
 
-def documents(shape: type[api_schema.Schema]) -> st.SearchStrategy[dict[str, Any]]:
+def documents(shape: type[schema.Schema]) -> st.SearchStrategy[dict[str, Any]]:
     """JSON objects in which every field of the shape may be there, null, or absent."""
     fields = {field.encode_name: _values(field.type) for field in msgspec.structs.fields(shape)}
     return st.fixed_dictionaries({}, optional=fields)

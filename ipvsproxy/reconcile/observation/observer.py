@@ -14,8 +14,8 @@ from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.observation.drift import Drifts, Place
+from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE
-from ipvsproxy.reconcile.tables.tables import Tables
 from ipvsproxy.reconcile.virtual_servers import diff, ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 

@@ -8,7 +8,7 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, RealServerK
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 

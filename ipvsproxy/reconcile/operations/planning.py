@@ -9,7 +9,7 @@ from ipvsproxy.model.plan import KINDS, Operation, Verb, one_by_one
 from ipvsproxy.model.sets import IpSet, SetEntries
 from ipvsproxy.model.virtual_servers import FirewallMark, RealServers
 from ipvsproxy.reconcile.operations import precondition
-from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.virtual_servers import diff, ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 

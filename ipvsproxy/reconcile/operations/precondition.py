@@ -26,7 +26,7 @@ from ipvsproxy.model.rules import Rule, TakeMark
 from ipvsproxy.model.sets import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.operations import order
-from ipvsproxy.reconcile.tables.tables import Keep, Tables
+from ipvsproxy.reconcile.tables.node import Keep, Tables
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 

@@ -23,12 +23,12 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
-from ipvsproxy.translate.api import api_schema, fields
+from ipvsproxy.translate.api import fields, schema
 
 MOST_RULES = 1000
 """The most weights of one Service by node and zone."""
 
-_NONE = api_schema.ServiceAnnotations()
+_NONE = schema.ServiceAnnotations()
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DURATION = re.compile(r"(?:([0-9]{1,5})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,5})s)?", re.ASCII)
 _FLAGS: Mapping[str, int] = {
@@ -47,7 +47,7 @@ class _Given(NamedTuple):
     name: str
 
 
-def parse_service_annotations(raw: api_schema.ServiceAnnotations, skipped: list[Skipped]) -> ServiceAnnotations:
+def parse_service_annotations(raw: schema.ServiceAnnotations, skipped: list[Skipped]) -> ServiceAnnotations:
     """The annotations of a Service that are ours; appends a ``Skipped`` for each wrong one."""
     if raw == _NONE:
         return NO_ANNOTATIONS
@@ -64,7 +64,7 @@ def parse_service_annotations(raw: api_schema.ServiceAnnotations, skipped: list[
     return ServiceAnnotations(given=frozenset(given), **values)
 
 
-def _given(raw: api_schema.ServiceAnnotations) -> Iterable[_Given]:
+def _given(raw: schema.ServiceAnnotations) -> Iterable[_Given]:
     """The annotations that are there. Ours come after kube-router's, and so replace them."""
     if raw.alias_scheduler is not None:
         yield _Given(Annotation.SCHEDULER, raw.alias_scheduler, "kube-router.io/service.scheduler")

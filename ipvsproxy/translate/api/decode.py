@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, assert_never
 import msgspec
 
 from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKey, ObjectKind, Put, Rejected, ServiceName
-from ipvsproxy.translate.api import api_schema, parse, parse_endpoints
+from ipvsproxy.translate.api import parse, parse_endpoints, schema
 
 GONE = 410
 """HTTP status, and code of an ERROR event: the resource version is too old, and the kind must be listed again."""
@@ -17,7 +17,7 @@ _MISSHAPEN = (msgspec.ValidationError, UnicodeDecodeError)
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """All errors of msgspec for bytes, also for bytes that are not JSON, or JSON nested too deeply for the interpreter."""
 
-T = TypeVar("T", api_schema.Service, api_schema.EndpointSlice, api_schema.Node)
+T = TypeVar("T", schema.Service, schema.EndpointSlice, schema.Node)
 K = TypeVar("K", bound=ObjectKey)
 
 
@@ -57,12 +57,12 @@ class WatchLine(NamedTuple):
     resource_version: str
 
 
-class _ListMetadata(api_schema.Schema, frozen=True):
+class _ListMetadata(schema.Schema, frozen=True):
     resource_version: str | None = None
     continue_token: str | None = msgspec.field(name="continue", default=None)
 
 
-class _Page(api_schema.Schema, frozen=True):
+class _Page(schema.Schema, frozen=True):
     metadata: _ListMetadata
     items: list[msgspec.Raw] | None = None
 
@@ -70,12 +70,12 @@ class _Page(api_schema.Schema, frozen=True):
 _PAGE = msgspec.json.Decoder(_Page)
 
 
-class _Line(api_schema.Schema, Generic[T], frozen=True):
+class _Line(schema.Schema, Generic[T], frozen=True):
     type: str
     object: T
 
 
-class _LooseLine(api_schema.Schema, frozen=True):
+class _LooseLine(schema.Schema, frozen=True):
     type: str
     object: msgspec.Raw
 
@@ -90,7 +90,7 @@ class _Reader(Generic[T, K]):
         self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
         self.read: Callable[[T, K], ApiObject] = read
 
-    def key(self, metadata: api_schema.Metadata | None) -> K | None:
+    def key(self, metadata: schema.Metadata | None) -> K | None:
         """The key of an object with this metadata; None without a name. The parsed object shares this key as its name."""
         if metadata is None or not metadata.name:
             return None
@@ -113,7 +113,7 @@ class _Reader(Generic[T, K]):
 
 def _loose_key(kind: ObjectKind, raw: msgspec.Raw) -> ObjectKey | None:
     try:
-        return _READERS[kind].key(msgspec.json.decode(raw, type=api_schema.AnyObject).metadata)
+        return _READERS[kind].key(msgspec.json.decode(raw, type=schema.AnyObject).metadata)
     except _UNREADABLE:
         return None
 
@@ -127,11 +127,11 @@ def _reason(error: Exception) -> str:
 
 
 _READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
-    ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, api_schema.Service, ServiceName, parse.parse_service),
+    ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, schema.Service, ServiceName, parse.parse_service),
     ObjectKind.ENDPOINT_SLICE: _Reader(
-        ObjectKind.ENDPOINT_SLICE, api_schema.EndpointSlice, EndpointSliceName, parse_endpoints.parse_endpoint_slice
+        ObjectKind.ENDPOINT_SLICE, schema.EndpointSlice, EndpointSliceName, parse_endpoints.parse_endpoint_slice
     ),
-    ObjectKind.NODE: _Reader(ObjectKind.NODE, api_schema.Node, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
+    ObjectKind.NODE: _Reader(ObjectKind.NODE, schema.Node, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
 }
 
 
@@ -199,13 +199,13 @@ def _loose_line(kind: ObjectKind, line: bytes) -> WatchLine:
         raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
     if decoded.type == "ERROR":
         try:
-            status = msgspec.json.decode(decoded.object, type=api_schema.Status)
+            status = msgspec.json.decode(decoded.object, type=schema.Status)
         except _UNREADABLE as error:
             raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
         message = (status.message or status.reason or "no message")[:500]
         return WatchLine(Expired(message) if status.code == GONE else ServerError(status.code or 0, message), "")
     try:
-        metadata = msgspec.json.decode(decoded.object, type=api_schema.AnyObject).metadata
+        metadata = msgspec.json.decode(decoded.object, type=schema.AnyObject).metadata
     except _UNREADABLE:
         metadata = None
     version = (metadata and metadata.resource_version) or ""
@@ -231,7 +231,7 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
     ``default``, the protocol TCP, the empty name of a single endpoint port, the session affinity timeout.
     """
     try:
-        head = msgspec.convert(document, api_schema.AnyObject)
+        head = msgspec.convert(document, schema.AnyObject)
     except _UNREADABLE as error:
         return Rejected(ObjectKind.SERVICE, None, where, _reason(error))
     kind = _MANIFESTS.get((head.api_version or "", head.kind or ""))
@@ -249,20 +249,20 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
 def _manifest(kind: ObjectKind, document: object, key: ObjectKey, where: str) -> Put | Rejected:
     match kind:
         case ObjectKind.SERVICE:
-            return _manifest_service(msgspec.convert(document, api_schema.Service), key, where)
+            return _manifest_service(msgspec.convert(document, schema.Service), key, where)
         case ObjectKind.ENDPOINT_SLICE:
-            raw = msgspec.convert(document, api_schema.EndpointSlice)
+            raw = msgspec.convert(document, schema.EndpointSlice)
             name = EndpointSliceName(key.namespace, key.name)
             return Put(kind, key, parse_endpoints.parse_endpoint_slice(raw, name, default_port_names=True))
         case ObjectKind.NODE:
-            return Put(kind, key, parse.parse_node(msgspec.convert(document, api_schema.Node), key.name))
+            return Put(kind, key, parse.parse_node(msgspec.convert(document, schema.Node), key.name))
         case never:
             assert_never(never)
 
 
-def _manifest_service(raw: api_schema.Service, key: ObjectKey, where: str) -> Put | Rejected:
+def _manifest_service(raw: schema.Service, key: ObjectKey, where: str) -> Put | Rejected:
     service = parse.parse_service(raw, ServiceName(key.namespace, key.name))
-    spec = raw.spec or api_schema.ServiceSpec()
+    spec = raw.spec or schema.ServiceSpec()
     if spec.type != "ExternalName" and not spec.cluster_ip and not spec.cluster_ips:
         reason = "spec.clusterIP: is missing, and only an API server allots one"
         return Rejected(ObjectKind.SERVICE, key, where, reason)

@@ -20,7 +20,7 @@ from ipvsproxy.model.service import (
     Skipped,
     short_uid,
 )
-from ipvsproxy.translate.api import annotations, api_schema, fields
+from ipvsproxy.translate.api import annotations, fields, schema
 
 DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
@@ -32,14 +32,14 @@ As many as kube-proxy's set holds of all Services. The API bounds a Service only
 """
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
-_NO_METADATA = api_schema.ServiceMetadata()
-_NO_NODE_METADATA = api_schema.Metadata()
-_NO_LABELS = api_schema.ObjectLabels()
-_NO_SPEC = api_schema.ServiceSpec()
+_NO_METADATA = schema.ServiceMetadata()
+_NO_NODE_METADATA = schema.Metadata()
+_NO_LABELS = schema.ObjectLabels()
+_NO_SPEC = schema.ServiceSpec()
 _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
 
 
-def parse_service(raw: api_schema.Service, name: ServiceName) -> Service:
+def parse_service(raw: schema.Service, name: ServiceName) -> Service:
     """A Service. Its unusable parts are in ``skipped``; if it cannot be served at all, ``not_served`` says why."""
     metadata, spec = raw.metadata or _NO_METADATA, raw.spec or _NO_SPEC
     skipped: list[Skipped] = []
@@ -97,7 +97,7 @@ def _service_type(text: str | None, skipped: list[Skipped]) -> ServiceType:
     return kind or ServiceType.CLUSTER_IP
 
 
-def _why_not_served(kind: ServiceType, labels: api_schema.ObjectLabels, spec: api_schema.ServiceSpec) -> Skipped | None:
+def _why_not_served(kind: ServiceType, labels: schema.ObjectLabels, spec: schema.ServiceSpec) -> Skipped | None:
     cluster_ip = spec.cluster_ip or (spec.cluster_ips[0] if spec.cluster_ips else "")
     if labels.proxy_name is not None:
         return Skipped("metadata.labels", f"service-proxy-name gives it to {fields.shown(labels.proxy_name)}", invalid=False)
@@ -110,7 +110,7 @@ def _why_not_served(kind: ServiceType, labels: api_schema.ObjectLabels, spec: ap
     return None
 
 
-def _cluster_addresses(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
+def _cluster_addresses(spec: schema.ServiceSpec, skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
     addresses = fields.addresses("spec.clusterIPs", texts, skipped)
     if len(addresses) == 1:
@@ -129,18 +129,18 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
             yield Skipped(field, f"{address}: the Service has no cluster IP of {address.family.label}", invalid=False)
 
 
-def _service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+def _service_ports(ports: tuple[schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
     """The ports that can be used, and why the others cannot."""
     return _shared_service_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_service_ports(ports)
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+def _shared_service_ports(ports: tuple[schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
     """One object for all Services with equal ports; most Services share theirs with others."""
     return _read_service_ports(ports)
 
 
-def _read_service_ports(ports: tuple[api_schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+def _read_service_ports(ports: tuple[schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
     usable: list[ServicePort] = []
     skipped: list[Skipped] = []
     names: set[tuple[str, Protocol]] = set()
@@ -192,7 +192,7 @@ def _port(field: str, port: int, skipped: list[Skipped]) -> int:
     return 0
 
 
-def _load_balancer_addresses(ingress: Iterable[api_schema.LoadBalancerIngress], skipped: list[Skipped]) -> tuple[Address, ...]:
+def _load_balancer_addresses(ingress: Iterable[schema.LoadBalancerIngress], skipped: list[Skipped]) -> tuple[Address, ...]:
     texts = [entry.ip for entry in ingress if entry.ip and (entry.ip_mode or "VIP") == "VIP"]
     return fields.addresses("status.loadBalancer.ingress", texts, skipped)
 
@@ -207,7 +207,7 @@ def _source_ranges(texts: Collection[str], skipped: list[Skipped]) -> tuple[tupl
     return ranges, admits_nobody
 
 
-def _affinity_timeout(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> int:
+def _affinity_timeout(spec: schema.ServiceSpec, skipped: list[Skipped]) -> int:
     config = spec.session_affinity_config.client_ip if spec.session_affinity_config else None
     if config is None or config.timeout_seconds is None:
         return DEFAULT_AFFINITY_TIMEOUT_S
@@ -221,9 +221,9 @@ def _affinity_timeout(spec: api_schema.ServiceSpec, skipped: list[Skipped]) -> i
     return DEFAULT_AFFINITY_TIMEOUT_S
 
 
-def parse_node(raw: api_schema.Node, name: str) -> Node:
+def parse_node(raw: schema.Node, name: str) -> Node:
     """A Node. InternalIPs come before ExternalIPs: the first usable address is the primary one."""
-    metadata, spec = raw.metadata or _NO_NODE_METADATA, raw.spec or api_schema.NodeSpec()
+    metadata, spec = raw.metadata or _NO_NODE_METADATA, raw.spec or schema.NodeSpec()
     skipped: list[Skipped] = []
     listed = (raw.status and raw.status.addresses) or ()
     texts = [entry.address or "" for kind in ("InternalIP", "ExternalIP") for entry in listed if entry.type == kind]

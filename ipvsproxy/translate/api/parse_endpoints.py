@@ -11,21 +11,21 @@ import msgspec
 
 from ipvsproxy.model.net import Address, Family, pack_address, pack_addresses
 from ipvsproxy.model.service import Conditions, EndpointPort, EndpointSlice, EndpointSliceName, ServiceName, Skipped
-from ipvsproxy.translate.api import annotations, api_schema, fields
+from ipvsproxy.translate.api import annotations, fields, schema
 
 MOST_ENDPOINTS = 1000
 """The most endpoints of one EndpointSlice (maxEndpoints, pkg/apis/discovery/validation in kubernetes/kubernetes)."""
 
-_NO_METADATA = api_schema.SliceMetadata()
-_NO_ANNOTATIONS = api_schema.SliceAnnotations()
-_NO_LABELS = api_schema.ObjectLabels()
-_NO_CONDITIONS = api_schema.EndpointConditions()
-_NO_HINTS = api_schema.EndpointHints()
+_NO_METADATA = schema.SliceMetadata()
+_NO_ANNOTATIONS = schema.SliceAnnotations()
+_NO_LABELS = schema.ObjectLabels()
+_NO_CONDITIONS = schema.EndpointConditions()
+_NO_HINTS = schema.EndpointHints()
 _FAMILIES = {family.label: family for family in Family}
 
 
 def parse_endpoint_slice(
-    raw: api_schema.EndpointSlice, name: EndpointSliceName, *, default_port_names: bool = False
+    raw: schema.EndpointSlice, name: EndpointSliceName, *, default_port_names: bool = False
 ) -> EndpointSlice:
     """An EndpointSlice. ``default_port_names``: an absent port name is the empty one, as the API server would write it."""
     metadata = raw.metadata or _NO_METADATA
@@ -43,7 +43,7 @@ def parse_endpoint_slice(
         skipped.append(Skipped("addressType", reason, invalid=not known))
     raw_ports = raw.ports or ()
     if default_port_names:
-        raw_ports = tuple(api_schema.EndpointPort(one.name or "", one.protocol, one.port) for one in raw_ports)
+        raw_ports = tuple(schema.EndpointPort(one.name or "", one.protocol, one.port) for one in raw_ports)
     ports, complaints = _endpoint_ports(raw_ports)
     skipped.extend(complaints)
     given = metadata.annotations or _NO_ANNOTATIONS
@@ -64,21 +64,21 @@ def parse_endpoint_slice(
     )
 
 
-def _endpoint_ports(ports: tuple[api_schema.EndpointPort, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+def _endpoint_ports(ports: tuple[schema.EndpointPort, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
     """The ports that can be used, and why the others cannot."""
     return _shared_endpoint_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_endpoint_ports(ports)
 
 
 @functools.lru_cache(maxsize=1024)
 def _shared_endpoint_ports(
-    ports: tuple[api_schema.EndpointPort, ...],
+    ports: tuple[schema.EndpointPort, ...],
 ) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
     """One object for all slices with such ports."""
     return _read_endpoint_ports(ports)
 
 
 def _read_endpoint_ports(
-    ports: tuple[api_schema.EndpointPort, ...],
+    ports: tuple[schema.EndpointPort, ...],
 ) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
     usable: list[EndpointPort] = []
     skipped: list[Skipped] = []
@@ -96,16 +96,14 @@ def _read_endpoint_ports(
     return tuple(usable), tuple(skipped)
 
 
-def _bounded(endpoints: list[api_schema.Endpoint], skipped: list[Skipped]) -> list[api_schema.Endpoint]:
+def _bounded(endpoints: list[schema.Endpoint], skipped: list[Skipped]) -> list[schema.Endpoint]:
     if len(endpoints) <= MOST_ENDPOINTS:
         return endpoints
     skipped.append(Skipped("endpoints", f"{len(endpoints)} of them; the first {MOST_ENDPOINTS} are used, the API allows no more"))
     return endpoints[:MOST_ENDPOINTS]
 
 
-def _endpoints(
-    endpoints: list[api_schema.Endpoint], family: Family, skipped: list[Skipped]
-) -> tuple[bytes, tuple[Conditions, ...]]:
+def _endpoints(endpoints: list[schema.Endpoint], family: Family, skipped: list[Skipped]) -> tuple[bytes, tuple[Conditions, ...]]:
     # Faster for a first list of a hundred thousand endpoints, because all endpoints of nearly all slices are valid.
     packed = pack_addresses(family, [raw.addresses[0] if raw.addresses else "" for raw in endpoints])
     if packed is not None:
@@ -134,9 +132,9 @@ def _endpoints(
 
 @functools.lru_cache(maxsize=16384)
 def _shared_conditions(
-    given: api_schema.EndpointConditions | None,
+    given: schema.EndpointConditions | None,
     node_name: str | None,
-    hints: api_schema.EndpointHints | None,
+    hints: schema.EndpointHints | None,
     zone: str | None,
 ) -> Conditions:
     """One object for all equal endpoints of a node. Nil counts as true, true, false (discovery/v1)."""
@@ -164,5 +162,5 @@ def _alone(conditions: Conditions) -> tuple[Conditions, ...]:
     return (conditions,)
 
 
-def _names(hints: tuple[api_schema.Hint, ...] | None) -> frozenset[str]:
+def _names(hints: tuple[schema.Hint, ...] | None) -> frozenset[str]:
     return frozenset(hint.name for hint in hints or () if hint.name)

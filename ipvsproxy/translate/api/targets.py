@@ -8,7 +8,7 @@ import msgspec
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.translate.api import api_schema, fields
+from ipvsproxy.translate.api import fields, schema
 from ipvsproxy.translate.api.decode import UndecodableError
 
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -35,29 +35,29 @@ class TargetPage(NamedTuple):
     continue_token: str
 
 
-class _Reference(api_schema.Schema, frozen=True):
+class _Reference(schema.Schema, frozen=True):
     kind: str | None = None
     namespace: str | None = None
     name: str | None = None
 
 
-class _Endpoint(api_schema.Schema, frozen=True):
+class _Endpoint(schema.Schema, frozen=True):
     addresses: list[str] | None = None
     node_name: str | None = None
     target_ref: _Reference | None = None
 
 
-class _Slice(api_schema.Schema, frozen=True):
-    metadata: api_schema.Metadata | None = None
-    ports: tuple[api_schema.EndpointPort, ...] | None = None
+class _Slice(schema.Schema, frozen=True):
+    metadata: schema.Metadata | None = None
+    ports: tuple[schema.EndpointPort, ...] | None = None
     endpoints: list[_Endpoint] | None = None
 
 
-class _ListMetadata(api_schema.Schema, frozen=True):
+class _ListMetadata(schema.Schema, frozen=True):
     continue_token: str | None = msgspec.field(name="continue", default=None)
 
 
-class _Page(api_schema.Schema, frozen=True):
+class _Page(schema.Schema, frozen=True):
     metadata: _ListMetadata
     items: list[msgspec.Raw] | None = None
 
@@ -90,7 +90,7 @@ def _of_item(item: msgspec.Raw) -> Iterator[tuple[tuple[ServiceName, RealServerK
 
 def _of_document(document: object) -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
     try:
-        if msgspec.convert(document, api_schema.AnyObject).kind == "EndpointSlice":
+        if msgspec.convert(document, schema.AnyObject).kind == "EndpointSlice":
             yield from _of_slice(msgspec.convert(document, _Slice))
     except _UNREADABLE:
         return
@@ -117,7 +117,7 @@ def _name(reference: _Reference | None, namespace: str) -> str:
     return name if reference.kind in (None, "Pod") else f"{reference.kind} {name}"
 
 
-def _key(endpoint: _Endpoint, port: api_schema.EndpointPort) -> RealServerKey | None:
+def _key(endpoint: _Endpoint, port: schema.EndpointPort) -> RealServerKey | None:
     """None where address or port are absent or invalid."""
     if not endpoint.addresses or port.port is None or not 0 < port.port <= fields.HIGHEST_PORT:
         return None

@@ -15,8 +15,8 @@ from ipvsproxy.model.rules import Backend, ChainKey, ConnectionState, InterfaceM
 from ipvsproxy.model.sets import SCOPE_KINDS, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate.node.view import LocalMode, NodeView, Settings
-from ipvsproxy.translate.rules import chains, nat_rules
-from ipvsproxy.translate.rules.set_rules import TO, TO_PORT, TO_PORT_FROM, match, on_set
+from ipvsproxy.translate.rules import chains, nat
+from ipvsproxy.translate.rules.lookup import TO, TO_PORT, TO_PORT_FROM, match, on_set
 
 _OF_KNOWN_CONNECTIONS = (ConnectionState.RELATED, ConnectionState.ESTABLISHED)
 
@@ -39,10 +39,10 @@ def build_skeleton(
     is_by_connection = settings.backend is Backend.NFTABLES
     if is_by_connection:  # rules stand while their sets are empty; those of scopes would meet every packet
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
-        nat = nat_rules.by_connection(family, settings, view)
+        nat_chains = nat.by_connection(family, settings, view)
     else:
-        nat = nat_rules.by_mark(family, settings, view, occupied)
-    rules = {ChainKey("nat", chain): list(one) for chain, one in nat.items()}
+        nat_chains = nat.by_mark(family, settings, view, occupied)
+    rules = {ChainKey("nat", chain): list(one) for chain, one in nat_chains.items()}
     rules |= {key: [] for key in chains.KUBE_PROXY_CHAINS if key.table == "filter"}
 
     forward = rules[ChainKey("filter", chains.FORWARD)]
@@ -124,7 +124,7 @@ def _scope_masquerade(family: Family, settings: Settings, view: NodeView) -> Ite
     This host's own packets to a service address have that address as their source. Other nodes take it for their own, wherever
     this node carries it. In mode ClusterCIDR, pods of other nodes look like pods of this node, and come to node ports.
     """
-    masquerade = nat_rules.masquerade(family, settings)
+    masquerade = nat.masquerade(family, settings)
     yield Rule(no_mark=settings.scope_bits, target=Verdict.RETURN)
     yield Rule(from_this_host=True, target=masquerade)
     if settings.detect_local is LocalMode.CLUSTER_CIDR:

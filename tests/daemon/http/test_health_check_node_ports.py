@@ -18,7 +18,7 @@ from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.reconcile.tables.tables import Tables
+from ipvsproxy.reconcile.tables.node import Tables
 from tests.support import builders, http_client
 from tests.support.summaries import Clock, state
 

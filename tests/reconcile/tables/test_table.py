@@ -1,4 +1,4 @@
-"""A table of any kind: owners, pending and foreign keys. Left out: the contents of tables (``test_tables``)."""
+"""A table of any kind: owners, pending and foreign keys. Left out: the contents of tables (``test_node``)."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

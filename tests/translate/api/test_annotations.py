@@ -7,7 +7,7 @@ from ipvsproxy.model.annotations import NO_ANNOTATIONS, Annotation, ServiceAnnot
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
-from ipvsproxy.translate.api import annotations, api_schema
+from ipvsproxy.translate.api import annotations, schema
 
 
 def parse(**given: str) -> tuple[ServiceAnnotations, list[Skipped]]:
@@ -17,7 +17,7 @@ def parse(**given: str) -> tuple[ServiceAnnotations, list[Skipped]]:
 
 
 def parse_named(named: dict[str, str]) -> tuple[ServiceAnnotations, list[Skipped]]:
-    raw = msgspec.convert(named, api_schema.ServiceAnnotations)
+    raw = msgspec.convert(named, schema.ServiceAnnotations)
     skipped: list[Skipped] = []
     return annotations.parse_service_annotations(raw, skipped), skipped
 

@@ -17,7 +17,7 @@ from ipvsproxy.model.service import (
     ServiceName,
     Skipped,
 )
-from ipvsproxy.translate.api import api_schema, fields, parse_endpoints
+from ipvsproxy.translate.api import fields, parse_endpoints, schema
 from tests.support import builders
 from tests.translate import strategies
 
@@ -32,7 +32,7 @@ def _wide_slice(addresses: list[str]) -> EndpointSlice:
     endpoints = [{"addresses": [address]} for address in addresses]
     document = {"addressType": "IPv4", "metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "endpoints": endpoints}
     return parse_endpoints.parse_endpoint_slice(
-        msgspec.convert(document, api_schema.EndpointSlice), EndpointSliceName("shop", "web-1")
+        msgspec.convert(document, schema.EndpointSlice), EndpointSliceName("shop", "web-1")
     )
 
 
@@ -59,14 +59,14 @@ def test_of_many_unusable_parts_the_first_are_reported_and_the_others_counted(co
 def test_the_first_and_the_last_port_are_ports(port: int) -> None:
     document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
     parsed = parse_endpoints.parse_endpoint_slice(
-        msgspec.convert(document, api_schema.EndpointSlice), EndpointSliceName("shop", "web-1")
+        msgspec.convert(document, schema.EndpointSlice), EndpointSliceName("shop", "web-1")
     )
     assert [one.port for one in parsed.ports] == [port]
 
 
 def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
     defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
-    raw = msgspec.convert(defaults | document, api_schema.EndpointSlice)
+    raw = msgspec.convert(defaults | document, schema.EndpointSlice)
     return parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
 
 
@@ -219,7 +219,7 @@ def test_slices_that_differ_in_their_trigger_time_only_are_equal() -> None:
     assert _slice({"metadata": {"labels": labels, "annotations": annotations}}) == _slice({"metadata": {"labels": labels}})
 
 
-@hypothesis.given(strategies.documents(api_schema.EndpointSlice), st.booleans())
+@hypothesis.given(strategies.documents(schema.EndpointSlice), st.booleans())
 def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], default_port_names: bool) -> None:  # noqa: FBT001 - drawn
     parsed = _slice(document, default_port_names=default_port_names)
     assert all(endpoint.address.family is parsed.family for endpoint in parsed.endpoints)
@@ -229,7 +229,7 @@ def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], def
 _USUAL = st.fixed_dictionaries({"addresses": st.sampled_from([["10.244.0.5"], ["10.244.0.6", "10.244.0.7"], ["fd00::5"]])})
 
 
-@hypothesis.given(st.sampled_from(["IPv4", "IPv6"]), st.lists(_USUAL | strategies.documents(api_schema.Endpoint), max_size=4))
+@hypothesis.given(st.sampled_from(["IPv4", "IPv6"]), st.lists(_USUAL | strategies.documents(schema.Endpoint), max_size=4))
 def test_an_endpoint_is_read_alike_whatever_stands_beside_it(family: str, endpoints: list[dict[str, Any]]) -> None:
     parsed = _slice({"addressType": family, "endpoints": endpoints})
     alone = [_slice({"addressType": family, "endpoints": [one]}) for one in endpoints]
@@ -244,7 +244,7 @@ def _weighty_slice(weight: str) -> EndpointSlice:
         "metadata": {"labels": {"kubernetes.io/service-name": "web"}, "annotations": {"ipvsproxy.io/weight": weight}},
         "endpoints": [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))],
     }
-    raw = msgspec.convert(document, api_schema.EndpointSlice)
+    raw = msgspec.convert(document, schema.EndpointSlice)
     return parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"))
 
 

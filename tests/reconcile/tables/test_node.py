@@ -13,7 +13,7 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetKind
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.reconcile.tables.tables import Keep, Tables
+from ipvsproxy.reconcile.tables.node import Keep, Tables
 from ipvsproxy.reconcile.virtual_servers import diff
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG

@@ -17,7 +17,7 @@ from ipvsproxy.model.rules import InterfaceMatch, InvertMark, JumpTo, Masquerade
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.translate.node.view import Binding, LocalMode, NodeView, Settings
 from ipvsproxy.translate.rules import chains
-from ipvsproxy.translate.rules.set_rules import (
+from ipvsproxy.translate.rules.lookup import (
     COMMENTS,
     FROM_ORIGINAL_PORT,
     FROM_PORT,

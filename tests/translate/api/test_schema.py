@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from ipvsproxy.translate.api import api_schema
+from ipvsproxy.translate.api import schema
 
 SERVICE = b"""{
  "apiVersion": "v1", "kind": "Service",
@@ -41,16 +41,16 @@ NODE = b"""{
 
 
 def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_the_api() -> None:
-    raw = msgspec.json.decode(SERVICE, type=api_schema.Service)
-    assert raw.metadata == api_schema.ServiceMetadata(
+    raw = msgspec.json.decode(SERVICE, type=schema.Service)
+    assert raw.metadata == schema.ServiceMetadata(
         name="web",
         namespace="shop",
         uid="u-1",
         resource_version="77",
         creation_timestamp="2026-01-02T03:04:05Z",
         deletion_timestamp="2026-01-02T03:05:00Z",
-        labels=api_schema.ObjectLabels(proxy_name="", headless=""),
-        annotations=api_schema.ServiceAnnotations(
+        labels=schema.ObjectLabels(proxy_name="", headless=""),
+        annotations=schema.ServiceAnnotations(
             scheduler="wrr",
             scheduler_flags="",
             weights="other=2",
@@ -65,62 +65,58 @@ def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_th
             alias_skip_load_balancer_ips="",
         ),
     )
-    assert raw.spec == api_schema.ServiceSpec(
+    assert raw.spec == schema.ServiceSpec(
         type="LoadBalancer",
         cluster_ip="10.96.0.10",
         cluster_ips=["10.96.0.10", "fd00::10"],
         external_ips=["192.0.2.1"],
         load_balancer_source_ranges=["10.0.0.0/8"],
-        ports=(api_schema.ServicePort(name="http", protocol="TCP", port=80, node_port=30080),),
+        ports=(schema.ServicePort(name="http", protocol="TCP", port=80, node_port=30080),),
         session_affinity="ClientIP",
-        session_affinity_config=api_schema.SessionAffinityConfig(client_ip=api_schema.ClientIPConfig(timeout_seconds=600)),
+        session_affinity_config=schema.SessionAffinityConfig(client_ip=schema.ClientIPConfig(timeout_seconds=600)),
         internal_traffic_policy="Local",
         external_traffic_policy="Local",
         health_check_node_port=30000,
     )
-    ingress = [api_schema.LoadBalancerIngress(ip="198.51.100.1", ip_mode="VIP"), api_schema.LoadBalancerIngress()]
-    assert raw.status == api_schema.ServiceStatus(load_balancer=api_schema.LoadBalancerStatus(ingress=ingress))
+    ingress = [schema.LoadBalancerIngress(ip="198.51.100.1", ip_mode="VIP"), schema.LoadBalancerIngress()]
+    assert raw.status == schema.ServiceStatus(load_balancer=schema.LoadBalancerStatus(ingress=ingress))
 
 
 def test_every_field_of_an_endpoint_slice_that_means_something_is_read_by_its_name_in_the_api() -> None:
-    raw = msgspec.json.decode(ENDPOINT_SLICE, type=api_schema.EndpointSlice)
+    raw = msgspec.json.decode(ENDPOINT_SLICE, type=schema.EndpointSlice)
     assert raw.metadata
-    assert raw.metadata.labels == api_schema.ObjectLabels(service="web")
-    assert raw.metadata.annotations == api_schema.SliceAnnotations(trigger_time="2026-01-02T03:04:05Z", weight="7")
+    assert raw.metadata.labels == schema.ObjectLabels(service="web")
+    assert raw.metadata.annotations == schema.SliceAnnotations(trigger_time="2026-01-02T03:04:05Z", weight="7")
     assert raw.address_type == "IPv4"
-    assert raw.ports == (api_schema.EndpointPort(name="", protocol="UDP", port=53),)
+    assert raw.ports == (schema.EndpointPort(name="", protocol="UDP", port=53),)
     assert raw.endpoints == [
-        api_schema.Endpoint(
+        schema.Endpoint(
             addresses=["10.244.0.5"],
-            conditions=api_schema.EndpointConditions(ready=False, serving=True, terminating=True),
+            conditions=schema.EndpointConditions(ready=False, serving=True, terminating=True),
             node_name="node-a",
-            hints=api_schema.EndpointHints(
-                for_zones=(api_schema.Hint(name="zone-a"),), for_nodes=(api_schema.Hint(name="node-a"),)
-            ),
+            hints=schema.EndpointHints(for_zones=(schema.Hint(name="zone-a"),), for_nodes=(schema.Hint(name="node-a"),)),
             zone="zone-a",
         )
     ]
 
 
 def test_every_field_of_a_node_that_means_something_is_read_by_its_name_in_the_api() -> None:
-    raw = msgspec.json.decode(NODE, type=api_schema.Node)
+    raw = msgspec.json.decode(NODE, type=schema.Node)
     assert raw.metadata
-    assert raw.metadata.labels == api_schema.ObjectLabels(zone="zone-a")
-    assert raw.spec == api_schema.NodeSpec(
-        pod_cidr="10.244.0.0/24", pod_cidrs=["10.244.0.0/24"], taints=[api_schema.Taint(key="k")]
-    )
-    assert raw.status == api_schema.NodeStatus(addresses=[api_schema.NodeAddress(type="InternalIP", address="192.168.0.10")])
+    assert raw.metadata.labels == schema.ObjectLabels(zone="zone-a")
+    assert raw.spec == schema.NodeSpec(pod_cidr="10.244.0.0/24", pod_cidrs=["10.244.0.0/24"], taints=[schema.Taint(key="k")])
+    assert raw.status == schema.NodeStatus(addresses=[schema.NodeAddress(type="InternalIP", address="192.168.0.10")])
 
 
 @pytest.mark.parametrize(
     "shape",
-    [api_schema.Service, api_schema.EndpointSlice, api_schema.Node, api_schema.Status, api_schema.AnyObject],
+    [schema.Service, schema.EndpointSlice, schema.Node, schema.Status, schema.AnyObject],
 )
-def test_null_and_absent_are_the_same(shape: type[api_schema.Schema]) -> None:
+def test_null_and_absent_are_the_same(shape: type[schema.Schema]) -> None:
     names = [field.encode_name for field in msgspec.structs.fields(shape)]
     assert msgspec.json.decode(msgspec.json.encode(dict.fromkeys(names)), type=shape) == shape()
 
 
 def test_a_status_says_code_reason_and_message() -> None:
-    raw = msgspec.json.decode(b'{"kind":"Status","code":410,"reason":"Expired","message":"too old"}', type=api_schema.Status)
-    assert raw == api_schema.Status(code=410, reason="Expired", message="too old")
+    raw = msgspec.json.decode(b'{"kind":"Status","code":410,"reason":"Expired","message":"too old"}', type=schema.Status)
+    assert raw == schema.Status(code=410, reason="Expired", message="too old")
