@@ -154,7 +154,7 @@ def _describe(operation: Operation, survey: Survey) -> Document:
     owner = survey.owner_of(operation.item)
     verb, kind = operation.verb.value, kind_of(operation.item)
     described = {
-        "step": order.rank(operation),
+        "step": order.stage_of(operation),
         "verb": verb,
         "kind": kind,
         "object": str(operation).removeprefix(f"{verb} {kind} "),

@@ -110,7 +110,7 @@ class NodeKernel:
             DriverName.IPTABLES: self._backend.writes_rules,
             DriverName.CONNTRACK: self._conntrack,
         }
-        return {described: drivers[kind.driver] for described, kind in KINDS.items()}
+        return {object_class: drivers[kind.driver] for object_class, kind in KINDS.items()}
 
     @property
     def backend(self) -> Backend:

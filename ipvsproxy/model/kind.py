@@ -81,19 +81,19 @@ class Kind:
         self.several = several or f"{self.one}s"
         self.stages: Mapping[str, Stage] = stages
 
-    def __call__(self, described: type[T]) -> type[T]:
+    def __call__(self, object_class: type[T]) -> type[T]:
         """Declare, as a decorator, that the objects of a class are of this kind."""
-        _KINDS[described] = self
-        return described
+        _KINDS[object_class] = self
+        return object_class
 
 
 _KINDS: dict[type, Kind] = {}
 
 
-def of(described: type) -> Kind:
+def of(object_class: type) -> Kind:
     """The kind of a class of kernel objects.
 
     Raises:
         KeyError: the class declares none.
     """
-    return _KINDS[described]
+    return _KINDS[object_class]

@@ -47,7 +47,7 @@ class Operation(NamedTuple):
         return f"{self.verb} {kind_of(self.item)} {name}"
 
 
-KINDS: Mapping[type, Kind] = {described: kind.of(described) for described in typing.get_args(Item)}
+KINDS: Mapping[type, Kind] = {object_class: kind.of(object_class) for object_class in typing.get_args(Item)}
 """The kind of each class of kernel objects."""
 
 
@@ -77,7 +77,7 @@ def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
         yield from (operation,) if isinstance(operation.item, RealServers) else one_by_one((operation,))
 
 
-def objects(item: Item) -> int:
+def count_objects(item: Item) -> int:
     """The number of kernel objects of an item."""
     match item:
         case RealServers() | SetEntries() | BoundAddresses() | LocalRoutes():

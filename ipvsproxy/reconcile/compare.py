@@ -32,7 +32,7 @@ MISSING = "missing"
 STALE = "nothing"
 """The desired value of an observed object of ours that serves no Service."""
 
-KINDS = tuple(dict.fromkeys(kind.name for described, kind in plan.KINDS.items() if described is not FlowCleaning))
+KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in plan.KINDS.items() if object_class is not FlowCleaning))
 """The kinds of difference, as operations name them."""
 
 _BY_VALUE = frozenset({Sysctl, Timeouts, IpSet, Skeleton})
@@ -65,8 +65,10 @@ def compare(tables: Tables, may_remove: diff.MayRemove, describe_rule: DescribeR
 
     ``may_remove`` says whether a draining real server may be removed.
     """
-    for described, table in tables.foundation:
-        yield from _of_values(tables, described) if described in _BY_VALUE else _of_presence(plan.KINDS[described].name, table)
+    for object_class, table in tables.foundation:
+        yield from (
+            _of_values(tables, object_class) if object_class in _BY_VALUE else _of_presence(plan.KINDS[object_class].name, table)
+        )
     for set_name, table in tables.entries.items():
         yield from _presence("set_entry", table, set_name)
     for family in tables.skeletons.pending:
@@ -74,20 +76,20 @@ def compare(tables: Tables, may_remove: diff.MayRemove, describe_rule: DescribeR
     virtual_servers = tables.virtual_servers
     for key in (*virtual_servers.pending, *virtual_servers.surplus):
         yield from _virtual_server(tables, key, may_remove)
-    for described, binding in tables.bindings.items():
-        yield from _presence(plan.KINDS[described].name, binding)
+    for object_class, binding in tables.bindings.items():
+        yield from _presence(plan.KINDS[object_class].name, binding)
 
 
-def _of_values(tables: Tables, described: type) -> Iterator[Difference]:
+def _of_values(tables: Tables, object_class: type) -> Iterator[Difference]:
     """The differences of a class in ``_BY_VALUE``; rules come after the sets that they name."""
-    if described is Sysctl:
+    if object_class is Sysctl:
         for path in tables.sysctls.pending:
             observed = tables.sysctls.observed.get(path, "no such setting in this kernel")
             yield _of_node("sysctl", path, tables.sysctls.desired[path].value, observed)
-    elif described is IpSet:
+    elif object_class is IpSet:
         for ip_set in tables.sets.pending:
             yield _of_node("set", str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
-    elif described is Timeouts and TIMEOUTS in tables.timeouts.pending:
+    elif object_class is Timeouts and TIMEOUTS in tables.timeouts.pending:
         yield from _timeouts(tables.timeouts.desired[TIMEOUTS], tables.timeouts.observed.get(TIMEOUTS))
 
 

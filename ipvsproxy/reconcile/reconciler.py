@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Network
-from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, as_tried_again, kind_of, objects
+from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, as_tried_again, count_objects, kind_of
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
@@ -295,7 +295,7 @@ class Reconciler:
             operations = [operation for operation in operations if may_heal(*observer.healed_place(tables, operation.item), now)]
         if self._retries:
             operations = self._retries.due(operations, now)
-        operations.sort(key=order.rank)
+        operations.sort(key=order.stage_of)
         return Plan(operations)
 
     def _release(self, room: int, now: float) -> None:
@@ -339,7 +339,7 @@ class Reconciler:
             operation = outcome.operation
             verb, item = operation
             verb_and_kind = (verb, kind_of(item))
-            count = objects(item)
+            count = count_objects(item)
             if outcome.surprise:
                 surprises += 1
             if outcome.error:

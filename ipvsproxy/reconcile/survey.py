@@ -160,9 +160,9 @@ class Survey:
 
     def witness(self, key: VirtualServerKey) -> BoundAddresses | LocalRoutes | SetEntry | None:
         """The observed address, local route or set entry that shows that a virtual server is ours; None without one."""
-        for described, table in self._tables.bindings.items():
+        for object_class, table in self._tables.bindings.items():
             if key.address in table.observed:
-                return described.of(key.address)
+                return object_class.of(key.address)
         if isinstance(key, FirewallMark):
             entry = mark_entry(key)
             return entry if entry in self._tables.entries[entry.set].observed else None
@@ -198,8 +198,8 @@ class Survey:
         """Everything in numbers; a copy, which the caller may read while the tables change."""
         tables, drains = self._tables, self._drains
         by_kind: dict[str, list[Table[Any, Any, Any]]] = {}
-        for described, table in tables.by_class:
-            by_kind.setdefault(KINDS[described].name, []).append(table)
+        for object_class, table in tables.by_class:
+            by_kind.setdefault(KINDS[object_class].name, []).append(table)
         return Statistics(
             virtual_servers=list(tables.virtual_servers.observed),
             observed=list(tables.virtual_servers.observed.values()),

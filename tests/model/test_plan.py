@@ -70,8 +70,8 @@ def test_an_operation_on_several_objects_becomes_one_for_each_in_its_place(sever
     ]
     each = [Operation(Verb.ADD, item) for item in alone]
     assert list(plan.one_by_one([others[0], Operation(Verb.ADD, several), others[1]])) == [others[0], *each, others[1]]
-    assert plan.objects(several) == len(alone)
-    assert [plan.objects(item) for item in alone] == [1] * len(alone)
+    assert plan.count_objects(several) == len(alone)
+    assert [plan.count_objects(item) for item in alone] == [1] * len(alone)
 
 
 def test_real_servers_alone_are_tried_again_together() -> None:

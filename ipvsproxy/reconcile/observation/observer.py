@@ -52,8 +52,8 @@ class Observer:
         An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
         """
         tables = self._tables
-        for described, values in observed.of_node:
-            tables.of(described).observe(values, _ours)
+        for object_class, values in observed.of_node:
+            tables.of(object_class).observe(values, _ours)
         if observed.sets is not None:
             for name, table in tables.entries.items():
                 yield from table.observing_all(observed.sets.get(name, frozenset()), True, _ours)
@@ -138,8 +138,8 @@ class Observer:
     def _note_drift(self, now: float, *, in_parts: bool) -> None:
         tables = self._tables
         self._drifts.forget_calm(now)
-        for described, table in tables.by_class:
-            kind = KINDS[described].name
+        for object_class, table in tables.by_class:
+            kind = KINDS[object_class].name
             for key in table.take_drifted():
                 desired = table.desired.get(key)
                 self._drifts.note(Place(kind, key), desired, now)

@@ -31,7 +31,7 @@ SCOPE_SETS = frozenset(name for name, ip_set in IP_SETS.items() if ip_set.gives_
 """Sets that give packets their mark."""
 
 _STAGES: Mapping[tuple[Verb, type], Stage] = {
-    (Verb(verb), described): stage for described, kind in KINDS.items() for verb, stage in kind.stages.items()
+    (Verb(verb), object_class): stage for object_class, kind in KINDS.items() for verb, stage in kind.stages.items()
 }
 _STAGES_OF_ENTRIES: Mapping[tuple[Verb, str], Stage] = (
     {(Verb.ADD, name): Stage.SOURCE_RANGES for name in RANGE_SETS}
@@ -43,7 +43,7 @@ _STAGES_OF_ENTRIES: Mapping[tuple[Verb, str], Stage] = (
 """The stages of entries, by set."""
 
 
-def rank(operation: Operation) -> Stage:
+def stage_of(operation: Operation) -> Stage:
     """The stage of an operation. Lower stages come first; operations of one stage keep their planned order.
 
     Raises:
@@ -59,4 +59,4 @@ def rank(operation: Operation) -> Stage:
 
 def is_removal(operation: Operation) -> bool:
     """Whether an operation takes something away: a removal, or weight 0 for a real server."""
-    return operation.verb is Verb.REMOVE or rank(operation) is Stage.REAL_SERVER_REMOVALS
+    return operation.verb is Verb.REMOVE or stage_of(operation) is Stage.REAL_SERVER_REMOVALS

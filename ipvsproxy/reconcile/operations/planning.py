@@ -39,12 +39,12 @@ def desired_operations(tables: Tables, drains: Drains, *, together: bool) -> Ite
             if observed is None and isinstance(key, FirewallMark):
                 operations = itertools.islice(operations, 1)  # the virtual server itself
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
-    for described, binding in tables.bindings.items():
+    for object_class, binding in tables.bindings.items():
         addresses = tuple(
             address for address in binding.pending if precondition.may_become_local(tables, binding.owners_of(address), address)
         )
         if addresses:
-            yield from _split(Operation(Verb.ADD, described(addresses)), together=together)
+            yield from _split(Operation(Verb.ADD, object_class(addresses)), together=together)
     for flow in tables.flows.pending:
         keep = tables.flows.desired[flow]
         if precondition.leads_only_to(tables, flow, keep):
@@ -67,8 +67,8 @@ def _foundation(tables: Tables) -> Iterator[Operation]:
     Additions in tables of presence, else the desired value.
     """
     given_up = tables.settings_given_up
-    for described, table in tables.foundation:
-        verb = Verb.ADD if Verb.ADD in KINDS[described].stages else Verb.SET
+    for object_class, table in tables.foundation:
+        verb = Verb.ADD if Verb.ADD in KINDS[object_class].stages else Verb.SET
         for key in itertools.filterfalse(given_up.__contains__, table.pending):
             yield Operation(verb, key if verb is Verb.ADD else table.desired[key])
 
@@ -101,11 +101,11 @@ def surplus_operations(
         )
         if entries:
             yield from _split(Operation(Verb.REMOVE, SetEntries(name, entries)), together=together)
-    for described, binding in tables.bindings.items():
+    for object_class, binding in tables.bindings.items():
         addresses = tuple(
             address
             for address in binding.surplus
             if address not in keeping and address not in witnesses.addresses and precondition.stays_local(tables, address)
         )
         if addresses:
-            yield from _split(Operation(Verb.REMOVE, described(addresses)), together=together)
+            yield from _split(Operation(Verb.REMOVE, object_class(addresses)), together=together)

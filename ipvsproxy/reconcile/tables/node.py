@@ -162,9 +162,9 @@ class Tables:
         """The tables with pending or surplus keys: of four dozen, most of the time none."""
         return self._unequal
 
-    def of(self, described: type) -> Table[Any, Any, Any]:
+    def of(self, object_class: type) -> Table[Any, Any, Any]:
         """The table of a class of objects, except set entries."""
-        return self._by_class[described]
+        return self._by_class[object_class]
 
     def table(self, item: Item) -> Table[Any, Any, Any]:
         """The table of an object; real servers are in that of their virtual server."""

@@ -54,13 +54,13 @@ IN_ORDER: tuple[tuple[Operation, ...], ...] = (
 def test_operations_of_every_kind_come_in_this_order() -> None:
     everything = [operation for equal in IN_ORDER for operation in equal]
     backwards = everything[::-1]
-    assert sorted(backwards, key=order.rank) == [operation for equal in IN_ORDER for operation in reversed(equal)]
-    assert len({order.rank(operation) for operation in everything}) == len(IN_ORDER)
+    assert sorted(backwards, key=order.stage_of) == [operation for equal in IN_ORDER for operation in reversed(equal)]
+    assert len({order.stage_of(operation) for operation in everything}) == len(IN_ORDER)
 
 
 def test_an_operation_that_is_never_planned_has_no_stage() -> None:
     with pytest.raises(KeyError):
-        order.rank(Operation(Verb.REMOVE, Device(DEVICE)))
+        order.stage_of(Operation(Verb.REMOVE, Device(DEVICE)))
 
 
 def test_taking_weight_from_a_real_server_counts_as_a_removal() -> None:
