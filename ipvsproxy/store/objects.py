@@ -164,7 +164,7 @@ class Store:
         if kind is ObjectKind.ENDPOINT_SLICE:
             shrunk, self._shrunk = self._shrunk or {}, None
         if kind is not ObjectKind.NODE:
-            lost, of = self._weight(kind, missing), self._weight(kind, self._keys(kind))
+            lost, of = self._size(kind, missing), self._size(kind, self._keys(kind))
             lost += sum(len(self._slices[name].conditions) - len(item.conditions) for name, item in shrunk.items())
             is_accepted = self._accepts(event, lost, of, now)
             if kind is ObjectKind.SERVICE:
@@ -189,7 +189,7 @@ class Store:
             return self._guard.accepts_first(event.kind, is_empty=not event.keys, now=now)
         return self._guard.accepts(event.kind, missing=lost, known=of, now=now)
 
-    def _weight(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
+    def _size(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
         """The number of Services, or the number of endpoints in the slices."""
         if kind is ObjectKind.SERVICE:
             return len(keys)
@@ -223,7 +223,7 @@ class Store:
                 if known != item:
                     name = self._known_name(item.name)
                     self._services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
-                    self._mark(ObjectKind.SERVICE, name, now)
+                    self._note_change(ObjectKind.SERVICE, name, now)
                     if item.options.annotations.scheduler:
                         self.schedulers.add(item.options.annotations.scheduler)
                     if item.skipped:
@@ -234,7 +234,7 @@ class Store:
                 before = self._nodes.get(item.name)
                 self._nodes[item.name] = item
                 if before is None or before != item:
-                    self._mark_node()
+                    self._note_node_change()
                     if item.skipped:
                         self._complain(ObjectKind.NODE, item, before)
             case never:
@@ -257,7 +257,7 @@ class Store:
         if item.service:
             others = self.slices_of(item.service)
             self._slices_of[item.service] = (*others, item) if others else item
-        self._mark(ObjectKind.ENDPOINT_SLICE, item.service, now)
+        self._note_change(ObjectKind.ENDPOINT_SLICE, item.service, now)
         if before is not None and before.service:
             self._dirty.setdefault(before.service, now)
         if item.trigger_s > self._started_s and item.family and service:
@@ -298,7 +298,7 @@ class Store:
                 service = self._services.pop(ServiceName(key.namespace, key.name), None)
                 if service:
                     self._remembered.discard(service.name)
-                    self._mark(kind, service.name, now)
+                    self._note_change(kind, service.name, now)
             case ObjectKind.ENDPOINT_SLICE:
                 gone = self._slices.pop(key, None)
                 if gone:
@@ -307,13 +307,13 @@ class Store:
                         if gone.family:
                             # As EndpointsChangeTracker: the annotation belongs to an earlier change, which is never programmed.
                             self._triggers.pop((gone.service, gone.family), None)
-                    self._mark(kind, gone.service, now)
+                    self._note_change(kind, gone.service, now)
             case ObjectKind.NODE:
                 node = self._nodes.get(key.name)
                 if node and not node.leaving:
                     # Its last addresses and zone still hold. Load balancers must learn that it is leaving.
                     self._nodes[key.name] = msgspec.structs.replace(node, leaving=True)
-                    self._mark_node()
+                    self._note_node_change()
             case never:
                 assert_never(never)
 
@@ -328,10 +328,10 @@ class Store:
             case never:
                 assert_never(never)
 
-    def _mark(self, kind: ObjectKind, service: ServiceName | None, now: float) -> None:
+    def _note_change(self, kind: ObjectKind, service: ServiceName | None, now: float) -> None:
         self._counts[kind] += 1
         if service:
             self._dirty.setdefault(service, now)
 
-    def _mark_node(self) -> None:
+    def _note_node_change(self) -> None:
         self._counts[ObjectKind.NODE] += 1

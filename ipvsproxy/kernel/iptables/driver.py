@@ -149,11 +149,11 @@ class IptablesDriver:
         self._chains = frozenset(chains)
         self._jumps = frozenset(jumps)
         self._proc = proc
-        self._put_last: dict[Family, Skeleton] = {}
-        """The skeleton of the last write, for tables that cannot be listed."""
+        self._last_skeletons: dict[Family, Skeleton] = {}
+        """The skeletons of the last writes, for tables that cannot be listed."""
         self._programs: dict[str, Program] = {} if programs is None else programs
         self._below: dict[tuple[Family, Jump], frozenset[str]] = {}
-        self._put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
+        self._times_put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 
     def program(self, family: Family) -> Program:
         """Version and variant of a family's program. Unless its file's name tells, it runs once for each file.
@@ -216,7 +216,7 @@ class IptablesDriver:
         for jump in listing.jumps.keys() - moved:
             self._below[family, jump] = listing.below.get(jump, frozenset())
         chains = {key: tuple(iptables_rule.parse(text, family) for text in texts) for key, texts in listing.chains.items()}
-        put = self._put_last.get(family)
+        put = self._last_skeletons.get(family)
         hidden_jumps: frozenset[Jump] = frozenset()
         if put and listing.hidden:
             chains |= {key: rules for key, rules in put.chains.items() if key.table in listing.hidden}
@@ -231,7 +231,7 @@ class IptablesDriver:
         return frozenset(
             jump
             for jump, above in listing.above.items()
-            if above & self._below.get((family, jump), frozenset()) and self._put_back[family, jump] < PUT_BACK_LIMIT
+            if above & self._below.get((family, jump), frozenset()) and self._times_put_back[family, jump] < PUT_BACK_LIMIT
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
@@ -274,9 +274,9 @@ class IptablesDriver:
         listing = self._known(family, self._listed) or self._known(family, self._written) or self._list_or_remember(family)
         moved = self._moved(family, listing)
         self.restore(family, iptables_text.render_restore(skeleton, listing, moved))
-        self._put_back.update((family, jump) for jump in moved)
+        self._times_put_back.update((family, jump) for jump in moved)
         self._written[family] = self._mark(family), _with_jumps(skeleton)
-        self._put_last[family] = skeleton
+        self._last_skeletons[family] = skeleton
 
     def _list_or_remember(self, family: Family) -> Listing:
         """A new listing. Jumps that cannot be listed are taken from the driver's last write.
@@ -284,7 +284,7 @@ class IptablesDriver:
         A jump of an earlier process that cannot be listed is written a second time, which changes nothing for a packet. Once both
         can be listed, the next write removes one of them.
         """
-        put = self._put_last.get(family)
+        put = self._last_skeletons.get(family)
         try:
             listing = self._list(family)
         except KernelError:
@@ -318,7 +318,7 @@ class IptablesDriver:
         except ValueError as error:
             raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
         # A table that holds nothing of ours may hold what it likes.
-        put = self._put_last.get(family)
+        put = self._last_skeletons.get(family)
         used = {key.table for key in (*(put.chains if put else ()), *listing.chains)} | _ALWAYS_USED
         return dataclasses.replace(listing, hidden=listing.hidden & used)
 

@@ -86,7 +86,7 @@ class Tables:
         self._restricting: dict[ServiceName, ServiceState] = {}
         self._in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
         """The virtual servers that the desired rules of a family name one by one."""
-        self._refused_settings: dict[str, tuple[Sysctl, str | None, str]] = {}
+        self._settings_given_up: dict[str, tuple[Sysctl, str | None, str]] = {}
         self._unequal: dict[Table[Any, Any, Any], None] = {}
         self.virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
             lambda desired: desired.owner,
@@ -211,14 +211,14 @@ class Tables:
 
     def give_up_setting(self, item: Sysctl, reason: str) -> None:
         """Give up a kernel setting that cannot be written, until its desired or observed value changes."""
-        self._refused_settings[item.path] = (item, self.sysctls.observed.get(item.path), reason)
+        self._settings_given_up[item.path] = (item, self.sysctls.observed.get(item.path), reason)
 
     @property
     def settings_given_up(self) -> Mapping[str, str]:
         """The settings that could not be written, and whose two sides have not changed since: path and reason."""
         return {
             path: reason
-            for path, (desired, observed, reason) in self._refused_settings.items()
+            for path, (desired, observed, reason) in self._settings_given_up.items()
             if path in self.sysctls.pending
             and (desired, observed) == (self.sysctls.desired[path], self.sysctls.observed.get(path))
         }

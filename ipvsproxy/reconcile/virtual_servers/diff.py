@@ -68,15 +68,15 @@ def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove:
 
 def _any_threshold_differs(desired: VirtualServer, observed: ObservedVirtualServer) -> bool:
     """Whether a desired real server that is there has other thresholds. Those that the reading does not show count as equal."""
-    thresholds, found = desired.thresholds, observed.thresholds
-    if (thresholds is NO_THRESHOLDS and not found) or not observed.flags_known:
+    thresholds, observed_thresholds = desired.thresholds, observed.thresholds
+    if (thresholds is NO_THRESHOLDS and not observed_thresholds) or not observed.flags_known:
         return False
     weights = plain(observed.real_servers)
-    return any(_thresholds(found, key) != thresholds for key in desired.weights.plain() if key in weights)
+    return any(_thresholds_of(observed_thresholds, key) != thresholds for key in desired.weights.plain() if key in weights)
 
 
-def _thresholds(found: Mapping[RealServerKey, Thresholds] | None, key: bytes) -> Thresholds:
-    return found.get(RealServerKey(key), NO_THRESHOLDS) if found else NO_THRESHOLDS
+def _thresholds_of(observed: Mapping[RealServerKey, Thresholds] | None, key: bytes) -> Thresholds:
+    return observed.get(RealServerKey(key), NO_THRESHOLDS) if observed else NO_THRESHOLDS
 
 
 def _still_drains(desired: VirtualServer, may_remove: MayRemove) -> Iterator[bool]:
@@ -132,13 +132,13 @@ def virtual_server_operations(
     if settings_differ(desired.settings, observed):
         yield Operation(Verb.SET, desired)
     weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
-    thresholds, found = desired.thresholds, observed.thresholds
-    has_equal_thresholds = not observed.flags_known or (thresholds == NO_THRESHOLDS and not found)
+    thresholds, observed_thresholds = desired.thresholds, observed.thresholds
+    has_equal_thresholds = not observed.flags_known or (thresholds == NO_THRESHOLDS and not observed_thresholds)
     for packed, desired_weight in desired_weights.items():
         weight, real_server = weights.get(packed), RealServerKey(packed)
         if (
             weight != desired_weight
-            or not (has_equal_thresholds or _thresholds(found, packed) == thresholds)
+            or not (has_equal_thresholds or _thresholds_of(observed_thresholds, packed) == thresholds)
             or (weight == 0 and may_remove(key, real_server) is not None)
         ):
             item = RealServers(key, (real_server,), desired_weight, thresholds, stays=desired_weight == 0)

@@ -48,8 +48,8 @@ def on_set(
     from_this_host: bool = False,
 ) -> Rule:
     """A rule that matches one of our sets, with the comment that names the set's purpose."""
-    found, comment = match(kind, family, sides), COMMENTS[kind]
-    return Rule(protocol=protocol, comment=comment, set=found, from_this_host=from_this_host, target=target)
+    looked_up, comment = match(kind, family, sides), COMMENTS[kind]
+    return Rule(protocol=protocol, comment=comment, set=looked_up, from_this_host=from_this_host, target=target)
 
 
 def match(kind: SetKind, family: Family, sides: tuple[Side, ...]) -> SetMatch:

@@ -114,11 +114,11 @@ def _marking(family: Family, settings: Settings, view: NodeView, occupied: Colle
         yield from _cluster_clients(family, settings, view, marking)
     for kind, is_marked in ((SetKind.EXTERNAL_IP, True), (SetKind.EXTERNAL_IP_LOCAL, False)):
         if kind in occupied:
-            comment, found = COMMENTS[kind], match(kind, family, TO_PORT)
+            comment, looked_up = COMMENTS[kind], match(kind, family, TO_PORT)
             if is_marked:
-                yield Rule(comment=comment, set=found, target=marking)
-            yield Rule(comment=comment, set=found, not_from_bridge_port=True, from_elsewhere=True, target=Verdict.ACCEPT)
-            yield Rule(comment=comment, set=found, to_this_host=True, target=Verdict.ACCEPT)
+                yield Rule(comment=comment, set=looked_up, target=marking)
+            yield Rule(comment=comment, set=looked_up, not_from_bridge_port=True, from_elsewhere=True, target=Verdict.ACCEPT)
+            yield Rule(comment=comment, set=looked_up, to_this_host=True, target=Verdict.ACCEPT)
     yield Rule(to_this_host=True, target=JumpTo(chains.NODE_PORT))
     for kind in (SetKind.CLUSTER_IP, SetKind.LOAD_BALANCER):
         if kind in occupied:

@@ -57,7 +57,7 @@ def build_skeleton(
     rules[ChainKey("filter", chains.SOURCE_RANGES_FIREWALL)] += _source_range_rules(family, occupied)
     rules[ChainKey("filter", chains.IPVS_FILTER)] += _closed_port_rules(family)
     rules[ChainKey("filter", chains.IPVS_OUT_FILTER)] += (
-        _refusal(key, family, by_route=key in routed) for key in sorted(refused) if key.address.family is family
+        _drop_own_packets(key, family, by_route=key in routed) for key in sorted(refused) if key.address.family is family
     )
     fixed = {key: tuple(map(_uncommented, value) if is_by_connection else value) for key, value in rules.items()}
     if not occupied & {SetKind.SCOPE, SetKind.NO_LOCAL}:
@@ -70,7 +70,7 @@ def _uncommented(rule: Rule) -> Rule:
     return dataclasses.replace(rule, comment="")
 
 
-def _refusal(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
+def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
     """The rule that drops this host's own packets to a virtual server.
 
     As in kube-proxy, their source is the service address while that is on our device. With a route, the kernel chooses another

@@ -94,10 +94,10 @@ def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: C
     is_scoped = first is _Verdict.SCOPED
     if not is_scoped:
         applied.clear()
-    is_masqueraded = _walk(rules, _deciding_chain(rules), is_in_set, connection, applied) is _Verdict.MARKED
+    is_masqueraded = _walk(rules, _deciding_chain(rules), is_in_set, connection, applied) is _Verdict.MASQUERADED
     if is_scoped and not is_masqueraded:
         chain = ChainKey("nat", chains.SCOPE_MASQUERADE)
-        is_masqueraded = _walk(rules, chain, is_in_set, connection, applied) is _Verdict.MARKED
+        is_masqueraded = _walk(rules, chain, is_in_set, connection, applied) is _Verdict.MASQUERADED
     return Trace(is_masqueraded, tuple(applied), is_marked=is_scoped)
 
 
@@ -111,7 +111,7 @@ def _deciding_chain(rules: Skeleton) -> ChainKey:
 class _Verdict(enum.Enum):
     DROPPED = enum.auto()
     SCOPED = enum.auto()
-    MARKED = enum.auto()
+    MASQUERADED = enum.auto()
     ACCEPTED = enum.auto()
 
 
@@ -147,7 +147,7 @@ def _verdict(target: Target, connection: Connection) -> _Verdict | None:
     """The verdict of a target; None for one that does not decide."""
     match target:
         case JumpTo(chains.MARK_MASQUERADE) | Masquerade():
-            return _Verdict.MARKED
+            return _Verdict.MASQUERADED
         case TakeMark() if connection.has_mark:
             return _Verdict.SCOPED
         case Verdict.DROP:

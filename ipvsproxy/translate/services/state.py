@@ -50,8 +50,8 @@ def translate(
         how = treatment.usual(service.options, settings)
     else:
         how, service, unused = treatment.treat(service, settings)
-    service, refused = refusal.admit(service, view, settings)
-    skipped = (*service.skipped, *unused, *refused) if unused or refused else service.skipped
+    service, not_admitted = refusal.admit(service, view, settings)
+    skipped = (*service.skipped, *unused, *not_admitted) if unused or not_admitted else service.skipped
     ordered = list(slices)
     if len(ordered) > 1:
         ordered.sort(key=_name_of)

@@ -158,7 +158,7 @@ def in_order(stems: Collection[bytes], node: str, suffix: bytes = b"") -> EvenWe
     shuffle = _shuffle_of_few if count < FEW else _shuffle
     packed = suffix.join(shuffle(node, count)(sorted(stems))) + suffix
     size = len(packed) // count
-    begin = _mark(_seed(node), zlib.crc32(packed)) % count * size
+    begin = _draw(_seed(node), zlib.crc32(packed)) % count * size
     return EvenWeights(packed[begin:] + packed[:begin], size)
 
 
@@ -176,7 +176,7 @@ def _places(node: str, bits: int) -> Sequence[int]:
 
     All lists together have twice the length of the longest, so memory does not grow with the variety of numbers.
     """
-    return sorted(range(1 << bits), key=functools.partial(_mark, _seed(node)))
+    return sorted(range(1 << bits), key=functools.partial(_draw, _seed(node)))
 
 
 @functools.lru_cache(maxsize=1)
@@ -184,7 +184,7 @@ def _seed(node: str) -> int:
     return zlib.crc32(node.encode())
 
 
-def _mark(seed: int, number: int) -> int:
+def _draw(seed: int, number: int) -> int:
     """A pseudo-random number, the same in each process.
 
     A checksum alone is linear: seeds that differ early would give equal orders on half of the nodes. The hash of two numbers is
