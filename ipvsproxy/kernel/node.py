@@ -94,9 +94,9 @@ class NodeKernel:
         self._sysctls = SysctlDriver()
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
-        self._marks: dict[Family, object] = {}
-        self._unmarked: set[Family] = set()
-        """The families whose rules had no mark at the last reading."""
+        self._fingerprints: dict[Family, object] = {}
+        self._without_fingerprint: set[Family] = set()
+        """The families whose rules had no fingerprint at the last reading."""
         self._drivers = self._by_class()
 
     def _by_class(self) -> Mapping[type, Driver]:
@@ -150,8 +150,8 @@ class NodeKernel:
         former, self._backend, self._prepared = self._backend, self._prepared, None
         former.close()
         self._drivers = self._by_class()
-        self._marks.clear()
-        self._unmarked.clear()
+        self._fingerprints.clear()
+        self._without_fingerprint.clear()
 
     @property
     def traffic(self) -> TrafficReader:
@@ -176,7 +176,7 @@ class NodeKernel:
         errors: list[str] = []
         addresses = _attempt(self._addresses.observe, errors)
         observed_sets = _attempt(lambda: self._backend.sets.observe(sets), errors)
-        skeletons = {family: self._read_rules(family, self._mark(family), errors) for family in families}
+        skeletons = {family: self._read_rules(family, self._fingerprint(family), errors) for family in families}
         virtual_servers = _attempt(self.ipvs.observe, errors)
         return dataclasses.replace(
             _of_addresses(addresses),
@@ -228,10 +228,10 @@ class NodeKernel:
             if observed_sets is None:
                 break
         for family in families:
-            mark = self._mark(family)
-            if thorough or (mark is not None and mark != self._marks.get(family)):
+            fingerprint = self._fingerprint(family)
+            if thorough or (fingerprint is not None and fingerprint != self._fingerprints.get(family)):
                 errors = []
-                image = self._read_rules(family, mark, errors)
+                image = self._read_rules(family, fingerprint, errors)
                 yield Observation(skeletons={family: image} if image else {}, errors=tuple(errors), is_of_rules=True)
         try:
             for reading in self.ipvs.observe_in_parts() if thorough else self.ipvs.observe_changed(whole=whole):
@@ -245,19 +245,19 @@ class NodeKernel:
             with contextlib.suppress(KernelError):
                 self.rules.observe(family)
 
-    def _read_rules(self, family: Family, mark: object, errors: list[str]) -> ObservedSkeleton | None:
-        """Read the rules of a family. ``mark`` was read before: the next poll sees changes that were made meanwhile."""
+    def _read_rules(self, family: Family, fingerprint: object, errors: list[str]) -> ObservedSkeleton | None:
+        """Read the rules of a family. ``fingerprint`` was read before: the next poll sees changes that were made meanwhile."""
         image = _attempt(functools.partial(self.rules.observe, family), errors)
         if image and image.hidden:
             errors.append(f"{family.label}: {iptables.describe_hidden(image.hidden)}")
         is_whole = image is not None and not image.hidden  # otherwise the next poll reads and reports them again
-        self._marks[family] = mark if is_whole else None
+        self._fingerprints[family] = fingerprint if is_whole else None
         return image
 
-    def _mark(self, family: Family) -> object:
-        """The mark of a family's rules; None if the kernel does not show one, so that only ``observe`` reads the rules.
+    def _fingerprint(self, family: Family) -> object:
+        """The fingerprint of a family's rules; None if the kernel does not show one, so that only ``observe`` reads the rules.
 
-        That is logged once, until a mark can be read.
+        That is logged once, until a fingerprint can be read.
         """
         program = self.rules.known_program(family)
         if program is None:
@@ -265,14 +265,14 @@ class NodeKernel:
         if self._backend.changes is not None and self._backend.changes.count is not None:
             return "changes", self._backend.changes.count
         try:
-            mark = self._rule_changes.mark(family, program.variant)
+            fingerprint = self._rule_changes.fingerprint(family, program.variant)
         except KernelError as error:
-            if family not in self._unmarked:
+            if family not in self._without_fingerprint:
                 log.warning("rule_changes_unseen", family=family.label, error=str(error), hint="only audits see them")
-                self._unmarked.add(family)
+                self._without_fingerprint.add(family)
             return None
-        self._unmarked.discard(family)
-        return mark
+        self._without_fingerprint.discard(family)
+        return fingerprint
 
     def inherit_sets(self, families: Collection[Family]) -> int:
         """Copy entries that may witness virtual servers from what the other backend holds. Returns how many.
@@ -370,7 +370,7 @@ class NodeKernel:
             except KernelError as error:
                 # It is unknown which ones the driver has applied. All of them are repeated, which is no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
-            self._forget_marks(run)
+            self._forget_fingerprints(run)
             ended_s = time.monotonic()
             done.append((applied, ended_s - began_s))
             began_s = ended_s
@@ -379,11 +379,11 @@ class NodeKernel:
             self._on_applied(applied, duration_s)
         return outcomes
 
-    def _forget_marks(self, run: Iterable[Operation]) -> None:
+    def _forget_fingerprints(self, run: Iterable[Operation]) -> None:
         """Make the next poll read rules that were written: another program may have undone the change."""
         for _, item in run:
             if isinstance(item, Skeleton):
-                self._marks.pop(item.family, None)
+                self._fingerprints.pop(item.family, None)
 
 
 def _there_are(schedulers: Sequence[str]) -> str:

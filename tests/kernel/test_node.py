@@ -132,7 +132,7 @@ class Double:
     def known_program(self, _family: Family) -> iptables.Program:
         return iptables.Program((1, 8, 9), "legacy")
 
-    def mark(self, family: Family, variant: str) -> int:
+    def fingerprint(self, family: Family, variant: str) -> int:
         self._kernel.check(self._name)
         assert variant == "legacy"
         return self._kernel.marks[family]

@@ -102,9 +102,9 @@ _FILES: Mapping[str, Program] = {
 
 
 class Saved(NamedTuple):
-    """The output of iptables-save, and the mark of the rules from before it."""
+    """The output of iptables-save, and the fingerprint of the rules from before it."""
 
-    mark: object
+    fingerprint: object
     text: str
 
 
@@ -112,9 +112,10 @@ class IptablesDriver:
     """Reads and writes the fixed rules of both families.
 
     Only ``chains`` and ``jumps`` count as ours: this object never returns or removes any other rule. ``commands`` are the names
-    of the programs, in PATH. ``proc`` is the mount point of the kernel's process file system. ``mark`` identifies the state of a
-    family's rules: two equal marks mean that the rules have not changed in between. Then the rules are not listed again, unless
-    the mark is None. Under the mark ``NO_RULES`` they are not listed at all, nor the first time if the kernel ``holds_nothing``.
+    of the programs, in PATH. ``proc`` is the mount point of the kernel's process file system. ``fingerprint`` identifies the
+    state of a family's rules: two equal ones mean that the rules have not changed in between. Then the rules are not listed
+    again, unless it is None. Under the fingerprint ``NO_RULES`` they are not listed at all, nor the first time if the kernel
+    ``holds_nothing``.
 
     After a write, the rules are known without a listing, except for a change by another program at the same moment. So
     ``observe`` always uses a listing. Only the next write relies on the rules that were just written, until they are listed
@@ -128,7 +129,7 @@ class IptablesDriver:
         jumps: Collection[Jump],
         commands: Mapping[Family, str] = COMMANDS,
         proc: pathlib.Path = pathlib.Path("/proc"),
-        mark: Callable[[Family], object] = lambda _: None,
+        fingerprint: Callable[[Family], object] = lambda _: None,
         programs: dict[str, Program] | None = None,
         saved: Mapping[Family, Saved] = types.MappingProxyType({}),
         holds_nothing: Callable[[Family], bool] = lambda _: False,
@@ -143,7 +144,7 @@ class IptablesDriver:
         self._holds_nothing = holds_nothing
         self._takes_rules = takes_rules
         self._commands = commands
-        self._mark = mark
+        self._fingerprint = fingerprint
         self._listed: dict[Family, tuple[object, Listing]] = {}
         self._written: dict[Family, tuple[object, Listing]] = {}
         self._chains = frozenset(chains)
@@ -275,7 +276,7 @@ class IptablesDriver:
         moved = self._moved(family, listing)
         self.restore(family, iptables_text.render_restore(skeleton, listing, moved))
         self._times_put_back.update((family, jump) for jump in moved)
-        self._written[family] = self._mark(family), _with_jumps(skeleton)
+        self._written[family] = self._fingerprint(family), _with_jumps(skeleton)
         self._last_skeletons[family] = skeleton
 
     def _list_or_remember(self, family: Family) -> Listing:
@@ -296,23 +297,23 @@ class IptablesDriver:
 
     def _known(self, family: Family, kept: Mapping[Family, tuple[object, Listing]]) -> Listing | None:
         """The kept listing of a family, if no rule has changed since."""
-        mark, listing = kept.get(family, (None, None))
-        return listing if mark is not None and mark == self._mark(family) else None
+        fingerprint, listing = kept.get(family, (None, None))
+        return listing if fingerprint is not None and fingerprint == self._fingerprint(family) else None
 
     def _list(self, family: Family) -> Listing:
-        mark = self._mark(family)  # before the listing: a change during it makes the marks differ
+        fingerprint = self._fingerprint(family)  # before the listing: a change during it makes the fingerprints differ
         is_first = family not in self._listed
-        if mark == NO_RULES or (is_first and self._holds_nothing(family)):
+        if fingerprint == NO_RULES or (is_first and self._holds_nothing(family)):
             listing = iptables_text.NOTHING_LISTED
         else:
-            listing = self._read(family, mark)
-        self._listed[family] = mark, listing
+            listing = self._read(family, fingerprint)
+        self._listed[family] = fingerprint, listing
         self._written.pop(family, None)
         return listing
 
-    def _read(self, family: Family, mark: object) -> Listing:
+    def _read(self, family: Family, fingerprint: object) -> Listing:
         saved = self._saved.pop(family, None)
-        text = saved.text if saved and mark is not None and saved.mark == mark else self.save(family)
+        text = saved.text if saved and fingerprint is not None and saved.fingerprint == fingerprint else self.save(family)
         try:
             listing = iptables_text.parse_save(text, self._chains, self._jumps)
         except ValueError as error:

@@ -104,7 +104,7 @@ class LeftoverRules:
         try:
             tables = () if place.variant is Variant.NF_TABLES else self._legacy_tables(place.family)
             with contextlib.closing(RuleChanges()) as changes:
-                return tables, changes.mark(place.family, place.variant, [name for name in TABLES if name in tables])
+                return tables, changes.fingerprint(place.family, place.variant, [name for name in TABLES if name in tables])
         except KernelError as error:
             if place.variant is not Variant.NF_TABLES or error.errno != errno.EINVAL:
                 return None

@@ -22,7 +22,7 @@ TABLES = ("nat", "filter", "mangle")
 OPTIONAL_TABLES = ("mangle",)
 """The tables that a kernel need not have: without them, external addresses have one scope."""
 NO_RULES = (b"",) * len(TABLES)
-"""The mark of tables without rules, and without chains except the built-in ones. The nf_tables variant has no such mark."""
+"""The fingerprint of tables without rules, and without chains except the built-in ones. The nf_tables variant has none such."""
 
 _GET_GENERATION = 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
 _GENERATION_ID = 1
@@ -30,9 +30,9 @@ _NETFILTER_HEADER = 4
 
 
 class RuleChanges:
-    """Marks of the state of the rules: two equal marks mean that no rule has changed in between.
+    """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed in between.
 
-    They are marks of the network namespace of the thread that makes this object. Only that thread may use it.
+    They are those of the network namespace of the thread that makes this object. Only that thread may use it.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -42,15 +42,15 @@ class RuleChanges:
         """Close the socket."""
         self._channel.close()
 
-    def mark(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
-        """The present mark of a family's rules, possibly ``NO_RULES``. ``variant`` is that of a ``Program``.
+    def fingerprint(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
+        """The present fingerprint of a family's rules, possibly ``NO_RULES``. ``variant`` is that of a ``Program``.
 
         ``tables`` are the legacy tables to read. The kernel creates those that are absent.
 
         Raises:
-            KernelError: the kernel shows no mark.
+            KernelError: the kernel shows no fingerprint.
         """
-        return tuple(_mark(family, table) for table in tables) if variant == "legacy" else self._generation()
+        return tuple(_fingerprint(family, table) for table in tables) if variant == "legacy" else self._generation()
 
     def _generation(self) -> int:
         action = "read the generation of nf_tables"
@@ -62,7 +62,7 @@ class RuleChanges:
         return int.from_bytes(data[slice(*attributes[_GENERATION_ID])], "big")
 
 
-def _mark(family: Family, table: str) -> bytes:
+def _fingerprint(family: Family, table: str) -> bytes:
     try:
         return legacy_tables.digest(family, table)
     except KernelError as error:

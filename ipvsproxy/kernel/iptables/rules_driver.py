@@ -199,7 +199,7 @@ class _FamilyRules:
             chains=chains,
             jumps=jumps,
             commands=commands,
-            mark=self._mark,
+            fingerprint=self._fingerprint,
             programs=programs,
             saved=saved,
             holds_nothing=lambda family: self._kernel_says(iptables_tables.hold_nothing, family),
@@ -232,8 +232,8 @@ class _FamilyRules:
             return ask(family, self.driver.program(family).variant)
         return False
 
-    def _mark(self, family: Family) -> object:
-        """The mark of the rules, read in the driver's thread; None if the kernel does not show one."""
+    def _fingerprint(self, family: Family) -> object:
+        """The fingerprint of the rules, read in the driver's thread; None if the kernel does not show one."""
         with contextlib.suppress(KernelError):
-            return self._changes.mark(family, self.driver.program(family).variant)
+            return self._changes.fingerprint(family, self.driver.program(family).variant)
         return None

@@ -145,17 +145,17 @@ def _save_all(variant: Variant) -> Mapping[Family, Saved]:
     for family, command in commands(variant).items():
         if iptables_tables.hold_nothing(family, variant):
             continue
-        mark = _mark(family, variant)  # before the listing: a change during it makes the marks differ
+        fingerprint = _fingerprint(family, variant)  # before the listing: a change during it makes the fingerprints differ
         if (text := _save(command)) is not None:
-            saved[family] = Saved(mark, text)
+            saved[family] = Saved(fingerprint, text)
     return saved
 
 
-def _mark(family: Family, variant: Variant) -> object:
-    """The mark of a family's rules; None if the kernel shows none, or would make a table for it."""
+def _fingerprint(family: Family, variant: Variant) -> object:
+    """The fingerprint of a family's rules; None if the kernel shows none, or would make a table for it."""
     with contextlib.suppress(KernelError), contextlib.closing(RuleChanges()) as changes:
         if variant is Variant.NF_TABLES or set(TABLES) <= set(legacy_tables.names(family)):
-            return changes.mark(family, variant)
+            return changes.fingerprint(family, variant)
     return None
 
 

@@ -150,7 +150,7 @@ class Marked:
         self.has_rules = True
         self._log = programs / "log"
         self._told = 0
-        self.driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, mark=lambda _: self._mark())
+        self.driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, fingerprint=lambda _: self._mark())
         make_program(programs, "iptables", "echo iptables v1.8.9")
         make_program(programs, "iptables-save", f"echo listed >> {self._log}; printf '*nat\n:KUBE-MARK-MASQ - [0:0]\nCOMMIT\n'")
         make_program(programs, "iptables-restore", f"echo written >> {self._log}; cat > {programs}/stdin")
@@ -359,7 +359,7 @@ def test_a_known_listing_counts_once_and_while_no_rule_has_changed(
     driver = iptables.IptablesDriver(
         chains=SKELETON.chains,
         jumps=SKELETON.jumps,
-        mark=lambda _: mark,
+        fingerprint=lambda _: mark,
         saved={Family.IPV4: iptables.Saved(mark and "same", text)},
     )
     assert (key in driver.observe(Family.IPV4).chains) is is_used

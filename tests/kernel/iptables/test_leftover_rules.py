@@ -125,7 +125,7 @@ def test_a_kernel_without_nf_tables_has_a_mark_and_one_with_another_error_has_no
     def refuse(*_: object) -> object:
         raise KernelError(action="read the generation of nf_tables", errno=number)
 
-    monkeypatch.setattr(RuleChanges, "mark", refuse)
+    monkeypatch.setattr(RuleChanges, "fingerprint", refuse)
     assert rules(programs).mark(NFT) == mark
     assert rules(programs).mark(LEGACY) is None
 

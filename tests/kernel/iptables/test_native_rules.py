@@ -108,11 +108,11 @@ def test_an_idle_node_lists_a_hidden_table_once_because_a_listing_leaves_the_mar
     run("iptables", "-A", "INPUT", "-j", "ACCEPT")
     insert_native_rule()
     with contextlib.closing(RuleChanges()) as changes:
-        before = changes.mark(Family.IPV4, "nf_tables")
+        before = changes.fingerprint(Family.IPV4, "nf_tables")
         assert observed(make_driver()).hidden == {"filter"}
-        assert changes.mark(Family.IPV4, "nf_tables") == before
+        assert changes.fingerprint(Family.IPV4, "nf_tables") == before
         run("iptables", "-A", "INPUT", "-j", "ACCEPT")
-        assert changes.mark(Family.IPV4, "nf_tables") != before
+        assert changes.fingerprint(Family.IPV4, "nf_tables") != before
 
 
 def test_a_jump_that_a_former_process_wrote_into_a_hidden_table_is_there_once_when_the_table_can_be_listed() -> None:

@@ -156,7 +156,7 @@ def test_a_jump_that_another_program_deletes_between_two_writes_is_put_back_by_t
     create_set(family)
     changes, skeleton = RuleChanges(), every_kind_of_rule(family)
     named = {"nft": "nf_tables", "legacy": "legacy"}[variant]
-    driver = iptables.IptablesDriver(chains=skeleton.chains, jumps=JUMPS, mark=lambda one: changes.mark(one, named))
+    driver = iptables.IptablesDriver(chains=skeleton.chains, jumps=JUMPS, fingerprint=lambda one: changes.fingerprint(one, named))
     started: list[str] = []
     start = iptables_process.run
 

@@ -1,4 +1,4 @@
-"""Marks of rules: any change by any program gives another mark, packets do not. Both variants, in a fresh namespace."""
+"""Fingerprints of rules: any change by any program gives another one, packets do not. Both variants, in a fresh namespace."""
 
 import contextlib
 import errno
@@ -38,9 +38,9 @@ def test_a_change_gives_another_mark_and_a_packet_does_not(family: Family, varia
     run(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "counts", "-j", "ACCEPT")
     run(family, variant, "filter", "-N", "SOME")
     changes = RuleChanges()
-    before = changes.mark(family, variant)
+    before = changes.fingerprint(family, variant)
     send_packet(family)
-    assert changes.mark(family, variant) == before
+    assert changes.fingerprint(family, variant) == before
     observed = [before]
     for arguments in (
         ("nat", "-I", "OUTPUT", "-j", "RETURN"),
@@ -49,7 +49,7 @@ def test_a_change_gives_another_mark_and_a_packet_does_not(family: Family, varia
         ("nat", "-N", "OTHER"),
     ):
         run(family, variant, *arguments)
-        mark = changes.mark(family, variant)
+        mark = changes.fingerprint(family, variant)
         assert mark not in observed[-1:]
         observed.append(mark)
     changes.close()
@@ -61,31 +61,31 @@ def test_legacy_tables_without_rules_have_a_mark_of_their_own(family: Family) ->
     changes = RuleChanges()
     run(family, "legacy", "nat", "-P", "OUTPUT", "ACCEPT")
     run(family, "legacy", "filter", "-P", "FORWARD", "DROP")
-    assert changes.mark(family, "legacy") == NO_RULES, "a policy is no rule"
+    assert changes.fingerprint(family, "legacy") == NO_RULES, "a policy is no rule"
     for first, last in (
         (("nat", "-A", "OUTPUT", "-j", "RETURN"), ("nat", "-F", "OUTPUT")),
         (("filter", "-N", "SOME"), ("filter", "-X", "SOME")),
     ):
         run(family, "legacy", *first)
-        assert changes.mark(family, "legacy") != NO_RULES
+        assert changes.fingerprint(family, "legacy") != NO_RULES
         run(family, "legacy", *last)
-        assert changes.mark(family, "legacy") == NO_RULES
+        assert changes.fingerprint(family, "legacy") == NO_RULES
 
 
 @pytest.mark.usefixtures("network_namespace")
 def test_the_order_of_rules_counts() -> None:
     for target in ("ACCEPT", "RETURN"):
         run(Family.IPV4, "legacy", "nat", "-A", "OUTPUT", "-j", target)
-    before = RuleChanges().mark(Family.IPV4, "legacy")
+    before = RuleChanges().fingerprint(Family.IPV4, "legacy")
     run(Family.IPV4, "legacy", "nat", "-D", "OUTPUT", "1")
     run(Family.IPV4, "legacy", "nat", "-A", "OUTPUT", "-j", "ACCEPT")
-    assert RuleChanges().mark(Family.IPV4, "legacy") != before
+    assert RuleChanges().fingerprint(Family.IPV4, "legacy") != before
 
 
 @pytest.mark.parametrize("family", Family)
 def test_where_no_socket_is_to_be_had_that_is_an_error_of_the_kernel(family: Family) -> None:
     with every_descriptor_taken(), pytest.raises(KernelError, match=r"table nat: Too many open files") as caught:
-        RuleChanges().mark(family, "legacy")
+        RuleChanges().fingerprint(family, "legacy")
     assert caught.value.errno == errno.EMFILE
 
 
@@ -101,4 +101,4 @@ def every_descriptor_taken() -> Iterator[None]:
 
 def test_a_kernel_without_a_mark_is_an_error() -> None:
     with pytest.raises(KernelError, match="read the IPv4 table no-such-table"):
-        RuleChanges().mark(Family.IPV4, "legacy", ("no-such-table",))
+        RuleChanges().fingerprint(Family.IPV4, "legacy", ("no-such-table",))
