@@ -100,14 +100,6 @@ def _of_presence(kind: str, table: Table[Any, Any, Any]) -> Iterator[Difference]
         yield _of_node(kind, str(key), STALE, "present")
 
 
-def note_timeouts(tables: Tables, observed: Timeouts) -> None:
-    """Take in the IPVS timeouts; a timeout with the desired value 0 counts as equal."""
-    desired = tables.timeouts.desired.get(TIMEOUTS)
-    if desired:
-        compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
-        tables.timeouts.confirm(TIMEOUTS, Timeouts(*compared))
-
-
 def _of_node(kind: str, name: str, desired: str, observed: str) -> Difference:
     return Difference(kind=kind, name=name, owner=None, desired=desired, observed=observed)
 

@@ -22,7 +22,7 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
 from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, FirewallMark, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile import compare, survey
+from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.observation import observer
 from ipvsproxy.reconcile.observation.drift import Drifts, News
 from ipvsproxy.reconcile.observation.settlement import Settlement
@@ -170,7 +170,7 @@ class Reconciler:
 
     def note_timeouts(self, observed: Timeouts) -> None:
         """Take in the IPVS timeouts, which no other reading shows. A timeout whose desired value is 0 counts as equal."""
-        compare.note_timeouts(self._tables, observed)
+        self._observer.note_timeouts(observed)
 
     @property
     def has_observed_all(self) -> bool:

@@ -174,13 +174,13 @@ def test_a_missing_and_an_undesired_address_are_differences(reconciler: Reconcil
 
 
 def test_timeouts_without_a_desired_value_count_as_equal(reconciler: Reconciler) -> None:
-    compare.note_timeouts(reconciler._tables, Timeouts(600, 120, 300))
+    reconciler.note_timeouts(Timeouts(600, 120, 300))
     assert list(reconciler._tables.timeouts.observed) == [], "none are wanted, none are looked at"
     reconciler.put_node((), (), Timeouts(600, 0, 0))
     assert timeouts(reconciler) == ["timeouts tcp: desired 600 s, observed unknown"]
-    compare.note_timeouts(reconciler._tables, Timeouts(600, 120, 300))
+    reconciler.note_timeouts(Timeouts(600, 120, 300))
     assert timeouts(reconciler) == []
-    compare.note_timeouts(reconciler._tables, Timeouts(900, 120, 300))
+    reconciler.note_timeouts(Timeouts(900, 120, 300))
     assert timeouts(reconciler) == ["timeouts tcp: desired 600 s, observed 900 s"]
 
 

@@ -7,6 +7,7 @@ that one part of a reading finds stays until the whole reading is done.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from ipvsproxy.model.kernel import TIMEOUTS, Timeouts
 from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import KINDS, Item, kind_of
 from ipvsproxy.model.real_servers import RealServerKey, plain
@@ -109,6 +110,14 @@ class Observer:
         yield from virtual_servers.observing_some(foreign, self._is_ours({}))
         self.newcomers.clear()
         self._note_drift(now, in_parts=False)
+
+    def note_timeouts(self, observed: Timeouts) -> None:
+        """Take in the IPVS timeouts, which no other reading shows. A timeout whose desired value is 0 counts as equal."""
+        timeouts = self._tables.timeouts
+        desired = timeouts.desired.get(TIMEOUTS)
+        if desired:
+            compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
+            timeouts.confirm(TIMEOUTS, Timeouts(*compared))
 
     def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
         entries = {name: table.observed.keys() for name, table in self._tables.entries.items()}
