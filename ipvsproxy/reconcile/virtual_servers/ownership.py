@@ -2,8 +2,7 @@
 
 The kernel's table is shared: keepalived, kube-vip or docker have virtual servers there, too. A fresh process has no memory, but
 the kernel has: an address on our device, a local route of ours or an entry in one of our sets comes before its virtual server and
-goes after it (see
-``order``). So one of them witnesses every virtual server of a former process.
+goes after it (see the stages in ``model/kind.py``). So one of them witnesses every virtual server of a former process.
 
 A node port in one of our sets names no address: it is a witness only on those addresses of this host where node ports are
 served. On any other, a keepalived may have a virtual server on the same port, whether the address is on this host now or not. It

@@ -49,7 +49,7 @@ def _parsed(field: str, texts: Iterable[str], read: Callable[[str], T], skipped:
 
 
 def shown(text: str | None) -> str:
-    """An invalid value as a reason repeats it: in quotation marks, and cut to ``MOST_SHOWN`` characters."""
+    """An invalid value as a reason repeats it: in quotation marks, and cut to ``_SHOWN`` characters."""
     return repr(str(text)[:_SHOWN])
 
 

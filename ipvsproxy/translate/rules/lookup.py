@@ -31,11 +31,15 @@ TO = (Side.DESTINATION,)
 TO_PORT = (Side.DESTINATION, Side.DESTINATION)
 TO_PORT_FROM = (*TO_PORT, Side.SOURCE)
 FROM_PORT = (Side.SOURCE, Side.DESTINATION)
-"""The sides by the destination of a packet as a rule meets it."""
+"""One side of a packet for each field of an entry, as in iptables' ``--match-set NAME dst,dst,src`` (``TO_PORT_FROM``).
+
+``TO`` is the destination address, or the port for a set of ports; ``TO_PORT`` is address and port of the destination. These four
+go by the destination of a packet as a rule meets it.
+"""
 ORIGINALLY_TO = (Side.ORIGINAL_DESTINATION,)
 ORIGINALLY_TO_PORT = (Side.ORIGINAL_DESTINATION, Side.ORIGINAL_DESTINATION)
 FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
-"""The sides by the destination that the client has chosen, also once IPVS has replaced it by an endpoint."""
+"""The same by the destination that the client has chosen, also once IPVS has replaced it by an endpoint."""
 
 
 def on_set(
