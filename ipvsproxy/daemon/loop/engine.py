@@ -295,7 +295,7 @@ class Engine:
             is_read = await self._reader.read_addresses()
             observed = self._clock()
             if not is_read:
-                self._translator.lacks_addresses(observed)
+                self._translator.postpone_loss(observed)
         self._reader.syncing()
         node_view = self._translator.update_view(self._reader.addresses, observed)
         await self._learn_schedulers(observed)

@@ -8,6 +8,7 @@ Rule 2: a Service is translated after a change to it, its endpoints or the view 
 import dataclasses
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import structlog
 
@@ -32,8 +33,13 @@ WORK_PER_STEP = 100
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-_SkeletonInputs = tuple[view.NodeView, frozenset[SetKind], frozenset[VirtualServerKey], frozenset[VirtualServerKey]]
-"""The view of the node, the kinds of sets with entries, and the virtual servers that are ``refused`` and ``routed``."""
+class _SkeletonInputs(NamedTuple):
+    """What the rules of a family follow from, besides the settings; the fields are arguments of ``build_skeleton``."""
+
+    view: view.NodeView
+    occupied: frozenset[SetKind]
+    refused: frozenset[VirtualServerKey]
+    routed: frozenset[VirtualServerKey]
 
 
 class Translator:
@@ -95,7 +101,7 @@ class Translator:
         """Whether the addresses must be read now."""
         return self._lingering.is_due(now)
 
-    def lacks_addresses(self, now: float) -> None:
+    def postpone_loss(self, now: float) -> None:
         """Give up no address yet, because the addresses could not be read."""
         self._lingering = self._lingering.postponed(now)
 
@@ -224,7 +230,9 @@ class Translator:
     ) -> None:
         if self._view is None:
             return
-        inputs = (self._view, occupied, refused, routed)
+        inputs = _SkeletonInputs(self._view, occupied, refused, routed)
         if self._skeleton_inputs.get(family) != inputs:
             self._skeleton_inputs[family] = inputs
-            self._reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, *inputs[:3], routed=routed))
+            self._reconciler.put_skeleton(
+                skeleton.build_skeleton(family, self.settings, self._view, occupied, refused, routed=routed)
+            )
