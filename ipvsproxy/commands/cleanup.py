@@ -23,10 +23,10 @@ from ipvsproxy.kernel.ipvs.driver import AbsentIpvs
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.net import Family, Network
+from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.sets import IP_SETS, IpSet
-from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.translate.rules import chains
 

@@ -27,9 +27,9 @@ from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import NftTable
+from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.rules import Backend, ChainKey, Jump
 from ipvsproxy.model.sets import IP_SETS
-from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp

@@ -22,9 +22,9 @@ from ipvsproxy.model import basic_features, features
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
+from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.rules import Backend, ChainKey, ObservedSkeleton
 from ipvsproxy.model.sets import IP_SETS, SetKind
-from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerSettings
 from ipvsproxy.translate.rules import chains
 from tests.reconcile import examples

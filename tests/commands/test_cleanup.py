@@ -25,10 +25,10 @@ from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.sets import IpSet, SetKind
-from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers.ownership import EVERYWHERE
 from ipvsproxy.translate.node import view

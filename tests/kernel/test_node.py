@@ -29,10 +29,10 @@ from ipvsproxy.model.kernel import (
     Timeouts,
 )
 from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ObservedSkeleton, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
-from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
     Connections,
     ObservedVirtualServer,

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from ipvsproxy.model.kernel import DEVICE, Device, LocalRoutes
 from ipvsproxy.model.net import Family, Network
+from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IP_SETS, SET_COPY
-from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer
 from ipvsproxy.reconcile.virtual_servers import ownership
 

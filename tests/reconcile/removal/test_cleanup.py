@@ -4,10 +4,10 @@ import dataclasses
 
 from ipvsproxy.model.kernel import DEVICE, Device, LocalRoutes
 from ipvsproxy.model.net import Family, Protocol
+from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.sets import SET_COPY, IpSet, SetEntry, SetKind
-from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 from ipvsproxy.reconcile.removal import cleanup
 from tests.reconcile import examples
