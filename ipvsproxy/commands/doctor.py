@@ -12,8 +12,8 @@ from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.base import log as logs
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import facts, host, rules_backend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.rules import Backend

@@ -17,6 +17,7 @@ from ipvsproxy.commands import inspection
 from ipvsproxy.commands.comparison import Comparison, UnknownStateError
 from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.config.settings import Config, ListenAddress
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
@@ -27,7 +28,7 @@ from ipvsproxy.daemon.process import lifecycle
 from ipvsproxy.daemon.process.signals import Signals
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.daemon.sources.source import CannotStartError, Source
+from ipvsproxy.daemon.sources.source import Source
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.plan import Report
 from ipvsproxy.reconcile import compare

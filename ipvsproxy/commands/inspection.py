@@ -19,13 +19,14 @@ from ipvsproxy.commands.comparison import Comparison, UnknownStateError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.base import log as logs
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.process.requirements import FALLBACK_SCHEDULER
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.reflector import Trouble
-from ipvsproxy.daemon.sources.source import CannotStartError, Source
+from ipvsproxy.daemon.sources.source import Source
 from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base import modules

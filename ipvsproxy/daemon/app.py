@@ -10,6 +10,7 @@ import structlog
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.events.announcer import Announcer
 from ipvsproxy.daemon.events.recorder import Recorder
 from ipvsproxy.daemon.http import routes
@@ -31,7 +32,7 @@ from ipvsproxy.daemon.process.rules_mover import RulesMover
 from ipvsproxy.daemon.process.signals import Signals
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.daemon.sources.source import CannotStartError, Source
+from ipvsproxy.daemon.sources.source import Source
 from ipvsproxy.daemon.sources.staleness import Staleness
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.daemon.ui.pages import Sources as PageSources

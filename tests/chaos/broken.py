@@ -59,8 +59,8 @@ def _bear_silence() -> None:
 def _end_with_reload() -> None:
     """End the process after a failed reload, as after a failed start."""
     from ipvsproxy.daemon import app  # noqa: PLC0415 - as above
+    from ipvsproxy.daemon.base.errors import CannotStartError  # noqa: PLC0415 - as above
     from ipvsproxy.daemon.process import reload  # noqa: PLC0415 - as above
-    from ipvsproxy.daemon.sources import source  # noqa: PLC0415 - as above
 
     usual = app._Node._reconfigure
 
@@ -68,7 +68,7 @@ def _end_with_reload() -> None:
         try:
             await usual(self, *arguments)
         except reload.CannotApplyError as error:
-            raise source.CannotStartError(str(error)) from error
+            raise CannotStartError(str(error)) from error
 
     app._Node._reconfigure = reconfigure  # type: ignore[method-assign, assignment]  # as above
 

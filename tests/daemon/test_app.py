@@ -23,13 +23,13 @@ from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config, Ipvs, Servers
 from ipvsproxy.daemon import app
 from ipvsproxy.daemon.base import log
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.http import health, server
 from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.process import lifecycle, reload, requirements
 from ipvsproxy.daemon.sources import directory, first_lists
-from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError

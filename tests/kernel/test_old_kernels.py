@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.process import requirements
-from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset import driver as ipset
 from ipvsproxy.kernel.ipset import message as ipset_message

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 import structlog
 
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.loop import garbage, journal
 from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.daemon.loop.reader import KernelReader
 from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
 from ipvsproxy.daemon.loop.translator import Translator
-from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Sysctl, Timeouts

@@ -13,10 +13,10 @@ import structlog
 
 from ipvsproxy.config.settings import Config, LogFormat
 from ipvsproxy.daemon.base import log as logs
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.process.signals import Signals
-from ipvsproxy.daemon.sources.source import CannotStartError
 
 FAILED = 1
 """Exit status if an address cannot be bound with bindAddressHardFail, or if --init-only has failed."""

@@ -14,8 +14,8 @@ from typing import Protocol, TypeVar
 import structlog
 
 from ipvsproxy.config.settings import Ipvs
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.rate_limit import Bucket
-from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend, RulesBackend
 from ipvsproxy.kernel.base.errors import KernelError

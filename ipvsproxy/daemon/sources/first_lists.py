@@ -15,8 +15,8 @@ from typing import Protocol
 
 import structlog
 
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.store.objects import Store
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources.reflector import Post, Trouble, WatchStatus
 from ipvsproxy.model.service import Event, ObjectKind
 from ipvsproxy.translate.api.targets import Targets
@@ -47,14 +48,6 @@ class Listener(Protocol):
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
         """A request has ended, with or without an answer."""
-
-
-class CannotStartError(Exception):
-    """Requirements of the start are missing. ``reasons`` has a sentence for each."""
-
-    def __init__(self, *reasons: object) -> None:
-        self.reasons = tuple(map(str, reasons))
-        super().__init__("; ".join(self.reasons))
 
 
 async def make(config: Config, listener: Listener) -> Source:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from ipvsproxy.daemon.base import log
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.process import init_only, lifecycle, requirements
-from ipvsproxy.daemon.sources.source import CannotStartError
 from tests.config import loading
 
 

@@ -10,9 +10,9 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.config.settings import Ipvs
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.process import requirements
-from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.kernel import host, instance
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 import structlog
 
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.daemon.sources.source import CannotStartError
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.store.objects import Store
 from tests.support import memory_node, virtual_time
