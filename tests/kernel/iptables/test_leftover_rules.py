@@ -143,7 +143,7 @@ def test_a_kernel_that_could_not_load_nf_tables_is_not_asked_at_each_audit(
         asked.append(about)
         raise KernelError(action="read the generation of nf_tables", errno=errno.EINVAL)
 
-    monkeypatch.setattr(RuleChanges, "mark", refuse)
+    monkeypatch.setattr(RuleChanges, "fingerprint", refuse)
     monkeypatch.setattr(modules, "module_state", lambda *_: state)
     subject = rules(programs)
     assert [subject.mark(NFT) for _audit in range(3)] == [NO_SUBSYSTEM] * 3

@@ -16,7 +16,7 @@ from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, Service
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.operations import precondition
-from ipvsproxy.reconcile.tables.tables import Keep, Tables
+from ipvsproxy.reconcile.tables.node import Keep, Tables
 from tests.reconcile import examples, simulation
 from tests.support import builders
 
