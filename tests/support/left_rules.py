@@ -82,7 +82,7 @@ COMMIT
 
 
 class Tables:
-    """The rules of all places. Each change gives another mark; ``reads`` are the listed places."""
+    """The rules of all places. Each change gives another fingerprint; ``reads`` are the listed places."""
 
     def __init__(self) -> None:
         self.held: dict[Place, LeftRules] = {}
@@ -102,7 +102,7 @@ class Tables:
         self.held[place] = rules
         self._mark[place] = next(self._marks)
 
-    def mark(self, place: Place) -> object:
+    def fingerprint(self, place: Place) -> object:
         return self._mark[place] if self.has_marks else None
 
     def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:

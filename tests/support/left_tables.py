@@ -100,7 +100,7 @@ table {ip} {NAME} {{
 
 
 class MemoryTables:
-    """The tables of both places. Each change gives another mark; ``reads`` are the places that were read."""
+    """The tables of both places. Each change gives another fingerprint; ``reads`` are the places that were read."""
 
     def __init__(self, held: Mapping[TablePlace, NftTable] = {}) -> None:
         self.held = dict(held)
@@ -114,7 +114,7 @@ class MemoryTables:
         self.held[place] = table
         self._mark = next(self._marks)
 
-    def mark(self, _place: TablePlace) -> object:
+    def fingerprint(self, _place: TablePlace) -> object:
         return self._mark
 
     def read(self, place: TablePlace) -> NftTable | None:

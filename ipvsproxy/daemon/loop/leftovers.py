@@ -45,8 +45,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class Rules(Protocol):
     """The part of ``LeftoverRules`` that is used here."""
 
-    def mark(self, place: Place) -> object:
-        """A mark that changes with the rules of a place; None if the kernel has none."""
+    def fingerprint(self, place: Place) -> object:
+        """A fingerprint that changes with the rules of a place; None if the kernel has none."""
 
     def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
         """The chains for which ``concerns`` is true, and the rules that lead to them."""
@@ -58,8 +58,8 @@ class Rules(Protocol):
 class Tables(Protocol):
     """The part of ``LeftoverTables`` that is used here."""
 
-    def mark(self, place: TablePlace) -> object:
-        """A mark that changes with the table of a place; None if the kernel has none."""
+    def fingerprint(self, place: TablePlace) -> object:
+        """A fingerprint that changes with the table of a place; None if the kernel has none."""
 
     def read(self, place: TablePlace) -> NftTable | None:
         """The table; None if there is none."""
@@ -69,13 +69,13 @@ class Tables(Protocol):
 
 
 class Examined(NamedTuple):
-    """The result of examining a place, with the mark of its rules before.
+    """The result of examining a place, with the fingerprint of its rules before.
 
     ``failure`` says why a permitted removal did not happen. ``hidden`` names tables that cannot be listed, ``foreign`` one that
     has the name of a leftover, and why it is none.
     """
 
-    mark: object
+    fingerprint: object
     removal: Removal
     is_removed: bool = False
     failure: str = ""
@@ -107,14 +107,16 @@ def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_re
     Raises:
         KernelError: they could not be read just now.
     """
-    mark = rules.mark(place)
-    if known is not None and known.mark is not None and mark == known.mark:
+    fingerprint = rules.fingerprint(place)
+    if known is not None and known.fingerprint is not None and fingerprint == known.fingerprint:
         return known
     scope = leftovers.scope(chains.CHAINS, chains.JUMPS, is_used=place.is_used)
     observed = rules.read(place, scope.concerns)
     removal = leftovers.removal(observed, scope)
     hidden = observed.hidden & leftovers.TABLES
-    examined = Examined(mark, removal, failure=removal.held_back, hidden=iptables.describe_hidden(hidden) if hidden else "")
+    examined = Examined(
+        fingerprint, removal, failure=removal.held_back, hidden=iptables.describe_hidden(hidden) if hidden else ""
+    )
     if not (removal.is_needed and may_remove) or removal.held_back:
         return examined
     try:
@@ -126,13 +128,13 @@ def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_re
 
 def examine_table(tables: Tables, place: TablePlace, known: Examined | None = None, *, may_remove: bool) -> Examined:
     """Look for a table that kube-proxy's nftables mode has left; otherwise as ``examine``."""
-    mark = tables.mark(place)
-    if known is not None and known.mark is not None and mark == known.mark:
+    fingerprint = tables.fingerprint(place)
+    if known is not None and known.fingerprint is not None and fingerprint == known.fingerprint:
         return known
     table = tables.read(place)
     why_foreign = leftover_tables.why_foreign(table) if table else ""
     foreign = f"the table {place.table} is not kube-proxy's, since {why_foreign}" if why_foreign else ""
-    examined = Examined(mark, leftover_tables.removal(table), foreign=foreign)
+    examined = Examined(fingerprint, leftover_tables.removal(table), foreign=foreign)
     if not (examined.removal.is_needed and may_remove):
         return examined
     try:

@@ -1,7 +1,7 @@
 """Reading and removing rules that a proxy has left behind, in both variants of iptables. All calls block.
 
 Rule 1: an unreadable table is an error, never a clean one. A table that this kernel or host certainly cannot have is clean.
-Rule 2: two equal marks mean that no rule has changed in between; then no program has to run.
+Rule 2: two equal fingerprints mean that no rule has changed in between; then no program has to run.
 Rule 3: a reading loads no module and makes no table, unless the files of this host's modules are not visible. Then nf_tables may
 be loaded once.
 Rule 4: no program runs for rules of nf_tables unless the kernel has a chain that concerns us, or does not say.
@@ -97,8 +97,8 @@ class LeftoverRules:
             if (is_used := variant == program.variant) or has_both
         )
 
-    def mark(self, place: Place) -> object:
-        """The mark of the rules of a place; None if the kernel does not show one."""
+    def fingerprint(self, place: Place) -> object:
+        """The fingerprint of the rules of a place; None if the kernel does not show one."""
         if _is_surely_empty(place):
             return NO_SUBSYSTEM
         try:

@@ -58,8 +58,8 @@ class LeftoverTables:
     def __init__(self, root: pathlib.Path = pathlib.Path("/")) -> None:
         self._root = root
 
-    def mark(self, _place: TablePlace) -> object:
-        """A mark that changes with any table; None if the kernel does not show one."""
+    def fingerprint(self, _place: TablePlace) -> object:
+        """A fingerprint that changes with any table; None if the kernel does not show one."""
         if not nft_listing.is_loaded(self._root):
             return NO_SUBSYSTEM
         try:
@@ -77,7 +77,7 @@ class LeftoverTables:
         Raises:
             KernelError: it could not be read just now.
         """
-        if self.mark(place) == NO_SUBSYSTEM:
+        if self.fingerprint(place) == NO_SUBSYSTEM:
             return None
         with _channel() as channel:
             return _read(channel, place)[1]

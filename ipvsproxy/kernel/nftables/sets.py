@@ -45,8 +45,8 @@ class NftSetsDriver:
         self._sleep = sleep
         self._digests: dict[str, bytes] = {}
         """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
-        self._marks: dict[str, object] = {}
-        """The mark at which ``observe_changed`` last read each set: it is not read again before there is another one."""
+        self._fingerprints: dict[str, object] = {}
+        """The fingerprint at which ``observe_changed`` last read each set: it is not read again before there is another one."""
 
     def close(self) -> None:
         """Close the socket."""
@@ -64,7 +64,7 @@ class NftSetsDriver:
     def forget(self) -> None:
         """Make the next ``observe_changed`` return every set."""
         self._digests.clear()
-        self._marks.clear()
+        self._fingerprints.clear()
 
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
         """The named sets that have changed since this last returned them; None for a set that does not exist.
@@ -77,8 +77,8 @@ class NftSetsDriver:
         """
         changed: dict[str, ObservedSet | None] = {}
         digests: dict[str, bytes] = {}
-        mark = self._mark()
-        read = [name for name in names if self._marks.get(name) != mark or name not in self._digests]
+        fingerprint = self._fingerprint()
+        read = [name for name in names if self._fingerprints.get(name) != fingerprint or name not in self._digests]
         for name in read:
             dumped = self._dump(name)
             if dumped is None:
@@ -89,11 +89,11 @@ class NftSetsDriver:
                 changed[name] = _read(name, *dumped)
                 digests[name] = digest
         self._digests |= digests
-        self._marks |= dict.fromkeys(read, mark)
+        self._fingerprints |= dict.fromkeys(read, fingerprint)
         return changed
 
-    def _mark(self) -> object:
-        """A mark that is another one after a change of our table by others."""
+    def _fingerprint(self) -> object:
+        """A fingerprint that is another one after a change of our table by others."""
         if self._changes is not None and self._changes.count is not None:
             return "changes", self._changes.count
         return "generation", nft.generation(self._channel)

@@ -105,7 +105,7 @@ def test_without_legacy_tables_no_program_is_started_and_nothing_is_loaded(progr
     names.write_text("") if is_there else names.unlink()
     make_program(programs, "iptables-legacy-save", f"touch {programs}/started; exit 1")
     assert rules(programs).read(LEGACY, concerns) == LeftRules()
-    assert rules(programs).mark(LEGACY) == ((), ())
+    assert rules(programs).fingerprint(LEGACY) == ((), ())
     assert not (programs / "started").exists()
 
 
@@ -115,19 +115,19 @@ def test_tables_whose_names_cannot_be_read_are_an_error_and_have_no_mark(program
     names.mkdir()
     with pytest.raises(KernelError, match="ip_tables_names"):
         rules(programs).read(LEGACY, concerns)
-    assert rules(programs).mark(LEGACY) is None
+    assert rules(programs).fingerprint(LEGACY) is None
 
 
-@pytest.mark.parametrize(("number", "mark"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
+@pytest.mark.parametrize(("number", "fingerprint"), [(errno.EINVAL, NO_SUBSYSTEM), (errno.ENOMEM, None)])
 def test_a_kernel_without_nf_tables_has_a_mark_and_one_with_another_error_has_none(
-    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, mark: object
+    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, fingerprint: object
 ) -> None:
     def refuse(*_: object) -> object:
         raise KernelError(action="read the generation of nf_tables", errno=number)
 
     monkeypatch.setattr(RuleChanges, "fingerprint", refuse)
-    assert rules(programs).mark(NFT) == mark
-    assert rules(programs).mark(LEGACY) is None
+    assert rules(programs).fingerprint(NFT) == fingerprint
+    assert rules(programs).fingerprint(LEGACY) is None
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_kernel_that_could_not_load_nf_tables_is_not_asked_at_each_audit(
     monkeypatch.setattr(RuleChanges, "fingerprint", refuse)
     monkeypatch.setattr(modules, "module_state", lambda *_: state)
     subject = rules(programs)
-    assert [subject.mark(NFT) for _audit in range(3)] == [NO_SUBSYSTEM] * 3
+    assert [subject.fingerprint(NFT) for _audit in range(3)] == [NO_SUBSYSTEM] * 3
     assert len(asked) == questions
     if state is not ModuleState.LOADED:
         assert subject.read(NFT, concerns) == LeftRules()
@@ -224,11 +224,11 @@ def rules_beside(place: Place) -> LeftoverRules:
 
 def test_a_mark_stays_until_a_rule_changes(place: Place) -> None:
     subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
-    marks = [subject.mark(place), subject.mark(place)]
+    fingerprints = [subject.fingerprint(place), subject.fingerprint(place)]
     run(program, "-A", "INPUT", "-j", "ACCEPT")
-    marks.append(subject.mark(place))
-    assert None not in marks
-    assert marks[0] == marks[1] != marks[2]
+    fingerprints.append(subject.fingerprint(place))
+    assert None not in fingerprints
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
 def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: Place) -> None:

@@ -59,10 +59,10 @@ def test_kube_proxys_table_is_recognised_and_goes_and_all_others_stay(place: Tab
     assert "cluster-ips" not in table.maps
     assert leftover_tables.why_foreign(table) == ""
     before = listed()
-    mark = subject.mark(place)
+    fingerprint = subject.fingerprint(place)
     subject.remove(place, is_left)
     assert before - listed() == {place.table}
-    assert subject.mark(place) != mark
+    assert subject.fingerprint(place) != fingerprint
     assert subject.read(place) is None
     subject.remove(place, is_left)
 
@@ -119,15 +119,15 @@ def test_only_a_kernel_without_nf_tables_has_certainly_no_table(
     monkeypatch.setattr(nft_message, "generation", refuse)
     subject = LeftoverTables(tmp_path)
     if is_absent:
-        assert subject.mark(IPV4) == NO_SUBSYSTEM
+        assert subject.fingerprint(IPV4) == NO_SUBSYSTEM
         assert subject.read(IPV4) is None
-        assert LeftoverTables(tmp_path).mark(IPV6) == NO_SUBSYSTEM
+        assert LeftoverTables(tmp_path).fingerprint(IPV6) == NO_SUBSYSTEM
         assert len(asked) == 1, "each question makes such a kernel start modprobe"
         (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
-        subject.mark(IPV4)
+        subject.fingerprint(IPV4)
         assert len(asked) == 2, "it shows now"
         return
-    assert subject.mark(IPV4) is None
+    assert subject.fingerprint(IPV4) is None
     with contextlib.suppress(KernelError):
         pytest.fail(f"read {subject.read(IPV4)}")
 
@@ -148,7 +148,7 @@ def test_a_kernel_that_would_have_to_load_nf_tables_is_not_asked(
     assert nft_listing.is_loaded(tmp_path) is may_have
     if not may_have:
         monkeypatch.setattr(nft_message, "generation", asked)
-        assert LeftoverTables(tmp_path).mark(IPV4) == NO_SUBSYSTEM
+        assert LeftoverTables(tmp_path).fingerprint(IPV4) == NO_SUBSYSTEM
         assert LeftoverTables(tmp_path).read(IPV4) is None
 
 
