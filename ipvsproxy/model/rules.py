@@ -203,12 +203,15 @@ class ObservedSkeleton:
     Chains and jumps of other programs are left out. The rules of a chain that only drops are sorted, because their order has no
     meaning, and is random in kube-proxy.
 
-    ``hidden`` are tables that cannot be read. Their chains and jumps here are those that were last written.
+    ``hidden`` are tables that cannot be read. Their chains and jumps here are those that were last written. ``strange_rules`` are
+    those of other programs, or jumps of ours once too often, in built-in chains that nobody else has a say in: those of our table
+    of nftables. A write removes them.
     """
 
     family: Family
     chains: Mapping[ChainKey, tuple[ObservedRule, ...]]
     jumps: frozenset[Jump]
+    strange_rules: Mapping[ChainKey, tuple[UnknownRule, ...]] = dataclasses.field(default_factory=dict)
     hidden: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -217,8 +220,12 @@ class ObservedSkeleton:
 
     def without(self, table: str) -> "ObservedSkeleton":
         """The same without the chains and jumps of a table."""
-        chains = {key: rules for key, rules in self.chains.items() if key.table != table}
-        return dataclasses.replace(self, chains=chains, jumps=frozenset(jump for jump in self.jumps if jump.table != table))
+        return dataclasses.replace(
+            self,
+            chains={key: rules for key, rules in self.chains.items() if key.table != table},
+            jumps=frozenset(jump for jump in self.jumps if jump.table != table),
+            strange_rules={key: rules for key, rules in self.strange_rules.items() if key.table != table},
+        )
 
 
 def _only_drops(rules: Sequence[ObservedRule]) -> bool:

@@ -38,6 +38,9 @@ KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in plan.KINDS.items
 _BY_VALUE = frozenset({Sysctl, Timeouts, IpSet, Skeleton})
 """The classes of objects that are compared by value, not by presence."""
 
+STRANGE_SHOWN = 5
+"""So many rules of other programs are shown of each chain."""
+
 K = TypeVar("K")
 
 
@@ -174,7 +177,7 @@ def _describe(settings: VirtualServerSettings, real_servers: int) -> str:
 
 
 def _rules(desired: Skeleton, observed: ObservedSkeleton | None, describe_rule: DescribeRule) -> Iterator[Difference]:
-    """One difference for each chain and jump; of a chain, its first rule that differs."""
+    """One difference for each chain and jump; of a chain of ours, its first rule that differs."""
     label, desired_chains = desired.family.label, desired.in_force.chains
     if observed is None:
         observed = ObservedSkeleton(family=desired.family, chains={}, jumps=frozenset())
@@ -189,6 +192,11 @@ def _rules(desired: Skeleton, observed: ObservedSkeleton | None, describe_rule: 
     for jump in desired.jumps:
         if jump not in observed.jumps:
             yield _of_node("rules", f"{label} jump {jump}", "present", MISSING)
+    for key, strange in observed.strange_rules.items():
+        described = "; ".join(describe_rule(rule, desired.family) for rule in strange[:STRANGE_SHOWN])
+        more = f"; and {len(strange) - STRANGE_SHOWN} more" if len(strange) > STRANGE_SHOWN else ""
+        removed = "which run removes" if len(strange) == 1 else "all of which run removes"
+        yield _of_node("rules", f"{label} chain {key}", "only jumps of ours", f"{described}{more}, {removed}")
     for key in observed.chains.keys() - desired_chains.keys():
         yield _of_node("rules", f"{label} chain {key}", STALE, "present")
 

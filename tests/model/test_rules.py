@@ -25,3 +25,29 @@ def test_the_order_of_rules_counts_unless_all_of_them_drop() -> None:
     assert observed(TWO) != observed(TWO, TWO)
     assert observed(returns, DROP) != observed(DROP, returns)
     assert observed(unknown, DROP) != observed(DROP, unknown)
+
+
+def test_what_is_said_without_a_table_leaves_out_all_that_was_observed_there() -> None:
+    mangle, nat = (
+        ObservedSkeleton(
+            family=Family.IPV4,
+            chains={ChainKey(table, "KUBE-X"): (DROP,)},
+            jumps=frozenset({Jump(table, "OUTPUT", "KUBE-X", "x")}),
+            strange_rules={ChainKey(table, "OUTPUT"): (UnknownRule("accept"),)},
+        )
+        for table in ("mangle", "nat")
+    )
+    both = ObservedSkeleton(
+        family=Family.IPV4,
+        chains={**mangle.chains, **nat.chains},
+        jumps=mangle.jumps | nat.jumps,
+        strange_rules={**mangle.strange_rules, **nat.strange_rules},
+    )
+    assert both != nat
+    assert both.without("mangle") == nat
+
+
+def test_a_strange_rule_beside_the_jumps_is_not_the_desired_state() -> None:
+    desired = Skeleton(family=Family.IPV4, chains={}, jumps=()).in_force
+    strange = {ChainKey("nat", "OUTPUT"): (UnknownRule("accept"),)}
+    assert ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), strange_rules=strange) != desired

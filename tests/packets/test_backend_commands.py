@@ -79,6 +79,18 @@ def test_explain_verify_and_plan_say_the_same_with_both_backends(laboratory: lab
     assert after[Backend.NFTABLES]["operations"] == [("add", "set_entry"), ("set", "rules")]
 
 
+def test_verify_names_a_rule_of_another_program_and_no_jump_of_ours(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
+        running.have(*SERVICES)
+        running.program.__exit__(None, None, None)
+        laboratory.run("node", "nft", "insert", "rule", "inet", "ipvsproxy", "IPv6-filter-INPUT", "accept")
+        (shown,) = running.run("verify --output=json")
+        (found,) = (one for one in json.loads(shown.output)["differences"] if one["kind"] == "rules")
+        assert found["object"] == "IPv6 chain filter/INPUT"
+        assert found["observed"].startswith("accept (inet ipvsproxy IPv6-filter-INPUT handle ")
+        assert found["observed"].endswith("), which run removes")
+
+
 @pytest.mark.parametrize(("former", "new"), [(Backend.IPTABLES, Backend.NFTABLES), (Backend.NFTABLES, Backend.IPTABLES)], ids=str)
 def test_cleanup_after_a_move_that_was_killed_leaves_nothing_in_both(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, new: Backend

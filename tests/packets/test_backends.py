@@ -122,6 +122,7 @@ def test_a_process_that_is_killed_before_its_rules_have_moved_is_followed_by_one
         "flush chain inet ipvsproxy IPv4-nat-KUBE-SERVICES",
         "flush set inet ipvsproxy KUBE-CLUSTER-IP",
         "flush chain inet ipvsproxy IPv6-filter-INPUT",
+        "insert rule inet ipvsproxy IPv4-filter-INPUT accept",
     ],
 )
 def test_harm_by_others_heals(laboratory: lab.Lab, tmp_path: Path, harm: str) -> None:

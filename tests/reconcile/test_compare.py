@@ -1,5 +1,6 @@
 """The owners of kernel objects, and differences in words. On a whole node: ``tests/commands/test_verify.py``."""
 
+import types
 from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
@@ -10,7 +11,7 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.plan import KINDS, Item
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
-from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, Verdict
+from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, RealServers, VirtualServer, VirtualServerSettings
@@ -222,17 +223,35 @@ def test_missing_and_undesired_chains_and_jumps_are_differences(reconciler: Reco
     ]
 
 
+def test_a_rule_of_another_program_beside_our_jumps_is_no_missing_jump(reconciler: Reconciler) -> None:
+    key = ChainKey("filter", "INPUT")
+    chains = {CHAIN: (DROP,)}
+
+    def found(count: int) -> list[str]:
+        strange = tuple(UnknownRule(f"accept {number}") for number in range(count))
+        return rules(reconciler, chains, chains, JUMP, present=[JUMP], strange_rules={key: strange})
+
+    begin, end = "rules IPv4 chain filter/INPUT: desired only jumps of ours, observed accept 0", "all of which run removes"
+    assert found(1) == [f"{begin}, which run removes"]
+    assert found(5) == [f"{begin}; accept 1; accept 2; accept 3; accept 4, {end}"]
+    assert found(7) == [f"{begin}; accept 1; accept 2; accept 3; accept 4; and 2 more, {end}"]
+    assert rules(reconciler, chains, chains, JUMP, present=[JUMP]) == []
+
+
 def rules(
     reconciler: Reconciler,
     desired: Mapping[ChainKey, tuple[Rule, ...]],
     found: Mapping[ChainKey, tuple[Rule, ...]] | None,
     *jumps: Jump,
     present: Iterable[Jump] = (),
+    strange_rules: Mapping[ChainKey, tuple[UnknownRule, ...]] = types.MappingProxyType({}),
 ) -> list[str]:
     """The differences of rules; ``found`` None: they have not been observed."""
     tables = reconciler._tables
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains=desired, jumps=jumps))
-    image = None if found is None else ObservedSkeleton(family=Family.IPV4, chains=found, jumps=frozenset(present))
+    image = None
+    if found is not None:
+        image = ObservedSkeleton(family=Family.IPV4, chains=found, jumps=frozenset(present), strange_rules=dict(strange_rules))
     tables.skeletons.confirm(Family.IPV4, image)
     return [str(one) for one in differences(reconciler) if one.kind == "rules"]
 

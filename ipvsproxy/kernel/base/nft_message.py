@@ -468,6 +468,18 @@ def _values(data: bytes, at: tuple[int, int], name: str, path: tuple[int, ...]) 
             yield here, data[start:end]
 
 
+def decision(name: str, values: Mapping[tuple[int, ...], bytes]) -> str:
+    """The verdict of an expression as ``nft`` names it, with the chain that it leads to; else the name of the expression."""
+    if name != "immediate" or (2, _VALUE) in values:
+        return name
+    code = int.from_bytes(values.get((2, _VERDICT, _VERDICT_CODE), b""), "big", signed=True)  # 0 is left out of what is read
+    chain = values.get((2, _VERDICT, _VERDICT_CHAIN), b"").rstrip(b"\0").decode(errors="replace")
+    return f"{_VERDICT_NAMES.get(code, name)} {chain}".rstrip()
+
+
+_VERDICT_NAMES: Mapping[int, str] = {-4: "goto", -2: "break", -1: "continue", **{code: code.name.lower() for code in VerdictCode}}
+
+
 def explain(number: int) -> str:
     """The meaning of an error number of a transaction."""
     return _MEANINGS.get(number) or netlink.explain(number)

@@ -59,10 +59,11 @@ _Expressions = list[tuple[str, Mapping[tuple[int, ...], bytes]]]
 
 
 class _Printed(NamedTuple):
-    """One rule as the kernel prints it: the text that it carries, and its expressions."""
+    """One rule as the kernel prints it: the text that it carries, its expressions, and its number in the table."""
 
     text: str
     expressions: _Expressions
+    handle: int
 
 
 class Listing(NamedTuple):
@@ -158,23 +159,51 @@ class NftRulesDriver:
         Raises:
             KernelError: they could not be read.
         """
-        listing = self.listing()
+        return self.observed(family, self.listing())
+
+    def observed(self, family: Family, listing: Listing) -> ObservedSkeleton:
+        """The rules of a family as they are in ``listing``."""
         names = {key: nft_rule.chain_name(family, *key) for key in self._chains}
         chains = {
-            key: _rules(listing.rules.get(name, ()), family, key.table) for key, name in names.items() if name in listing.hooks
+            key: _rules(listing.rules.get(name, ()), family, key.table, name)
+            for key, name in names.items()
+            if name in listing.hooks
         }
-        jumps = frozenset(jump for jump in self._jumps if self._is_in_force(jump, family, listing))
-        return ObservedSkeleton(family=family, chains=chains, jumps=jumps)
+        jumps: list[Jump] = []
+        strange_rules: dict[ChainKey, tuple[UnknownRule, ...]] = {}
+        for base in self._bases():
+            present, others = self._split(base, family, listing)
+            jumps += present if self._meets_packets(base, family, listing) else ()
+            if others:
+                strange_rules[base] = tuple(others)
+        return ObservedSkeleton(family=family, chains=chains, jumps=frozenset(jumps), strange_rules=strange_rules)
 
-    def _is_in_force(self, jump: Jump, family: Family, listing: Listing) -> bool:
-        """Whether packets come to the chain of a jump, once, and meet no rule of others on their way through our table."""
-        base = nft_rule.chain_name(family, jump.table, jump.source)
-        if listing.is_dormant or listing.hooks.get(base) != HOOKS[jump.table, jump.source]:
-            return False
-        begin_here = [one for one in self._jumps if (one.table, one.source) == (jump.table, jump.source)]
-        ours = {one: _as_printed(nft_rule.jump(one, family)) for one in begin_here}
-        printed = [rule.expressions for rule in listing.rules.get(base, ())]
-        return printed.count(ours[jump]) == 1 and all(one in ours.values() for one in printed)
+    def meets_packets_as_written(self, family: Family, listing: Listing) -> bool:
+        """Whether packets come to each base chain of a family that there is, and meet nothing there but jumps of ours."""
+        there = [base for base in self._bases() if nft_rule.chain_name(family, *base) in listing.hooks]
+        return all(self._meets_packets(base, family, listing) and not self._split(base, family, listing)[1] for base in there)
+
+    def _meets_packets(self, base: ChainKey, family: Family, listing: Listing) -> bool:
+        return not listing.is_dormant and listing.hooks.get(nft_rule.chain_name(family, *base)) == HOOKS[base]
+
+    def _split(self, base: ChainKey, family: Family, listing: Listing) -> tuple[list[Jump], list[UnknownRule]]:
+        """Our jumps in a base chain, and all other rules there. A jump that is there twice is one of the others as well."""
+        absent = {jump: _as_printed(nft_rule.jump(jump, family)) for jump in self._jumps if (jump.table, jump.source) == base}
+        present: list[Jump] = []
+        others: list[UnknownRule] = []
+        name = nft_rule.chain_name(family, *base)
+        for printed in listing.rules.get(name, ()):
+            jump = next((one for one, expressions in absent.items() if expressions == printed.expressions), None)
+            if jump is None:
+                others.append(UnknownRule(_describe(printed, name)))
+            else:
+                present.append(jump)
+                del absent[jump]
+        return present, others
+
+    def _bases(self) -> list[ChainKey]:
+        """The built-in chains of iptables for each of which a base chain stands."""
+        return list(dict.fromkeys(ChainKey(jump.table, jump.source) for jump in self._jumps))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Put skeletons in force, or remove them, each as a whole or not at all. A repetition is no error."""
@@ -247,8 +276,7 @@ class NftRulesDriver:
 
     def _names(self, family: Family) -> list[str]:
         """The names of all chains of ours, those with jumps first."""
-        bases = dict.fromkeys((jump.table, jump.source) for jump in self._jumps)
-        return [nft_rule.chain_name(family, *key) for key in (*bases, *self._chains)]
+        return [nft_rule.chain_name(family, *key) for key in (*self._bases(), *self._chains)]
 
     def listing(self) -> Listing:
         """Our table, as one generation has it.
@@ -293,7 +321,8 @@ class NftRulesDriver:
                     continue
                 carried = nft.text_of(data, found[nft.RULE_USER_DATA]) if nft.RULE_USER_DATA in found else ""
                 printed = nft.expressions(data, *found[nft.RULE_EXPRESSIONS]) if nft.RULE_EXPRESSIONS in found else []
-                rules.setdefault(message.text(data, found[nft.RULE_CHAIN]), []).append(_Printed(carried, printed))
+                handle = message.unsigned(data, found[nft.RULE_HANDLE])
+                rules.setdefault(message.text(data, found[nft.RULE_CHAIN]), []).append(_Printed(carried, printed, handle))
         return Listing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
 
 
@@ -312,13 +341,20 @@ def _read_chain(part: netlink.Reply) -> tuple[str, str, Hook | None]:
         return message.text(data, found[nft.CHAIN_TABLE]), message.text(data, found[nft.CHAIN_NAME]), hook
 
 
+def _describe(printed: _Printed, chain: str) -> str:
+    """A rule for people: its expressions, its comment, and how ``nft`` names it."""
+    parts = ", ".join(nft.decision(*one) for one in printed.expressions) or "no expression"
+    comment = f', with the comment "{printed.text}"' if printed.text else ""
+    return f"{parts}{comment} (inet {nft.TABLE} {chain} handle {printed.handle})"
+
+
 def _as_printed(expressions: nft_rule.Expressions) -> _Expressions:
     whole = b"".join(expressions)
     return nft.expressions(whole, 0, len(whole))
 
 
-def _rules(printed: Sequence[_Printed], family: Family, table: str) -> tuple[ObservedRule, ...]:
-    """The rules of a chain. One whose expressions are not those of its text is unknown."""
+def _rules(printed: Sequence[_Printed], family: Family, table: str, chain: str) -> tuple[ObservedRule, ...]:
+    """The rules of ``chain``, for one of ``table`` of iptables. One whose expressions are not those of its text is unknown."""
     # A rule may be many of nf_tables, all with its text: if one of them is missing, each of the others is read for itself.
     expected = functools.cache(lambda text: _expected(text, family, table))
     rules: list[ObservedRule] = []
@@ -328,6 +364,8 @@ def _rules(printed: Sequence[_Printed], family: Family, table: str) -> tuple[Obs
         following = [one.expressions for one in printed[position : position + len(expressions)]]
         if isinstance(rule, Rule) and following != expressions:
             rule = UnknownRule(f"{printed[position].text} (changed)")
+        elif not printed[position].text:
+            rule = UnknownRule(f"a rule without a text of ours: {_describe(printed[position], chain)}")
         rules.append(rule)
         position += len(expressions) if isinstance(rule, Rule) else 1
     return tuple(rules)
@@ -335,7 +373,7 @@ def _rules(printed: Sequence[_Printed], family: Family, table: str) -> tuple[Obs
 
 def _expected(text: str, family: Family, table: str) -> tuple[ObservedRule, Sequence[_Expressions]]:
     """The rule that a text says, and the expressions of the rules of nf_tables that it consists of; unknown if it has none."""
-    rule = iptables_rule.parse(text, family) if text else UnknownRule("a rule without a text of ours")
+    rule = iptables_rule.parse(text, family) if text else UnknownRule("")
     if not isinstance(rule, Rule):
         return rule, ()
     try:

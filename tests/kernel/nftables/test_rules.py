@@ -180,6 +180,42 @@ def test_changes_by_others_are_seen_and_put_right(driver: NftRulesDriver, family
     assert driver.observe(family) == wanted.in_force
 
 
+@FAMILIES
+def test_rules_of_other_programs_in_a_base_chain_are_described_beside_our_jumps(driver: NftRulesDriver, family: Family) -> None:
+    wanted = every_rule(family)
+    apply(driver, Verb.SET, wanted)
+    name = f"{family.label}-filter-INPUT"
+    number = "ipv4" if family is Family.IPV4 else "ipv6"
+    twice = f"{family.label}-filter-KUBE-NODE-PORT"
+    nft("insert", "rule", "inet", "ipvsproxy", name, "counter", "accept", "comment", '"let all in"')
+    nft("add", "rule", "inet", "ipvsproxy", name, "tcp", "dport", "22", "drop")
+    nft("add", "rule", "inet", "ipvsproxy", name, "meta", "nfproto", number, "jump", twice)
+    observed = driver.observe(family)
+    assert observed.jumps == frozenset(wanted.jumps)
+    assert observed.chains == wanted.in_force.chains
+    ((key, rules),) = observed.strange_rules.items()
+    handles = re.findall("# handle ([0-9]+)", nft("--handle", "list", "chain", "inet", "ipvsproxy", name))
+    assert key == ChainKey("filter", "INPUT")
+    assert [rule.text for rule in rules] == [
+        f'counter, accept, with the comment "let all in" (inet ipvsproxy {name} handle {handles[1]})',
+        f"meta, cmp, payload, cmp, drop (inet ipvsproxy {name} handle {handles[-2]})",
+        f"meta, cmp, jump {twice} (inet ipvsproxy {name} handle {handles[-1]})",
+    ]
+    nft("delete", "rule", "inet", "ipvsproxy", name, "handle", handles[1])
+    assert [rule.text for rule in driver.observe(family).strange_rules[key]] == [rule.text for rule in rules[1:]]
+    assert apply(driver, Verb.SET, wanted).error == ""
+    assert driver.observe(family) == wanted.in_force
+
+
+def test_a_rule_without_a_text_in_a_chain_of_ours_is_described(driver: NftRulesDriver) -> None:
+    apply(driver, Verb.SET, few_rules(Family.IPV4))
+    name = "IPv4-nat-KUBE-LOAD-BALANCER"
+    nft("add", "rule", "inet", "ipvsproxy", name, "counter", "return")
+    (handle,) = re.findall("return # handle ([0-9]+)", nft("--handle", "list", "chain", "inet", "ipvsproxy", name))
+    rules = driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-LOAD-BALANCER")]
+    assert rules[-1] == UnknownRule(f"a rule without a text of ours: counter, return (inet ipvsproxy {name} handle {handle})")
+
+
 def test_a_rule_that_says_one_thing_and_does_another_is_unknown(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-LOAD-BALANCER", "drop", "comment", '"-j RETURN"')
