@@ -107,25 +107,26 @@ class NftDriver:
         written: list[Message] = []
         for family in {ip_set.family for ip_set in unlike}:
             asked = [one for one in operations if isinstance(one.item, Skeleton) and one.item.family is family]
-            for rules in asked or self._as_they_are(family):
+            for rules in asked or self._as_they_are(family, listing):
                 written += self.rules.messages(rules, listing)
         flushed = self.rules.flushing({ip_set.family for ip_set in unlike}, listing)
         return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written]
 
-    def _as_they_are(self, family: Family) -> list[Operation]:
+    def _as_they_are(self, family: Family, listing: Listing) -> list[Operation]:
         """The operation that writes the present rules of a family again; none if there are none.
 
         Raises:
-            ValueError: a rule is not ours. Without it and those beside it, packets might pass that are to be dropped.
+            ValueError: a rule is not ours, or a base chain is not as it was written. Without it and those beside it, packets
+                might pass that are to be dropped.
         """
-        observed = self.rules.observe(family)
+        observed = self.rules.observed(family, listing)
         chains = {
             key: rules
             for key, found in observed.chains.items()
             if len(rules := tuple(rule for rule in found if isinstance(rule, Rule))) == len(found)
         }
-        if len(chains) < len(observed.chains):
-            raise ValueError(f"a strange rule among the {family.label} rules")
+        if len(chains) < len(observed.chains) or not self.rules.meets_packets_as_written(family, listing):
+            raise ValueError(f"a strange rule among the {family.label} rules, or a chain in another place")
         if not chains:
             return []
         return [Operation(Verb.SET, Skeleton(family=family, chains=chains, jumps=tuple(sorted(observed.jumps))))]

@@ -280,3 +280,25 @@ def test_rules_that_cannot_be_written_again_are_not_given_up_for_a_set(driver: N
     assert nft("--stateless", "list", "ruleset") == before
     assert not [one.error for one in driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), wanted]) if one.error]
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "insert rule inet ipvsproxy IPv4-filter-INPUT counter",
+        "chain inet ipvsproxy IPv4-filter-INPUT { policy drop ; }",
+        "add table inet ipvsproxy { flags dormant ; }",
+    ],
+)
+def test_no_base_chain_goes_for_a_set_because_others_have_changed_it(driver: NftDriver, harm: str) -> None:
+    wanted = Operation(Verb.SET, every_rule(Family.IPV4))
+    nft("add", "table", "inet", "ipvsproxy")
+    nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type ipv4_addr . inet_proto . inet_service; size 2; }")
+    driver.apply([*(one for one in SETS if one.item is not IP_SETS[CLUSTER]), wanted])
+    nft(harm)
+    before = nft("--stateless", "list", "ruleset")
+    (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])
+    assert "a set of this name exists" in outcome.error
+    assert nft("--stateless", "list", "ruleset") == before
+    assert not [one.error for one in driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), wanted]) if one.error]
+    assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
