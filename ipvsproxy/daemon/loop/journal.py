@@ -190,7 +190,7 @@ class Journal:
             log.warning(
                 "drift_returns",
                 kind=place.kind,
-                name=str(place.key),
+                name=str(place),
                 times=times,
                 hint="another program undoes it repeatedly: it is repaired ever less often",
             )

@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.sets import SetEntry
+
 FREE_HEALS = 3
 """The same drift is repaired without waiting so many times within ``CALM_S``."""
 CALM_S = 600.0
@@ -26,6 +29,12 @@ class Place(NamedTuple):
 
     kind: str
     key: object
+
+    def __str__(self) -> str:
+        """The name for people, without the kind: of rules their family, of a set entry its set as well."""
+        if isinstance(self.key, Family):
+            return self.key.label
+        return f"{self.key.set} {self.key}" if isinstance(self.key, SetEntry) else str(self.key)
 
 
 class News(NamedTuple):

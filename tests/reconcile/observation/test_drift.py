@@ -1,5 +1,9 @@
 """The patience with drift: repaired at once at first, later after a wait, and at once again when the desired value changes."""
 
+import pytest
+
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.reconcile.observation import drift
 from ipvsproxy.reconcile.observation.drift import Drifts, Place
 
@@ -72,3 +76,18 @@ def test_news_are_taken_once() -> None:
     drifts, _ = contested(drift.FREE_HEALS + 1)
     assert drifts.take_news() == ({"virtual_server": drift.FREE_HEALS + 1}, {PLACE: drift.FREE_HEALS + 1})
     assert drifts.take_news() == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (PLACE, "TCP 10.96.0.10:80"),
+        (Place("rules", Family.IPV6), "IPv6"),
+        (
+            Place("set_entry", SetEntry("KUBE-CLUSTER-IP", parse_address("10.96.0.1"), Protocol.TCP, 443)),
+            "KUBE-CLUSTER-IP 10.96.0.1,tcp:443",
+        ),
+    ],
+)
+def test_a_place_has_the_name_by_which_people_find_it(place: Place, name: str) -> None:
+    assert str(place) == name
