@@ -171,14 +171,26 @@ def _choice(choice: BackendChoice, config: Config) -> str:
 
 
 def _held_by_nftables(facts: Facts) -> str:
-    """What our table of nftables holds."""
-    if facts.observation is None or facts.observation.sets is None:
+    """What our table of nftables holds, as far as it could be read."""
+    observed = facts.observation
+    if observed is None or observed.sets is None:
         return "; what it holds could not be read"
-    families = " and ".join(family.label for family, found in facts.observation.skeletons.items() if found.jumps)
-    rules = f"rules of {families}" if families else "no rules"
-    count = len(facts.observation.sets)
-    sets = f"{count} set{'' if count == 1 else 's'}"
-    return f"; it holds {rules} and {sets} of ours" if families or count else "; it holds nothing of ours yet"
+    served = [family for family in Family if family not in facts.unserved]
+    unread = " and ".join(family.label for family in served if family not in observed.skeletons)
+    families = " and ".join(
+        family.label + ("" if found.jumps else " (which no packet meets)")
+        for family, found in observed.skeletons.items()
+        if found.chains or found.jumps
+    )
+    count = len(observed.sets)
+    rules = [f"rules of {families}"] if families else [] if unread else ["no rules"]
+    holds = " and ".join([*rules, f"{count} set{'' if count == 1 else 's'} of ours"])
+    return "".join(
+        (
+            f"; it holds {holds}" if families or count else "" if unread else "; it holds nothing of ours yet",
+            f"; its rules of {unread} could not be read" if unread else "",
+        )
+    )
 
 
 def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:

@@ -163,6 +163,11 @@ def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Lev
 
 
 NFTABLES = {"backend": BackendChoice(Backend.NFTABLES, "it is configured")}
+NO_RULES = {family: ObservedSkeleton(family=family, chains={}, jumps=frozenset()) for family in Family}
+ALL_RULES = {
+    family: ObservedSkeleton(family=family, chains=dict.fromkeys(chains.CHAINS, ()), jumps=frozenset(chains.JUMPS))
+    for family in Family
+}
 
 
 TABLE, IPSET = "the table inet ipvsproxy", "1 ipset of ours"
@@ -247,16 +252,24 @@ def test_redirected_host_ports_are_told_as_information(facts: dict[str, Any], wh
     [
         (None, "; what it holds could not be read"),
         ({"sets": None}, "; what it holds could not be read"),
-        ({"sets": {}}, "; it holds nothing of ours yet"),
-        ({"sets": {"KUBE-CLUSTER-IP": frozenset()}}, "; it holds no rules and 1 set of ours"),
+        ({"sets": {}, "skeletons": NO_RULES}, "; it holds nothing of ours yet"),
+        ({"sets": {"KUBE-CLUSTER-IP": frozenset()}, "skeletons": NO_RULES}, "; it holds no rules and 1 set of ours"),
         (
-            {
-                "sets": dict.fromkeys(IP_SETS, frozenset()),
-                "skeletons": {
-                    family: ObservedSkeleton(family=family, chains={}, jumps=frozenset(chains.JUMPS)) for family in Family
-                },
-            },
+            {"sets": dict.fromkeys(IP_SETS, frozenset()), "skeletons": ALL_RULES},
             f"; it holds rules of IPv4 and IPv6 and {len(IP_SETS)} sets of ours",
+        ),
+        (
+            {"sets": {"KUBE-CLUSTER-IP": frozenset()}, "skeletons": {Family.IPV6: ALL_RULES[Family.IPV6]}},
+            "; it holds rules of IPv6 and 1 set of ours; its rules of IPv4 could not be read",
+        ),
+        (
+            {"sets": {"KUBE-CLUSTER-IP": frozenset()}, "skeletons": {}},
+            "; it holds 1 set of ours; its rules of IPv4 and IPv6 could not be read",
+        ),
+        ({"sets": {}, "skeletons": {}}, "; its rules of IPv4 and IPv6 could not be read"),
+        (
+            {"sets": {}, "skeletons": {**ALL_RULES, Family.IPV4: dataclasses.replace(ALL_RULES[Family.IPV4], jumps=frozenset())}},
+            "; it holds rules of IPv4 (which no packet meets) and IPv6 and 0 sets of ours",
         ),
     ],
 )
