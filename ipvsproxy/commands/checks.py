@@ -151,6 +151,9 @@ def _advise(facts: Facts, path: str, is_bad: Callable[[str], bool], remedy: str)
 
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
     """What a backend holds that this command's configuration does not choose. That of ``run`` may choose it."""
+    if facts.unread_backend and not facts.privileges:
+        text = f"it is unknown whether another backend still holds rules or sets of ours: {facts.unread_backend}"
+        yield warn("rules", text, "run doctor again; run looks for them by itself")
     if not (facts.backend and facts.other_backend):
         return
     used = facts.backend.backend

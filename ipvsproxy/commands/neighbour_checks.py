@@ -25,7 +25,10 @@ _SHOWN = 5
 
 
 def judge(facts: Facts) -> Iterator[Finding]:
-    """All findings about other programs' rules."""
+    """All findings about other programs' rules. None says that there are none while those of nf_tables could not be read."""
+    if facts.unread_tables and not facts.privileges:
+        text = f"it is unknown what the tables of nf_tables do to packets of Services: {facts.unread_tables}"
+        yield warn("firewall", text, "run doctor again, or look at nft list ruleset")
     yield from _kube_proxy(facts)
     yield from _firewalls(facts)
     yield from _redirects(facts)
@@ -44,7 +47,7 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
         if why := leftover_tables.why_foreign(table):
             remedy = "it is left alone; if no program needs it, remove it with nft delete table"
             yield warn("kube-proxy", f"the table {table} has its name only: {why}", remedy)
-    if not chains and not named:
+    if not chains and not named and not facts.unread_tables:
         yield ok("kube-proxy", "no rules of another mode")
 
 
@@ -61,7 +64,7 @@ def _firewalls(facts: Facts) -> Iterator[Finding]:
         text = f"{what} refuses {_REFUSED[place.hook]} unless a rule there accepts them"
         remedy = f"accept them there, such as all of the pods' interfaces, and clients' connections to Services{_hint(table)}"
         yield warn("firewall", text, remedy)
-    if not found:
+    if not found and not facts.unread_tables:
         yield ok("firewall", "no chain of another program refuses what it does not know")
 
 

@@ -52,12 +52,14 @@ class Facts:
     """The facts about a host.
 
     ``unserved`` has the reason for each family that cannot be served. ``iptables_choice`` is None without any iptables.
-    ``chains`` are all chains that iptables shows, of both families and variants. ``tables`` are those of nf_tables, without ours,
-    and those of iptables-legacy, as far as they could be read. ``listeners`` are the programs that listen on the TCP ports in
-    question. ``observation`` and ``timeouts`` are None if IPVS cannot be read, and ``unreadable`` is the reason. ``bridges`` are
-    the names of the Linux bridges.
+    ``chains`` are all chains that iptables shows, of both families and variants. ``tables`` are those of nf_tables, of ours only
+    the chains of other programs, and those of iptables-legacy, as far as they could be read. ``listeners`` are the programs that
+    listen on the TCP ports in question. ``observation`` and ``timeouts`` are None if IPVS cannot be read, and ``unreadable`` is
+    the reason. ``bridges`` are the names of the Linux bridges.
     ``mark_rules`` are rules of other programs that write packet marks before IPVS. ``backend`` holds rules and sets; None if the
     kernel did not answer. ``other_backend`` is what the other one holds of ours, for people; empty if nothing, or if unknown.
+    ``unread_tables`` says why the tables of nf_tables are unknown, ``unread_backend`` why ``other_backend`` is; empty if they are
+    known.
     ``answers`` has what the kernel was asked of the features that ipvsproxy uses.
     """
 
@@ -81,6 +83,8 @@ class Facts:
     loopback: Loopback = NO_TROUBLE
     backend: BackendChoice | None = None
     other_backend: str = ""
+    unread_tables: str = ""
+    unread_backend: str = ""
     answers: questions.Answers = dataclasses.field(default_factory=dict)
 
 
@@ -129,6 +133,8 @@ def gather(
     except KernelError as error:
         unreadable = str(error)
     listings = dict(_listings(choice))
+    nft_tables, unread_tables = _nft_tables()
+    other_backend, unread_backend = _other_backend(chosen)
     return Facts(
         release=pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip(),
         version=host.kernel_version(),
@@ -140,7 +146,7 @@ def gather(
         iptables_choice=choice,
         unserved=unserved,
         chains=frozenset(chain for text in listings.values() for chain in _chains(text)),
-        tables=(*_nft_tables(), *_legacy_tables(listings, choice)),
+        tables=(*nft_tables, *_legacy_tables(listings, choice)),
         listeners=listeners(ports),
         observation=observation,
         timeouts=timeouts,
@@ -149,7 +155,9 @@ def gather(
         mark_rules=tuple(dict.fromkeys(rule for text in listings.values() for rule in mark_rules(text))),
         loopback=loopback(),
         backend=chosen,
-        other_backend=_other_backend(chosen),
+        other_backend=other_backend,
+        unread_tables=unread_tables,
+        unread_backend=unread_backend,
         answers=answers,
     )
 
@@ -169,11 +177,12 @@ def _answers(kernel: NodeKernel, observation: Observation) -> questions.Answers:
     return {**answers, **questions.of_ipset()}
 
 
-def _other_backend(chosen: BackendChoice | None) -> str:
+def _other_backend(chosen: BackendChoice | None) -> tuple[str, str]:
+    """What the other backend holds of ours, and why that is unknown."""
     try:
-        return rules_backend.describe_other(chosen.backend) if chosen else ""
-    except KernelError:  # without the privilege, for one, which is told elsewhere
-        return ""
+        return (rules_backend.describe_other(chosen.backend) if chosen else ""), ""
+    except KernelError as error:
+        return "", str(error)
 
 
 def _counts_widely(kernel: NodeKernel, keys: Container[VirtualServerKey]) -> Answer:
@@ -256,11 +265,12 @@ def _chains(saved: str) -> Iterator[ChainKey]:
             yield ChainKey(table, line[1:].partition(" ")[0])
 
 
-def _nft_tables() -> tuple[NftTable, ...]:
+def _nft_tables() -> tuple[tuple[NftTable, ...], str]:
+    """The tables of nf_tables, and why they are unknown, such as by a program that changes its tables all the time."""
     try:
-        return foreign_rules.read_tables()
-    except KernelError:  # such as by a program that changes its tables all the time
-        return ()
+        return foreign_rules.read_tables(), ""
+    except KernelError as error:
+        return (), str(error)
 
 
 def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.Choice | None) -> Iterator[NftTable]:

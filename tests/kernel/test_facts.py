@@ -3,12 +3,17 @@
 import os
 import pathlib
 import socket
+from typing import NoReturn
 
 import pytest
 
-from ipvsproxy.kernel import facts
+from ipvsproxy.kernel import facts, rules_backend
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
+from ipvsproxy.kernel.nftables import foreign_rules
+from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from tests.support import neighbours
 
 
@@ -68,3 +73,13 @@ def test_only_legacy_tables_are_read_from_what_a_program_prints(program: str, va
     choice = Choice(dict(zip(Family, ("iptables", "ip6tables"), strict=True)), variant, "")
     found = facts._legacy_tables({program: neighbours.DOCKER_IPTABLES}, choice)
     assert [str(table) for table in found] == ([f"{program} nat", f"{program} filter"] if is_legacy else [])
+
+
+def test_what_could_not_be_read_of_nf_tables_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise KernelError(action="read the tables", detail="the answer is incomplete")
+
+    monkeypatch.setattr(foreign_rules, "read_tables", fail)
+    monkeypatch.setattr(rules_backend, "describe_other", fail)
+    assert facts._nft_tables() == ((), "read the tables: the answer is incomplete")
+    assert facts._other_backend(BackendChoice(Backend.NFTABLES, "")) == ("", "read the tables: the answer is incomplete")
