@@ -300,8 +300,8 @@ class NodeKernel:
                 log.warning("set_not_inherited", error=outcome.error)
         return count
 
-    def remove_other_backend(self) -> bool:
-        """Remove what the other backend holds of ours: ipsets, or the table of nftables. Returns whether nothing of it is left.
+    def remove_other_backend(self) -> Collection[str]:
+        """Remove what the other backend holds of ours: ipsets, or the table of nftables. Returns the sets that rules still use.
 
         Rules of iptables are ``leftover_rules``; while they use a set, it stays.
 
@@ -311,7 +311,7 @@ class NodeKernel:
         if self.backend is Backend.NFTABLES:
             return rules_backend.remove_ipsets()
         rules_backend.remove_table()
-        return True
+        return ()
 
     def lacking(self) -> list[Feature]:
         """The features that this kernel lacks, of those for which a start asks by two messages."""

@@ -14,6 +14,7 @@ from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.ipset import batch as ipset_batch
 from ipvsproxy.kernel.ipset.driver import IpsetDriver, ObservedSet
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import legacy_tables
@@ -164,16 +165,21 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
     return f"{count} ipset{'s' if count > 1 else ''} of ours" if count else ""
 
 
-def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> bool:
-    """Remove the ipsets that have the names of ours, without loading ipset for that. Returns whether none is left.
+def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
+    """Remove the ipsets that have the names of ours, without loading ipset for that. Returns those that stay in use by a rule.
 
-    One that a rule uses stays.
+    Raises:
+        KernelError: one stays for another reason.
     """
     if not (sys / "module/ip_set").exists():
-        return True
+        return ()
     with contextlib.closing(IpsetDriver()) as driver:
         outcomes = driver.apply([Operation(Verb.REMOVE, ip_set) for ip_set in IP_SETS.values()])
     removed = [one.operation.item for one in outcomes if not one.error and not one.surprise]
     if removed:
         log.info("other_backend_removed", backend="iptables")
-    return not any(one.error for one in outcomes)
+    failed = [one for one in outcomes if one.error]
+    for one in failed:
+        if one.errno != ipset_batch.IN_USE:
+            raise KernelError(action="remove the ipsets of ours", errno=one.errno, detail=one.error)
+    return tuple(str(one.operation.item) for one in failed)

@@ -13,7 +13,7 @@ import pathlib
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -82,11 +82,11 @@ class Kernel(FakeKernel):
         """The backend in use at each removal of what the other one holds."""
         self.on_other_removed: Callable[[], None] = lambda: None
 
-    def remove_other_backend(self) -> bool:
+    def remove_other_backend(self) -> Collection[str]:
         assert all(self.chains.values()), "only once the rules are in force"
         self.removed_beside.append(self.backend)
         self.on_other_removed()
-        return True
+        return ()
 
     def inherit_sets(self, families: Iterable[Family]) -> int:
         assert not self.audits, "before the first reading"

@@ -1,6 +1,9 @@
 """Covers when the kernel is asked for the table of the other backend; ``nftables/test_rules`` asks a real one."""
 
 import errno
+import pathlib
+import subprocess
+from collections.abc import Sequence
 
 import pytest
 
@@ -8,6 +11,9 @@ from ipvsproxy.kernel import rules_backend
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
+from ipvsproxy.kernel.ipset import batch as ipset_batch
+from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.sets import IP_SETS
 
 
 class Channel:
@@ -38,3 +44,60 @@ def test_a_kernel_without_nf_tables_is_asked_for_our_table_once(
     monkeypatch.setattr(modules, "module_state", lambda *_: state)
     assert [rules_backend.remove_table() for _audit in range(3)] == [False] * 3
     assert Channel.asked == questions
+
+
+class FewSets:
+    """An ipset in which three sets of ours resist removal, the last one for ``number``."""
+
+    number = ipset_batch.IN_USE
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        numbers = (0, ipset_batch.IN_USE, self.number)
+        return [
+            Outcome(one, error=f"{one}: no" if number else "", errno=number)
+            for one, number in zip(operations, numbers, strict=False)
+        ]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def sys_folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    """As ``/sys`` where ipset is loaded."""
+    (tmp_path / "module/ip_set").mkdir(parents=True)
+    return tmp_path
+
+
+def test_sets_that_a_rule_uses_are_named(sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules_backend, "IpsetDriver", FewSets)
+    second, third = list(IP_SETS)[1:3]
+    assert rules_backend.remove_ipsets(sys_folder) == (second, third)
+
+
+def test_a_set_that_stays_for_another_reason_is_not_called_used(
+    sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules_backend, "IpsetDriver", FewSets)
+    monkeypatch.setattr(FewSets, "number", errno.EPERM)
+    with pytest.raises(KernelError) as raised:
+        rules_backend.remove_ipsets(sys_folder)
+    assert list(IP_SETS)[2] in str(raised.value)
+
+
+def test_without_ipset_there_is_nothing_to_remove(tmp_path: pathlib.Path) -> None:
+    assert rules_backend.remove_ipsets(tmp_path) == ()
+
+
+@pytest.mark.kernel
+@pytest.mark.usefixtures("fresh_namespace")
+def test_the_kernel_names_a_used_set_by_its_error() -> None:
+    for words in (
+        ("ipset", "create", "KUBE-NODE-IP", "hash:ip"),
+        ("ipset", "create", "KUBE-CLUSTER-IP", "hash:ip,port"),
+        ("iptables", "-A", "INPUT", "-m", "set", "--match-set", "KUBE-CLUSTER-IP", "dst,dst", "-j", "ACCEPT"),
+    ):
+        subprocess.run(words, check=True)
+    assert rules_backend.remove_ipsets() == ("KUBE-CLUSTER-IP",)
+    subprocess.run(("iptables", "-F", "INPUT"), check=True)
+    assert rules_backend.remove_ipsets() == ()

@@ -5,7 +5,7 @@ A failed removal is repeated with growing pauses. One log line says so if someth
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 import structlog
 
@@ -13,6 +13,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.reconcile.operations import retry
 
+SETS_SHOWN = 3
 USED_SETS_PATIENCE = 5
 """So many removals may meet sets in use without a word: the rules that use them go at the same time."""
 
@@ -63,23 +64,27 @@ class OtherBackend:
         """A sentence that says why something stays; empty while nothing resists removal."""
         return (f"what the other backend holds of ours stays: {self._reason}",) if self._reason else ()
 
-    async def run(self, remove: Callable[[], Awaitable[bool]]) -> None:
-        """Remove until nothing is left, as ``remove`` returns. A failed removal is repeated with growing pauses."""
+    async def run(self, remove: Callable[[], Awaitable[Collection[str]]]) -> None:
+        """Remove until nothing is left. ``remove`` returns the sets that rules still use.
+
+        A failed removal is repeated with growing pauses.
+        """
         while True:
             await self._pause()
             async with self._removing:
                 if not self._is_in_force:
                     continue
                 try:
-                    self._is_done = await remove()
+                    used = await remove()
                 except (KernelError, OSError) as error:
                     self._fail(str(error), patience=1)
                     continue
-                if self._is_done:
+                self._is_done = not used
+                if used:
+                    self._fail(f"a rule still uses {_listed(used)}", patience=USED_SETS_PATIENCE)
+                else:
                     self._failures = 0
                     self._reason = ""
-                else:
-                    self._fail("a rule still uses a set of it", patience=USED_SETS_PATIENCE)
 
     async def _pause(self) -> None:
         """Wait for a sync after which something may be left or, after a failure, until the next attempt is due."""
@@ -96,3 +101,8 @@ class OtherBackend:
             if not self._reason:
                 log.warning("other_backend_not_removed", error=reason, hint="it is tried again; packets meet its rules")
             self._reason = reason
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:SETS_SHOWN])
+    return f"{shown} and {len(names) - SETS_SHOWN} other sets" if len(names) > SETS_SHOWN else shown

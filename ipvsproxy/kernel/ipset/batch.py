@@ -15,13 +15,15 @@ SEND_LIMIT = 120_000
 """The most bytes of entries in one ``send``, so that a socket with buffers of the usual size takes them."""
 
 _OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
+IN_USE = 4100
+"""The error of the removal of a set that a rule uses (IPSET_ERR_BUSY)."""
 
 _MEANINGS: Mapping[int, str] = {
     errno.ENOENT: "the set does not exist",
     4097: "the kernel does not understand the message (another family, or an older ipset protocol)",
     4098: "this kernel does not have this set type: its module is missing or cannot be loaded",
     4099: "the kernel has no room for another set",
-    4100: "the set is in use by a rule",
+    IN_USE: "the set is in use by a rule",
     4103: "the entry already exists, or is already gone",
     4104: "the kernel refuses this prefix length (a set takes no /0 range; two /1 ranges are the same)",
     4106: "the kernel refuses this family",

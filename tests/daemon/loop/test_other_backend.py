@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 
 import structlog.testing
 
@@ -24,7 +24,7 @@ class Scene:
     ``times`` has the time of each attempt. While ``may_end`` is not set, an attempt does not end.
     """
 
-    def __init__(self, answers: Iterable[bool | KernelError]) -> None:
+    def __init__(self, answers: Iterable[Collection[str] | KernelError]) -> None:
         self.subject = OtherBackend()
         self.times: list[float] = []
         self.ended = 0
@@ -32,7 +32,7 @@ class Scene:
         self.may_end.set()
         self._answers = list(answers)
 
-    async def remove(self) -> bool:
+    async def remove(self) -> Collection[str]:
         self.times.append(asyncio.get_running_loop().time())
         await self.may_end.wait()
         self.ended += 1
@@ -57,8 +57,8 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(*answers: bool | KernelError) -> AsyncIterator[Scene]:
-    one = Scene(answers or (True,))
+async def scene(*answers: Collection[str] | KernelError) -> AsyncIterator[Scene]:
+    one = Scene(answers or ((),))
     running = asyncio.create_task(one.subject.run(one.remove))
     yield one
     assert not running.done()
@@ -68,7 +68,7 @@ async def scene(*answers: bool | KernelError) -> AsyncIterator[Scene]:
 @in_virtual_time
 async def test_it_goes_once_ours_is_in_force_and_a_failure_is_repeated() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with scene(KernelError(action="remove", detail="busy"), False, True) as node:
+        async with scene(KernelError(action="remove", detail="busy"), ("KUBE-CLUSTER-IP",), ()) as node:
             for one in (summary(lacking=[Family.IPV4]), summary(unserved=[Family.IPV6]), summary(incomplete=[Family.IPV4])):
                 await node.sync(one)
             assert node.times == []
@@ -87,14 +87,15 @@ async def test_it_goes_once_ours_is_in_force_and_a_failure_is_repeated() -> None
 
 @in_virtual_time
 async def test_sets_that_stay_in_use_are_told_once() -> None:
+    used = "a rule still uses A, B, C and 2 other sets"
     with structlog.testing.capture_logs() as logs:
-        async with scene(False) as node:
+        async with scene(("A", "B", "C", "D", "E")) as node:
             for _ in range(20):
                 await node.sync(summary(), AUDIT_S)
-            assert node.reasons == ["what the other backend holds of ours stays: a rule still uses a set of it"]
+            assert node.reasons == [f"what the other backend holds of ours stays: {used}"]
             await node.move()
             assert node.reasons == [], "that was the other backend before the move"
-    assert [(line["event"], line["error"]) for line in logs] == [("other_backend_not_removed", "a rule still uses a set of it")]
+    assert [(line["event"], line["error"]) for line in logs] == [("other_backend_not_removed", used)]
 
 
 @in_virtual_time
@@ -130,7 +131,7 @@ async def test_while_rules_move_nothing_is_removed_before_they_are_in_force() ->
 
 @in_virtual_time
 async def test_failures_before_a_move_neither_delay_the_next_removal_nor_count_for_it() -> None:
-    async with scene(False) as node:
+    async with scene(("A", "B", "C", "D", "E")) as node:
         await node.sync(summary(), 300)
         assert node.times[-1] - node.times[-2] == LONGEST_DELAY_S
         await node.move()

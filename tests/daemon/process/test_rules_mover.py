@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 import structlog
@@ -57,11 +57,11 @@ class Kernel(FakeKernel):
         self._other = shown
         self.backend = Backend.NFTABLES if self.backend is Backend.IPTABLES else Backend.IPTABLES
 
-    def remove_other_backend(self) -> bool:
+    def remove_other_backend(self) -> Collection[str]:
         assert all(self.chains.values()), "only once the rules are in force"
         if self.removed_beside[-1:] != [self.backend]:  # each audit has it called again
             self.removed_beside.append(self.backend)
-        return True
+        return ()
 
 
 class Watcher(memory_node.Watcher):
