@@ -271,9 +271,7 @@ class _Node:
             async with asyncio.timeout(MOVED_WITHIN_S):
                 await mover.at_rest()  # what that move has prepared is not to be closed, and then another backend is in use
         except TimeoutError:
-            raise CannotStartError(
-                f"rules still wait to move to {self._asked.asked}: nothing else is prepared until then"
-            ) from None
+            raise CannotStartError(f"{mover.why_busy}: nothing else is prepared until then") from None
         chosen = await requirements.choose_backend(asked)
         in_use = await kernel.call(lambda node: node.backend)
         prepared = await kernel.call(lambda node: node.prepare_backend(None if chosen.backend is in_use else chosen))

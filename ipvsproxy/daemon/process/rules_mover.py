@@ -97,6 +97,16 @@ class RulesMover:
         """Whether rules wait to move, and no move has begun: a configuration of the backend in use can take its place."""
         return not self._is_at_rest.is_set() and not self._has_begun
 
+    @property
+    def why_busy(self) -> str:
+        """What nothing else can be prepared before, while a move waits or runs."""
+        if self._has_moved:
+            in_use = self._engine.translation.backend
+            return f"rules have moved to {in_use}, but the programs of iptables do not say where leftovers may be"
+        return (
+            f"rules still wait to move to {self._waiting.choices.translation.backend}" if self._waiting else "rules move just now"
+        )
+
     async def at_rest(self) -> None:
         """Wait until no move waits or runs: until then, the backend that it needs must stay prepared."""
         await self._is_at_rest.wait()

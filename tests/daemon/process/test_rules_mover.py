@@ -279,6 +279,7 @@ async def test_once_rules_have_moved_a_configuration_is_in_force_at_once_and_the
         one.reload(Backend.NFTABLES)
         await one.node.quiet()
         assert one.in_use() is Backend.NFTABLES, "only the places of leftovers are not known yet"
+        assert one.mover.why_busy.startswith("rules have moved to nftables, but the programs of iptables")
         one.node.put(LATE)
         one.reload(Backend.NFTABLES, scheduler="wrr")
         await one.node.quiet(after_s=HANG_S)
@@ -332,6 +333,7 @@ async def test_a_stop_while_a_move_waits_ends_all_and_leaves_the_former_backend_
         one.reload(Backend.NFTABLES)
         await one.node.quiet(after_s=2 * TOLD_AFTER_S)
         assert one.logged("rules_move_waits") == ["rules_move_waits"]
+        assert one.mover.why_busy == "rules still wait to move to nftables"
     assert one.in_use() is Backend.IPTABLES
 
 
