@@ -20,6 +20,7 @@ from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import legacy_tables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.nftables import listing as nft_listing
+from ipvsproxy.kernel.nftables import own_table
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
@@ -30,6 +31,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 _NO_TABLE = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
 """The errors that mean: no such table, or no nf_tables."""
+
+
+ATTEMPTS = 5
+"""How often the removal of the table is tried anew because other programs have changed their rules meanwhile."""
 
 
 class BackendChoice(NamedTuple):
@@ -107,33 +112,38 @@ def _answers() -> bool:
 
 
 def remove_table() -> bool:
-    """Remove the table ``inet ipvsproxy``. Returns whether there was one.
+    """Remove the table ``inet ipvsproxy``; if others have a part in it, only what is ours. Returns whether anything was there.
 
     nf_tables is not loaded for that, unless the files of this host's modules are not visible: then the kernel may load it to
     answer. A kernel that could not is not asked again before the module shows.
 
     Raises:
-        KernelError: it is there, and the kernel did not remove it.
+        KernelError: something of ours is there, and the kernel did not remove it.
     """
     if not modules.may_have_nf_tables():
         return False
-    channel = netlink.Channel(NETLINK_NETFILTER)
-    with contextlib.closing(channel):
-        action = "remove the table inet ipvsproxy"
-        try:
-            channel.ask(nft.table_query(), action)
-        except KernelError as error:
-            if error.errno == errno.EINVAL:
-                modules.note_no_nf_tables()
-            if error.errno in _NO_TABLE:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+        for _ in range(ATTEMPTS):
+            try:
+                generation = nft.generation(channel)
+                content = own_table.read(channel)
+            except KernelError as error:
+                if error.errno == errno.EINVAL:
+                    modules.note_no_nf_tables()
+                if error.errno in _NO_TABLE:
+                    return False
+                raise
+            if content is None or not content.has_ours:
                 return False
-            raise
-        failed = nft.run(channel, [nft.table_removal()])
-        if not failed:
-            log.info("other_backend_removed", backend="nftables")
-            return True
-        number = failed[min(failed)]
-        raise KernelError(action=action, errno=max(number, 0), detail=nft.explain(number))
+            failed = nft.run(channel, content.removal(), generation)
+            if not failed:
+                log.info("other_backend_removed", backend="nftables")
+                return True
+            number = failed[min(failed)]
+            if number != nft.STALE:
+                nft.run(channel, content.emptying(), generation)  # what others still use is to decide about no packet
+                break
+        raise KernelError(action="remove the table inet ipvsproxy", errno=max(number, 0), detail=nft.explain(number))
 
 
 def held_sets(backend: Backend, names: Collection[str], root: pathlib.Path = pathlib.Path("/")) -> Mapping[str, ObservedSet]:
@@ -160,9 +170,25 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
         KernelError: it could not be read.
     """
     if used is Backend.IPTABLES:
-        return "the table inet ipvsproxy" if nft_listing.is_loaded(root) and holds_table() else ""
+        return "the table inet ipvsproxy" if nft_listing.is_loaded(root) and _table_has_ours() else ""
     count = len(held_sets(Backend.IPTABLES, list(IP_SETS), root))
     return f"{count} ipset{'s' if count > 1 else ''} of ours" if count else ""
+
+
+def _table_has_ours() -> bool:
+    """Whether the table ``inet ipvsproxy`` has anything of ours, or nothing of anybody.
+
+    Raises:
+        KernelError: it could not be read.
+    """
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+        try:
+            content = own_table.read(channel)
+        except KernelError as error:
+            if error.errno in _NO_TABLE:
+                return False
+            raise
+        return content is not None and content.has_ours
 
 
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:

@@ -16,14 +16,11 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.nftables import listing as nft_listing
-from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables.listing import TableName
-from ipvsproxy.model.net import Family
+from ipvsproxy.kernel.nftables.own_table import OUR_CHAINS
 from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
 
 _OURS = f"inet {nft.TABLE}"
-_OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
-"""The beginnings of the names of our chains."""
 
 Expression = tuple[str, Mapping[tuple[int, ...], bytes]]
 
@@ -58,9 +55,9 @@ def read_tables() -> tuple[NftTable, ...]:
 def _without_our_chains(table: NftTable) -> NftTable:
     return dataclasses.replace(
         table,
-        chains={name: place for name, place in table.chains.items() if not name.startswith(_OUR_CHAINS)},
-        closed=tuple(name for name in table.closed if not name.startswith(_OUR_CHAINS)),
-        redirects=tuple(one for one in table.redirects if not one.chain.startswith(_OUR_CHAINS)),
+        chains={name: place for name, place in table.chains.items() if not name.startswith(OUR_CHAINS)},
+        closed=tuple(name for name in table.closed if not name.startswith(OUR_CHAINS)),
+        redirects=tuple(one for one in table.redirects if not one.chain.startswith(OUR_CHAINS)),
     )
 
 

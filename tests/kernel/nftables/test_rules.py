@@ -16,6 +16,7 @@ from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.nftables import own_table
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
@@ -360,6 +361,53 @@ def test_iptables_takes_over_by_removing_the_table(driver: NftRulesDriver) -> No
     apply(driver, Verb.SET, every_rule(Family.IPV4))
     assert rules_backend.remove_table()
     assert nft("list", "ruleset") == ""
+
+
+def put_theirs(*more: str) -> str:
+    """Put a chain and a set of another program into our table; returns the table with nothing else."""
+    nft("add", "set", "inet", "ipvsproxy", "their-set", "{ type ipv4_addr; }")
+    nft("add", "chain", "inet", "ipvsproxy", "theirs", "{ type filter hook input priority 10; policy accept; }")
+    nft("add", "rule", "inet", "ipvsproxy", "theirs", "ip saddr @their-set drop")
+    if more:
+        nft("add", "rule", "inet", "ipvsproxy", "theirs", *more)
+    shown = nft("list", "set", "inet", "ipvsproxy", "their-set") + nft("list", "chain", "inet", "ipvsproxy", "theirs")
+    return "".join(line for line in shown.splitlines(keepends=True) if line[0] == "\t").replace("\n\tchain", "\n\n\tchain")
+
+
+def test_chains_and_sets_of_other_programs_stay_when_iptables_takes_over(driver: NftRulesDriver, tmp_path: pathlib.Path) -> None:
+    for family in Family:
+        apply(driver, Verb.SET, every_rule(family))
+    theirs = put_theirs()
+    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == "the table inet ipvsproxy"
+    assert rules_backend.remove_table()
+    assert nft("list", "ruleset") == f"table inet ipvsproxy {{\n{theirs}}}\n"
+    assert not rules_backend.remove_table(), "nothing of ours is left"
+    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == ""
+
+
+def test_a_chain_of_ours_that_another_program_jumps_to_stays_empty(driver: NftRulesDriver) -> None:
+    apply(driver, Verb.SET, every_rule(Family.IPV4))
+    put_theirs("jump", "IPv4-filter-KUBE-FORWARD")
+    with pytest.raises(KernelError, match="it is in use"):
+        rules_backend.remove_table()
+    assert re.findall("jump [^ \n]+", nft("list", "table", "inet", "ipvsproxy")) == ["jump IPv4-filter-KUBE-FORWARD"]
+
+
+def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply(driver, Verb.SET, few_rules(Family.IPV4))
+    read, readings = own_table.read, itertools.count(1)
+
+    def disturbed(channel: netlink.Channel) -> own_table.Content | None:
+        found = read(channel)
+        if next(readings) == 1:
+            put_theirs()
+        return found
+
+    monkeypatch.setattr(own_table, "read", disturbed)
+    assert rules_backend.remove_table()
+    assert next(readings) == 3
+    assert "chain theirs" in nft("list", "ruleset")
 
 
 def test_a_table_that_iptables_leaves_is_described(driver: NftRulesDriver, tmp_path: pathlib.Path) -> None:
