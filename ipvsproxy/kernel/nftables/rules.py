@@ -344,7 +344,7 @@ def _read_chain(part: netlink.Reply) -> tuple[str, str, Hook | None]:
 def _describe(printed: _Printed, chain: str) -> str:
     """A rule for people: its expressions, its comment, and how ``nft`` names it."""
     parts = ", ".join(nft.decision(*one) for one in printed.expressions) or "no expression"
-    comment = f', with the comment "{printed.text}"' if printed.text else ""
+    comment = f", with the comment {printed.text!r}" if printed.text else ""  # another program's text may have any character
     return f"{parts}{comment} (inet {nft.TABLE} {chain} handle {printed.handle})"
 
 

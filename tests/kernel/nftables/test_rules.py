@@ -198,7 +198,7 @@ def test_rules_of_other_programs_in_a_base_chain_are_described_beside_our_jumps(
     handles = re.findall("# handle ([0-9]+)", nft("--handle", "list", "chain", "inet", "ipvsproxy", name))
     assert key == ChainKey("filter", "INPUT")
     assert [rule.text for rule in rules] == [
-        f'counter, accept, with the comment "let all in" (inet ipvsproxy {name} handle {handles[1]})',
+        f"counter, accept, with the comment 'let all in' (inet ipvsproxy {name} handle {handles[1]})",
         f"meta, cmp, payload, cmp, drop (inet ipvsproxy {name} handle {handles[-2]})",
         f"meta, cmp, jump {twice} (inet ipvsproxy {name} handle {handles[-1]})",
     ]
