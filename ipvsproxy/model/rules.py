@@ -205,7 +205,7 @@ class ObservedSkeleton:
 
     ``hidden`` are tables that cannot be read. Their chains and jumps here are those that were last written. ``strange_rules`` are
     those of other programs, or jumps of ours once too often, in built-in chains that nobody else has a say in: those of our table
-    of nftables. A write removes them.
+    of nftables. A write removes them. ``idle_jumps`` are there, but no packet meets them, for the reason beside each.
     """
 
     family: Family
@@ -213,6 +213,7 @@ class ObservedSkeleton:
     jumps: frozenset[Jump]
     strange_rules: Mapping[ChainKey, tuple[UnknownRule, ...]] = dataclasses.field(default_factory=dict)
     hidden: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+    idle_jumps: Mapping[Jump, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         chains = {key: tuple(sorted(rules, key=repr)) if _only_drops(rules) else rules for key, rules in self.chains.items()}

@@ -191,7 +191,8 @@ def _rules(desired: Skeleton, observed: ObservedSkeleton | None, describe_rule: 
             yield _of_node("rules", f"{label} chain {key} rule {number}", *descriptions)
     for jump in desired.jumps:
         if jump not in observed.jumps:
-            yield _of_node("rules", f"{label} jump {jump}", "present", MISSING)
+            why_idle = observed.idle_jumps.get(jump)
+            yield _of_node("rules", f"{label} jump {jump}", "present", f"not in force: {why_idle}" if why_idle else MISSING)
     for key, strange in observed.strange_rules.items():
         described = "; ".join(describe_rule(rule, desired.family) for rule in strange[:STRANGE_SHOWN])
         more = f"; and {len(strange) - STRANGE_SHOWN} more" if len(strange) > STRANGE_SHOWN else ""

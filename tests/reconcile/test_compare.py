@@ -223,6 +223,18 @@ def test_missing_and_undesired_chains_and_jumps_are_differences(reconciler: Reco
     ]
 
 
+def test_a_jump_that_no_packet_meets_is_not_called_missing(reconciler: Reconciler) -> None:
+    tables = reconciler._tables
+    other = JUMP._replace(source="PREROUTING")
+    tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=(JUMP, other)))
+    image = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), idle_jumps={JUMP: "the table is dormant"})
+    tables.skeletons.confirm(Family.IPV4, image)
+    assert [str(one) for one in differences(reconciler) if one.kind == "rules"] == [
+        f"rules IPv4 jump {JUMP}: desired present, observed not in force: the table is dormant",
+        f"rules IPv4 jump {other}: desired present, observed missing",
+    ]
+
+
 def test_a_rule_of_another_program_beside_our_jumps_is_no_missing_jump(reconciler: Reconciler) -> None:
     key = ChainKey("filter", "INPUT")
     chains = {CHAIN: (DROP,)}

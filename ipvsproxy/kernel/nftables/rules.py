@@ -35,6 +35,8 @@ ATTEMPTS = 5
 """How often a transaction is built anew because other programs have changed their rules meanwhile."""
 
 _READ = "read the table inet ipvsproxy"
+_IN_DORMANT_TABLE = "the table inet ipvsproxy is dormant"
+_ELSEWHERE = "its base chain has another type, hook, priority or policy"
 
 HOOKS: Mapping[tuple[str, str], Hook] = {
     ("mangle", "PREROUTING"): Hook("filter", 0, -150),
@@ -170,13 +172,19 @@ class NftRulesDriver:
             if name in listing.hooks
         }
         jumps: list[Jump] = []
+        idle_jumps: dict[Jump, str] = {}
         strange_rules: dict[ChainKey, tuple[UnknownRule, ...]] = {}
         for base in self._bases():
             present, others = self._split(base, family, listing)
-            jumps += present if self._meets_packets(base, family, listing) else ()
+            if self._meets_packets(base, family, listing):
+                jumps += present
+            else:
+                idle_jumps |= dict.fromkeys(present, _IN_DORMANT_TABLE if listing.is_dormant else _ELSEWHERE)
             if others:
                 strange_rules[base] = tuple(others)
-        return ObservedSkeleton(family=family, chains=chains, jumps=frozenset(jumps), strange_rules=strange_rules)
+        return ObservedSkeleton(
+            family=family, chains=chains, jumps=frozenset(jumps), strange_rules=strange_rules, idle_jumps=idle_jumps
+        )
 
     def meets_packets_as_written(self, family: Family, listing: Listing) -> bool:
         """Whether packets come to each base chain of a family that there is, and meet nothing there but jumps of ours."""

@@ -208,6 +208,26 @@ def test_rules_of_other_programs_in_a_base_chain_are_described_beside_our_jumps(
     assert driver.observe(family) == wanted.in_force
 
 
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        ("add table inet ipvsproxy { flags dormant ; }", "the table inet ipvsproxy is dormant"),
+        (
+            "chain inet ipvsproxy IPv4-filter-INPUT { policy drop ; }",
+            "its base chain has another type, hook, priority or policy",
+        ),
+    ],
+)
+def test_jumps_that_no_packet_meets_as_they_were_written_have_a_reason(driver: NftRulesDriver, harm: str, reason: str) -> None:
+    wanted = every_rule(Family.IPV4)
+    apply(driver, Verb.SET, wanted)
+    nft(harm)
+    observed = driver.observe(Family.IPV4)
+    assert observed.jumps | observed.idle_jumps.keys() == frozenset(wanted.jumps)
+    assert set(observed.idle_jumps.values()) == {reason}
+    assert observed != wanted.in_force
+
+
 def test_a_rule_without_a_text_in_a_chain_of_ours_is_described(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     name = "IPv4-nat-KUBE-LOAD-BALANCER"
