@@ -18,7 +18,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.sets import IpSet, SetKind
-from ipvsproxy.translate.node.view import TrafficScopes
+from ipvsproxy.translate.settings import TrafficScopes
 from tests.support import golden_fixtures, golden_http, golden_state, lab, program, scope_rows
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]

@@ -15,7 +15,7 @@ import yaml
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Service
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.node import view
+from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.support import builders, fake_kernel, memory_node
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time, loop
@@ -27,9 +27,7 @@ NODE = {
     "metadata": {"name": builders.THIS_NODE, "labels": {"topology.kubernetes.io/zone": "zone-a"}},
     "status": {"addresses": [{"type": "InternalIP", "address": builders.NODE_ADDRESS}]},
 }
-SETTINGS = view.Settings(
-    cluster_networks=builders.networks("10.244.0.0/16", "fd00:244::/64"), scopes=view.TrafficScopes.KUBE_PROXY
-)
+SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:244::/64"), scopes=TrafficScopes.KUBE_PROXY)
 
 State = Mapping[tuple[ObjectKind, ObjectKey], Put]
 """All objects of the API at one moment, in the order of delivery."""

@@ -15,7 +15,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.virtual_servers import FirewallMark
 from ipvsproxy.reconcile.virtual_servers import ownership
-from ipvsproxy.translate.node.view import Binding, TrafficScopes
+from ipvsproxy.translate.settings import Binding, TrafficScopes
 
 LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"
 ADVISED = (

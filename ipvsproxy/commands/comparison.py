@@ -20,6 +20,7 @@ from ipvsproxy.reconcile.compare import Difference
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Changes, Store
 from ipvsproxy.translate.node import view as views
+from ipvsproxy.translate.settings import Settings
 
 
 def _why_missing(scheduler: str, kernel: ReadableKernel) -> str:
@@ -43,7 +44,7 @@ class Comparison:
         self,
         *,
         settings: EngineSettings,
-        translation: views.Settings,
+        translation: Settings,
         policy: Policy,
         store: Store,
         kernel: KernelThread[ReadableKernel],
@@ -67,7 +68,7 @@ class Comparison:
         self._carried: frozenset[Address] = frozenset()
 
     @property
-    def translation(self) -> views.Settings:
+    def translation(self) -> Settings:
         """The operator's choices for Services, and what the kernel has for them."""
         return self._translator.settings
 

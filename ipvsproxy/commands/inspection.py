@@ -41,8 +41,8 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event, ObjectKind
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.node import view as views
 from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate.settings import Settings
 
 CANNOT_TELL = 2
 """Exit status if desired or observed state is unknown."""
@@ -80,7 +80,7 @@ class Inspected:
     store: Store
     kernel: KernelThread[ReadableKernel]
     settings: EngineSettings
-    translation: views.Settings
+    translation: Settings
     policy: Policy
 
     def comparison(self) -> Comparison:

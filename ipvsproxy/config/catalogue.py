@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ipvsproxy.config import inert, own
 from ipvsproxy.config.option import Group, Kind, Option, Status
-from ipvsproxy.translate.node.view import LocalMode
+from ipvsproxy.translate.settings import LocalMode
 
 CONFIGURATION = (
     Option("config", "", Kind.TEXT, "", "Read a KubeProxyConfiguration (v1alpha1). Most flags are then ignored.", "FILE"),

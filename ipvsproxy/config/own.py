@@ -3,7 +3,7 @@
 from ipvsproxy.config.option import Kind, Option, Status
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.node.view import Binding, TrafficScopes
+from ipvsproxy.translate.settings import Binding, TrafficScopes
 
 LOWEST_ROUTE_PROTOCOL = 5
 """Lower numbers are those of the kernel and of administrators (include/uapi/linux/rtnetlink.h)."""

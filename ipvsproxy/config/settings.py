@@ -13,7 +13,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.net import Address, Network, host_port
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.node.view import Binding, LocalMode, TrafficScopes
+from ipvsproxy.translate.settings import Binding, LocalMode, TrafficScopes
 
 
 class Command(enum.Enum):

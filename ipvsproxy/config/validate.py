@@ -15,7 +15,7 @@ from ipvsproxy.config.values import Values
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.node.view import Binding, LocalMode, TrafficScopes
+from ipvsproxy.translate.settings import Binding, LocalMode, TrafficScopes
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249

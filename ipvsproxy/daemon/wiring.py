@@ -13,13 +13,14 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.store.mass_deletion import Guard
 from ipvsproxy.translate.node import sysctls, view
+from ipvsproxy.translate.settings import LocalMode, Settings
 
 
 class Choices(NamedTuple):
     """The settings of the loop, of translation and of the reconciler."""
 
     settings: EngineSettings
-    translation: view.Settings
+    translation: Settings
     policy: Policy
 
 
@@ -57,14 +58,14 @@ def warnings(config: Config, families: Collection[Family]) -> Iterator[str]:
 
 def translation_settings(
     config: Config, random_fully: Mapping[Family, bool], scheduler: str, *, backend: Backend = Backend.IPTABLES
-) -> view.Settings:
+) -> Settings:
     """Settings of translation. ``random_fully`` has the served families, and whether their rules support that option.
 
     ``scheduler`` is the configured one, or its replacement on a kernel without it. ``backend`` (never ``AUTO``) holds the rules.
     """
     detect = config.detect_local
-    by_bridge = detect.mode is view.LocalMode.BRIDGE_INTERFACE
-    return view.Settings(
+    by_bridge = detect.mode is LocalMode.BRIDGE_INTERFACE
+    return Settings(
         scheduler=scheduler,
         masquerade_all=config.masquerade.everything,
         masquerade_bit=config.masquerade.bit,

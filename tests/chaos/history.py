@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.node.view import Binding
+from ipvsproxy.translate.settings import Binding
 from tests.chaos import (
     bad_moments,
     cluster,

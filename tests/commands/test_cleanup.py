@@ -31,8 +31,8 @@ from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers.ownership import EVERYWHERE
-from ipvsproxy.translate.node import view
 from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, left_tables, memory_node
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.left_rules import CHAIN, OTHER, USED, Tables, run
@@ -461,7 +461,7 @@ def test_rules_of_both_variants_go_where_the_kernel_has_both(variant: Variant) -
     drivers = [IptablesDriver(chains=chains.CHAINS, jumps=chains.JUMPS, commands=commands(one)) for one in Variant]
     if refusal := next(filter(None, (driver.try_writing(Family.IPV4) for driver in drivers)), None):
         pytest.skip(f"this kernel does not do both: {refusal.reason}")
-    nothing = skeleton.build_skeleton(Family.IPV4, view.Settings(), builders.node_view(), occupied=frozenset(), refused=())
+    nothing = skeleton.build_skeleton(Family.IPV4, Settings(), builders.node_view(), occupied=frozenset(), refused=())
     plain = {key: tuple(rule for rule in rules if not rule.set) for key, rules in nothing.chains.items()}
     for driver in drivers:
         (outcome,) = driver.apply([Operation(Verb.SET, dataclasses.replace(nothing, chains=plain))])

@@ -14,7 +14,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
 from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.translate.api.decode import decode_document
-from ipvsproxy.translate.node.view import Settings
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders, golden_fixtures, memory_node
 from tests.support.inspected_node import inspected
 from tests.support.memory_node import MemoryNode

@@ -10,7 +10,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, Wei
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, Connections, VirtualServerSettings
-from ipvsproxy.translate.node import view
+from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.support import builders, memory_node
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
@@ -199,7 +199,7 @@ SHOP = (
     ),
     builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE), service="shop"),
 )
-BOTH_SCOPES = view.Settings(cluster_networks=builders.networks("10.244.0.0/16"), scopes=view.TrafficScopes.API)
+BOTH_SCOPES = Settings(cluster_networks=builders.networks("10.244.0.0/16"), scopes=TrafficScopes.API)
 
 
 async def test_both_scopes_of_an_address_are_shown_with_their_endpoints_and_clients() -> None:

@@ -18,7 +18,7 @@ from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerSettings
 from ipvsproxy.translate.api.targets import Target, Targets
-from ipvsproxy.translate.node import view
+from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.config import loading
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint
@@ -55,7 +55,7 @@ def _virtual_servers(kernel: FakeKernel) -> Iterator[VirtualServerRow]:
 
 
 async def _list(
-    kernel: FakeKernel, *objects: ApiObject, targets: Targets = TARGETS, translation: view.Settings | None = None
+    kernel: FakeKernel, *objects: ApiObject, targets: Targets = TARGETS, translation: Settings | None = None
 ) -> Document:
     return await listing.describe(inspected(kernel, *objects, translation=translation), _rows(kernel), targets)
 
@@ -141,7 +141,7 @@ async def test_a_second_scope_is_the_row_of_its_mark() -> None:
         builders.service("shop", kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.7"], external_local=True),
         builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE), service="shop"),
     )
-    settings = view.Settings(cluster_networks=builders.networks("10.244.0.0/16"), scopes=view.TrafficScopes.API)
+    settings = Settings(cluster_networks=builders.networks("10.244.0.0/16"), scopes=TrafficScopes.API)
     kernel = await synced_kernel(*objects, translation=settings)
     lines = list(listing.render(await _list(kernel, *objects, targets={}, translation=settings)))
     (line,) = (line for line in lines if line.startswith("FWM"))

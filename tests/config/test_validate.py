@@ -10,7 +10,7 @@ from ipvsproxy.config.given import ConfigError
 from ipvsproxy.config.settings import Command, Conntrack, Ipvs, ListenAddress, LogFormat, Logging, ServiceSource
 from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.net import parse_address, parse_network
-from ipvsproxy.translate.node.view import LocalMode
+from ipvsproxy.translate.settings import LocalMode
 from tests.config.loading import HEAD, PATH, from_file, from_flags, load_with, problems_of_file, problems_of_flags
 
 

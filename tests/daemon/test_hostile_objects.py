@@ -20,8 +20,8 @@ from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.service import ObjectKind, Put, Service, ServiceName
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.node.view import Settings
 from ipvsproxy.translate.services import state
+from ipvsproxy.translate.settings import Settings
 from tests.fuzz.chooser import HOSTILE
 from tests.support import builders
 

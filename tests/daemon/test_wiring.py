@@ -9,14 +9,14 @@ from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.node import view
+from ipvsproxy.translate.settings import Binding, LocalMode, Settings
 from tests.config import loading
 from tests.support import builders
 
 BOTH = {Family.IPV4: True, Family.IPV6: False}
 
 
-def translation(*flags: str) -> view.Settings:
+def translation(*flags: str) -> Settings:
     config = loading.from_flags(*flags)
     return wiring.translation_settings(config, BOTH, config.ipvs.scheduler)
 
@@ -30,7 +30,7 @@ def values_by_path(settings: EngineSettings) -> dict[str, str]:
 
 
 def test_defaults_are_those_of_translation() -> None:
-    assert translation() == view.Settings(random_fully=BOTH, bind_address=parse_address("0.0.0.0"), external_addresses=True)
+    assert translation() == Settings(random_fully=BOTH, bind_address=parse_address("0.0.0.0"), external_addresses=True)
 
 
 def test_only_families_with_a_program_are_served() -> None:
@@ -53,7 +53,7 @@ def test_options_reach_translation() -> None:
         "--feature-gates=AllowServiceExternalIPs=false",
         "--ipvs-vip-binding=routes",
     )
-    assert settings == view.Settings(
+    assert settings == Settings(
         scheduler="mh",
         masquerade_all=True,
         masquerade_bit=9,
@@ -63,7 +63,7 @@ def test_options_reach_translation() -> None:
         node_port_networks=builders.networks("10.0.0.0/8"),
         bind_address=parse_address("10.1.2.3"),
         external_addresses=False,
-        binding=view.Binding.ROUTES,
+        binding=Binding.ROUTES,
     )
 
 
@@ -74,16 +74,16 @@ def test_primary_node_ports_reach_translation() -> None:
 @pytest.mark.parametrize(
     ("flags", "mode", "interface"),
     [
-        (["--detect-local-mode=NodeCIDR"], view.LocalMode.NODE_CIDR, ""),
-        (["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"], view.LocalMode.BRIDGE_INTERFACE, "cni0"),
+        (["--detect-local-mode=NodeCIDR"], LocalMode.NODE_CIDR, ""),
+        (["--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0"], LocalMode.BRIDGE_INTERFACE, "cni0"),
         (
             ["--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cali"],
-            view.LocalMode.INTERFACE_NAME_PREFIX,
+            LocalMode.INTERFACE_NAME_PREFIX,
             "cali",
         ),
     ],
 )
-def test_the_detection_of_local_pods_reaches_translation(flags: list[str], mode: view.LocalMode, interface: str) -> None:
+def test_the_detection_of_local_pods_reaches_translation(flags: list[str], mode: LocalMode, interface: str) -> None:
     settings = translation(*flags)
     assert (settings.detect_local, settings.local_interface) == (mode, interface)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Event, Node, ObjectKind, Put, Rejected, Service, Skipped
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode, fields, parse, parse_endpoints
-from ipvsproxy.translate.node.view import Settings
 from ipvsproxy.translate.services import state
+from ipvsproxy.translate.settings import Settings
 from tests.fuzz import documents
 from tests.fuzz.chooser import Chooser
 from tests.support import builders

@@ -19,8 +19,8 @@ from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS
-from ipvsproxy.translate.node.view import Settings
 from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate.settings import Settings
 from tests.fuzz import restore_text
 from tests.fuzz.chooser import Chooser
 from tests.support import builders, fake_netlink

@@ -41,8 +41,8 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.translate.node import view
 from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 
 KEY = builders.frontend("10.96.0.1", 80)
@@ -62,7 +62,7 @@ ITEMS: Mapping[str, Sequence[Item]] = {
     "routes": (LocalRoutes.of(KEY.address),),
     "sysctls": (Sysctl("net/ipv4/ip_forward", "1"),),
     "iptables": (
-        skeleton.build_skeleton(Family.IPV4, view.Settings(), builders.node_view(), occupied=frozenset(), refused=frozenset()),
+        skeleton.build_skeleton(Family.IPV4, Settings(), builders.node_view(), occupied=frozenset(), refused=frozenset()),
     ),
     "conntrack": (FlowCleaning(Flow(Family.IPV4, Protocol.UDP, KEY.address, 53), frozenset()),),
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.translate.node.view import Binding
+from ipvsproxy.translate.settings import Binding
 
 
 @pytest.fixture(scope="module", params=Binding, ids=str)

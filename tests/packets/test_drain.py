@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.node.view import Binding
+from ipvsproxy.translate.settings import Binding
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 

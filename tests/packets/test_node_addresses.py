@@ -7,7 +7,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.node.lingering import GRACE_S
-from ipvsproxy.translate.node.view import Binding
+from ipvsproxy.translate.settings import Binding
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.node.view import TrafficScopes
+from ipvsproxy.translate.settings import TrafficScopes
 from tests.chaos.take_overs import CLIENTS, add_second_address
 from tests.support import golden_fixtures, golden_state, lab, patience, program, scope_rows
 

@@ -15,9 +15,9 @@ from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate.node import view
 from ipvsproxy.translate.rules import chains, skeleton
 from ipvsproxy.translate.services import state as translate_state
+from ipvsproxy.translate.settings import Binding, Settings, TrafficScopes
 from tests.support import builders, fake_kernel
 
 MOST_ROUNDS = 12
@@ -36,10 +36,10 @@ class SimulatedNode:
         drain_deadline_s: float = 0,
         excluded: Iterable[str] = (),
         scheduler: str = "rr",
-        scopes: view.TrafficScopes = view.TrafficScopes.KUBE_PROXY,
+        scopes: TrafficScopes = TrafficScopes.KUBE_PROXY,
         scope_bits: int = 0x3FFF,
         families: Iterable[Family] = (Family.IPV4,),
-        binding: view.Binding = view.Binding.ADDRESSES,
+        binding: Binding = Binding.ADDRESSES,
         after_each: Callable[[Operation], None] = lambda _: None,
     ) -> None:
         self.kernel = kernel or new_kernel()
@@ -49,7 +49,7 @@ class SimulatedNode:
         self.reports: list[Report] = []
         self.states: dict[ServiceName, ServiceState] = {}
         self._families = frozenset(families)
-        self._settings = view.Settings(
+        self._settings = Settings(
             families=self._families, scheduler=scheduler, scopes=scopes, scope_bits=scope_bits, binding=binding
         )
         self._translated: dict[ServiceName, tuple[Service, tuple[EndpointSlice, ...], bool]] = {}
@@ -76,11 +76,11 @@ class SimulatedNode:
         self.put_state(translate_state.translate(service, slices, self._view, self._settings, remembered=remembered))
 
     @property
-    def binding(self) -> view.Binding:
+    def binding(self) -> Binding:
         """The way by which addresses become local."""
         return self._settings.binding
 
-    def switch(self, binding: view.Binding) -> None:
+    def switch(self, binding: Binding) -> None:
         """A reload has changed the way by which addresses become local: every Service is translated again."""
         self._settings = dataclasses.replace(self._settings, binding=binding)
         for service, slices, remembered in list(self._translated.values()):

@@ -10,7 +10,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.virtual_servers import VirtualServer
 from ipvsproxy.reconcile import compare
 from ipvsproxy.reconcile.tables.node import Tables
-from ipvsproxy.translate.node.view import Binding
+from ipvsproxy.translate.settings import Binding
 from tests.reconcile import simulation
 from tests.support import builders
 

@@ -20,7 +20,7 @@ from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.tables.node import Tables
-from ipvsproxy.translate.node.view import Binding
+from ipvsproxy.translate.settings import Binding
 from tests.reconcile import examples, simulation
 from tests.support import builders, fake_kernel
 

@@ -9,7 +9,7 @@ from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
 from ipvsproxy.model.virtual_servers import HAS_THRESHOLDS, SCHEDULER_FALLBACK, Connections, RealServers, VirtualServer
-from ipvsproxy.translate.node import view
+from ipvsproxy.translate.settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
 from tests.support.builders import OTHER_NODE
@@ -182,7 +182,7 @@ def test_the_second_scope_follows() -> None:
     balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=True)
     rules = WeightRules({OTHER_NODE: 7}, {}, 2)
     service = web(balanced, scheduler="wrr", weights=rules, thresholds=Thresholds(10))
-    node = running(service, scopes=view.TrafficScopes.API)
+    node = running(service, scopes=TrafficScopes.API)
     (scope,) = (one for key, one in node.kernel.virtual_servers.items() if str(key).startswith("mark"))
     assert scope.settings.scheduler == "wrr"
     assert scope.real_servers == {ONE: 2, TWO: 7}

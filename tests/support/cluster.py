@@ -18,7 +18,7 @@ from ipvsproxy.kernel import rules_backend
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.node.view import Binding
+from ipvsproxy.translate.settings import Binding
 from tests.support import golden_state, lab, patience, program
 
 THIS_NODE, OTHER_NODE = "node-a", "node-b"

@@ -34,6 +34,7 @@ from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.node import view
 from ipvsproxy.translate.rules import skeleton
 from ipvsproxy.translate.services import state
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel
 
@@ -106,7 +107,7 @@ class MemoryNode:
         self,
         kernel: FakeKernel | None = None,
         *,
-        settings: view.Settings | None = None,
+        settings: Settings | None = None,
         min_interval_s: float = 0,
         audit_interval_s: float = AUDIT_INTERVAL_S,
         drift_check_interval_s: float = DRIFT_CHECK_INTERVAL_S,
@@ -116,7 +117,7 @@ class MemoryNode:
         watcher: Watcher | None = None,
     ) -> None:
         self.kernel = kernel or new_kernel()
-        self.settings = settings or view.Settings()
+        self.settings = settings or Settings()
         self.store = Store(started_s=0, guard=Guard(guard_percent))
         self.watcher = watcher or Watcher()
         self.worker = worker or InlineWorker()
@@ -243,7 +244,7 @@ def contents(kernel: FakeKernel) -> Contents:
     )
 
 
-def from_scratch(store: Store, settings: view.Settings, like: FakeKernel) -> Contents:
+def from_scratch(store: Store, settings: Settings, like: FakeKernel) -> Contents:
     """The desired contents for the objects of a store, on a node with the interfaces of another kernel."""
     kernel = new_kernel()
     kernel.host_addresses = list(like.host_addresses)

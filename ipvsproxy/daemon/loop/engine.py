@@ -40,6 +40,7 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers import drain
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.node import view
+from ipvsproxy.translate.settings import Settings
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """Programmed before all other Services: with these a new node is usable early."""
@@ -80,7 +81,7 @@ class Engine:
         self,
         *,
         settings: EngineSettings,
-        translation: view.Settings,
+        translation: Settings,
         policy: Policy,
         store: Store,
         kernel: KernelThread[Kernel],
@@ -102,7 +103,7 @@ class Engine:
         self._reconciler = Reconciler(policy)
         self._wake = asyncio.Event()
         self._is_sync_due = False
-        self._new_choices: tuple[EngineSettings, view.Settings, Policy] | None = None
+        self._new_choices: tuple[EngineSettings, Settings, Policy] | None = None
         self._move_rules: Callable[[], Awaitable[None]] | None = None
         self._no_move_waits = asyncio.Event()
         self._no_move_waits.set()
@@ -155,7 +156,7 @@ class Engine:
         return self._reconciler.survey
 
     @property
-    def translation(self) -> view.Settings:
+    def translation(self) -> Settings:
         """How Services are translated now."""
         return self._translator.settings
 
@@ -167,7 +168,7 @@ class Engine:
     def reconfigure(
         self,
         settings: EngineSettings,
-        translation: view.Settings,
+        translation: Settings,
         policy: Policy,
         *,
         move_rules: Callable[[], Awaitable[None]] | None = None,

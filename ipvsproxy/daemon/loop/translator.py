@@ -26,6 +26,7 @@ from ipvsproxy.translate.node import view
 from ipvsproxy.translate.node.lingering import Lingering
 from ipvsproxy.translate.rules import skeleton
 from ipvsproxy.translate.services import refusal, state
+from ipvsproxy.translate.settings import LocalMode, Settings
 
 WORK_PER_STEP = 100
 """The number of endpoints that are translated between two readings of the clock: about a third of a millisecond."""
@@ -55,7 +56,7 @@ class Translator:
         self,
         *,
         node_name: str,
-        settings: view.Settings,
+        settings: Settings,
         sysctls: tuple[Sysctl, ...],
         timeouts: Timeouts | None,
         store: Store,
@@ -105,7 +106,7 @@ class Translator:
         """Give up no address yet, because the addresses could not be read."""
         self._lingering = self._lingering.postponed(now)
 
-    def adopt(self, settings: view.Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
+    def adopt(self, settings: Settings, sysctls: tuple[Sysctl, ...], timeouts: Timeouts | None) -> None:
         """Use other choices from the next ``put_node`` and ``update_view`` on."""
         self.settings = settings
         self._known_schedulers.clear()
@@ -155,7 +156,7 @@ class Translator:
         unknown = frozenset() if self.settings.masquerade_all else view.without_local_pods(self.settings, node_view.pod_networks)
         before, self._unknown_pods = self._unknown_pods, unknown
         if unknown and unknown != before:
-            by_node = self.settings.detect_local is view.LocalMode.NODE_CIDR
+            by_node = self.settings.detect_local is LocalMode.NODE_CIDR
             log.warning(
                 "local_pods_unknown",
                 field="spec.podCIDRs of the Node" if by_node else "clusterCIDR",

@@ -15,7 +15,7 @@ from typing import assert_never
 from ipvsproxy.model.net import Family, Network, Protocol, parse_network
 from ipvsproxy.model.rules import InterfaceMatch, InvertMark, JumpTo, Masquerade, Rule, SetMark, Side, Target, Verdict
 from ipvsproxy.model.sets import SetKind
-from ipvsproxy.translate.node.view import Binding, LocalMode, NodeView, Settings
+from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.rules import chains
 from ipvsproxy.translate.rules.lookup import (
     COMMENTS,
@@ -29,6 +29,7 @@ from ipvsproxy.translate.rules.lookup import (
     match,
     on_set,
 )
+from ipvsproxy.translate.settings import Binding, LocalMode, Settings
 
 _LOOPBACK: Mapping[Family, Network] = {Family.IPV4: parse_network("127.0.0.0/8"), Family.IPV6: parse_network("::1/128")}
 _NODE_PORT_SETS = (

@@ -14,9 +14,10 @@ from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.rules import Backend, ChainKey, ConnectionState, InterfaceMatch, JumpTo, Rule, Skeleton, TakeMark, Verdict
 from ipvsproxy.model.sets import SCOPE_KINDS, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.node.view import LocalMode, NodeView, Settings
+from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.rules import chains, nat
 from ipvsproxy.translate.rules.lookup import TO, TO_PORT, TO_PORT_FROM, match, on_set
+from ipvsproxy.translate.settings import LocalMode, Settings
 
 _OF_KNOWN_CONNECTIONS = (ConnectionState.RELATED, ConnectionState.ESTABLISHED)
 

@@ -11,8 +11,9 @@ from ipvsproxy.model.net import Address, Family, parse_address
 from ipvsproxy.model.rules import ChainKey, JumpTo, Masquerade, Rule, SetMatch, Side, Skeleton, TakeMark, Target, Verdict
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetType
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.node.view import LocalMode, NodeView, Settings
+from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate.settings import LocalMode, Settings
 
 _OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_address("2001:db8::1")}
 """The address of a client outside the cluster (RFC 5737, RFC 3849)."""

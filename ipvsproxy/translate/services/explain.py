@@ -13,8 +13,9 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Conditions, Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer
-from ipvsproxy.translate.node.view import NodeView, Settings
+from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.services import endpoints, state, topology
+from ipvsproxy.translate.settings import Settings
 
 ENDPOINTS_AT_ONCE = 50
 """Endpoints that are explained without a pause: less than a millisecond of work."""

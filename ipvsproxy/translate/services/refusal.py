@@ -17,7 +17,8 @@ import msgspec
 
 from ipvsproxy.model.net import Address, Family, Network
 from ipvsproxy.model.service import Service, ServiceName, Skipped
-from ipvsproxy.translate.node.view import NodeView, Settings
+from ipvsproxy.translate.node.view import NodeView
+from ipvsproxy.translate.settings import Settings
 
 KUBERNETES = ServiceName("default", "kubernetes")
 """The Service whose endpoints are the API servers; it is never refused."""

@@ -18,9 +18,10 @@ from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, S
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
-from ipvsproxy.translate.node.view import Binding, NodeView, Settings, TrafficScopes
+from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.services import refusal, topology, treatment
 from ipvsproxy.translate.services.endpoints import Endpoints, find_endpoints
+from ipvsproxy.translate.settings import Binding, Settings, TrafficScopes
 
 _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.TCP: (SetKind.NODE_PORT_TCP, SetKind.NODE_PORT_LOCAL_TCP),

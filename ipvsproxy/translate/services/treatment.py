@@ -23,8 +23,8 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, Thresholds, UnevenWeights, Weights
 from ipvsproxy.model.service import Conditions, EndpointSlice, Service, ServiceOptions, Skipped
 from ipvsproxy.model.virtual_servers import HAS_THRESHOLDS, PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
-from ipvsproxy.translate.node.view import Settings
 from ipvsproxy.translate.services.endpoints import Endpoints
+from ipvsproxy.translate.settings import Settings
 
 SLOW_START_WEIGHT = 100
 """The weight of each endpoint with slow start, if no annotation gives one. From a weight of 1 there would be no way up."""

@@ -4,8 +4,8 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.node import view
 from ipvsproxy.translate.node.lingering import GRACE_S
+from ipvsproxy.translate.settings import LocalMode, Settings
 from tests.daemon.loop.test_engine import SLICE, assert_from_scratch, node_ports
 from tests.daemon.process.test_reconfigure import policy, settings
 from tests.support import builders
@@ -96,7 +96,7 @@ async def test_a_new_range_of_node_ports_without_an_absent_address_applies_at_on
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
-        lost.node.engine.reconfigure(settings(), view.Settings(node_port_primary=True), policy())
+        lost.node.engine.reconfigure(settings(), Settings(node_port_primary=True), policy())
         await lost.node.quiet()
         assert not lost.is_served()
 
@@ -117,7 +117,7 @@ async def test_a_restart_while_an_address_is_absent_removes_its_virtual_server_b
 @in_virtual_time
 async def test_families_with_unknown_local_pods_are_logged_once_across_changes_of_addresses() -> None:
     ranges = builders.networks("10.244.0.0/16")
-    node = MemoryNode(settings=view.Settings(detect_local=view.LocalMode.CLUSTER_CIDR, cluster_networks=ranges))
+    node = MemoryNode(settings=Settings(detect_local=LocalMode.CLUSTER_CIDR, cluster_networks=ranges))
     with structlog.testing.capture_logs() as logged:
         async with node.running():
             node.begin_with(node_ports(), SLICE, builders.node())
@@ -132,7 +132,7 @@ async def test_families_with_unknown_local_pods_are_logged_once_across_changes_o
 
 @in_virtual_time
 async def test_ranges_that_a_node_object_lacks_are_logged_again_after_their_presence() -> None:
-    node = MemoryNode(settings=view.Settings(detect_local=view.LocalMode.NODE_CIDR))
+    node = MemoryNode(settings=Settings(detect_local=LocalMode.NODE_CIDR))
     with structlog.testing.capture_logs() as logged:
         async with node.running():
             node.begin_with(node_ports(), SLICE, builders.node(pod_networks=["10.244.1.0/24"]))

@@ -11,7 +11,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnno
 from ipvsproxy.model.service import Service
 from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.node.view import Settings
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders, fake_kernel, memory_node
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time

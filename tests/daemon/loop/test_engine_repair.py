@@ -11,7 +11,7 @@ from ipvsproxy.daemon.loop import reader
 from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.reconcile.observation import drift
-from ipvsproxy.translate.node import view
+from ipvsproxy.translate.settings import Settings
 from tests.daemon.loop.test_engine import SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -63,7 +63,7 @@ async def test_what_another_program_adds_for_all_other_keys_of_a_set_is_drift_th
 
 @in_virtual_time
 async def test_scheduler_flags_are_observed_by_the_next_audit() -> None:
-    node = MemoryNode(settings=view.Settings(scheduler="mh"))
+    node = MemoryNode(settings=Settings(scheduler="mh"))
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet(AUDIT_INTERVAL_S / 2)

@@ -11,7 +11,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from ipvsproxy.model.sets import SET_COPY
 from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S
-from ipvsproxy.translate.node import view
+from ipvsproxy.translate.settings import Settings
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch, node_ports
 from tests.reconcile import examples
 from tests.support import builders, memory_node
@@ -247,7 +247,7 @@ async def test_nothing_of_a_family_that_is_not_served_is_removed() -> None:
     async with before.running():
         before.begin_with(dual, WEB, SLICE, builders.node())
         await before.quiet()
-    node = MemoryNode(before.kernel, settings=view.Settings(families=frozenset({Family.IPV4})))
+    node = MemoryNode(before.kernel, settings=Settings(families=frozenset({Family.IPV4})))
     node.kernel.forget()
     async with node.running():
         node.begin_with(dual, WEB, SLICE, builders.node())
@@ -260,7 +260,7 @@ async def test_nothing_of_a_family_that_is_not_served_is_removed() -> None:
 
 @in_virtual_time
 async def test_a_node_whose_primary_family_is_not_served_ends_the_process_before_anything_is_programmed() -> None:
-    node = MemoryNode(settings=view.Settings(families=frozenset({Family.IPV6})))
+    node = MemoryNode(settings=Settings(families=frozenset({Family.IPV6})))
     node.begin_with(WEB, SLICE, builders.node("192.168.0.10", "fd00:10::10"))
     with pytest.raises(CannotStartError, match="IPv4, the family of this node's primary address, cannot be served"):
         await node.engine.run()
@@ -368,7 +368,7 @@ async def test_a_foreign_virtual_server_stays_on_an_address_without_node_ports()
     foreign, served = builders.frontend("172.18.0.77", 30080), builders.frontend(builders.NODE_ADDRESS, 30080)
     kernel.virtual_servers[foreign] = examples.observed({builders.backend("192.0.2.50"): 1})
     for _ in range(2):
-        node = MemoryNode(kernel, settings=view.Settings(node_port_primary=True))
+        node = MemoryNode(kernel, settings=Settings(node_port_primary=True))
         async with node.running():
             node.begin_with(builders.service("web", builders.service_port(node_port=30080)), builders.node())
             await node.quiet(10)

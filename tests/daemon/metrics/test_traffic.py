@@ -28,8 +28,8 @@ from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.node import view
 from ipvsproxy.translate.services import state
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 from tests.support.draining import show_draining
 from tests.support.memory_node import InlineWorker, put
@@ -103,7 +103,7 @@ class Scene:
 
     def put(self, service: Service) -> None:
         self.store.deliver([put(service)], 0)
-        self.reconciler.put(service.name, state.translate(service, (), builders.node_view(), view.Settings()))
+        self.reconciler.put(service.name, state.translate(service, (), builders.node_view(), Settings()))
 
     async def scrape(self) -> Mapping[str, int]:
         self.clock.now += 10

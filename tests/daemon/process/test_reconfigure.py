@@ -12,8 +12,8 @@ from ipvsproxy.model.rules import Backend, ChainKey, Rule, SetMark
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.node import view
 from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate.settings import Settings
 from tests.reconcile import examples
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import KernelVirtualServer
@@ -114,7 +114,7 @@ async def test_the_same_settings_again_change_nothing() -> None:
     async with node.running():
         await begun(node)
         before = memory_node.contents(node.kernel)
-        node.engine.reconfigure(settings(audit_interval_s=5), view.Settings(), policy())
+        node.engine.reconfigure(settings(audit_interval_s=5), Settings(), policy())
         await node.quiet()
         assert node.kernel.applied == []
         assert memory_node.contents(node.kernel) == before

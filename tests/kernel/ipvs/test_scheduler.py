@@ -21,8 +21,8 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.translate.node.view import Settings
 from ipvsproxy.translate.services.state import translate
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 
 FIRST = VirtualServerKey(Protocol.TCP, scheduler.PROBE_ADDRESS, scheduler.FIRST_PROBE_PORT)

@@ -19,8 +19,8 @@ from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, Rule, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
-from ipvsproxy.translate.node.view import Settings
 from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 
 pytestmark = [

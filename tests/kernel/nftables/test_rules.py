@@ -26,8 +26,8 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, UnknownRule, Verdict
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.node.view import LocalMode, Settings
 from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate.settings import LocalMode, Settings
 from tests.kernel.nftables.examples import an_entry_of
 from tests.support import builders
 

@@ -12,7 +12,7 @@ from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, Table
-from ipvsproxy.translate.node.view import Binding
+from ipvsproxy.translate.settings import Binding
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
 from tests.support import builders

@@ -19,7 +19,7 @@ from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, spread
 from ipvsproxy.reconcile.tables.node import Tables
-from ipvsproxy.translate.node.view import TrafficScopes
+from ipvsproxy.translate.settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
 

@@ -2,7 +2,8 @@
 
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.translate.node.lingering import GRACE_S, Lingering
-from ipvsproxy.translate.node.view import Settings, view_node
+from ipvsproxy.translate.node.view import view_node
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 
 ONE, TWO, THREE = builders.addresses("172.18.0.2", "172.18.0.3", "fc00::2")

@@ -4,7 +4,8 @@ import pytest
 
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.translate.node.view import LocalMode, Settings, node_port_ranges, primary_family, view_node, without_local_pods
+from ipvsproxy.translate.node.view import node_port_ranges, primary_family, view_node, without_local_pods
+from ipvsproxy.translate.settings import LocalMode, Settings
 from tests.support import builders
 
 

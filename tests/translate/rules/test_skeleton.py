@@ -6,8 +6,9 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import TakeMark
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import SCOPE_KINDS, IpSet, SetKind
-from ipvsproxy.translate.node.view import Binding, LocalMode, NodeView, Settings
+from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.rules.skeleton import build_skeleton
+from ipvsproxy.translate.settings import Binding, LocalMode, Settings
 from tests.support import builders
 from tests.translate import reading
 

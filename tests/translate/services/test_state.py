@@ -16,8 +16,8 @@ from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceNam
 from ipvsproxy.model.sets import SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
-from ipvsproxy.translate.node.view import Settings
 from ipvsproxy.translate.services import state
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 from tests.support.builders import (
     CLUSTER_IP,

@@ -18,7 +18,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServer,
     VirtualServerSettings,
 )
-from ipvsproxy.translate.node.view import Settings
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
 from tests.translate.reading import frontends, state_of
