@@ -11,7 +11,7 @@ from ipvsproxy.kernel import host, questions, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
-from ipvsproxy.kernel.host import Missing, SysctlDriver
+from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import variant as iptables_variant
@@ -22,6 +22,7 @@ from ipvsproxy.kernel.nftables import foreign_rules
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.rules_backend import BackendChoice
+from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model import basic_features
 from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import Timeouts

@@ -1,4 +1,4 @@
-"""The host: kernel settings, kernel version, processors, and what the host must provide before anything can be programmed."""
+"""The host: kernel version, processors, and what the host must provide before anything can be programmed."""
 
 import contextlib
 import errno
@@ -7,7 +7,7 @@ import pathlib
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
@@ -19,9 +19,8 @@ from ipvsproxy.kernel.ipset import types as ipset_types
 from ipvsproxy.kernel.ipset.message import IPSET_PROTOCOL
 from ipvsproxy.kernel.iptables import preload
 from ipvsproxy.model import features
-from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import SetType
 
 MODPROBE_TIMEOUT_S = 30
@@ -59,15 +58,6 @@ NFTABLES_MODULES = (
 MODULES_BY_FAMILY = ("nf_conntrack_ipv4", "nf_conntrack_ipv6")
 """What connection tracking needs besides before Linux 4.19. Without them, its settings appear with the first rule in ``nat``."""
 
-_PRIVILEGED = "run ipvsproxy --init-only in a privileged container before this one, or set the value on the host"
-_REMEDIES: Mapping[int, str] = {
-    errno.EROFS: f"it is mounted read-only; {_PRIVILEGED}",
-    errno.EACCES: _PRIVILEGED,
-    errno.EPERM: _PRIVILEGED,
-    errno.ENOENT: "this kernel has no such setting: load the module that provides it, or use a kernel that has it",
-    errno.EINVAL: "the kernel refuses this value",
-}
-
 
 class Missing(NamedTuple):
     """A missing requirement and its remedy; together they are one sentence."""
@@ -77,53 +67,6 @@ class Missing(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.what}: {self.remedy}"
-
-
-class SysctlDriver:
-    """Reads and writes kernel settings. A path is relative to ``/proc/sys``, or absolute (``/sys/module/...``)."""
-
-    def __init__(self, root: pathlib.Path = pathlib.Path("/proc/sys")) -> None:
-        self._root = root
-
-    def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
-        """The values of these settings, without those that do not exist or that this process may not read.
-
-        Raises:
-            KernelError: a setting exists and cannot be read.
-        """
-        values: dict[str, str] = {}
-        for path in paths:
-            try:
-                values[path] = (self._root / path).read_text().strip()
-            except (FileNotFoundError, PermissionError):
-                continue
-            except OSError as error:
-                raise KernelError(action=f"read {path}", errno=error.errno or 0, detail=_explain(error)) from error
-        return values
-
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Write settings. A removal does nothing, because the value before is not known."""
-        return [_write(self._root, operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
-
-
-def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome:
-    if operation.verb is Verb.REMOVE:
-        return Outcome(operation)
-    try:
-        # Not write_text: where the kernel has no such setting and the directory is an ordinary one, it would create a file.
-        descriptor = os.open(root / setting.path, os.O_WRONLY)
-        try:
-            os.write(descriptor, f"{setting.value}\n".encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        return Outcome(operation, error=f"{setting.path} = {setting.value}: {_explain(error)}", errno=error.errno or 0)
-    return Outcome(operation)
-
-
-def _explain(error: OSError) -> str:
-    remedy = _REMEDIES.get(error.errno or 0)
-    return f"{error.strerror}; {remedy}" if remedy else f"{error.strerror}"
 
 
 def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int]:

@@ -16,7 +16,6 @@ from ipvsproxy.kernel import questions, rules_backend
 from ipvsproxy.kernel.backend_drivers import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.host import SysctlDriver
 from ipvsproxy.kernel.ipset.driver import ObservedSet
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
@@ -30,6 +29,7 @@ from ipvsproxy.kernel.network.conntrack import ConntrackDriver
 from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables
+from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
 from ipvsproxy.model.kind import DriverName

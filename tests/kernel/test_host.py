@@ -1,4 +1,4 @@
-"""Settings, versions and missing requirements, on a made-up process file system, and once on the real one."""
+"""Versions and missing requirements, on a made-up process file system, and once on the real one."""
 
 import enum
 import errno
@@ -12,12 +12,9 @@ import pytest
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
-from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome, Verb
 from tests.support import fake_netlink
-
-FORWARD = "net/ipv4/ip_forward"
 
 
 class StrangeType(enum.StrEnum):
@@ -30,7 +27,6 @@ class StrangeType(enum.StrEnum):
 def proc(tmp_path: pathlib.Path) -> pathlib.Path:
     """A process file system of a host that lacks nothing."""
     files = {
-        f"sys/{FORWARD}": "0\n",
         "sys/net/ipv4/vs/conntrack": "1\n",
         "sys/kernel/osrelease": "5.15.0-91-generic\n",
         "self/status": "Name:\tpython\nCapEff:\t000001ffffffffff\n",
@@ -41,72 +37,6 @@ def proc(tmp_path: pathlib.Path) -> pathlib.Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return tmp_path
-
-
-def write(proc: pathlib.Path, path: str, value: str) -> Outcome:
-    (outcome,) = host.SysctlDriver(proc / "sys").apply([Operation(Verb.SET, Sysctl(path, value))])
-    return outcome
-
-
-def test_settings_that_do_not_exist_are_left_out(proc: pathlib.Path) -> None:
-    assert host.SysctlDriver(proc / "sys").observe([FORWARD, "net/ipv4/none"]) == {FORWARD: "0"}
-
-
-def test_settings_that_may_not_be_read_are_left_out(proc: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> str:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(pathlib.Path, "read_text", refuse)
-    assert host.SysctlDriver(proc / "sys").observe([FORWARD]) == {}
-
-
-def test_a_written_setting_is_read_back(proc: pathlib.Path) -> None:
-    assert write(proc, FORWARD, "1").error == ""
-    assert host.SysctlDriver(proc / "sys").observe([FORWARD]) == {FORWARD: "1"}
-
-
-def test_an_absolute_path_is_taken_as_it_is(proc: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    path = str(tmp_path / "hashsize")
-    pathlib.Path(path).write_text("131071\n")
-    assert write(proc, path, "131072").error == ""
-    assert host.SysctlDriver(proc / "sys").observe([path]) == {path: "131072"}
-
-
-def test_removing_a_setting_leaves_it_as_it_is(proc: pathlib.Path) -> None:
-    operation = Operation(Verb.REMOVE, Sysctl(FORWARD, "1"))
-    assert host.SysctlDriver(proc / "sys").apply([operation]) == [Outcome(operation)]
-    assert host.SysctlDriver(proc / "sys").observe([FORWARD]) == {FORWARD: "0"}
-
-
-def test_a_setting_that_does_not_exist_is_not_made_up(proc: pathlib.Path) -> None:
-    outcome = write(proc, "net/ipv4/vs/none", "1")
-    assert outcome.errno == errno.ENOENT
-    assert outcome.error == (
-        "net/ipv4/vs/none = 1: No such file or directory; "
-        "this kernel has no such setting: load the module that provides it, or use a kernel that has it"
-    )
-    assert not (proc / "sys/net/ipv4/vs/none").exists()
-
-
-@pytest.mark.parametrize(
-    ("number", "remedy"), [(errno.EROFS, "mounted read-only"), (errno.EACCES, "--init-only"), (errno.EINVAL, "this value")]
-)
-def test_a_refused_setting_says_what_to_do(proc: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "open", refuse)
-    outcome = write(proc, FORWARD, "1")
-    assert outcome.errno == number
-    assert remedy in outcome.error
-    assert "\n" not in outcome.error
-
-
-def test_a_setting_that_cannot_be_read_is_an_error(proc: pathlib.Path) -> None:
-    with pytest.raises(KernelError) as caught:
-        host.SysctlDriver(proc / "sys").observe(["net/ipv4"])
-    assert caught.value.errno == errno.EISDIR
-    assert caught.value.action == "read net/ipv4"
 
 
 @pytest.mark.parametrize(("text", "version"), [("5.15.0-91-generic\n", (5, 15)), ("6.1.176", (6, 1)), ("6.12-rc1", (6, 12))])
@@ -201,7 +131,6 @@ def test_a_host_without_modprobe_is_no_error(tmp_path: pathlib.Path, monkeypatch
 def test_the_real_host_answers() -> None:
     assert host.kernel_version() > (2, 6)
     assert host.processor_count() >= 1
-    assert "net/ipv4/ip_forward" in host.SysctlDriver().observe(["net/ipv4/ip_forward"])
 
 
 def ipset_of(*numbers: int) -> Callable[[int], fake_netlink.FakeSocket]:

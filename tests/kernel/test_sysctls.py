@@ -1,0 +1,93 @@
+"""Kernel settings, in a made-up folder of settings, and once in the real one."""
+
+import errno
+import os
+import pathlib
+
+import pytest
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.sysctls import SysctlDriver
+from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+
+FORWARD = "net/ipv4/ip_forward"
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder of settings, of which one is off."""
+    setting = tmp_path / "sys" / FORWARD
+    setting.parent.mkdir(parents=True)
+    setting.write_text("0\n")
+    return tmp_path / "sys"
+
+
+def write(root: pathlib.Path, path: str, value: str) -> Outcome:
+    (outcome,) = SysctlDriver(root).apply([Operation(Verb.SET, Sysctl(path, value))])
+    return outcome
+
+
+def test_settings_that_do_not_exist_are_left_out(root: pathlib.Path) -> None:
+    assert SysctlDriver(root).observe([FORWARD, "net/ipv4/none"]) == {FORWARD: "0"}
+
+
+def test_settings_that_may_not_be_read_are_left_out(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+    assert SysctlDriver(root).observe([FORWARD]) == {}
+
+
+def test_a_written_setting_is_read_back(root: pathlib.Path) -> None:
+    assert write(root, FORWARD, "1").error == ""
+    assert SysctlDriver(root).observe([FORWARD]) == {FORWARD: "1"}
+
+
+def test_an_absolute_path_is_taken_as_it_is(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "hashsize")
+    pathlib.Path(path).write_text("131071\n")
+    assert write(root, path, "131072").error == ""
+    assert SysctlDriver(root).observe([path]) == {path: "131072"}
+
+
+def test_removing_a_setting_leaves_it_as_it_is(root: pathlib.Path) -> None:
+    operation = Operation(Verb.REMOVE, Sysctl(FORWARD, "1"))
+    assert SysctlDriver(root).apply([operation]) == [Outcome(operation)]
+    assert SysctlDriver(root).observe([FORWARD]) == {FORWARD: "0"}
+
+
+def test_a_setting_that_does_not_exist_is_not_made_up(root: pathlib.Path) -> None:
+    outcome = write(root, "net/ipv4/none", "1")
+    assert outcome.errno == errno.ENOENT
+    assert outcome.error == (
+        "net/ipv4/none = 1: No such file or directory; "
+        "this kernel has no such setting: load the module that provides it, or use a kernel that has it"
+    )
+    assert not (root / "net/ipv4/none").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.EROFS, "mounted read-only"), (errno.EACCES, "--init-only"), (errno.EINVAL, "this value")]
+)
+def test_a_refused_setting_says_what_to_do(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    outcome = write(root, FORWARD, "1")
+    assert outcome.errno == number
+    assert remedy in outcome.error
+    assert "\n" not in outcome.error
+
+
+def test_a_setting_that_cannot_be_read_is_an_error(root: pathlib.Path) -> None:
+    with pytest.raises(KernelError) as caught:
+        SysctlDriver(root).observe(["net/ipv4"])
+    assert caught.value.errno == errno.EISDIR
+    assert caught.value.action == "read net/ipv4"
+
+
+def test_the_real_kernel_answers() -> None:
+    assert FORWARD in SysctlDriver().observe([FORWARD])
