@@ -25,10 +25,10 @@ _SHOWN = 5
 
 
 def judge(facts: Facts) -> Iterator[Finding]:
-    """All findings about other programs' rules. None says that there are none while those of nf_tables could not be read."""
+    """All findings about other programs' rules. None says that there are none while some could not be read."""
     if facts.unread_tables and not facts.privileges:
-        text = f"it is unknown what the tables of nf_tables do to packets of Services: {facts.unread_tables}"
-        yield warn("firewall", text, "run doctor again, or look at nft list ruleset")
+        text = f"it is unknown what some rules do to packets of Services: {'; '.join(facts.unread_tables)}"
+        yield warn("firewall", text, "run doctor again, or look at nft list ruleset and iptables-save")
     yield from _kube_proxy(facts)
     yield from _firewalls(facts)
     yield from _redirects(facts)

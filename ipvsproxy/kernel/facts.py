@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel import host, questions, rules_backend
@@ -59,8 +59,8 @@ class Facts:
     the reason. ``bridges`` are the names of the Linux bridges.
     ``mark_rules`` are rules of other programs that write packet marks before IPVS. ``backend`` holds rules and sets; None if the
     kernel did not answer. ``other_backend`` is what the other one holds of ours, for people; empty if nothing, or if unknown.
-    ``unread_tables`` says why the tables of nf_tables are unknown, ``unread_backend`` why ``other_backend`` is; empty if they are
-    known.
+    ``unread_tables`` has a reason for each part of ``chains`` and ``tables`` that is unknown. ``unread_backend`` says why
+    ``other_backend`` is unknown; empty if it is known.
     ``answers`` has what the kernel was asked of the features that ipvsproxy uses.
     """
 
@@ -84,7 +84,7 @@ class Facts:
     loopback: Loopback = NO_TROUBLE
     backend: BackendChoice | None = None
     other_backend: str = ""
-    unread_tables: str = ""
+    unread_tables: tuple[str, ...] = ()
     unread_backend: str = ""
     answers: questions.Answers = dataclasses.field(default_factory=dict)
 
@@ -133,8 +133,8 @@ def gather(
                 kernel.close()
     except KernelError as error:
         unreadable = str(error)
-    listings = dict(_listings(choice))
-    nft_tables, unread_tables = _nft_tables()
+    listings, unread_listings = _listings(choice)
+    nft_tables, unread_nft_tables = _nft_tables()
     other_backend, unread_backend = _other_backend(chosen)
     return Facts(
         release=pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip(),
@@ -157,7 +157,7 @@ def gather(
         loopback=loopback(),
         backend=chosen,
         other_backend=other_backend,
-        unread_tables=unread_tables,
+        unread_tables=(*unread_listings, *unread_nft_tables),
         unread_backend=unread_backend,
         answers=answers,
     )
@@ -248,13 +248,22 @@ def _open_sockets(proc: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
             continue
 
 
-def _listings(choice: iptables_variant.Choice | None) -> Iterator[tuple[str, str]]:
-    """The output of ``iptables-save`` of both families in all installed variants, by program, named without ``-save``."""
+def _listings(choice: iptables_variant.Choice | None) -> tuple[Mapping[str, str], Sequence[str]]:
+    """The output of ``iptables-save`` of both families in all installed variants, by program, named without ``-save``.
+
+    And why other programs of them did not answer. One that ends with an error has no tables in this kernel.
+    """
+    listings: dict[str, str] = {}
+    failures: list[str] = []
     commands = [iptables_variant.commands(variant) for variant in iptables_variant.installed()]
     for of_families in commands or ([choice.commands] if choice else []):
         for command in of_families.values():
-            with contextlib.suppress(KernelError):
-                yield command, iptables_process.run(f"{command}-save")
+            try:
+                listings[command] = iptables_process.run(f"{command}-save")
+            except KernelError as error:
+                if error.errno:
+                    failures.append(str(error))
+    return listings, failures
 
 
 def _chains(saved: str) -> Iterator[ChainKey]:
@@ -266,12 +275,12 @@ def _chains(saved: str) -> Iterator[ChainKey]:
             yield ChainKey(table, line[1:].partition(" ")[0])
 
 
-def _nft_tables() -> tuple[tuple[NftTable, ...], str]:
-    """The tables of nf_tables, and why they are unknown, such as by a program that changes its tables all the time."""
+def _nft_tables() -> tuple[Sequence[NftTable], Sequence[str]]:
+    """The tables of nf_tables, or why they are unknown, such as by a program that changes its tables all the time."""
     try:
-        return foreign_rules.read_tables(), ""
+        return foreign_rules.read_tables(), ()
     except KernelError as error:
-        return (), str(error)
+        return (), (str(error),)
 
 
 def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.Choice | None) -> Iterator[NftTable]:

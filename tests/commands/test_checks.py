@@ -234,11 +234,11 @@ def test_an_input_policy_always_matters_since_no_rule_of_ours_accepts_service_tr
 
 def test_tables_that_could_not_be_read_are_not_taken_for_absent() -> None:
     reason = "list the chains: the data changed during each attempt"
-    found = list(checks.judge(dataclasses.replace(FINE, unread_tables=reason), WANTED, _config()))
+    found = list(checks.judge(dataclasses.replace(FINE, unread_tables=(reason,)), WANTED, _config()))
     (told,) = [one for one in found if one.topic in ("firewall", "kube-proxy")]
     assert told.level is Level.WARN
     assert reason in told.text
-    closed = dataclasses.replace(FINE, unread_tables=reason, tables=(dataclasses.replace(DOCKER, name="theirs"),))
+    closed = dataclasses.replace(FINE, unread_tables=(reason,), tables=(dataclasses.replace(DOCKER, name="theirs"),))
     told_of_legacy = [one for one in checks.judge(closed, WANTED, _config()) if one.topic == "firewall"]
     assert [one.level for one in told_of_legacy] == [Level.WARN, Level.WARN], "what is known is told all the same"
 
@@ -252,7 +252,7 @@ def test_another_backend_that_could_not_be_read_is_not_taken_for_empty() -> None
 
 def test_without_privileges_only_these_are_told() -> None:
     lacking = (Missing("this process may not change the network", "give it CAP_NET_ADMIN"),)
-    found = _judge(privileges=lacking, unread_tables="not permitted", unread_backend="not permitted")
+    found = _judge(privileges=lacking, unread_tables=("not permitted",), unread_backend="not permitted")
     assert {one.topic for one in found} == {"privileges"}
 
 

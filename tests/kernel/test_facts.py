@@ -9,6 +9,7 @@ import pytest
 
 from ipvsproxy.kernel import facts, rules_backend
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
 from ipvsproxy.kernel.nftables import foreign_rules
 from ipvsproxy.kernel.rules_backend import BackendChoice
@@ -81,5 +82,24 @@ def test_what_could_not_be_read_of_nf_tables_is_told(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(foreign_rules, "read_tables", fail)
     monkeypatch.setattr(rules_backend, "describe_other", fail)
-    assert facts._nft_tables() == ((), "read the tables: the answer is incomplete")
+    assert facts._nft_tables() == ((), ("read the tables: the answer is incomplete",))
     assert facts._other_backend(BackendChoice(Backend.NFTABLES, "")) == ("", "read the tables: the answer is incomplete")
+
+
+def test_a_program_of_iptables_that_gave_no_answer_is_told_and_one_without_tables_is_not(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = {
+        "iptables-save": "#!/bin/sh\necho '*nat'",
+        "ip6tables-save": "#!/bin/sh\nexit 1",
+        "other-save": "of another machine",
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(iptables_variant, "installed", list)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    choice = Choice({Family.IPV4: "iptables", Family.IPV6: "ip6tables"}, Variant.LEGACY, "")
+    assert facts._listings(choice) == ({"iptables": "*nat\n"}, [])
+    choice = Choice({Family.IPV4: "iptables", Family.IPV6: "other"}, Variant.LEGACY, "")
+    assert facts._listings(choice) == ({"iptables": "*nat\n"}, [f"other-save: {tmp_path}/other-save: Exec format error"])
