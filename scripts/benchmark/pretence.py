@@ -10,7 +10,7 @@ from collections.abc import Collection, Container, Iterator
 from typing import Any
 from unittest import mock
 
-from ipvsproxy.kernel import host, node
+from ipvsproxy.kernel import host, node, sysctls
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.iptables import process as iptables_process
@@ -50,8 +50,8 @@ def kernel() -> Iterator[None]:
             (host, "load_modules", lambda *_: ""),
             (host, "missing_features", lambda *_: ()),
             (host, "missing_set_types", lambda *_: ()),
-            (host.SysctlDriver, "apply", lambda _driver, operations: list(map(Outcome, operations))),
-            (host.SysctlDriver, "observe", lambda _driver, paths: dict.fromkeys(paths, "")),
+            (sysctls.SysctlDriver, "apply", lambda _driver, operations: list(map(Outcome, operations))),
+            (sysctls.SysctlDriver, "observe", lambda _driver, paths: dict.fromkeys(paths, "")),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
