@@ -17,21 +17,32 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.translate.settings import TrafficScopes
-from tests.support import golden_fixtures, golden_http, golden_state, lab, program, scope_rows
+from tests.support import cluster, golden_fixtures, golden_http, golden_state, lab, program, scope_rows
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
 
+SECTIONS = tuple(
+    section for section in golden_state.KERNEL_SECTIONS if cluster.BACKEND is not Backend.NFTABLES or section != "iptables"
+)
+"""The sections of a recording that are compared: rules of nftables are others. Sets are compared entry by entry."""
+PROFILES = [
+    name
+    for name, profile in golden_fixtures.profiles().items()
+    if cluster.BACKEND is not Backend.NFTABLES or not profile.get("no_ip6tables")
+]
+"""Without one where the programs of iptables lack IPv6, which nftables serves without them."""
 PHASES = {"default": ("P0", "P1", "P2")}
 WITHOUT_SCOPES, WITH_SCOPES = TrafficScopes.KUBE_PROXY, TrafficScopes.API
 PROFILES_WITH_SCOPES = ("default", "masquerade-all")
 CASES = [
     (scopes, profile, phase, section)
     for scopes in TrafficScopes
-    for profile in (golden_fixtures.profiles() if scopes is WITHOUT_SCOPES else PROFILES_WITH_SCOPES)
+    for profile in (PROFILES if scopes is WITHOUT_SCOPES else PROFILES_WITH_SCOPES)
     for phase in PHASES.get(profile, ("P0",))
-    for section in (*golden_state.KERNEL_SECTIONS, *golden_http.SECTIONS, *(("graceful_termination",) if phase == "P1" else ()))
+    for section in (*SECTIONS, *golden_http.SECTIONS, *(("graceful_termination",) if phase == "P1" else ()))
 ]
 PROBES: Mapping[str, Any] = golden_fixtures.recording("default", "probes")
 
@@ -85,7 +96,8 @@ def _start(scopes: TrafficScopes, profile: str, directory: Path) -> tuple[golden
     has_ipv6 = not settings.get("no_ip6tables", False)
     world = golden_fixtures.World(manifests, node_has_ipv6=has_ipv6)
     world.apply("P0")
-    flags = ["--hostname-override=node-a", f"--ipvs-traffic-scopes={scopes}", *settings["flags"].split()]
+    backend = f"--rules-backend={cluster.BACKEND}"
+    flags = ["--hostname-override=node-a", f"--ipvs-traffic-scopes={scopes}", backend, *settings["flags"].split()]
     path = None if has_ipv6 else _programs_that_fail(directory / "bin")
     return world, program.Program(manifests, directory / "log", *flags, path=path)
 
@@ -132,8 +144,8 @@ def _settle(running: program.Program, scopes: TrafficScopes, profile: str, phase
     deadline = time.monotonic() + SETTLED_WITHIN_S
 
     def is_settled() -> bool:
-        states.append(golden_state.read_state())
-        if not _report(scopes, profile, phase, states[-1], golden_state.KERNEL_SECTIONS) or time.monotonic() > deadline:
+        states.append(golden_state.read_state(backend=cluster.BACKEND))
+        if not _report(scopes, profile, phase, states[-1], SECTIONS) or time.monotonic() > deadline:
             return True
         draining = any(
             server["weight"] == 0 and row not in recorded["real_servers"] for row, server in states[-1]["real_servers"].items()
