@@ -1,6 +1,7 @@
 """The commands of docs/runbook.md and docs/migration.md, as printed, on a real kernel: none of them fails.
 
-kubectl is a stand-in: "exec" runs the command here; applied files must exist, and a folder for -k must have a kustomization.yaml.
+Lines that look into iptables and ipset run with the backend iptables, those that look into nftables with nftables. kubectl is a
+stand-in: "exec" runs the command here; applied files must exist, and a folder for -k must have a kustomization.yaml.
 Not tested: a cluster's answers.
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from ipvsproxy.model.rules import Backend
+from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support.program import Program
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -49,22 +52,38 @@ ipvs: {scheduler: rr}
 """
 ELSEWHERE = ("podman ", "(cd manifests/base && kustomize")
 """Commands that need a registry, or change the repository."""
+OF_OTHER_BACKEND = {Backend.IPTABLES: ("nft ",), Backend.NFTABLES: ("ipset ", "iptables-save ")}
+"""Commands that find nothing while rules and sets are in this backend."""
+BACKENDS = [Backend.IPTABLES, pytest.param(Backend.NFTABLES, marks=NEEDS_NF_TABLES)]
+IN_THE_REPORT = {
+    Backend.IPTABLES: ("create KUBE-CLUSTER-IP", ":KUBE-SERVICES"),
+    Backend.NFTABLES: ("set KUBE-CLUSTER-IP {", "chain IPv4-nat-KUBE-SERVICES {"),
+}
 
 Surroundings = Mapping[str, str]
 
 
-def blocks(document: str) -> list[str]:
-    """The shell commands of a document, one string per heading."""
+def blocks(document: str, backend: Backend = Backend.IPTABLES) -> list[str]:
+    """The shell commands of a document for one backend, one string per heading."""
     text = (ROOT / "docs" / document).read_text()
     parts = [
         re.findall(r"^```sh\n(.*?)^```", part, re.MULTILINE | re.DOTALL) for part in re.split(r"^##+ ", text, flags=re.MULTILINE)
     ]
     lines = ["".join(commands).splitlines(keepends=True) for commands in parts if commands]
-    return ["".join(line for line in part if not line.startswith(ELSEWHERE)) for part in lines]
+    left_out = (*ELSEWHERE, *OF_OTHER_BACKEND[backend])
+    return ["".join(line for line in part if not line.startswith(left_out)) for part in lines]
 
 
 @pytest.fixture
-def surroundings(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, network_namespace: None) -> Iterator[Surroundings]:
+def backend() -> Backend:
+    """The backend of the program, unless a test has another one."""
+    return Backend.IPTABLES
+
+
+@pytest.fixture
+def surroundings(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, network_namespace: None, backend: Backend
+) -> Iterator[Surroundings]:
     """A node that runs ipvsproxy with the demo's Services, with the stand-ins in PATH."""
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -72,7 +91,7 @@ def surroundings(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, networ
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     folder = ROOT / "manifests/demo"
-    (tools / "config.conf").write_text(CONFIGURATION + f"ipvsproxy: {{manifests: {folder}}}\n")
+    (tools / "config.conf").write_text(CONFIGURATION + f"ipvsproxy: {{manifests: {folder}, rulesBackend: {backend}}}\n")
     monkeypatch.setenv("PATH", f"{tools}:{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     for command in ("link add eth0 type dummy", "address add 172.18.0.2/16 dev eth0", "link set eth0 up"):
         subprocess.run(("ip", *command.split()), check=True)
@@ -98,15 +117,16 @@ def type_in(commands: str, folder: str) -> str:
 
 
 @pytest.mark.kernel
-def test_every_command_of_the_runbook_works_as_printed(surroundings: Surroundings) -> None:
-    said = type_in("".join(blocks("runbook.md")), surroundings["folder"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_command_of_the_runbook_works_as_printed(surroundings: Surroundings, backend: Backend) -> None:
+    said = type_in("".join(blocks("runbook.md", backend)), surroundings["folder"])
     assert "\n200\n" in said.replace("}200", "}\n200")
     assert "Service demo/web (ClusterIP)" in said
     assert "TCP 10.96.0.80:80 (cluster IP), rr" in said
     assert "0 differences" in said or "equal" in said
     assert re.search(r"^demo-node: \d+ ok", said, re.MULTILINE)
     report = (pathlib.Path(surroundings["folder"]) / "report.txt").read_text()
-    for part in ('"command": "explain"', "demo/web:http", "create KUBE-CLUSTER-IP", ":KUBE-SERVICES", "kube-ipvs0"):
+    for part in ('"command": "explain"', "demo/web:http", *IN_THE_REPORT[backend], "kube-ipvs0"):
         assert part in report
 
 
