@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, Response, expect
+from playwright.sync_api import Page, Response, Route, expect
 
 from ipvsproxy.daemon.ui import counters, pages
 from ipvsproxy.model.service import ApiObject
@@ -58,6 +58,18 @@ def test_the_node_tells_that_all_is_in_force_and_how_it_went(looking: Look) -> N
     for text in ("API server", "iptables nft", "Scheduler", "EndpointSlice"):
         expect(page.get_by_text(text).first).to_be_visible()
     assert page.title() == "Node \N{EN DASH} ipvsproxy"
+
+
+def test_the_node_names_nftables_alone_where_it_holds_the_rules(looking: Look) -> None:
+    def in_nftables(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, body=answer.text().replace('"iptables":"nft"', '"iptables":"nftables"'))
+
+    page = looking(PARTS["services"])
+    page.route("**/node.json*", in_nftables)
+    page.goto(page.url.partition("#")[0] + PARTS["node"])
+    expect(page.get_by_text("nftables, in time").first).to_have_text(re.compile("^nftables"))
+    expect(page.get_by_text("iptables")).to_have_count(0)
 
 
 def test_ten_thousand_services_are_turned_page_by_page(looking: Look) -> None:

@@ -36,7 +36,10 @@ EVENTS: Mapping[str, str] = {
     ),
     "dry_run_starting": "a dry run begins",
     "event_not_written": "the API server refused a Kubernetes event",
-    "family_not_served": "the kernel or the host certainly has no iptables tables for this family; nothing of it is removed",
+    "family_not_served": (
+        "the host or the kernel certainly cannot hold rules of this family, in iptables or nftables as configured, or IPVS does "
+        "not know it; nothing of it is removed"
+    ),
     "first_list_not_believed": (
         "of a first list without objects: no object that it lacks is removed, or compared by a dry run, until a second "
         "list confirms it"
@@ -157,8 +160,8 @@ EVENTS: Mapping[str, str] = {
     "server_cannot_listen": "the address is taken; listening is tried again every 5 s",
     "server_listening": "an HTTP server listens",
     "serves": "of a dry run: where one of its servers listens, beside kube-proxy's",
-    "set_enlarged": "a nearly full set was swapped for one with twice the `capacity`",
-    "set_not_enlarged": "a nearly full set could not be swapped for a larger one, and why",
+    "set_enlarged": "a nearly full ipset was swapped for one with twice the `capacity`",
+    "set_not_enlarged": "a nearly full ipset could not be swapped for a larger one, and why",
     "set_not_inherited": "an entry of the other backend's sets could not be copied, and why; see `sets_not_inherited`",
     "sets_inherited": (
         "a start has copied entries that only the other backend's sets had: they tell which virtual servers are ours"
@@ -176,7 +179,7 @@ EVENTS: Mapping[str, str] = {
         "hangs, or the node is overloaded. Before the step ends, a start changes nothing and `/healthz` is not open; a reload "
         "leaves the former configuration in force, which serves changes of Services"
     ),
-    "starting": "the process starts: node name, scheduler, served families, iptables variant",
+    "starting": "the process starts: node name, scheduler, served families, and what writes the rules",
     "stopped": "the process ends",
     "synced": (
         "changes are in force: number of translated Services, `operations` done and `failed`, `pending` kernel objects "
@@ -255,7 +258,7 @@ KEYS: Mapping[str, Key] = {
     "protocol": Key("text", "`TCP`, `UDP` or `SCTP`"),
     "service": Key("text", "a Service, as `namespace/name`"),
     "services": Key("number", "Services that were translated"),
-    "set": Key("text", "the name of an ipset"),
+    "set": Key("text", "the name of a set, in ipset or nftables"),
     "settings": Key("list or number", "settings of the configuration, or of the kernel"),
     "silent_for_s": Key("seconds", "time since the last contact"),
     "skipped": Key("list", "parts of a Service that are not used"),

@@ -128,13 +128,18 @@ function* details(answer) {
     fact("Kernel", answer.kernel.release),
     fact("Scheduler", answer.kernel.scheduler),
     answer.kernel.families.map((family) =>
-      fact(family.family, `iptables ${family.iptables}, ${family.healthy ? "in time" : "late"}${family.updatedAt ? `, complete at ${clock(family.updatedAt)}` : ""}`),
+      fact(family.family, `${holder(family.iptables)}, ${family.healthy ? "in time" : "late"}${family.updatedAt ? `, complete at ${clock(family.updatedAt)}` : ""}`),
     ),
     fact("Changes", answer.healthy ? "in time" : "late: /livez fails"),
     fact("Load balancers", answer.eligible ? "are welcome" : "are turned away: /healthz fails"),
     fact("Oldest change", answer.oldestChangeAgeSeconds ? `waits for ${seconds(answer.oldestChangeAgeSeconds)}` : "none waits"),
   );
   yield el("p", { class: "note" }, `${count(answer.services, "Service")} known; figures at ${clock(answer.now)}.`);
+}
+
+/** What holds the rules of a family: nftables, or a variant of iptables. */
+function holder(variant) {
+  return variant === "nftables" ? variant : `iptables ${variant}`;
 }
 
 function fact(name, value) {
