@@ -11,6 +11,7 @@ import pytest
 from ipvsproxy.config import catalogue
 from ipvsproxy.daemon.base import log_events
 from ipvsproxy.daemon.metrics.series import ALL
+from ipvsproxy.kernel import host
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "ipvsproxy"
@@ -78,6 +79,14 @@ def test_architecture_names_no_module_that_does_not_exist() -> None:
 def test_every_flag_that_running_explains_exists() -> None:
     named = set(re.findall(r"--([a-z][a-z-]*[a-z])", (ROOT / "docs/running.md").read_text()))
     assert named - catalogue.BY_FLAG.keys() - {"dry-run", "output"} == set()  # these two are in config/output.py
+
+
+def test_running_names_every_module_that_the_start_loads_and_no_other() -> None:
+    section = (ROOT / "docs/running.md").read_text().partition("\n### Kernel modules\n")[2].partition("\n### ")[0]
+    of_nftables = re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0].split()
+    assert set(of_nftables) == {*host.NFTABLES_MODULES, "ip_vs_rr", "nf_conntrack_netlink"}
+    of_iptables = {*of_nftables[:5], *re.findall(r"`((?:ip_set|xt)\w*)`", section)}
+    assert of_iptables == {*host.MODULES, "ip_vs_rr", "nf_conntrack_netlink"}
 
 
 def test_every_quoted_log_line_is_an_event() -> None:
