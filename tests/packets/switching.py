@@ -5,8 +5,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ipvsproxy.kernel import rules_backend
 from ipvsproxy.model.net import Family
-from tests.support import cluster
+from ipvsproxy.model.rules import Backend
+from tests.support import cluster, lab
 from tests.support.cluster import Cluster
 
 HELD = (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
@@ -28,6 +30,15 @@ def configure(path: Path, **ours: object) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(document))
     draft.rename(path)
+
+
+def holds(laboratory: lab.Lab, backend: Backend) -> bool:
+    """Whether rules and sets are in this backend, and nothing of ours is in the other one."""
+    chains = "".join(laboratory.run("node", f"{program}-save") for program in ("iptables", "ip6tables"))
+    sets = laboratory.run("node", "ipset", "list", "-name")
+    in_iptables = (":KUBE-SERVICES" in chains, "KUBE-CLUSTER-IP" in sets)
+    wanted = backend is Backend.IPTABLES
+    return in_iptables == (wanted, wanted) and rules_backend.holds_table() is not wanted
 
 
 @contextlib.contextmanager

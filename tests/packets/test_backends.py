@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ipvsproxy.kernel import rules_backend
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
-from tests.packets.switching import configure, losing_nothing
+from tests.packets.switching import configure, holds, losing_nothing
 from tests.support import cluster, lab, patience, program
 from tests.support.cluster import Cluster, service
 
@@ -56,15 +55,6 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
     while not reached():
         assert time.monotonic() < deadline, f"not {what} within {HEALED_WITHIN_S} s"
         time.sleep(0.2)
-
-
-def holds(laboratory: lab.Lab, backend: Backend) -> bool:
-    """Whether rules and sets are in this backend, and nothing of ours is in the other one."""
-    chains = "".join(laboratory.run("node", f"{program}-save") for program in ("iptables", "ip6tables"))
-    sets = laboratory.run("node", "ipset", "list", "-name")
-    in_iptables = (":KUBE-SERVICES" in chains, "KUBE-CLUSTER-IP" in sets)
-    wanted = backend is Backend.IPTABLES
-    return in_iptables == (wanted, wanted) and rules_backend.holds_table() is not wanted
 
 
 def test_a_switch_in_both_directions_loses_no_connection_and_no_request(laboratory: lab.Lab, tmp_path: Path) -> None:

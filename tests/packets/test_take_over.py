@@ -3,6 +3,9 @@
 No object that kube-proxy left may be written again, and no client may notice. After ipvsproxy has stopped, the kernel has the
 state that kube-proxy left. Rows in ``golden/accepted.txt``, which differ on purpose, may be written. Second scopes of addresses
 are added beside that state; before the hand-back they are switched off, which removes them.
+
+With rules in nftables, the take-over moves kube-proxy's rules and sets there, and a program with rules in iptables moves them
+back before the hand-back, under the same load.
 """
 
 import contextlib
@@ -14,9 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.settings import TrafficScopes
 from tests.chaos.take_overs import CLIENTS, add_second_address
-from tests.support import golden_fixtures, golden_state, lab, patience, program, scope_rows
+from tests.packets.switching import holds
+from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program, scope_rows
 
 pytestmark = [pytest.mark.kernel, pytest.mark.distribution, pytest.mark.timeout(300)]
 
@@ -30,6 +35,8 @@ WRITTEN = frozenset({("set", "sysctl")})
 SCOPED_SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables")
 SCOPED = frozenset({("add", "virtual_server"), ("add", "real_server"), ("add", "set"), ("add", "set_entry"), ("set", "rules")})
 """Second scopes add objects, and chains to the rules."""
+MOVES = cluster.BACKEND is Backend.NFTABLES
+"""Whether the take-over moves rules and sets to nftables, so that it writes them and removes kube-proxy's."""
 
 
 class Passage(NamedTuple):
@@ -52,6 +59,7 @@ def _passage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     manifests = directory / "manifests"
     manifests.mkdir()
     golden_fixtures.World(manifests).apply("P0")
+    kube_proxys = (f"--ipvs-traffic-scopes={TrafficScopes.KUBE_PROXY}", f"--rules-backend={Backend.IPTABLES}")
     flags = ["--hostname-override=node-a", "-v=4", *golden_fixtures.profiles()["default"]["flags"].split()]
     with lab.Lab() as node:
         add_second_address(node)
@@ -60,13 +68,21 @@ def _passage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         with contextlib.ExitStack() as loads:
             results = [loads.enter_context(node.load(*one[:4], src=one.src, interval_s=INTERVAL_S)) for one in CLIENTS]
             log = directory / "log"
-            with program.Program(manifests, log, *flags, f"--ipvs-traffic-scopes={scopes}") as running:
+            with program.Program(
+                manifests, log, *flags, f"--ipvs-traffic-scopes={scopes}", f"--rules-backend={cluster.BACKEND}"
+            ) as running:
                 running.wait_until_synced()
+                if MOVES:
+                    running.wait_until(
+                        lambda: holds(node, Backend.NFTABLES) and not _left(node), "moved to nftables", program.SYNCED_WITHIN_S
+                    )
                 operations = dict(_operations())
                 asked = connection.ask()
                 traces = _traces()
-            if scopes is TrafficScopes.API:
-                with program.Program(manifests, log, *flags, f"--ipvs-traffic-scopes={TrafficScopes.KUBE_PROXY}") as running:
+            if MOVES or scopes is TrafficScopes.API:
+                with program.Program(manifests, log, *flags, *kube_proxys) as running:
+                    if MOVES:
+                        running.wait_until(lambda: holds(node, Backend.IPTABLES), "moved back", program.SYNCED_WITHIN_S)
                     running.wait_until(lambda: not _traces(), "without second scopes", program.SYNCED_WITHIN_S)
         yield Passage(
             operations,
@@ -77,7 +93,7 @@ def _passage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             scopes,
             traces,
         )
-        golden_state.clear_state()
+        cluster.clear()
 
 
 def _traces() -> int:
@@ -85,6 +101,13 @@ def _traces() -> int:
     state = golden_state.read_state(SCOPED_SECTIONS)
     compared = golden_state.differences(scope_rows.without_scopes(state), state, SCOPED_SECTIONS)
     return sum(len(rows) for rows in compared.values())
+
+
+def _left(node: lab.Lab) -> list[str]:
+    """The chains of iptables and the sets of ipset that kube-proxy may have made."""
+    saved = [node.run("node", save) for save in ("iptables-save", "ip6tables-save")]
+    sets = node.run("node", "ipset", "list", "-name").split()
+    return re.findall(r"^:KUBE-\S+", "\n".join(saved), re.MULTILINE) + [name for name in sets if name.startswith("KUBE-")]
 
 
 def _operations() -> Iterator[tuple[tuple[str, str], int]]:
@@ -97,11 +120,20 @@ def _operations() -> Iterator[tuple[tuple[str, str], int]]:
             yield (given["verb"], given["kind"]), int(float(value))
 
 
+@pytest.mark.skipif(MOVES, reason="rules and sets move to nftables")
 def test_nothing_is_written_again(passage: Passage) -> None:
     written = {(verb, kind): count for (verb, kind), count in passage.operations.items() if kind not in LOOKED_THROUGH}
     added = SCOPED if passage.scopes is TrafficScopes.API else frozenset[tuple[str, str]]()
     assert set(written) <= WRITTEN | added, passage.log
     assert max((count for one, count in written.items() if one not in added), default=0) <= len(Family)
+    assert bool(passage.traces) is bool(added)
+
+
+@pytest.mark.skipif(not MOVES, reason="kube-proxy's rules and sets are taken over")
+def test_rules_and_sets_move_to_nftables_and_virtual_servers_are_not_written(passage: Passage) -> None:
+    servers = {one: count for one, count in passage.operations.items() if one[1] in ("virtual_server", "real_server")}
+    added = SCOPED if passage.scopes is TrafficScopes.API else frozenset[tuple[str, str]]()
+    assert set(servers) <= added, passage.log
     assert bool(passage.traces) is bool(added)
 
 
