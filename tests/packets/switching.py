@@ -41,6 +41,37 @@ def holds(laboratory: lab.Lab, backend: Backend) -> bool:
     return in_iptables == (wanted, wanted) and rules_backend.holds_table() is not wanted
 
 
+REFUSED_WITHIN_S = 0.25
+"""How long a client that must be refused waits for an answer, so that it asks often."""
+
+
+@contextlib.contextmanager
+def refusing_always(running: Cluster, clients: Sequence[tuple[str, str, int, Family]]) -> Iterator[None]:
+    """Fail at the end if one of these clients has been answered.
+
+    Each is the name of an address outside, the address that it asks by TCP, the port, and the family.
+    """
+    with contextlib.ExitStack() as loads:
+        load = [
+            loads.enter_context(
+                running.lab.load(
+                    "client",
+                    "TCP",
+                    cluster.address(to, family),
+                    port,
+                    src=cluster.address(name, family),
+                    interval_s=0.02,
+                    timeout_s=REFUSED_WITHIN_S,
+                )
+            )
+            for name, to, port, family in clients
+        ]
+        yield
+    answered = {client: one.outcomes for client, (one,) in zip(clients, load, strict=True) if "ok" in one.outcomes}
+    assert answered == {}
+    assert all(sum(one.outcomes.values()) >= 10 for (one,) in load), [one.outcomes for (one,) in load]
+
+
 @contextlib.contextmanager
 def losing_nothing(running: Cluster, clients: Sequence[Client]) -> Iterator[Callable[[], None]]:
     """Fail at the end if a request of these clients has failed. The function fails if a held connection is lost."""

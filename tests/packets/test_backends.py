@@ -15,7 +15,7 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
-from tests.packets.switching import configure, holds, losing_nothing
+from tests.packets.switching import configure, holds, losing_nothing, refusing_always
 from tests.support import cluster, lab, patience, program
 from tests.support.cluster import Cluster, service
 
@@ -29,6 +29,16 @@ HEALED_WITHIN_S = patience.seconds(40.0)
 SERVICES = [
     service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001),
     service("local", 2, "p1", "r1", balancer=True, node_port=30002, externalTrafficPolicy="Local"),
+    service("ranges", 3, "p1", balancer=True, loadBalancerSourceRanges=["172.18.0.50/32", "fc00:f853:ccd::50/128"]),
+]
+REFUSED = [
+    (name, to, port, family)
+    for name, to, port in (
+        *[("client2", "balancer 3", 80)] * 5,  # outside the source ranges; one that waits for an answer asks seldom
+        ("client", "cluster 1", 22),  # the host's own port
+        ("client", "balancer 1", 22),
+    )
+    for family in Family
 ]
 CLIENTS = [
     (from_, protocol, to, family)
@@ -57,10 +67,12 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def test_a_switch_in_both_directions_loses_no_connection_and_no_request(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_switch_in_both_directions_loses_no_connection_and_no_request_and_lets_nobody_in(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=iptables") as running:
         running.have(*SERVICES)
-        with losing_nothing(running, CLIENTS) as check_held:
+        with refusing_always(running, REFUSED), losing_nothing(running, CLIENTS) as check_held:
             for backend in (Backend.NFTABLES, Backend.IPTABLES, Backend.NFTABLES):
                 running.program.__exit__(None, None, None)
                 running.start(f"--rules-backend={backend}")
@@ -68,14 +80,16 @@ def test_a_switch_in_both_directions_loses_no_connection_and_no_request(laborato
                 check_held()
 
 
-def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_request(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_request_or_an_intruder(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     path = tmp_path / "config.json"
     configure(path, rulesBackend=Backend.IPTABLES)
     with Cluster(laboratory, tmp_path, f"--config={path}") as running:
         running.have(*SERVICES)
         assert holds(laboratory, Backend.IPTABLES)
         process = running.program.process_id
-        with losing_nothing(running, CLIENTS) as check_held:
+        with refusing_always(running, REFUSED), losing_nothing(running, CLIENTS) as check_held:
             for backend in (Backend.NFTABLES, Backend.IPTABLES, Backend.NFTABLES):
                 configure(path, rulesBackend=backend)
                 wait_until(functools.partial(holds, laboratory, backend), f"switched to {backend}")
@@ -95,14 +109,14 @@ def test_a_process_that_is_killed_before_its_rules_have_moved_is_followed_by_one
         before = set(running.virtual_servers())
         assert any(protocol == "FWM" for protocol, _, _ in before)
         running.program.kill()
-        running.objects = list(SERVICES[1])
+        running.objects = [*SERVICES[1], *SERVICES[2]]
         running.start(f"--rules-backend={new}")
         wait_until(functools.partial(holds, laboratory, new), f"switched to {new}")
         assert running.logged("event=sets_inherited")
         gone = {cluster.address(f"{kind} 1", family) for kind in ("cluster", "balancer", "external") for family in Family}
         assert set(running.virtual_servers()) == {
             (protocol, address, port) for protocol, address, port in before if address not in gone and port != 30001
-        }, "those of the other Service stay, with their marks"
+        }, "those of the other Services stay, with their marks"
 
 
 @pytest.mark.parametrize(
