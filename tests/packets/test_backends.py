@@ -16,7 +16,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.packets.switching import configure, holds, losing_nothing, refusing_always
-from tests.support import cluster, lab, patience, program
+from tests.support import cluster, lab, patience, program, unpolled_program
 from tests.support.cluster import Cluster, service
 
 pytestmark = [
@@ -129,9 +129,10 @@ def test_a_process_that_is_killed_before_its_rules_have_moved_is_followed_by_one
         "insert rule inet ipvsproxy IPv4-filter-INPUT accept",
     ],
 )
-def test_harm_by_others_heals(laboratory: lab.Lab, tmp_path: Path, harm: str) -> None:
-    flags = ("--rules-backend=nftables", "--ipvs-sync-period=2s")
-    with Cluster(laboratory, tmp_path, *flags) as running:
+def test_harm_by_others_heals_after_the_notification_alone(laboratory: lab.Lab, tmp_path: Path, harm: str) -> None:
+    """No audit and no poll comes meanwhile."""
+    flags = ("--rules-backend=nftables", "--ipvs-sync-period=1h", "--ipvs-drift-check-interval=1h")
+    with Cluster(laboratory, tmp_path, *flags, starter=unpolled_program.STARTER) as running:
         running.have(*SERVICES)
         assert json.loads(verify(running).output)["differences"] == []
         before, found = listed(), len(running.logged("event=drift_found"))

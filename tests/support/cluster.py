@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -161,17 +161,21 @@ def clear() -> None:
 
 
 class Cluster:
-    """The ``lab``, and the program while the block runs. The node's kernel is empty before."""
+    """The ``lab``, and the program while the block runs. The node's kernel is empty before.
 
-    def __init__(self, laboratory: lab.Lab, directory: Path, *flags: str) -> None:
+    ``starter`` are the arguments of Python before the flags, which run the program.
+    """
+
+    def __init__(self, laboratory: lab.Lab, directory: Path, *flags: str, starter: Sequence[str] = program.STARTER) -> None:
         self.lab = laboratory
+        self._starter = starter
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
         self._flags = (*FLAGS, f"--rules-backend={BACKEND}", *flags)
         self.objects: list[Manifest] = []
         """The API's objects at the next ``show``; a Node is added if there is none."""
-        self.program = program.Program(self._manifests, self._log, *self._flags)
+        self.program = program.Program(self._manifests, self._log, *self._flags, starter=starter)
 
     def __enter__(self) -> Self:
         clear()
@@ -189,7 +193,7 @@ class Cluster:
 
     def begin(self, *flags: str) -> None:
         """Start the program with these additional flags, and wait for nothing."""
-        self.program = program.Program(self._manifests, self._log, *self._flags, *flags)
+        self.program = program.Program(self._manifests, self._log, *self._flags, *flags, starter=self._starter)
         self.show()
         self.program.__enter__()
 
