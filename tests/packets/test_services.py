@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, host_port, parse_address
 from ipvsproxy.translate.settings import Binding
 from tests.packets import questions
 from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, Row
@@ -30,8 +30,18 @@ SERVICES = [
     *service("external", 2, *ALL_NODES, external=True),
     *service("balancer", 3, *ALL_NODES, balancer=True, node_port=30003),
     *service("external-local", 4, *ALL_NODES, external=True, externalTrafficPolicy="Local"),
-    *service("balancer-local", 5, *ALL_NODES, balancer=True, node_port=30005, externalTrafficPolicy="Local"),
-    *service("balancer-local-elsewhere", 6, "r1", balancer=True, node_port=30006, externalTrafficPolicy="Local"),
+    *service(
+        "balancer-local", 5, *ALL_NODES, balancer=True, node_port=30005, externalTrafficPolicy="Local", healthCheckNodePort=32005
+    ),
+    *service(
+        "balancer-local-elsewhere",
+        6,
+        "r1",
+        balancer=True,
+        node_port=30006,
+        externalTrafficPolicy="Local",
+        healthCheckNodePort=32006,
+    ),
     *service("internal-local", 7, *ALL_NODES, internalTrafficPolicy="Local"),
     *service("internal-local-elsewhere", 8, "r1", node_port=30008, internalTrafficPolicy="Local"),
     *service("ranges-client", 9, *ALL_NODES, balancer=True, node_port=30009, loadBalancerSourceRanges=RANGES["client alone"]),
@@ -168,6 +178,22 @@ def test_a_client_with_affinity_stays_with_one_endpoint(
     node, source = cluster.address("node", family), cluster.address(name, family)
     result = running.lab.probe("client", protocol, node, 30020, src=source, count=ATTEMPTS, timeout_s=4.0)
     assert (result.outcome, len(result.backends)) == (ANSWERED, 1)
+
+
+@pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+@pytest.mark.parametrize(
+    ("port", "status"),
+    [
+        pytest.param(32005, "200", id="with a local endpoint", marks=pytest.mark.distribution),
+        pytest.param(32006, "503", id="without a local endpoint", marks=pytest.mark.distribution),
+    ],
+)
+def test_a_health_check_port_tells_a_load_balancer_whether_an_endpoint_is_here(
+    running: cluster.Cluster, port: int, status: str, family: Family
+) -> None:
+    url = f"http://{host_port(parse_address(cluster.address('node', family)), port)}/"
+    asked = ("curl", "--silent", "--show-error", "--output", "/dev/null", "--write-out", "%{http_code}", "--max-time", "30")
+    assert running.lab.run("client", *asked, url) == status
 
 
 def test_an_address_in_mode_proxy_is_not_served(running: cluster.Cluster) -> None:
