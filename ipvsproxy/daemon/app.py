@@ -71,7 +71,7 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
         late_rules = asyncio.Event()
         async with requirements.running_kernel(config.ipvs, metrics.applied, late_rules.set, listen=True) as kernel:
             requirements.demand(host.missing_settings())
-            programs = await requirements.demand_usable_node(kernel)
+            programs = await requirements.demand_usable_node(kernel, config.detect_local.mode)
             rules = await kernel.call(lambda node: node.leftover_rules)
             tables = leftovers.of_nftables(await kernel.call(lambda node: node.leftover_tables))
             await asyncio.to_thread(leftovers.announce, tables)

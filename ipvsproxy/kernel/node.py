@@ -30,6 +30,7 @@ from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables
 from ipvsproxy.kernel.sysctls import SysctlDriver
+from ipvsproxy.model import features
 from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
 from ipvsproxy.model.kind import DriverName
@@ -313,9 +314,13 @@ class NodeKernel:
         rules_backend.remove_table()
         return ()
 
-    def lacking(self) -> list[Feature]:
-        """The features that this kernel lacks, of those for which a start asks by two messages."""
-        return questions.lacking(questions.ask())
+    def lacking(self, *, by_interface: bool) -> list[Feature]:
+        """The features that this kernel lacks, of those for which a start asks by two messages.
+
+        ``by_interface``: an interface tells this node's pods, for which rules in nftables need a feature of their own.
+        """
+        unused = () if by_interface and self.backend is Backend.NFTABLES else (features.ARRIVAL_BEHIND_IPVS,)
+        return [feature for feature in questions.lacking(questions.ask()) if feature not in unused]
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of this host on all interfaces except our device.

@@ -45,21 +45,26 @@ Answers = Mapping[Feature, Answer]
 def ask(connect: Callable[[int], socket.socket] = netlink.open_socket, proc: pathlib.Path = pathlib.Path("/proc")) -> Answers:
     """The answers that a start needs to tell which fall-backs are in use: one socket option and two messages."""
     listings = conntrack.ask(connect)
-    try:
-        is_prompt: bool | None = host.kernel_version(proc) >= features.PROMPT_REUSE.since
-    except KernelError:
-        is_prompt = None
     return {
         features.FILTERED_ROUTES: Answer(_filters_routes(connect)),
         features.FILTERED_CONNECTIONS: Answer(listings.are_filtered),
         basic_features.TRACKED_FLOWS: Answer(listings.is_there),
-        features.PROMPT_REUSE: Answer(is_prompt, "by its version"),
+        **{feature: _by_version(feature, proc) for feature in (features.ARRIVAL_BEHIND_IPVS, features.PROMPT_REUSE)},
     }
 
 
+def _by_version(feature: Feature, proc: pathlib.Path) -> Answer:
+    """The answer for a feature that nothing in the kernel shows."""
+    remark = "by its version"
+    try:
+        return Answer(host.kernel_version(proc) >= feature.since, remark)
+    except KernelError:
+        return Answer(None, remark)
+
+
 def lacking(answers: Answers) -> list[Feature]:
-    """The features that the kernel certainly lacks."""
-    return [feature for feature, answer in answers.items() if answer.has is False]
+    """The features that the kernel certainly lacks, as the table has them."""
+    return [feature for feature in features.FEATURES if feature in answers and answers[feature].has is False]
 
 
 def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:

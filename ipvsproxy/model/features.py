@@ -52,9 +52,9 @@ ARRIVAL_BEHIND_IPVS = Feature(
     "`--rules-backend=nftables` with `--detect-local-mode=BridgeInterface` or `InterfaceNamePrefix`",
     (5, 5),
     "net/ipv4/ip_output.c, 28f8bfd1ac94",
-    "not at all: nothing in the kernel shows it",
+    "by the version of the kernel: nothing in the kernel shows it",
     Without.FALL_BACK,
-    "connections of this node's pods to cluster IPs are masqueraded as well, as without local detection of pods",
+    "connections of this node's pods to cluster IPs are masqueraded as well",
 )
 FILTERED_CONNECTIONS = Feature(
     "filtered-connections",

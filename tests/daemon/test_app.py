@@ -43,6 +43,7 @@ from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend
+from ipvsproxy.translate.settings import LocalMode
 from tests.config import loading
 from tests.support import api_server, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -105,7 +106,7 @@ class Kernel(FakeKernel):
     def has_ipv6(self) -> bool:
         return True
 
-    def lacking(self) -> list[Feature]:
+    def lacking(self, *, by_interface: bool) -> list[Feature]:
         return []
 
     def read_rules(self, families: Iterable[Family]) -> None:
@@ -477,13 +478,28 @@ def test_a_kernel_whose_ipvs_has_no_ipv6_serves_ipv4_and_says_why(bare: pytest.M
     ]
 
 
-async def test_what_the_kernel_lacks_is_logged_once_at_the_start(bare: pytest.MonkeyPatch) -> None:
-    bare.setattr(Kernel, "lacking", lambda _: [features.FILTERED_ROUTES, features.PROMPT_REUSE])
+def lacking_behind_ipvs(_: Kernel, *, by_interface: bool) -> list[Feature]:
+    return [features.FILTERED_ROUTES, *[features.ARRIVAL_BEHIND_IPVS] * by_interface]
+
+
+@pytest.mark.parametrize(
+    ("mode", "lacking"),
+    [
+        (LocalMode.CLUSTER_CIDR, ["filtered-routes"]),
+        (LocalMode.NODE_CIDR, ["filtered-routes"]),
+        (LocalMode.BRIDGE_INTERFACE, ["filtered-routes", "arrival-behind-ipvs"]),
+        (LocalMode.INTERFACE_NAME_PREFIX, ["filtered-routes", "arrival-behind-ipvs"]),
+    ],
+)
+async def test_what_the_kernel_lacks_is_logged_once_at_the_start(
+    bare: pytest.MonkeyPatch, mode: LocalMode, lacking: list[str]
+) -> None:
+    bare.setattr(Kernel, "lacking", lacking_behind_ipvs)
     bare.setattr(requirements, "usable_programs", lambda _: {})
     with structlog.testing.capture_logs() as logs:
         async with requirements.running_kernel(Ipvs()) as kernel:
-            await requirements.demand_usable_node(kernel)
-    assert [line["features"] for line in logs if line["event"] == "kernel_lacks"] == [["filtered-routes", "prompt-reuse"]]
+            await requirements.demand_usable_node(kernel, mode)
+    assert [line["features"] for line in logs if line["event"] == "kernel_lacks"] == [lacking]
 
 
 def test_without_any_family_the_reason_of_each_is_named(bare: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 import structlog
 
-from ipvsproxy.kernel import backend_drivers, node
+from ipvsproxy.kernel import backend_drivers, node, questions
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.model import features
 from ipvsproxy.model.kernel import (
     DEVICE,
     BoundAddresses,
@@ -245,6 +246,20 @@ def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel)
     target.apply(operations(*ITEMS["ipvs"], ENTRIES))
     assert [failed for failed, _ in reported] == [[False] * 3, [True]]
     assert all(took_s >= 0 for _, took_s in reported)
+
+
+@pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
+@pytest.mark.parametrize("by_interface", [True, False])
+def test_the_interface_of_arrival_is_missed_only_by_rules_in_nftables_that_tell_pods_by_it(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, backend: Backend, *, by_interface: bool
+) -> None:
+    del kernel
+    lacks = dict.fromkeys((features.PROMPT_REUSE, features.ARRIVAL_BEHIND_IPVS), questions.Answer(has=False))
+    monkeypatch.setattr(questions, "ask", lambda: lacks)
+    target = new_node()
+    monkeypatch.setattr(node.NodeKernel, "backend", backend)
+    missed = [features.ARRIVAL_BEHIND_IPVS] if by_interface and backend is Backend.NFTABLES else []
+    assert target.lacking(by_interface=by_interface) == [*missed, features.PROMPT_REUSE]
 
 
 def test_a_poll_reads_only_rules_that_have_changed_since_they_were_read(kernel: Kernel) -> None:

@@ -25,12 +25,15 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
-from tests.support import fake_netlink, old_kernel, old_program
+from tests.packets.nf_tables import NEEDS_NF_TABLES
+from tests.support import cluster, fake_netlink, lab, old_kernel, old_program
+from tests.support.cluster import Cluster, service
 from tests.support.old_kernel import OLD_KERNELS, OldSocket
 from tests.support.program import Program
 
 V4, V6 = parse_address("10.96.0.1"), parse_address("fd00:96::1")
 LACKING = {"4.18": "filtered-routes,filtered-connections,prompt-reuse", "5.4": "filtered-connections,prompt-reuse"}
+"""What a start with rules in iptables tells."""
 MANIFESTS = """
 apiVersion: v1
 kind: Service
@@ -232,5 +235,44 @@ def test_doctor_on_an_old_kernel_tells_each_fall_back(version: str, network_name
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told = json.loads(done.stdout)["kernel"]
     assert told["row"]["kernel"] == version
-    assert [one["name"] for one in told["features"] if one["has"] is False] == LACKING[version].split(",")
-    assert all(one["without"] == "fall-back" for one in told["features"] if one["has"] is False)
+    lacks = {one["name"] for one in told["features"] if one["has"] is False}
+    assert lacks - {"nat-in-inet"} == {*LACKING[version].split(","), "arrival-behind-ipvs"}
+    assert {one["without"] for one in told["features"] if one["name"] in lacks - {"nat-in-inet"}} == {"fall-back"}
+
+
+# With rules in nftables.
+
+
+@pytest.mark.kernel
+@NEEDS_NF_TABLES
+def test_a_start_with_nftables_on_a_kernel_without_nat_in_inet_tables_ends_with_a_sentence(
+    network_namespace: None, tmp_path: pathlib.Path
+) -> None:
+    write(tmp_path, "10.244.0.1")
+    flags = (f"--manifests={tmp_path / 'manifests'}", "--hostname-override=node-a", "--rules-backend=nftables")
+    command = (sys.executable, *old_program.STARTER, "4.18", "--proxy-mode=ipvs", *flags)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = done.stdout + done.stderr
+    assert done.returncode == 2, told
+    assert told.count("which came with Linux 5.2: load the module that has it, use a newer kernel, or") >= len(Family)
+    assert "Traceback" not in told
+    assert "inet ipvsproxy" not in run("nft", "list", "tables")
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(240)
+@NEEDS_NF_TABLES
+@pytest.mark.parametrize(("starter", "is_old"), [((*old_program.STARTER, "5.4"), True), (("-m", "ipvsproxy"), False)])
+def test_pods_told_by_their_interface_are_masqueraded_where_the_kernel_does_not_know_it_behind_ipvs(
+    starter: tuple[str, ...], tmp_path: pathlib.Path, *, is_old: bool
+) -> None:
+    flags = ("--rules-backend=nftables", "--detect-local-mode=BridgeInterface", "--pod-bridge-interface=cni0")
+    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path, *flags, starter=starter) as running:
+        running.have(service("far", 1, "r1", protocols=["TCP"]))
+        for family in Family:
+            answered = laboratory.probe("p2", "TCP", cluster.address("cluster 1", family), 80)
+            assert answered.outcome == "ok"
+            assert answered.sources == (cluster.address("node" if is_old else "p2", family),)
+        lacks = [one for line in running.logged("event=kernel_lacks") for one in re.findall("arrival-behind-ipvs", line)]
+        assert len(lacks) == is_old
+        assert running.logged("level=error|Traceback") == []

@@ -55,8 +55,18 @@ def proc_of(tmp_path: pathlib.Path, release: str) -> pathlib.Path:
     ("connect", "release", "lacking"),
     [
         (young, "6.12.0", []),
-        (old("5.4"), "5.4.0-216-generic", [features.FILTERED_CONNECTIONS, features.PROMPT_REUSE]),
-        (old("4.18"), "4.18.0", [features.FILTERED_ROUTES, features.FILTERED_CONNECTIONS, features.PROMPT_REUSE]),
+        (old("5.4"), "5.4.0-216-generic", [features.ARRIVAL_BEHIND_IPVS, features.FILTERED_CONNECTIONS, features.PROMPT_REUSE]),
+        (
+            old("4.18"),
+            "4.18.0",
+            [
+                features.FILTERED_ROUTES,
+                features.ARRIVAL_BEHIND_IPVS,
+                features.FILTERED_CONNECTIONS,
+                features.PROMPT_REUSE,
+            ],
+        ),
+        (old("5.4"), "5.5.0", [features.FILTERED_CONNECTIONS, features.PROMPT_REUSE]),
     ],
 )
 def test_a_start_finds_out_which_fall_backs_it_needs(

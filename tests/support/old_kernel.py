@@ -24,6 +24,8 @@ _LIST_CONNECTIONS = _CONNECTIONS | 1
 _FILTER = 25  # CTA_FILTER
 _NEW_CHAIN, _NEW_RULE = _NF_TABLES | 3, _NF_TABLES | 6
 _INET = 1
+_ARRIVAL = fake_netlink.attribute(2, struct.pack(">I", 6))  # NFTA_META_KEY, NFT_META_IIFNAME
+_NO_ARRIVAL = fake_netlink.attribute(2, struct.pack(">I", 26))  # NFT_META_IIFKIND, such as "bridge": the name of no interface
 _HEADER, _NETFILTER_HEADER = fake_netlink.HEADER, 4
 
 
@@ -40,6 +42,7 @@ class OldKernel(NamedTuple):
     filters_routes: bool
     filters_connections: bool
     has_nat_in_inet: bool
+    has_arrival_behind_ipvs: bool
 
 
 # IPSET_TYPE_REV_MAX in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c of Linux 5.10. That of hash:ip,port is the
@@ -62,6 +65,7 @@ OLD_KERNELS: Mapping[str, OldKernel] = {
             filters_routes=False,  # NETLINK_GET_STRICT_CHK: 89d35528d17d, Linux 4.20
             filters_connections=False,  # CTA_FILTER: cb8aa9a3affb, Linux 5.8
             has_nat_in_inet=False,  # d164385ec572, Linux 5.2
+            has_arrival_behind_ipvs=False,  # 28f8bfd1ac94, Linux 5.5
         ),
         OldKernel(
             "5.4",
@@ -70,6 +74,7 @@ OLD_KERNELS: Mapping[str, OldKernel] = {
             filters_routes=True,
             filters_connections=False,
             has_nat_in_inet=True,
+            has_arrival_behind_ipvs=False,
         ),
     )
 }
@@ -113,6 +118,8 @@ class OldSocket:
         _, kind, _, sequence, _ = _HEADER.unpack_from(whole)
         if kind == _LIST_CONNECTIONS and not self._kernel.filters_connections:
             return _without(whole, _FILTER)  # nfnetlink_rcv_msg ignores attributes with numbers that it does not know
+        if kind == _NEW_RULE and not self._kernel.has_arrival_behind_ipvs:
+            return whole.replace(_ARRIVAL, _NO_ARRIVAL)  # NF_HOOK without the interface of arrival in net/ipv4/ip_output.c
         if kind == _CREATE:
             parts = _attributes(whole)
             newest = self._kernel.newest_revisions.get(_type(whole, parts[3]))
@@ -134,6 +141,8 @@ class OldSocket:
 
     def _as_older(self, whole: bytes) -> bytes:
         _, kind, flags, sequence, port = _HEADER.unpack_from(whole)
+        if kind == _NEW_RULE:
+            return whole.replace(_NO_ARRIVAL, _ARRIVAL)
         if kind == _PROTOCOL:
             told = b"".join(fake_netlink.attribute(at, bytes([number])) for at, number in self._kernel.protocols.items())
             payload = whole[_HEADER.size :][:_NETFILTER_HEADER] + told

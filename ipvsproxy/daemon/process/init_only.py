@@ -38,7 +38,7 @@ async def _prepare_until_stopped(config: Config, signals: Signals) -> int:
 async def _prepare(config: Config) -> int:
     """Load modules, check all requirements, and write the kernel settings that differ from the desired ones."""
     async with requirements.running_kernel(config.ipvs) as kernel:
-        programs = await requirements.demand_usable_node(kernel)
+        programs = await requirements.demand_usable_node(kernel, config.detect_local.mode)
         name, _ = await requirements.until_answered(
             lambda: kernel.call(lambda node: requirements.usable_scheduler(node, config.ipvs.scheduler))
         )

@@ -30,6 +30,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate.settings import LocalMode
 
 FALLBACK_SCHEDULER = "rr"
 """The scheduler if the kernel lacks the configured one: another order of connections is better than none."""
@@ -215,16 +216,18 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
         raise CannotStartError(error) from error
 
 
-async def demand_usable_node(kernel: KernelThread[NodeKernel]) -> Mapping[Family, Program]:
+async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: LocalMode) -> Mapping[Family, Program]:
     """Go on only if addresses can be read, no other kind of interface has the name of our device, and a family can be served.
 
-    Returns the iptables program of each family that can be served. Logs which features the kernel lacks.
+    Returns the iptables program of each family that can be served. Logs which features the kernel lacks, also of those that only
+    some ways need to recognise this node's pods (``local_mode``).
 
     Raises:
         CannotStartError: one of these conditions is not met, and waiting does not help.
     """
     await until_answered(functools.partial(_demand_usable_addresses, kernel))
-    if lacking := await kernel.call(lambda node: node.lacking()):
+    by_interface = local_mode in (LocalMode.BRIDGE_INTERFACE, LocalMode.INTERFACE_NAME_PREFIX)
+    if lacking := await kernel.call(lambda node: node.lacking(by_interface=by_interface)):
         names = [feature.name for feature in lacking]
         log.info("kernel_lacks", features=names, hint="docs/compatibility.md says under Kernels what happens without them")
     return await until_answered(lambda: kernel.call(usable_programs))
