@@ -36,7 +36,10 @@ def _feature(feature: Feature, answer: Answer) -> Document:
 
 
 def render(kernel: Document) -> Iterator[str]:
-    """The row for people: one line for what the kernel has, one for each feature that it lacks, and one for all others."""
+    """The row for people: one line for what the kernel has, one for each feature that it lacks, and one for all others.
+
+    Those others that share a remark, such as how to ask for them, have a line of their own.
+    """
     row = kernel["row"]
     near = f"{row['kernel']} ({', '.join(row['distributions'])})" if row else f"none, before {dotted(OLDEST)}"
     yield f"kernel features, as in docs/compatibility.md; the row of this kernel is {near}:"
@@ -45,8 +48,11 @@ def render(kernel: Document) -> Iterator[str]:
     for one in by_answer[False]:
         remark = f" ({one['remark']})" if one["remark"] else ""
         yield f"  lacks {one['name']}{remark}: {one['without']}: {one['meaning']}"
-    if by_answer[None]:
-        yield f"  not known: {_names(by_answer[None])}"
+    unknown: dict[str, list[Document]] = {}
+    for one in by_answer[None]:
+        unknown.setdefault(one["remark"], []).append(one)
+    for remark, listed in unknown.items():
+        yield f"  not known{f' ({remark})' if remark else ''}: {_names(listed)}"
 
 
 def _names(listed: list[Document]) -> str:

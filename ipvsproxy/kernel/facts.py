@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from ipvsproxy.kernel.iptables.mark_rules import MarkRule, mark_rules
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
 from ipvsproxy.kernel.nftables import foreign_rules
+from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.rules_backend import BackendChoice
@@ -164,7 +166,7 @@ def gather(
 
 
 def _answers(kernel: NodeKernel, observation: Observation) -> questions.Answers:
-    """What this kernel answers by netlink. Modules of the backend that is not used stay unloaded."""
+    """What this kernel answers by netlink. ipset and nf_tables stay unloaded if they are the backend that is not used."""
     answers = {
         basic_features.LINKS_AND_ROUTES: Answer(None if None in (observation.addresses, observation.routes) else True),
         basic_features.WIDE_COUNTERS: _counts_widely(kernel, observation.virtual_servers or {}),
@@ -175,7 +177,9 @@ def _answers(kernel: NodeKernel, observation: Observation) -> questions.Answers:
     }
     if kernel.backend is Backend.NFTABLES:
         return {**answers, **questions.of_nf_tables(kernel.rules.try_writing(Family.IPV4))}
-    return {**answers, **questions.of_ipset()}
+    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as unused:
+        of_unused = questions.of_unused_nf_tables(functools.partial(unused.try_writing, Family.IPV4))
+    return {**answers, **questions.of_ipset(), **of_unused}
 
 
 def _other_backend(chosen: BackendChoice | None) -> tuple[str, str]:

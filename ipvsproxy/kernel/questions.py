@@ -32,6 +32,9 @@ _DIRECTORIES: Mapping[Feature, str] = {
 """The features that are settings, and the directory that is there while their module is."""
 
 
+_OF_NF_TABLES = (features.NAT_IN_INET, basic_features.NF_TABLES, basic_features.ORIGINAL_ADDRESSES)
+
+
 class Answer(NamedTuple):
     """Whether the kernel has a feature; None if it did not say, or was not asked. ``remark`` is for people, mostly empty."""
 
@@ -147,7 +150,15 @@ def _of_revisions(connect: Callable[[int], netlink.Socket]) -> Iterator[tuple[Fe
 def of_nf_tables(refusal: Refusal | None) -> Answers:
     """The features of nf_tables. ``refusal`` is the result of a trial, None if the kernel takes our rules."""
     if refusal is None:
-        return dict.fromkeys(
-            (features.NAT_IN_INET, basic_features.NF_TABLES, basic_features.ORIGINAL_ADDRESSES), Answer(has=True)
-        )
+        return dict.fromkeys(_OF_NF_TABLES, Answer(has=True))
     return {features.NAT_IN_INET: Answer(False if refusal.is_certain else None, refusal.reason)}
+
+
+def of_unused_nf_tables(try_writing: Callable[[], Refusal | None], root: pathlib.Path = pathlib.Path("/")) -> Answers:
+    """The features of nf_tables, of a node whose rules are in iptables. Nothing is asked that would load nf_tables."""
+    if modules.module_state("nf_tables", root) not in (ModuleState.LOADED, ModuleState.BUILT_IN):
+        return dict.fromkeys(_OF_NF_TABLES, Answer(None, "give --rules-backend=nftables to ask, which loads nf_tables"))
+    try:
+        return of_nf_tables(try_writing())
+    except KernelError as error:
+        return dict.fromkeys(_OF_NF_TABLES, Answer(None, str(error)))

@@ -433,10 +433,12 @@ def test_the_row_of_the_kernel_tells_what_it_has_what_it_lacks_and_what_is_not_k
         features.FILTERED_ROUTES: Answer(has=False),
         basic_features.SETS_WITH_MARKS: Answer(has=False, remark="revision 3 is the newest"),
         basic_features.WIDE_COUNTERS: Answer(None),
+        basic_features.NF_TABLES: Answer(None, "ask for it"),
+        basic_features.ORIGINAL_ADDRESSES: Answer(None, "ask for it"),
     }
     facts = dataclasses.replace(FINE, version=(4, 18), release="4.18.0-553.el8", answers=answers)
     document = kernel_row.describe(facts)
-    title, has, *lacks, unknown = kernel_row.render(document)
+    title, has, *lacks, unknown, to_be_asked = kernel_row.render(document)
     assert title.endswith("the row of this kernel is 4.18 (RHEL 8):")
     assert has == "  has: ipvs"
     assert lacks == [
@@ -444,6 +446,7 @@ def test_the_row_of_the_kernel_tells_what_it_has_what_it_lacks_and_what_is_not_k
         f"  lacks sets-with-marks (revision 3 is the newest): refused: {basic_features.SETS_WITH_MARKS.sentence}",
     ]
     assert "wide-counters" in unknown
+    assert to_be_asked == "  not known (ask for it): nf-tables, original-addresses"
     assert "ipvs-sctp" in unknown, "what nobody asked is not known"
     assert {one["name"] for one in document["features"]} == {one.name for one in features.FEATURES}
 

@@ -238,6 +238,8 @@ def test_doctor_on_an_old_kernel_tells_each_fall_back(version: str, network_name
     lacks = {one["name"] for one in told["features"] if one["has"] is False}
     assert lacks - {"nat-in-inet"} == {*LACKING[version].split(","), "arrival-behind-ipvs"}
     assert {one["without"] for one in told["features"] if one["name"] in lacks - {"nat-in-inet"}} == {"fall-back"}
+    has_nat = {one["name"]: one["has"] for one in told["features"]}["nat-in-inet"]
+    assert has_nat in (OLD_KERNELS[version].has_nat_in_inet, None), "None: nf_tables is not loaded, and stays so"
 
 
 # With rules in nftables.

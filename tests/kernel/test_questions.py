@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ipvsproxy.kernel import questions
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.driver import Refusal
 from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.model import basic_features, features
@@ -144,6 +145,20 @@ def test_a_refused_trial_of_nf_tables_tells_why() -> None:
     refusal = Refusal("it has no chains of the type nat", is_certain=True)
     assert questions.of_nf_tables(refusal) == {features.NAT_IN_INET: Answer(has=False, remark=refusal.reason)}
     assert questions.of_nf_tables(refusal._replace(is_certain=False))[features.NAT_IN_INET].has is None
+
+
+def test_nf_tables_is_asked_beside_iptables_only_where_it_is_loaded(tmp_path: pathlib.Path) -> None:
+    def fail() -> Refusal | None:
+        raise KernelError(action="try rules", detail="the answer is incomplete")
+
+    unasked = questions.of_unused_nf_tables(fail, tmp_path)
+    assert unasked.keys() == questions.of_nf_tables(None).keys()
+    assert set(unasked.values()) == {Answer(None, "give --rules-backend=nftables to ask, which loads nf_tables")}
+    (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
+    assert set(questions.of_unused_nf_tables(fail, tmp_path).values()) == {Answer(None, "try rules: the answer is incomplete")}
+    assert questions.of_unused_nf_tables(lambda: None, tmp_path) == questions.of_nf_tables(None)
+    refusal = Refusal("it has no chains of the type nat", is_certain=True)
+    assert questions.of_unused_nf_tables(lambda: refusal, tmp_path) == questions.of_nf_tables(refusal)
 
 
 def test_features_that_are_modules_are_as_the_files_of_the_host_show(tmp_path: pathlib.Path) -> None:
