@@ -6,7 +6,7 @@ of Services, or on the number of endpoints of a Service. scripts/bench has figur
 
 import collections
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,9 +14,11 @@ from ipvsproxy.kernel.backend_drivers import Driver
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.ipvs.driver import IpvsDriver
+from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.plan import Operation, Outcome
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Gone, ObjectKind, Put, Service
-from ipvsproxy.model.sets import SetEntry
+from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.translate.api import decode
 from ipvsproxy.translate.services import state
@@ -39,20 +41,18 @@ def _connect(_protocol: int) -> FakeSocket:
 class Wire(FakeKernel):
     """An in-memory kernel that also encodes every operation, and counts the messages that would be sent."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, backend: Backend) -> None:
         super().__init__()
         self.host_addresses = [builders.interface_address("eth0", builders.NODE_ADDRESS)]
         self.counted: collections.Counter[str] = collections.Counter()
         monkeypatch.setattr(netlink, "resolve_family", lambda *_: IPVS_FAMILY)
         monkeypatch.setattr(netlink.Channel, "run", self._run)
         self.sysctls = {setting.path: "0" for setting in memory_node.SYSCTLS}
-        self._drivers: dict[type, Driver] = {
-            VirtualServer: IpvsDriver(_connect),
-            RealServers: IpvsDriver(_connect),
-            SetEntry: IpsetDriver(_connect),
-        }
+        ipvs = IpvsDriver(_connect)
+        sets = NftSetsDriver(_connect) if backend is Backend.NFTABLES else IpsetDriver(_connect)
+        self._drivers: dict[type, Driver] = {VirtualServer: ipvs, RealServers: ipvs, SetEntries: sets}
 
-    def _run(self, messages: Sequence[bytes]) -> dict[int, int]:
+    def _run(self, messages: Sequence[bytes], _refusal: int | None = None) -> dict[int, int]:
         self.counted.update(sends=1, messages=len(messages), bytes=sum(map(len, messages)))
         return {}
 
@@ -97,9 +97,14 @@ def deliver_line(served: MemoryNode, watch_line: bytes) -> None:
     served.deliver([event])
 
 
-async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, services: int, endpoints: int) -> dict[str, int]:
+@pytest.fixture(name="wire", params=[Backend.IPTABLES, Backend.NFTABLES])
+def _wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Wire]:
+    """Makes kernels whose sets are those of a backend."""
+    return lambda: Wire(monkeypatch, request.param)
+
+
+async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services: int, endpoints: int) -> dict[str, int]:
     """The counts when the first of this many Services, with this many endpoints, gets one more endpoint."""
-    wire = Wire(monkeypatch)
     translated: collections.Counter[str] = collections.Counter()
     translate = state.translate
 
@@ -121,35 +126,58 @@ async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, services: int, endpo
 
 
 @in_virtual_time
-async def test_an_added_endpoint_is_one_message_whatever_the_size_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_added_endpoint_is_one_message_whatever_the_size_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, wire: Callable[[], Wire]
+) -> None:
     expected = {"translated": 1, "sends": 1, "messages": 1, "bytes": NEW_DESTINATION}
-    assert await cost_of_one_more(monkeypatch, FEW, 2) == expected
-    assert await cost_of_one_more(monkeypatch, MANY, 2) == expected
-    assert await cost_of_one_more(monkeypatch, FEW, 900) == expected
+    assert await cost_of_one_more(monkeypatch, wire(), FEW, 2) == expected
+    assert await cost_of_one_more(monkeypatch, wire(), MANY, 2) == expected
+    assert await cost_of_one_more(monkeypatch, wire(), FEW, 900) == expected
+
+
+async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:
+    """The counts when a Service comes to this many, and when it goes again."""
+    served = MemoryNode(wire)
+    async with served.running():
+        served.begin_with(*map(service, range(1, services)), builders.node())
+        await served.quiet()
+        wire.counted.clear()
+        served.put(service(0))
+        await served.quiet()
+        served.remove(service(0))
+        await served.quiet()
+    return dict(wire.counted)
 
 
 @in_virtual_time
-async def test_a_first_list_is_sent_in_few_large_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    wire = Wire(monkeypatch)
-    served = MemoryNode(wire)
+async def test_a_service_costs_the_same_messages_whatever_the_size_of_the_cluster(wire: Callable[[], Wire]) -> None:
+    counted = await cost_of_a_service(wire(), FEW)
+    assert counted["messages"] >= 4, "a virtual server and an entry of a set, added and removed"
+    assert await cost_of_a_service(wire(), MANY) == counted
+
+
+@in_virtual_time
+async def test_a_first_list_is_sent_in_few_large_parts(wire: Callable[[], Wire]) -> None:
+    used = wire()
+    served = MemoryNode(used)
     async with served.running():
         served.begin_with(*map(service, range(MANY)), builders.node())
         await served.quiet()
-    assert wire.counted["messages"] < 1.1 * MANY, "one for each virtual server; set entries share messages"
-    assert wire.counted["sends"] < MANY / 50
-    assert wire.counted["readings"] == 1
+    assert MANY < used.counted["messages"] < 1.1 * MANY, "one for each virtual server; set entries share messages"
+    assert used.counted["sends"] < MANY / 50
+    assert used.counted["readings"] == 1
 
 
 @in_virtual_time
-async def test_a_change_reads_nothing_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    wire = Wire(monkeypatch)
-    served = MemoryNode(wire)
+async def test_a_change_reads_nothing_of_the_kernel(wire: Callable[[], Wire]) -> None:
+    used = wire()
+    served = MemoryNode(used)
     async with served.running():
         served.begin_with(*map(service, range(FEW)), builders.node())
         await served.quiet()
-        wire.counted.clear()
+        used.counted.clear()
         for version in range(1, 10):
             deliver_line(served, line(0, version, version))
             await served.quiet()
-    assert wire.counted["readings"] == 0
-    assert wire.counted["messages"] == 9
+    assert used.counted["readings"] == 0
+    assert used.counted["messages"] == 9
