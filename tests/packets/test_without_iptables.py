@@ -57,9 +57,13 @@ def _laboratory() -> Iterator[lab.Lab]:
             subprocess.run(("modprobe", "--all", *before), capture_output=True, check=False)
 
 
-@pytest.mark.parametrize("has_programs", [True, False], ids=["with the programs in PATH", "without the programs"])
+@pytest.mark.parametrize(
+    ("backend", "has_programs"),
+    [("nftables", True), ("nftables", False), ("auto", False)],
+    ids=["with the programs in PATH", "without the programs", "chosen because the programs are missing"],
+)
 def test_services_are_served_and_looked_at_without_a_module_of_iptables(
-    laboratory: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_programs: bool
+    laboratory: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, *, has_programs: bool
 ) -> None:
     if not has_programs:
         programs = tmp_path / "programs"
@@ -67,9 +71,12 @@ def test_services_are_served_and_looked_at_without_a_module_of_iptables(
         (programs / "modprobe").symlink_to(shutil.which("modprobe") or "/sbin/modprobe")
         monkeypatch.setenv("PATH", str(programs))
         assert [name for name in ("iptables", "ip6tables-nft-save", "ipset", "nft") if shutil.which(name)] == []
-    running = Cluster(laboratory, tmp_path, "--rules-backend=nftables")
+    running = Cluster(laboratory, tmp_path, f"--rules-backend={backend}")
     running.start()
     try:
+        (chosen,) = running.logged("event=rules_backend_chosen")
+        assert "backend=nftables" in chosen
+        assert ("iptables is not in PATH" in chosen) == (backend == "auto")
         running.have(SERVICES)
         for family in Family:
             for to, from_ in (("balancer 1", "client"), ("cluster 1", "host"), ("balancer 2", "p2"), ("balancer 3", "client")):
@@ -91,3 +98,31 @@ def test_services_are_served_and_looked_at_without_a_module_of_iptables(
     assert loaded() == set(), "by cleanup"
     assert not running.virtual_servers()
     assert running.logged("level=error|operation_failed|Traceback") == []
+
+
+NOTING = """
+import sys
+from ipvsproxy import cli
+
+def note(event, arguments):
+    if event in ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"):
+        print("event=process_started", event, str(arguments[:1]), file=sys.stderr, flush=True)
+
+sys.addaudithook(note)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+"""Runs the program, and notes each process that it starts in its log."""
+
+
+def test_a_start_whose_modules_are_loaded_starts_no_process(laboratory: lab.Lab, tmp_path: Path) -> None:
+    running = Cluster(laboratory, tmp_path, "--rules-backend=nftables", starter=("-c", NOTING))
+    for is_first in (True, False):
+        before = len(running.logged("event=process_started")) if not is_first else 0
+        running.start()
+        try:
+            running.have(SERVICES if is_first else SERVICES[1:])
+            started = running.logged("event=process_started")[before:]
+            assert all("modprobe" in one for one in started), started
+            assert is_first or started == []
+        finally:
+            running.program.__exit__(None, None, None)
