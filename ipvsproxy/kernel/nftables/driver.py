@@ -1,7 +1,8 @@
 """The nftables driver of rules and sets: operations that stand side by side in a plan are one transaction.
 
 So no packet meets a rule without its sets, or a set that only half of a change has reached. IPVS is no part of nf_tables, and its
-changes stand between additions and removals: a sync that has both takes two transactions.
+changes stand between additions and removals: a sync that has both takes two transactions. Source ranges and second scopes take
+one or two more, because their entries come before and behind a virtual server.
 """
 
 import functools
