@@ -169,6 +169,7 @@ def _answers(kernel: NodeKernel, observation: Observation) -> questions.Answers:
     """What this kernel answers by netlink. ipset and nf_tables stay unloaded if they are the backend that is not used."""
     answers = {
         basic_features.LINKS_AND_ROUTES: Answer(None if None in (observation.addresses, observation.routes) else True),
+        basic_features.IPVS_COMMANDS: Answer(None if observation.virtual_servers is None else True),
         basic_features.WIDE_COUNTERS: _counts_widely(kernel, observation.virtual_servers or {}),
         basic_features.SHORT_ANSWERS: Answer(has=True),  # or no socket would have been opened
         basic_features.IPVS_IPV6: Answer(kernel.ipvs.has_ipv6()),

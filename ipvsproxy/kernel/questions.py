@@ -32,7 +32,12 @@ _DIRECTORIES: Mapping[Feature, str] = {
 """The features that are settings, and the directory that is there while their module is."""
 
 
-_OF_NF_TABLES = (features.NAT_IN_INET, basic_features.NF_TABLES, basic_features.ORIGINAL_ADDRESSES)
+_OF_NF_TABLES = (
+    features.NAT_IN_INET,
+    basic_features.NF_TABLES,
+    basic_features.NF_TABLES_ATTRIBUTES,
+    basic_features.ORIGINAL_ADDRESSES,
+)
 
 
 class Answer(NamedTuple):

@@ -23,6 +23,21 @@ IPVS = Feature(
     "the start ends, and asks for `modprobe ip_vs` on the host or another kernel",
     is_dated=False,
 )
+IPVS_COMMANDS = Feature(
+    "ipvs-commands",
+    "the commands of that interface",
+    (
+        *(f"IPVS_CMD_{name}" for name in ("NEW_SERVICE", "SET_SERVICE", "DEL_SERVICE", "GET_SERVICE", "NEW_DEST", "SET_DEST")),
+        *(f"IPVS_CMD_{name}" for name in ("DEL_DEST", "GET_DEST", "SET_CONFIG", "GET_CONFIG", "GET_INFO")),
+    ),
+    "everything",
+    (2, 6, 28),
+    "include/uapi/linux/ip_vs.h",
+    "as `ipvs`",
+    Without.REFUSED,
+    "as without `ipvs`",
+    is_dated=False,
+)
 IPVS_CONNECTION_TRACKING = Feature(
     "ipvs-connection-tracking",
     "connection tracking of what IPVS forwards",
@@ -203,13 +218,39 @@ RULE_MATCHES = Feature(
 NF_TABLES = Feature(
     "nf-tables",
     "tables of the family inet, sets and maps with keys of several fields, and the expressions of our rules",
-    ("payload", "meta", "cmp", "bitwise", "immediate", "lookup", "ct", "fib", "reject", "masq", "nat"),
+    (
+        *("payload", "meta", "cmp", "bitwise", "immediate", "lookup", "ct", "fib", "reject", "masq", "nat"),
+        *(f"NFT_MSG_{verb}{part}" for verb in ("NEW", "GET", "DEL") for part in ("TABLE", "CHAIN", "RULE", "SET")),
+        *("NFT_MSG_NEWSETELEM", "NFT_MSG_DELSETELEM"),
+    ),
     "`--rules-backend=nftables`",
     (4, 10),
     "include/uapi/linux/netfilter/nf_tables.h",
     "at the start with that backend, by a transaction that is refused at its end",
     Without.REFUSED,
     "the start ends, and names what the kernel refuses",
+    is_dated=False,
+)
+NF_TABLES_ATTRIBUTES = Feature(
+    "nf-tables-attributes",
+    "what describes tables, chains, rules and sets of nf_tables, and carries our texts in them",
+    (
+        *(f"NFTA_TABLE_{name}" for name in ("NAME", "FLAGS")),
+        *(f"NFTA_CHAIN_{name}" for name in ("TABLE", "NAME", "HOOK", "POLICY", "TYPE")),
+        *(f"NFTA_HOOK_{name}" for name in ("HOOKNUM", "PRIORITY")),
+        *(f"NFTA_RULE_{name}" for name in ("TABLE", "CHAIN", "HANDLE", "EXPRESSIONS", "USERDATA")),
+        *(f"NFTA_SET_{name}" for name in ("TABLE", "NAME", "FLAGS", "KEY_TYPE", "KEY_LEN", "DATA_TYPE", "DATA_LEN", "ID")),
+        *(f"NFTA_SET_{name}" for name in ("DESC", "DESC_SIZE", "USERDATA", "ELEM_LIST_TABLE", "ELEM_LIST_SET")),
+        *(f"NFTA_SET_ELEM_{name}" for name in ("KEY", "DATA", "FLAGS", "USERDATA")),
+        *("NFTA_LIST_ELEM", "NFTA_EXPR_NAME", "NFTA_EXPR_DATA", "NFTA_NAT_TYPE", "NFTA_DATA_VALUE", "NFTA_DATA_VERDICT"),
+        *("NFTA_VERDICT_CODE", "NFTA_VERDICT_CHAIN"),
+    ),
+    "`--rules-backend=nftables`",
+    (4, 10),
+    "include/uapi/linux/netfilter/nf_tables.h",
+    "as `nf-tables`",
+    Without.REFUSED,
+    "as without `nf-tables`",
     is_dated=False,
 )
 ORIGINAL_ADDRESSES = Feature(
@@ -227,13 +268,25 @@ ORIGINAL_ADDRESSES = Feature(
 GENERATIONS = Feature(
     "generations",
     "transactions of nf_tables that name a generation",
-    ("NFNL_BATCH_GENID", "NFTA_GEN_ID"),
+    ("NFNL_BATCH_GENID", "NFTA_GEN_ID", "NFT_MSG_GETGEN"),
     "`--rules-backend=nftables`; seeing changes of rules",
     (4, 11),
     "net/netfilter/nfnetlink.c",
     "not at all: a kernel without it ignores the number",
     Without.FALL_BACK,
     "a transaction is not refused where another program has changed the table since it was read; the next poll repairs",
+    is_dated=False,
+)
+NF_TABLES_NOTIFICATIONS = Feature(
+    "nf-tables-notifications",
+    "notifications of changes in nf_tables, which name the table",
+    ("NFNLGRP_NFTABLES",),
+    "`--rules-backend=nftables`; repairing at once what others change in our table",
+    (3, 13),
+    "include/uapi/linux/netfilter/nfnetlink.h",
+    "at the start with that backend, by joining the group",
+    Without.FALL_BACK,
+    "the generation shows changes: our table is read after every change of any table; log line `nftables_notifications_lost`",
     is_dated=False,
 )
 ELEMENT_QUERIES = Feature(
@@ -304,6 +357,7 @@ SHORT_ANSWERS = Feature(
 
 BASIC: Sequence[Feature] = (
     IPVS,
+    IPVS_COMMANDS,
     IPVS_CONNECTION_TRACKING,
     IPVS_IPV6,
     IPVS_SCTP,
@@ -319,8 +373,10 @@ BASIC: Sequence[Feature] = (
     SETS_WITH_MARKS,
     RULE_MATCHES,
     NF_TABLES,
+    NF_TABLES_ATTRIBUTES,
     ORIGINAL_ADDRESSES,
     GENERATIONS,
+    NF_TABLES_NOTIFICATIONS,
     ELEMENT_QUERIES,
     TRACKED_FLOWS,
     LINKS_AND_ROUTES,

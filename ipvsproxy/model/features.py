@@ -67,6 +67,17 @@ FILTERED_CONNECTIONS = Feature(
     Without.FALL_BACK,
     "the kernel ignores the filter and lists all connections of a family, and ipvsproxy picks those to delete",
 )
+TABLE_COMMENTS = Feature(
+    "table-comments",
+    "comments of tables of nf_tables",
+    ("NFTA_TABLE_USERDATA",),
+    "telling tables of kube-proxy's nftables mode from others of the same name",
+    (5, 10),
+    "include/uapi/linux/netfilter/nf_tables.h, in review on 2020-08-21",
+    "with each reading",
+    Without.FALL_BACK,
+    "such a table counts as another program's, and stays; kube-proxy's nftables mode needs a younger kernel",
+)
 PROMPT_REUSE = Feature(
     "prompt-reuse",
     "the value 1 of `net.ipv4.vs.conn_reuse_mode` without a lost first packet",
@@ -109,6 +120,7 @@ YOUNG: Sequence[Feature] = (
     ARRIVAL_BEHIND_IPVS,
     FILTERED_CONNECTIONS,
     PROMPT_REUSE,
+    TABLE_COMMENTS,
     SCHEDULER_TWOS,
     SELF_LOADING,
 )

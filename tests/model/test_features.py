@@ -14,6 +14,10 @@ from ipvsproxy.translate.node.sysctls import ConntrackChoices
 PARTS = {part for feature in features.FEATURES for part in feature.parts}
 ATTRIBUTE = re.compile(r'"((?:IPVS_(?:SVC|DEST)|IPSET|CTA|RTA|IFLA|IFA|CTRL)_[A-Z0-9_]+)"')
 """The names of attributes by which pyroute2 encodes them. ``CTRL_ATTR`` is generic netlink's own."""
+UNUSED = {"IPVS_CMD_ATTR_UNSPEC", "IPVS_CMD_ATTR_DAEMON"}
+"""Attributes that only keep the places of others."""
+NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b")
+"""The names of numbers: commands of IPVS, and what is encoded here for nf_tables."""
 
 
 def test_every_feature_stands_once_under_its_name() -> None:
@@ -36,9 +40,15 @@ def test_every_feature_tells_its_source_and_what_happens_without_it(feature: Fea
 
 def test_every_attribute_that_a_driver_names_stands_in_the_table() -> None:
     (folder,) = ipvsproxy.kernel.__path__
-    named = {name for file in pathlib.Path(folder).rglob("*.py") for name in ATTRIBUTE.findall(file.read_text())}
-    assert named >= {"IPVS_SVC_ATTR_AF", "IPSET_ATTR_ADT", "CTA_FILTER", "RTA_DST", "IFA_LOCAL"}
-    assert sorted(named - PARTS) == []
+    named = {
+        name
+        for file in pathlib.Path(folder).rglob("*.py")
+        for one in (ATTRIBUTE, NUMBER)
+        for name in one.findall(file.read_text())
+    }
+    assert named >= {"IPVS_SVC_ATTR_AF", "IPSET_ATTR_ADT", "CTA_FILTER", "RTA_DST", "IFA_LOCAL", "IPVS_CMD_NEW_DEST"}
+    assert named >= {"NFTA_SET_KEY_LEN", "NFT_MSG_NEWRULE", "NFNLGRP_NFTABLES"}
+    assert sorted(named - PARTS - UNUSED) == []
 
 
 def test_every_setting_that_is_written_stands_in_the_table() -> None:

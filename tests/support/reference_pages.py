@@ -170,12 +170,12 @@ def _kernels() -> Iterator[str]:
 
 
 def _shortened(parts: Iterable[str]) -> Iterator[str]:
-    """Names of attributes without their beginning, up to ``_ATTR``, where the name before has the same."""
+    """Names of attributes and messages without their beginning, such as ``CTA_ATTR``, where the name before has the same."""
     before = ""
     for part in parts:
-        beginning, attribute, rest = part.partition("_ATTR_")
-        yield f"_{rest}" if attribute and beginning == before else part
-        before = beginning if attribute else ""
+        found = re.fullmatch(r"(\w+_ATTR|IPVS_CMD|NFT_MSG|NFTA_[A-Z]+)(_\w+)", part)
+        yield found[2] if found and found[1] == before else part
+        before = found[1] if found else ""
 
 
 def _on(row: Row, feature: Feature) -> str:

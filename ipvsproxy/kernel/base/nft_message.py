@@ -27,34 +27,39 @@ COMMENT_LIMIT = 128
 STALE = 85
 """The error ERESTART: another program has changed the rules since the generation that a transaction names."""
 
-TABLE_NAME, TABLE_FLAGS, TABLE_USER_DATA = 1, 2, 6
-CHAIN_TABLE, CHAIN_NAME, CHAIN_HOOK, CHAIN_POLICY, CHAIN_TYPE = 1, 3, 4, 5, 7
-HOOK_NUMBER, HOOK_PRIORITY = 1, 2
-RULE_TABLE, RULE_CHAIN, RULE_HANDLE, RULE_EXPRESSIONS, RULE_USER_DATA = 1, 2, 3, 4, 7
-SET_TABLE, SET_NAME, SET_FLAGS, SET_KEY_TYPE, SET_KEY_LENGTH, SET_DATA_TYPE, SET_DATA_LENGTH, SET_ID = 1, 2, 3, 4, 5, 6, 7, 10
-SET_DESCRIPTION, SET_USER_DATA = 9, 13
-SET_SIZE = 1
-ELEMENTS_TABLE, ELEMENTS_SET, ELEMENTS = 1, 2, 3
-"""Attributes of messages."""
+NFTA_TABLE_NAME, NFTA_TABLE_FLAGS, NFTA_TABLE_USERDATA = 1, 2, 6
+NFTA_CHAIN_TABLE, NFTA_CHAIN_NAME, NFTA_CHAIN_HOOK, NFTA_CHAIN_POLICY, NFTA_CHAIN_TYPE = 1, 3, 4, 5, 7
+NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY = 1, 2
+NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_HANDLE, NFTA_RULE_EXPRESSIONS, NFTA_RULE_USERDATA = 1, 2, 3, 4, 7
+NFTA_SET_TABLE, NFTA_SET_NAME, NFTA_SET_FLAGS = 1, 2, 3
+NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN, NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN = 4, 5, 6, 7
+NFTA_SET_DESC, NFTA_SET_ID, NFTA_SET_USERDATA = 9, 10, 13
+NFTA_SET_DESC_SIZE = 1
+NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
+"""Attributes of messages. They have the kernel's names, by which the table of ``model.features`` lists them."""
 IS_DORMANT = 1
 IS_MAP = 8
 ACCEPT_POLICY = 1
 
 _SUBSYSTEM = 10 << 8
-_NEW_TABLE, _GET_TABLE, _DELETE_TABLE, _NEW_CHAIN, _GET_CHAIN, _DELETE_CHAIN, _NEW_RULE, _GET_RULE, _DELETE_RULE = range(9)
-_NEW_SET, _GET_SET, _DELETE_SET, _NEW_ELEMENTS, _GET_ELEMENTS, _DELETE_ELEMENTS = range(9, 15)
-_GET_GENERATION = 16
+NFT_MSG_NEWTABLE, NFT_MSG_GETTABLE, NFT_MSG_DELTABLE = range(3)
+NFT_MSG_NEWCHAIN, NFT_MSG_GETCHAIN, NFT_MSG_DELCHAIN = range(3, 6)
+NFT_MSG_NEWRULE, NFT_MSG_GETRULE, NFT_MSG_DELRULE = range(6, 9)
+NFT_MSG_NEWSET, NFT_MSG_GETSET, NFT_MSG_DELSET = range(9, 12)
+NFT_MSG_NEWSETELEM, NFT_MSG_GETSETELEM, NFT_MSG_DELSETELEM = range(12, 15)
+NFT_MSG_GETGEN = 16
 _BEGIN, _END = 16, 17
-_GENERATION_ID = 1
+NFTA_GEN_ID = 1
 _APPEND = 0x800
 _INET = 1  # NFPROTO_INET
 _NESTED = 0x8000
 _DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: programs print it so
 _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, also of tables and elements: programs print it as their comment
 _LONG_TEXT = 0x69  # our own: programs leave out the types of user data that they do not know
-_EXPRESSION, _EXPRESSION_NAME, _EXPRESSION_DATA = 1, 1, 2
-_VALUE, _VERDICT, _VERDICT_CODE, _VERDICT_CHAIN = 1, 2, 1, 2
-_ELEMENT, _ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_FLAGS, _ELEMENT_USER_DATA = 1, 1, 2, 3, 6
+NFTA_LIST_ELEM = 1
+NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
+NFTA_DATA_VALUE, NFTA_DATA_VERDICT, NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2, 1, 2
+NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_FLAGS, NFTA_SET_ELEM_USERDATA = 1, 2, 3, 6
 _FOR_ALL_OTHERS = 0x2
 
 _VERDICT_REGISTER = 0
@@ -130,7 +135,7 @@ def transaction(messages: Sequence[Message], first: int, generation: int | None 
     none of them and stands behind the last message, since kernels before 6.10 do not acknowledge an end. ``generation`` makes the
     kernel refuse the transaction with ``STALE`` if it has another one by then.
     """
-    named = integer(_GENERATION_ID, generation) if generation is not None else b""
+    named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
     begin = _whole(_BEGIN, named, sequence=first, family=socket.AF_UNSPEC, resource=_SUBSYSTEM >> 8)
     numbered = [one.numbered(first + index) for index, one in enumerate(messages, 1)]
     numbered[-1] += _whole(_END, b"", sequence=first + len(messages) + 1, family=socket.AF_UNSPEC, resource=_SUBSYSTEM >> 8)
@@ -155,20 +160,20 @@ def trial(family: int, table: str) -> list[Message]:
     """A table of a family and a chain in it, and at last a removal that the kernel refuses (ENOENT), so that nothing remains."""
     chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
     return [
-        Message(_NEW_TABLE, netlink.CREATE, text(1, table), family),
-        Message(_NEW_CHAIN, netlink.CREATE, text(CHAIN_TABLE, table) + text(CHAIN_NAME, chain_name), family),
-        Message(_DELETE_CHAIN, 0, text(CHAIN_TABLE, table) + text(CHAIN_NAME, absent), family),
+        Message(NFT_MSG_NEWTABLE, netlink.CREATE, text(1, table), family),
+        Message(NFT_MSG_NEWCHAIN, netlink.CREATE, text(NFTA_CHAIN_TABLE, table) + text(NFTA_CHAIN_NAME, chain_name), family),
+        Message(NFT_MSG_DELCHAIN, 0, text(NFTA_CHAIN_TABLE, table) + text(NFTA_CHAIN_NAME, absent), family),
     ]
 
 
 def table() -> Message:
     """Creates our table, or wakes it if it is dormant."""
-    return Message(_NEW_TABLE, netlink.CREATE, text(1, TABLE) + integer(TABLE_FLAGS, 0))
+    return Message(NFT_MSG_NEWTABLE, netlink.CREATE, text(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
 
 
 def table_removal(name: str = TABLE, family: int = _INET) -> Message:
     """Removes a table with all that it holds."""
-    return Message(_DELETE_TABLE, 0, text(TABLE_NAME, name), family)
+    return Message(NFT_MSG_DELTABLE, 0, text(NFTA_TABLE_NAME, name), family)
 
 
 class Hook(NamedTuple):
@@ -181,28 +186,28 @@ class Hook(NamedTuple):
 
 def chain(name: str, hook: Hook | None = None) -> Message:
     """Creates a chain that does not exist yet, and leaves one that does as it is."""
-    payload = text(CHAIN_TABLE, TABLE) + text(CHAIN_NAME, name)
+    payload = text(NFTA_CHAIN_TABLE, TABLE) + text(NFTA_CHAIN_NAME, name)
     if hook is not None:
-        payload += nested(CHAIN_HOOK, integer(HOOK_NUMBER, hook.number), integer(HOOK_PRIORITY, hook.priority))
-        payload += integer(CHAIN_POLICY, ACCEPT_POLICY) + text(CHAIN_TYPE, hook.kind)
-    return Message(_NEW_CHAIN, netlink.CREATE, payload)
+        payload += nested(NFTA_CHAIN_HOOK, integer(NFTA_HOOK_HOOKNUM, hook.number), integer(NFTA_HOOK_PRIORITY, hook.priority))
+        payload += integer(NFTA_CHAIN_POLICY, ACCEPT_POLICY) + text(NFTA_CHAIN_TYPE, hook.kind)
+    return Message(NFT_MSG_NEWCHAIN, netlink.CREATE, payload)
 
 
 def chain_removal(name: str) -> Message:
     """Removes an empty chain that no rule leads to."""
-    return Message(_DELETE_CHAIN, 0, text(CHAIN_TABLE, TABLE) + text(CHAIN_NAME, name))
+    return Message(NFT_MSG_DELCHAIN, 0, text(NFTA_CHAIN_TABLE, TABLE) + text(NFTA_CHAIN_NAME, name))
 
 
 def flushing(name: str) -> Message:
     """Removes all rules of a chain."""
-    return Message(_DELETE_RULE, 0, text(RULE_TABLE, TABLE) + text(RULE_CHAIN, name))
+    return Message(NFT_MSG_DELRULE, 0, text(NFTA_RULE_TABLE, TABLE) + text(NFTA_RULE_CHAIN, name))
 
 
 def rule(name: str, expressions: Sequence[bytes], carried: str) -> Message:
     """Appends a rule to a chain. Programs print the carried text as the comment of the rule, if it is short enough for one."""
-    payload = text(RULE_TABLE, TABLE) + text(RULE_CHAIN, name) + nested(RULE_EXPRESSIONS, *expressions)
-    payload += attribute(RULE_USER_DATA, _user_data(carried))
-    return Message(_NEW_RULE, netlink.CREATE | _APPEND, payload)
+    payload = text(NFTA_RULE_TABLE, TABLE) + text(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, *expressions)
+    payload += attribute(NFTA_RULE_USERDATA, _user_data(carried))
+    return Message(NFT_MSG_NEWRULE, netlink.CREATE | _APPEND, payload)
 
 
 def _user_data(carried: str) -> bytes:
@@ -237,29 +242,31 @@ class Shape(NamedTuple):
 
 def new_set(name: str, shape: Shape, number: int) -> Message:
     """Creates a set. It fails if one of that name exists. ``number`` is another one for each set of a transaction."""
-    payload = text(SET_TABLE, TABLE) + text(SET_NAME, name) + integer(SET_FLAGS, IS_MAP if shape.data_length else 0)
-    payload += integer(SET_KEY_TYPE, shape.key_type) + integer(SET_KEY_LENGTH, shape.key_length)
+    payload = (
+        text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name) + integer(NFTA_SET_FLAGS, IS_MAP if shape.data_length else 0)
+    )
+    payload += integer(NFTA_SET_KEY_TYPE, shape.key_type) + integer(NFTA_SET_KEY_LEN, shape.key_length)
     if shape.data_length:
-        payload += integer(SET_DATA_TYPE, shape.data_type) + integer(SET_DATA_LENGTH, shape.data_length)
-        payload += attribute(SET_USER_DATA, _DATA_OF_THE_HOST)
-    return Message(_NEW_SET, netlink.CREATE | netlink.EXCLUSIVE, payload + integer(SET_ID, number))
+        payload += integer(NFTA_SET_DATA_TYPE, shape.data_type) + integer(NFTA_SET_DATA_LEN, shape.data_length)
+        payload += attribute(NFTA_SET_USERDATA, _DATA_OF_THE_HOST)
+    return Message(NFT_MSG_NEWSET, netlink.CREATE | netlink.EXCLUSIVE, payload + integer(NFTA_SET_ID, number))
 
 
 def set_removal(name: str) -> Message:
     """Removes a set that no rule uses, with its elements."""
-    return Message(_DELETE_SET, 0, text(SET_TABLE, TABLE) + text(SET_NAME, name))
+    return Message(NFT_MSG_DELSET, 0, text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name))
 
 
 def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
     """One element of a set, or of a map."""
-    mapped = nested(_ELEMENT_DATA, attribute(_VALUE, data)) if data else b""
-    commented = attribute(_ELEMENT_USER_DATA, _user_data(comment)) if comment else b""
-    return nested(_ELEMENT, nested(_ELEMENT_KEY, attribute(_VALUE, key)), mapped, commented)
+    mapped = nested(NFTA_SET_ELEM_DATA, attribute(NFTA_DATA_VALUE, data)) if data else b""
+    commented = attribute(NFTA_SET_ELEM_USERDATA, _user_data(comment)) if comment else b""
+    return nested(NFTA_LIST_ELEM, nested(NFTA_SET_ELEM_KEY, attribute(NFTA_DATA_VALUE, key)), mapped, commented)
 
 
 def element_for_all_others() -> bytes:
     """The element that stands for all keys that its set does not have (NFT_SET_ELEM_CATCHALL), to remove it."""
-    return nested(_ELEMENT, integer(_ELEMENT_FLAGS, _FOR_ALL_OTHERS))
+    return nested(NFTA_LIST_ELEM, integer(NFTA_SET_ELEM_FLAGS, _FOR_ALL_OTHERS))
 
 
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
@@ -269,14 +276,16 @@ def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool 
     that the element has. It refuses the removal of an absent one.
     """
     flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
-    payload = text(ELEMENTS_TABLE, TABLE) + text(ELEMENTS_SET, name) + nested(ELEMENTS, encoded)
-    return Message(_DELETE_ELEMENTS if is_removal else _NEW_ELEMENTS, flags, payload)
+    payload = (
+        text(NFTA_SET_ELEM_LIST_TABLE, TABLE) + text(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, encoded)
+    )
+    return Message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, payload)
 
 
 def is_for_all_others(data: bytes, start: int, end: int) -> bool:
     """Whether an element stands for all keys that its set does not have, and so has no key."""
     parts = message.attributes(data, start, end)
-    return _ELEMENT_FLAGS in parts and bool(message.unsigned(data, parts[_ELEMENT_FLAGS]) & _FOR_ALL_OTHERS)
+    return NFTA_SET_ELEM_FLAGS in parts and bool(message.unsigned(data, parts[NFTA_SET_ELEM_FLAGS]) & _FOR_ALL_OTHERS)
 
 
 def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes, str]:
@@ -286,51 +295,61 @@ def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes, str]:
         KeyError: the element has no key.
     """
     parts = message.attributes(data, start, end)
-    key = message.attributes(data, *parts[_ELEMENT_KEY])[_VALUE]
-    mapped = message.attributes(data, *parts[_ELEMENT_DATA]).get(_VALUE, (0, 0)) if _ELEMENT_DATA in parts else (0, 0)
-    comment = text_of(data, parts[_ELEMENT_USER_DATA]) if _ELEMENT_USER_DATA in parts else ""
+    key = message.attributes(data, *parts[NFTA_SET_ELEM_KEY])[NFTA_DATA_VALUE]
+    mapped = (
+        message.attributes(data, *parts[NFTA_SET_ELEM_DATA]).get(NFTA_DATA_VALUE, (0, 0))
+        if NFTA_SET_ELEM_DATA in parts
+        else (0, 0)
+    )
+    comment = text_of(data, parts[NFTA_SET_ELEM_USERDATA]) if NFTA_SET_ELEM_USERDATA in parts else ""
     return data[slice(*key)], data[slice(*mapped)], comment
 
 
 def table_query(name: str = TABLE, family: int = _INET) -> bytes:
     """The question for a table; the kernel answers ENOENT if there is none."""
-    return _whole(_SUBSYSTEM | _GET_TABLE, text(TABLE_NAME, name), family=family)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETTABLE, text(NFTA_TABLE_NAME, name), family=family)
 
 
 def tables_query() -> bytes:
     """The request for a dump of the tables of all families."""
-    return _whole(_SUBSYSTEM | _GET_TABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETTABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
 
 
 def chains_query(family: int = _INET) -> bytes:
     """The request for a dump of the chains of all tables of a family: ours, or that of the rules of iptables-nft."""
-    return _whole(_SUBSYSTEM | _GET_CHAIN, b"", flags=netlink.DUMP, family=family)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETCHAIN, b"", flags=netlink.DUMP, family=family)
 
 
 def rules_query(table: str = TABLE, family: int = _INET) -> bytes:
     """The request for a dump of the rules of a table."""
-    return _whole(_SUBSYSTEM | _GET_RULE, text(RULE_TABLE, table), flags=netlink.DUMP, family=family)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETRULE, text(NFTA_RULE_TABLE, table), flags=netlink.DUMP, family=family)
 
 
 def set_query(name: str) -> bytes:
     """The question for the parameters of a set; the kernel answers ENOENT if there is none."""
-    return _whole(_SUBSYSTEM | _GET_SET, text(SET_TABLE, TABLE) + text(SET_NAME, name))
+    return _whole(_SUBSYSTEM | NFT_MSG_GETSET, text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name))
 
 
 def sets_query(table: str = TABLE, family: int = _INET) -> bytes:
     """The request for a dump of the parameters of a table's sets."""
-    return _whole(_SUBSYSTEM | _GET_SET, text(SET_TABLE, table), flags=netlink.DUMP, family=family)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETSET, text(NFTA_SET_TABLE, table), flags=netlink.DUMP, family=family)
 
 
 def elements_query(name: str) -> bytes:
     """The request for a dump of the elements of a set."""
-    return _whole(_SUBSYSTEM | _GET_ELEMENTS, text(ELEMENTS_TABLE, TABLE) + text(ELEMENTS_SET, name), flags=netlink.DUMP)
+    return _whole(
+        _SUBSYSTEM | NFT_MSG_GETSETELEM,
+        text(NFTA_SET_ELEM_LIST_TABLE, TABLE) + text(NFTA_SET_ELEM_LIST_SET, name),
+        flags=netlink.DUMP,
+    )
 
 
 def element_query(name: str, encoded: bytes, sequence: int) -> bytes:
     """The question for an element; the kernel answers ENOENT if the set does not have it, or if there is no such set."""
-    payload = text(ELEMENTS_TABLE, TABLE) + text(ELEMENTS_SET, name) + nested(ELEMENTS, encoded)
-    return _whole(_SUBSYSTEM | _GET_ELEMENTS, payload, sequence=sequence)
+    payload = (
+        text(NFTA_SET_ELEM_LIST_TABLE, TABLE) + text(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, encoded)
+    )
+    return _whole(_SUBSYSTEM | NFT_MSG_GETSETELEM, payload, sequence=sequence)
 
 
 def generation(channel: netlink.Channel) -> int:
@@ -340,11 +359,11 @@ def generation(channel: netlink.Channel) -> int:
         KernelError: the kernel has no nf_tables (EINVAL), or did not answer.
     """
     action = "read the generation of nf_tables"
-    data, start, end = channel.ask(_whole(_SUBSYSTEM | _GET_GENERATION, b"", family=socket.AF_UNSPEC), action)
+    data, start, end = channel.ask(_whole(_SUBSYSTEM | NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
     found = message.attributes(data, start + HEADER_SIZE, end)
-    if _GENERATION_ID not in found:
+    if NFTA_GEN_ID not in found:
         raise KernelError(action=action, detail="the answer is incomplete")
-    return message.unsigned(data, found[_GENERATION_ID])
+    return message.unsigned(data, found[NFTA_GEN_ID])
 
 
 # Expressions of rules. Registers are numbered from 0, in units of four bytes.
@@ -356,7 +375,7 @@ def _register(place: int = 0) -> int:
 
 
 def _expression(name: str, *attributes: bytes) -> bytes:
-    return nested(_EXPRESSION, text(_EXPRESSION_NAME, name), nested(_EXPRESSION_DATA, *attributes))
+    return nested(NFTA_LIST_ELEM, text(NFTA_EXPR_NAME, name), nested(NFTA_EXPR_DATA, *attributes))
 
 
 def payload(base: Base, offset: int, length: int, register: int = 0) -> bytes:
@@ -401,21 +420,25 @@ def address_type(*, is_source: bool) -> bytes:
     return _expression("fib", integer(1, _register()), integer(2, 3), integer(3, 1 if is_source else 2))
 
 
+def _value(value: bytes) -> bytes:
+    return attribute(NFTA_DATA_VALUE, value)
+
+
 def compare(value: bytes, *, equal: bool = True) -> bytes:
     """Go on if the first registers hold this value, or if they do not."""
-    return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, attribute(_VALUE, value)))
+    return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, _value(value)))
 
 
 def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
     """Keep the bits of ``mask``, then invert those of ``inverted``."""
     registers = integer(1, _register(register)) + integer(2, _register(register)) + integer(3, len(mask))
-    return _expression("bitwise", registers, nested(4, attribute(_VALUE, mask)), nested(5, attribute(_VALUE, inverted)))
+    return _expression("bitwise", registers, nested(4, _value(mask)), nested(5, _value(inverted)))
 
 
 def verdict(code: VerdictCode, target: str = "") -> bytes:
     """Decide; ``target`` is the chain of a jump."""
-    parts = integer(_VERDICT_CODE, code) + (text(_VERDICT_CHAIN, target) if target else b"")
-    return _expression("immediate", integer(1, _VERDICT_REGISTER), nested(2, nested(_VERDICT, parts)))
+    parts = integer(NFTA_VERDICT_CODE, code) + (text(NFTA_VERDICT_CHAIN, target) if target else b"")
+    return _expression("immediate", integer(1, _VERDICT_REGISTER), nested(2, nested(NFTA_DATA_VERDICT, parts)))
 
 
 def lookup(name: str, *, maps_to: int | None = None) -> bytes:
@@ -447,15 +470,15 @@ def expressions(data: bytes, start: int, end: int) -> list[tuple[str, Mapping[tu
     found: list[tuple[str, Mapping[tuple[int, ...], bytes]]] = []
     for _, first, last in message.walk(data, start, end):
         parts = message.attributes(data, first, last)
-        if _EXPRESSION_NAME not in parts:
+        if NFTA_EXPR_NAME not in parts:
             continue
-        name = message.text(data, parts[_EXPRESSION_NAME])
-        values = dict(_values(data, parts[_EXPRESSION_DATA], name, ())) if _EXPRESSION_DATA in parts else {}
+        name = message.text(data, parts[NFTA_EXPR_NAME])
+        values = dict(_values(data, parts[NFTA_EXPR_DATA], name, ())) if NFTA_EXPR_DATA in parts else {}
         found.append((name, {path: value for path, value in values.items() if any(value)}))
     return found
 
 
-_NESTS = {("cmp", (3,)), ("bitwise", (4,)), ("bitwise", (5,)), ("immediate", (2,)), ("immediate", (2, _VERDICT))}
+_NESTS = {("cmp", (3,)), ("bitwise", (4,)), ("bitwise", (5,)), ("immediate", (2,)), ("immediate", (2, NFTA_DATA_VERDICT))}
 _IGNORED = {("nat", (4,)), ("nat", (7,)), ("lookup", (4,))}
 
 
@@ -470,10 +493,12 @@ def _values(data: bytes, at: tuple[int, int], name: str, path: tuple[int, ...]) 
 
 def decision(name: str, values: Mapping[tuple[int, ...], bytes]) -> str:
     """The verdict of an expression as ``nft`` names it, with the chain that it leads to; else the name of the expression."""
-    if name != "immediate" or (2, _VALUE) in values:
+    if name != "immediate" or (2, NFTA_DATA_VALUE) in values:
         return name
-    code = int.from_bytes(values.get((2, _VERDICT, _VERDICT_CODE), b""), "big", signed=True)  # 0 is left out of what is read
-    chain = values.get((2, _VERDICT, _VERDICT_CHAIN), b"").rstrip(b"\0").decode(errors="replace")
+    code = int.from_bytes(
+        values.get((2, NFTA_DATA_VERDICT, NFTA_VERDICT_CODE), b""), "big", signed=True
+    )  # 0 is left out of what is read
+    chain = values.get((2, NFTA_DATA_VERDICT, NFTA_VERDICT_CHAIN), b"").rstrip(b"\0").decode(errors="replace")
     return f"{_VERDICT_NAMES.get(code, name)} {chain}".rstrip()
 
 

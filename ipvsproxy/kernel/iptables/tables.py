@@ -64,7 +64,7 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
         parts = channel.dump(nft.chains_query(family), action)
     with netlink.parsing(action):
         return any(
-            concerns(ChainKey(message.text(data, found[nft.CHAIN_TABLE]), message.text(data, found[nft.CHAIN_NAME])))
+            concerns(ChainKey(message.text(data, found[nft.NFTA_CHAIN_TABLE]), message.text(data, found[nft.NFTA_CHAIN_NAME])))
             for data, start, end in parts
             for found in (message.attributes(data, start + nft.HEADER_SIZE, end),)
         )

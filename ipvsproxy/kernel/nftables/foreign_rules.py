@@ -75,8 +75,8 @@ def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
     for data, start, end in channel.dump(nft.rules_query(name.name, name.family), action):
         with netlink.parsing(action):
             found = message.attributes(data, start + nft.HEADER_SIZE, end)
-            expressions = nft.expressions(data, *found[nft.RULE_EXPRESSIONS]) if nft.RULE_EXPRESSIONS in found else []
-            rules.setdefault(message.text(data, found[nft.RULE_CHAIN]), []).append(expressions)
+            expressions = nft.expressions(data, *found[nft.NFTA_RULE_EXPRESSIONS]) if nft.NFTA_RULE_EXPRESSIONS in found else []
+            rules.setdefault(message.text(data, found[nft.NFTA_RULE_CHAIN]), []).append(expressions)
     with netlink.parsing(action):
         return dataclasses.replace(
             table,

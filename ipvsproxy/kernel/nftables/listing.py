@@ -86,8 +86,8 @@ def family_name(family: int) -> str:
 def _table_name(part: netlink.Reply) -> TableName:
     data, start, end = part
     found = message.attributes(data, start + nft.HEADER_SIZE, end)
-    comment = nft.text_of(data, found[nft.TABLE_USER_DATA]) if nft.TABLE_USER_DATA in found else ""
-    return TableName(message.unsigned(data, (start, start + 1)), message.text(data, found[nft.TABLE_NAME]), comment)
+    comment = nft.text_of(data, found[nft.NFTA_TABLE_USERDATA]) if nft.NFTA_TABLE_USERDATA in found else ""
+    return TableName(message.unsigned(data, (start, start + 1)), message.text(data, found[nft.NFTA_TABLE_NAME]), comment)
 
 
 def _chain(part: netlink.Reply) -> tuple[str, str, BaseChain | None]:
@@ -95,24 +95,24 @@ def _chain(part: netlink.Reply) -> tuple[str, str, BaseChain | None]:
     data, start, end = part
     found = message.attributes(data, start + nft.HEADER_SIZE, end)
     place = None
-    if nft.CHAIN_HOOK in found:
-        at = message.attributes(data, *found[nft.CHAIN_HOOK])
-        number = message.unsigned(data, at[nft.HOOK_NUMBER])
-        priority = message.unsigned(data, at[nft.HOOK_PRIORITY])
+    if nft.NFTA_CHAIN_HOOK in found:
+        at = message.attributes(data, *found[nft.NFTA_CHAIN_HOOK])
+        number = message.unsigned(data, at[nft.NFTA_HOOK_HOOKNUM])
+        priority = message.unsigned(data, at[nft.NFTA_HOOK_PRIORITY])
         place = BaseChain(
-            message.text(data, found[nft.CHAIN_TYPE]),
+            message.text(data, found[nft.NFTA_CHAIN_TYPE]),
             _HOOKS[number]
             if number < len(_HOOKS) and family_name(message.unsigned(data, (start, start + 1))) in _IP_FAMILIES
             else "",
             priority - ((priority & 1 << 31) << 1),
-            drops=nft.CHAIN_POLICY in found and message.unsigned(data, found[nft.CHAIN_POLICY]) != nft.ACCEPT_POLICY,
+            drops=nft.NFTA_CHAIN_POLICY in found and message.unsigned(data, found[nft.NFTA_CHAIN_POLICY]) != nft.ACCEPT_POLICY,
         )
-    return message.text(data, found[nft.CHAIN_TABLE]), message.text(data, found[nft.CHAIN_NAME]), place
+    return message.text(data, found[nft.NFTA_CHAIN_TABLE]), message.text(data, found[nft.NFTA_CHAIN_NAME]), place
 
 
 def _maps(parts: list[netlink.Reply], table_name: str) -> Iterator[str]:
     for data, start, end in parts:
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
-        flags = message.unsigned(data, found[nft.SET_FLAGS]) if nft.SET_FLAGS in found else 0
-        if flags & nft.IS_MAP and message.text(data, found[nft.SET_TABLE]) == table_name:
-            yield message.text(data, found[nft.SET_NAME])
+        flags = message.unsigned(data, found[nft.NFTA_SET_FLAGS]) if nft.NFTA_SET_FLAGS in found else 0
+        if flags & nft.IS_MAP and message.text(data, found[nft.NFTA_SET_TABLE]) == table_name:
+            yield message.text(data, found[nft.NFTA_SET_NAME])

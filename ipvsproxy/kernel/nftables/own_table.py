@@ -54,8 +54,8 @@ def read(channel: netlink.Channel) -> Content | None:
     for data, start, end in channel.dump(nft.sets_query(), _ACTION):
         with netlink.parsing(_ACTION):
             found = message.attributes(data, start + nft.HEADER_SIZE, end)
-            if message.text(data, found[nft.SET_TABLE]) == nft.TABLE:
-                sets.append(message.text(data, found[nft.SET_NAME]))
+            if message.text(data, found[nft.NFTA_SET_TABLE]) == nft.TABLE:
+                sets.append(message.text(data, found[nft.NFTA_SET_NAME]))
     chains = [name for name in table.chains if name.startswith(OUR_CHAINS)]
     ours = [name for name in sets if name in IP_SETS]
     return Content(chains, ours, has_others=len(chains) < len(table.chains) or len(ours) < len(sets))

@@ -314,7 +314,7 @@ class NftRulesDriver:
                 return Listing(generation, is_dormant=False, hooks={}, rules={})
             raise
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
-        flags = message.unsigned(data, found[nft.TABLE_FLAGS]) if nft.TABLE_FLAGS in found else 0
+        flags = message.unsigned(data, found[nft.NFTA_TABLE_FLAGS]) if nft.NFTA_TABLE_FLAGS in found else 0
         hooks = {
             name: hook
             for part in self._channel.dump(nft.chains_query(), action)
@@ -325,12 +325,12 @@ class NftRulesDriver:
         for data, start, end in self._channel.dump(nft.rules_query(), action):
             with netlink.parsing(action):
                 found = message.attributes(data, start + nft.HEADER_SIZE, end)
-                if message.text(data, found[nft.RULE_TABLE]) != nft.TABLE:
+                if message.text(data, found[nft.NFTA_RULE_TABLE]) != nft.TABLE:
                     continue
-                carried = nft.text_of(data, found[nft.RULE_USER_DATA]) if nft.RULE_USER_DATA in found else ""
-                printed = nft.expressions(data, *found[nft.RULE_EXPRESSIONS]) if nft.RULE_EXPRESSIONS in found else []
-                handle = message.unsigned(data, found[nft.RULE_HANDLE])
-                rules.setdefault(message.text(data, found[nft.RULE_CHAIN]), []).append(_Printed(carried, printed, handle))
+                carried = nft.text_of(data, found[nft.NFTA_RULE_USERDATA]) if nft.NFTA_RULE_USERDATA in found else ""
+                printed = nft.expressions(data, *found[nft.NFTA_RULE_EXPRESSIONS]) if nft.NFTA_RULE_EXPRESSIONS in found else []
+                handle = message.unsigned(data, found[nft.NFTA_RULE_HANDLE])
+                rules.setdefault(message.text(data, found[nft.NFTA_RULE_CHAIN]), []).append(_Printed(carried, printed, handle))
         return Listing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
 
 
@@ -339,14 +339,14 @@ def _read_chain(part: netlink.Reply) -> tuple[str, str, Hook | None]:
     with netlink.parsing("read the chains of nf_tables"):
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
         hook = None
-        if nft.CHAIN_HOOK in found:
-            place = message.attributes(data, *found[nft.CHAIN_HOOK])
-            number = message.unsigned(data, place[nft.HOOK_NUMBER])
-            priority = message.unsigned(data, place[nft.HOOK_PRIORITY])
+        if nft.NFTA_CHAIN_HOOK in found:
+            place = message.attributes(data, *found[nft.NFTA_CHAIN_HOOK])
+            number = message.unsigned(data, place[nft.NFTA_HOOK_HOOKNUM])
+            priority = message.unsigned(data, place[nft.NFTA_HOOK_PRIORITY])
             priority -= (priority & 1 << 31) << 1
-            is_open = message.unsigned(data, found[nft.CHAIN_POLICY]) == nft.ACCEPT_POLICY
-            hook = Hook(message.text(data, found[nft.CHAIN_TYPE]) if is_open else "", number, priority)
-        return message.text(data, found[nft.CHAIN_TABLE]), message.text(data, found[nft.CHAIN_NAME]), hook
+            is_open = message.unsigned(data, found[nft.NFTA_CHAIN_POLICY]) == nft.ACCEPT_POLICY
+            hook = Hook(message.text(data, found[nft.NFTA_CHAIN_TYPE]) if is_open else "", number, priority)
+        return message.text(data, found[nft.NFTA_CHAIN_TABLE]), message.text(data, found[nft.NFTA_CHAIN_NAME]), hook
 
 
 def _describe(printed: _Printed, chain: str) -> str:

@@ -218,11 +218,16 @@ class NftSetsDriver:
         def number(of: int) -> int:
             return message.unsigned(data, found[of]) if of in found else 0
 
-        flags = number(nft.SET_FLAGS)
-        length = number(nft.SET_DATA_LENGTH) if flags & nft.IS_MAP else 0
-        kinds = number(nft.SET_KEY_TYPE), number(nft.SET_KEY_LENGTH), number(nft.SET_DATA_TYPE) if length else 0, length
-        described = message.attributes(data, *found[nft.SET_DESCRIPTION]) if nft.SET_DESCRIPTION in found else {}
-        return Shape(*kinds, is_plain=not flags & ~nft.IS_MAP and nft.SET_SIZE not in described), parts
+        flags = number(nft.NFTA_SET_FLAGS)
+        length = number(nft.NFTA_SET_DATA_LEN) if flags & nft.IS_MAP else 0
+        kinds = (
+            number(nft.NFTA_SET_KEY_TYPE),
+            number(nft.NFTA_SET_KEY_LEN),
+            number(nft.NFTA_SET_DATA_TYPE) if length else 0,
+            length,
+        )
+        described = message.attributes(data, *found[nft.NFTA_SET_DESC]) if nft.NFTA_SET_DESC in found else {}
+        return Shape(*kinds, is_plain=not flags & ~nft.IS_MAP and nft.NFTA_SET_DESC_SIZE not in described), parts
 
     def _elements(self, name: str, action: str) -> Sequence[netlink.Reply]:
         """The elements of a set, in messages.
@@ -260,7 +265,8 @@ def remove_empty_table(channel: netlink.Channel) -> None:
         raise
     chains = channel.dump(nft.chains_query(), action) if not sets else ()
     names = (
-        message.text(data, message.attributes(data, start + nft.HEADER_SIZE, end)[nft.CHAIN_TABLE]) for data, start, end in chains
+        message.text(data, message.attributes(data, start + nft.HEADER_SIZE, end)[nft.NFTA_CHAIN_TABLE])
+        for data, start, end in chains
     )
     if not sets and nft.TABLE not in names:
         nft.run(channel, [nft.table_removal()], generation)
@@ -281,7 +287,9 @@ def _read(name: str, observed: Shape, parts: Iterable[netlink.Reply]) -> Observe
     action = f"list the set {name}"
     for data, start, end in parts:
         found = message.attributes(data, start + nft.HEADER_SIZE, end)
-        for _, first, last in message.walk(data, *found[nft.ELEMENTS]) if nft.ELEMENTS in found else ():
+        for _, first, last in (
+            message.walk(data, *found[nft.NFTA_SET_ELEM_LIST_ELEMENTS]) if nft.NFTA_SET_ELEM_LIST_ELEMENTS in found else ()
+        ):
             if nft.is_for_all_others(data, first, last):
                 entries[ForeignElement(name)] = None
                 continue
