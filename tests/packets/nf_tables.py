@@ -8,10 +8,10 @@ from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 
 
-def _is_missing() -> bool:
+def is_missing() -> bool:
     """Whether this kernel cannot hold rules of ours."""
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as driver:
         return driver.try_writing(Family.IPV4) is not None
 
 
-NEEDS_NF_TABLES = pytest.mark.skipif(_is_missing(), reason="this kernel has no nf_tables for IPv4")
+NEEDS_NF_TABLES = pytest.mark.skipif(is_missing(), reason="this kernel has no nf_tables for IPv4")
