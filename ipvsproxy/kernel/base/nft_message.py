@@ -51,7 +51,7 @@ NFT_MSG_GETGEN = 16
 _BEGIN, _END = 16, 17
 NFTA_GEN_ID = 1
 _APPEND = 0x800
-_INET = 1  # NFPROTO_INET
+INET = 1  # NFPROTO_INET
 _NESTED = 0x8000
 _DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: programs print it so
 _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, also of tables and elements: programs print it as their comment
@@ -116,14 +116,14 @@ class Message(NamedTuple):
     kind: int
     flags: int
     payload: bytes
-    family: int = _INET
+    family: int = INET
 
     def numbered(self, sequence: int) -> bytes:
         """The message with this sequence number."""
         return _whole(_SUBSYSTEM | self.kind, self.payload, flags=self.flags, sequence=sequence, family=self.family)
 
 
-def _whole(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 0, family: int = _INET, resource: int = 0) -> bytes:
+def _whole(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 0, family: int = INET, resource: int = 0) -> bytes:
     head = struct.pack("=IHHII", 20 + len(payload), kind, netlink.REQUEST | flags, sequence, 0)
     return head + struct.pack(">BBH", family, 0, resource) + payload
 
@@ -171,7 +171,7 @@ def table() -> Message:
     return Message(NFT_MSG_NEWTABLE, netlink.CREATE, text(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
 
 
-def table_removal(name: str = TABLE, family: int = _INET) -> Message:
+def table_removal(name: str = TABLE, family: int = INET) -> Message:
     """Removes a table with all that it holds."""
     return Message(NFT_MSG_DELTABLE, 0, text(NFTA_TABLE_NAME, name), family)
 
@@ -305,7 +305,7 @@ def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes, str]:
     return data[slice(*key)], data[slice(*mapped)], comment
 
 
-def table_query(name: str = TABLE, family: int = _INET) -> bytes:
+def table_query(name: str = TABLE, family: int = INET) -> bytes:
     """The question for a table; the kernel answers ENOENT if there is none."""
     return _whole(_SUBSYSTEM | NFT_MSG_GETTABLE, text(NFTA_TABLE_NAME, name), family=family)
 
@@ -315,12 +315,12 @@ def tables_query() -> bytes:
     return _whole(_SUBSYSTEM | NFT_MSG_GETTABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
 
 
-def chains_query(family: int = _INET) -> bytes:
+def chains_query(family: int = INET) -> bytes:
     """The request for a dump of the chains of all tables of a family: ours, or that of the rules of iptables-nft."""
     return _whole(_SUBSYSTEM | NFT_MSG_GETCHAIN, b"", flags=netlink.DUMP, family=family)
 
 
-def rules_query(table: str = TABLE, family: int = _INET) -> bytes:
+def rules_query(table: str = TABLE, family: int = INET) -> bytes:
     """The request for a dump of the rules of a table."""
     return _whole(_SUBSYSTEM | NFT_MSG_GETRULE, text(NFTA_RULE_TABLE, table), flags=netlink.DUMP, family=family)
 
@@ -330,7 +330,7 @@ def set_query(name: str) -> bytes:
     return _whole(_SUBSYSTEM | NFT_MSG_GETSET, text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name))
 
 
-def sets_query(table: str = TABLE, family: int = _INET) -> bytes:
+def sets_query(table: str = TABLE, family: int = INET) -> bytes:
     """The request for a dump of the parameters of a table's sets."""
     return _whole(_SUBSYSTEM | NFT_MSG_GETSET, text(NFTA_SET_TABLE, table), flags=netlink.DUMP, family=family)
 

@@ -23,7 +23,6 @@ RECEIVE_BUFFER = 4 << 20
 _GROUP = 7  # NFNLGRP_NFTABLES
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
 _HEADER = struct.Struct("=IHHII")
-_INET = 1
 _NAME = 1
 _DATAGRAM = 1 << 17
 
@@ -107,7 +106,7 @@ class NftChanges:
             body, end = position + _HEADER.size + nft.HEADER_SIZE, position + length
             if length < _HEADER.size + nft.HEADER_SIZE or end > len(data):
                 return True  # its content is lost
-            if kind >> 8 == _SUBSYSTEM and data[body - nft.HEADER_SIZE] == _INET and port not in self._own_ports:
+            if kind >> 8 == _SUBSYSTEM and data[body - nft.HEADER_SIZE] == nft.INET and port not in self._own_ports:
                 found = message.attributes(data, body, end)
                 if _NAME in found and message.text(data, found[_NAME]) == nft.TABLE:
                     return True

@@ -14,7 +14,6 @@ from ipvsproxy.model.sets import IP_SETS
 OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
 """The beginnings of the names of our chains."""
 
-_INET = 1
 _ACTION = f"read the table inet {nft.TABLE}"
 
 
@@ -47,7 +46,7 @@ def read(channel: netlink.Channel) -> Content | None:
     Raises:
         KernelError: it could not be read.
     """
-    table = nft_listing.table(channel, _INET, nft.TABLE)
+    table = nft_listing.table(channel, nft.INET, nft.TABLE)
     if table is None:
         return None
     sets: list[str] = []

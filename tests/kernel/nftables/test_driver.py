@@ -268,18 +268,24 @@ def test_a_set_that_a_foreign_rule_keeps_in_use_is_reported(driver: NftDriver) -
     assert "theirs" in nft("list", "ruleset")
 
 
+def assert_set_waits_for_rules(driver: NftDriver) -> None:
+    """A set of another shape is replaced together with rules that are written anew, and not before."""
+    before = nft("--stateless", "list", "ruleset")
+    (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])
+    assert "a set of this name exists" in outcome.error
+    assert nft("--stateless", "list", "ruleset") == before
+    written = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), Operation(Verb.SET, every_rule(Family.IPV4))])
+    assert not [one.error for one in written if one.error]
+    assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
+
+
 def test_rules_that_cannot_be_written_again_are_not_given_up_for_a_set(driver: NftDriver) -> None:
     wanted = Operation(Verb.SET, every_rule(Family.IPV4))
     driver.apply([*SETS, wanted])
     load_with(UNLIKE)
     strange = ("add", "rule", "inet", "ipvsproxy", "IPv4-filter-KUBE-SOURCE-RANGES-FIREWALL", "counter")
     nft(*strange)
-    before = nft("--stateless", "list", "ruleset")
-    (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])
-    assert "a set of this name exists" in outcome.error
-    assert nft("--stateless", "list", "ruleset") == before
-    assert not [one.error for one in driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), wanted]) if one.error]
-    assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
+    assert_set_waits_for_rules(driver)
 
 
 @pytest.mark.parametrize(
@@ -296,9 +302,4 @@ def test_no_base_chain_goes_for_a_set_because_others_have_changed_it(driver: Nft
     nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type ipv4_addr . inet_proto . inet_service; size 2; }")
     driver.apply([*(one for one in SETS if one.item is not IP_SETS[CLUSTER]), wanted])
     nft(harm)
-    before = nft("--stateless", "list", "ruleset")
-    (outcome,) = driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER])])
-    assert "a set of this name exists" in outcome.error
-    assert nft("--stateless", "list", "ruleset") == before
-    assert not [one.error for one in driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), wanted]) if one.error]
-    assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
+    assert_set_waits_for_rules(driver)
