@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.test_manifests import _instructions
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -40,11 +41,24 @@ shift 2
 PATH=/opt/ipvsproxy/bin:/usr/sbin:/usr/bin:/sbin:/bin exec chroot /mnt/root "$@"
 """
 """The image's files, read-only, with a /tmp and a /run of its own, in a mount namespace of its own."""
+WITHOUT_PROGRAMS = """
+import os, sys
+os.environ["PATH"] = "/opt/ipvsproxy/bin"
+os.execv("/opt/ipvsproxy/bin/ipvsproxy", ["ipvsproxy", *sys.argv[1:]])
+"""
+"""Starts ipvsproxy where PATH has none of the image's programs, neither iptables nor modprobe."""
 UNPRIVILEGED = ("setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin", "--inh-caps=-all")
 
 
 def inside(*command: str) -> Sequence[str]:
     return ("unshare", "--mount", "sh", "-c", PREPARE, "sh", str(IMAGE), str(ROOT / "manifests/demo"), *command)
+
+
+def _wait_until_synced(process: subprocess.Popen[bytes], log: pathlib.Path) -> None:
+    deadline_s = time.monotonic() + STARTED_WITHIN_S
+    while "event=synced" not in log.read_text() and process.poll() is None and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+    assert "event=synced" in log.read_text(), log.read_text()
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -67,16 +81,33 @@ def test_the_image_prepares_a_node_serves_with_one_capability_and_is_healthy(tmp
     log = tmp_path / "log"
     with log.open("wb") as output, subprocess.Popen(inside(*UNPRIVILEGED, "ipvsproxy", *FLAGS), stderr=output) as process:
         try:
-            deadline_s = time.monotonic() + STARTED_WITHIN_S
-            while "event=synced" not in log.read_text() and process.poll() is None and time.monotonic() < deadline_s:
-                time.sleep(0.5)
-            assert "event=synced" in log.read_text(), log.read_text()
+            _wait_until_synced(process, log)
             assert "10.96.0.80:80" in run("ipvsadm", "-Sn").stdout
             (check,) = (argument for name, argument in _instructions() if name == "HEALTHCHECK")
             code = check[check.index('"-c", "') + len('"-c", "') : check.rindex('"')]
             assert run(*inside("python3", "-c", code)).returncode == 0
             verified = run(*inside("ipvsproxy", "verify", *FLAGS))
             assert verified.returncode == 0, verified.stdout + verified.stderr
+        finally:
+            process.terminate()
+        assert process.wait(10) == 0
+
+
+@NEEDS_NF_TABLES
+@pytest.mark.usefixtures("network_namespace")
+def test_the_image_serves_with_nftables_without_any_program_and_with_one_capability(tmp_path: pathlib.Path) -> None:
+    flags = (*FLAGS, "--rules-backend=nftables")
+    prepared = run(*inside("ipvsproxy", "--init-only", *flags))
+    assert prepared.returncode == 0, prepared.stderr
+    log = tmp_path / "log"
+    alone = inside(*UNPRIVILEGED, "/opt/ipvsproxy/bin/python", "-c", WITHOUT_PROGRAMS, *flags)
+    with log.open("wb") as output, subprocess.Popen(alone, stderr=output) as process:
+        try:
+            _wait_until_synced(process, log)
+            assert "iptables=nftables" in log.read_text()
+            assert "10.96.0.80:80" in run("ipvsadm", "-Sn").stdout
+            found = run("nft", "get", "element", "inet", "ipvsproxy", "KUBE-CLUSTER-IP", "{ 10.96.0.80 . tcp . 80 }")
+            assert found.returncode == 0, found.stderr
         finally:
             process.terminate()
         assert process.wait(10) == 0
