@@ -98,7 +98,7 @@ class Comparison:
         await in_slices(self._translator.putting(changes.services), self._clock, now)
         self._reconciler.observe(observed, self._clock())
         self._reconciler.tend(self._clock())
-        self._translator.put_settled_skeletons()
+        self._translator.put_skeletons(settled=True)
         self._reconciler.note_timeouts(timeouts)
         return self._translator.with_refusals(changes)
 

@@ -134,11 +134,6 @@ class Reconciler:
         """Those of some virtual servers whose address is local by a route, or soon. ``settled``: as for ``refused``."""
         return self._tables.routed(keys, settled=settled)
 
-    def has_rules(self, family: Family) -> bool:
-        """Whether chains of a family were observed."""
-        observed = self._tables.skeletons.observed.get(family)
-        return bool(observed and observed.chains)
-
     # Observed state.
 
     def subjects(self) -> tuple[list[str], list[str]]:

@@ -116,14 +116,11 @@ def test_statistics_are_a_copy_by_kind_of_kernel_object(node: simulation.Simulat
 def test_rules_and_families_without_them(node: simulation.SimulatedNode) -> None:
     reconciler = node.reconciler
     assert reconciler.survey.rules(Family.IPV4).family is Family.IPV4
-    assert reconciler.has_rules(Family.IPV4)
-    assert not reconciler.has_rules(Family.IPV6)
     assert reconciler.lacking(tuple(Family)) == frozenset()
     node.kernel.chains[Family.IPV4].clear()
     node.observe()
     node.plan()
     assert reconciler.lacking(tuple(Family)) == {Family.IPV4}
-    assert not reconciler.has_rules(Family.IPV4)
 
 
 def test_a_family_lacks_entries_while_one_is_absent(node: simulation.SimulatedNode) -> None:

@@ -33,7 +33,6 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
-from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.survey import Survey
@@ -44,8 +43,6 @@ from ipvsproxy.translate.settings import Settings
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
 """Programmed before all other Services: with these a new node is usable early."""
-EXPECTED_SETS = frozenset({SetKind.LOOP_BACK})
-"""Sets that get entries on nearly every node, though not from the first Services: their rules are written with the first ones."""
 SERVICES_AT_ONCE = 250
 """Services in a batch: each batch is translated, planned, applied and settled as a whole."""
 REST_FACTOR = 4
@@ -225,8 +222,7 @@ class Engine:
         if names:
             for name in names:
                 self._translator.put(name)
-            # While a first list is doubted, rules for expected sets could not be removed again.
-            report = await self._add(report, frozenset() if self._store.may_lack_all else EXPECTED_SETS)
+            report = await self._add(report)
             report = await self._add(report)  # addresses are bound when their virtual servers are there
             log.info("first_services_programmed", duration_s=round(self._clock() - began, 3))
         await self._sync(self._clock(), report)
@@ -356,9 +352,9 @@ class Engine:
         families = self._translator.settings.families
         return families if self._store.may_lack_all else self._reconciler.unserved(families)
 
-    async def _add(self, total: Report, expected: frozenset[SetKind] = frozenset()) -> Report:
+    async def _add(self, total: Report) -> Report:
         """Apply the additions that are possible now; others must wait for these. Returns ``total`` with their report."""
-        self._translator.put_skeletons(expected)
+        self._translator.put_skeletons()
         now = self._clock()
         return _sum(total, await self._apply(self._reconciler.plan(now, only_additions=True), now))
 

@@ -47,7 +47,7 @@ class Translator:
     """Passes desired state to a reconciler. No Service has any before the first ``update_view``.
 
     Call in this order: ``put_node``, ``update_view``, ``put`` or ``putting`` for the Services that have changed in the store, and
-    ``put_skeletons`` or ``put_settled_skeletons``, since rules follow from the desired state of the Services.
+    ``put_skeletons``, since rules follow from the desired state of the Services.
 
     ``settings`` are the operator's choices for Services and rules.
     """
@@ -202,38 +202,17 @@ class Translator:
         """Changes from the store, with complaints about the parts that translation refused."""
         return dataclasses.replace(changes, complaints=(*changes.complaints, *self._refusals.take()))
 
-    def put_skeletons(self, expected: frozenset[SetKind] = frozenset()) -> None:
-        """Pass on the rules that are needed now: for the desired objects, and for those that must still go.
+    def put_skeletons(self, *, settled: bool = False) -> None:
+        """Passes on the rules that are needed now: for the desired objects, and for those that must still go.
 
-        ``expected``: sets that will have entries soon. It counts in a family with entries and without rules in force.
+        ``settled``: the rules that are needed once all other objects are as desired.
         """
-        refused = self._reconciler.refused()
-        routed = self._reconciler.routed(refused)
-        for family in self.settings.families:
-            occupied = self._reconciler.occupied(family)
-            if occupied and not self._reconciler.has_rules(family):
-                occupied |= expected
-            self._put_skeleton(family, occupied, refused, routed)
-
-    def put_settled_skeletons(self) -> None:
-        """Pass on the rules that are needed once all other objects are as desired."""
-        refused = self._reconciler.refused(settled=True)
-        routed = self._reconciler.routed(refused, settled=True)
-        for family in self.settings.families:
-            self._put_skeleton(family, self._reconciler.occupied(family, settled=True), refused, routed)
-
-    def _put_skeleton(
-        self,
-        family: Family,
-        occupied: frozenset[SetKind],
-        refused: frozenset[VirtualServerKey],
-        routed: frozenset[VirtualServerKey],
-    ) -> None:
         if self._view is None:
             return
-        inputs = _SkeletonInputs(self._view, occupied, refused, routed)
-        if self._skeleton_inputs.get(family) != inputs:
-            self._skeleton_inputs[family] = inputs
-            self._reconciler.put_skeleton(
-                skeleton.build_skeleton(family, self.settings, self._view, occupied, refused, routed=routed)
-            )
+        refused = self._reconciler.refused(settled=settled)
+        routed = self._reconciler.routed(refused, settled=settled)
+        for family in self.settings.families:
+            inputs = _SkeletonInputs(self._view, self._reconciler.occupied(family, settled=settled), refused, routed)
+            if self._skeleton_inputs.get(family) != inputs:
+                self._skeleton_inputs[family] = inputs
+                self._reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, **inputs._asdict()))
