@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, Self
 
 from ipvsproxy.kernel.ipset.driver import IpsetDriver, ObservedSet
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables.driver import Program, Refusal, Saved
+from ipvsproxy.kernel.iptables.driver import Program, Refusal
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
@@ -70,13 +70,12 @@ class SetsBackend(Driver, Protocol):
 class ChosenBackend(NamedTuple):
     """A backend, never ``AUTO``, and for iptables its programs.
 
-    ``commands`` are the names of the programs, ``programs`` those whose version is known, by file; ``saved`` are known listings.
+    ``commands`` are the names of the programs, ``programs`` those whose version is known, by file.
     """
 
     backend: Backend
     commands: Mapping[Family, str] = iptables.COMMANDS
     programs: Mapping[str, Program] = types.MappingProxyType({})
-    saved: Mapping[Family, Saved] = types.MappingProxyType({})
 
 
 IPTABLES_IN_PATH = ChosenBackend(Backend.IPTABLES)
@@ -127,7 +126,6 @@ class BackendDrivers(NamedTuple):
             patience_s=patience_s,
             on_late_end=on_late_end,
             programs=chosen.programs,
-            saved=chosen.saved,
         )
         return cls(chosen.backend, rules, sets, sets, rules, leftover_rules, None, (rules.close, sets.close))
 

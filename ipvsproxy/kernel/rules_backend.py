@@ -17,7 +17,6 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipset import batch as ipset_batch
 from ipvsproxy.kernel.ipset.driver import IpsetDriver, ObservedSet
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables import legacy_tables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables import own_table
@@ -94,7 +93,7 @@ def _may_hold_iptables(chains: Collection[ChainKey], root: pathlib.Path) -> bool
     if (root / "sys/module/ip_set").exists():
         return True
     try:
-        return any(legacy_tables.names(family, root / "proc") for family in Family) or (
+        return any(iptables_tables.names(family, root / "proc") for family in Family) or (
             nft_listing.is_loaded(root) and any(iptables_tables.has_chain(family, chains.__contains__) for family in Family)
         )
     except KernelError as error:

@@ -12,12 +12,9 @@ from tests.chaos.moments import Moment
 
 
 def _give_up_families() -> None:
-    """Ask a program for a trial write, which waits for the lock, and treat every failed one as a missing family."""
+    """Treat every failed trial write as a missing family."""
     from ipvsproxy.kernel.iptables import driver as iptables  # noqa: PLC0415 - only in the process that runs it
     from ipvsproxy.kernel.iptables import rules_driver  # noqa: PLC0415 - only in the process that runs it
-    from ipvsproxy.kernel.iptables import tables as iptables_tables  # noqa: PLC0415 - only in the process that runs it
-
-    iptables_tables.take_rules = lambda *_: False
 
     usual = rules_driver.RulesDriver.try_writing
 

@@ -124,7 +124,7 @@ async def choose_backend(asked: Backend) -> ChosenBackend:
     if variant.left_behind:
         hint = "packets meet them, too; they are removed once the rules of the used variant are in force"
         log.warning("rules_left_in_other_variant", variant=variant.left_behind.value, hint=hint)
-    return ChosenBackend(choice.backend, variant.commands, variant.programs, variant.saved)
+    return ChosenBackend(choice.backend, variant.commands, variant.programs)
 
 
 async def _iptables_choice() -> iptables_variant.Choice:

@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import shutil
-import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,6 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.kernel.iptables import text as iptables_text
-from ipvsproxy.kernel.iptables.rule_changes import NO_RULES
 from ipvsproxy.kernel.iptables.text import Listing
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -101,21 +99,13 @@ _FILES: Mapping[str, Program] = {
 """The files that are all programs of a variant, under these names since iptables 1.8.0 (iptables/Makefile.am)."""
 
 
-class Saved(NamedTuple):
-    """The output of iptables-save, and the fingerprint of the rules from before it."""
-
-    fingerprint: object
-    text: str
-
-
 class IptablesDriver:
     """Reads and writes the fixed rules of both families.
 
     Only ``chains`` and ``jumps`` count as ours: this object never returns or removes any other rule. ``commands`` are the names
     of the programs, in PATH. ``proc`` is the mount point of the kernel's process file system. ``fingerprint`` identifies the
     state of a family's rules: two equal ones mean that the rules have not changed in between. Then the rules are not listed
-    again, unless it is None. Under the fingerprint ``NO_RULES`` they are not listed at all, nor the first time if the kernel
-    ``holds_nothing``.
+    again, unless it is None.
 
     After a write, the rules are known without a listing, except for a change by another program at the same moment. So
     ``observe`` always uses a listing. Only the next write relies on the rules that were just written, until they are listed
@@ -131,18 +121,8 @@ class IptablesDriver:
         proc: pathlib.Path = pathlib.Path("/proc"),
         fingerprint: Callable[[Family], object] = lambda _: None,
         programs: dict[str, Program] | None = None,
-        saved: Mapping[Family, Saved] = types.MappingProxyType({}),
-        holds_nothing: Callable[[Family], bool] = lambda _: False,
-        takes_rules: Callable[[Family], bool] = lambda _: False,
     ) -> None:
-        """``programs`` are the known ones, by file; this object adds to them.
-
-        ``saved`` are listings that are known already. ``holds_nothing`` and ``takes_rules`` are answers of the kernel that spare
-        a program: that a family certainly has no rules, and that it certainly takes some.
-        """
-        self._saved = dict(saved)
-        self._holds_nothing = holds_nothing
-        self._takes_rules = takes_rules
+        """``programs`` are the known ones, by file; this object adds to them."""
         self._commands = commands
         self._fingerprint = fingerprint
         self._listed: dict[Family, tuple[object, Listing]] = {}
@@ -193,12 +173,10 @@ class IptablesDriver:
         """The reason why the kernel takes no rules of this family; None if it does. Then ``usable`` is None, too.
 
         ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel has none. This writes a chain and
-        deletes it in the same transaction, unless the kernel itself says that it takes rules.
+        deletes it in the same transaction.
         """
         if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
-        if shutil.which(f"{self._commands[family]}-restore") and self._takes_rules(family):
-            return None
         try:
             self.restore(family, f"*nat\n:{_TRIED_CHAIN} - [0:0]\n-X {_TRIED_CHAIN}\nCOMMIT\n")
         except KernelError as error:
@@ -302,18 +280,13 @@ class IptablesDriver:
 
     def _list(self, family: Family) -> Listing:
         fingerprint = self._fingerprint(family)  # before the listing: a change during it makes the fingerprints differ
-        is_first = family not in self._listed
-        if fingerprint == NO_RULES or (is_first and self._holds_nothing(family)):
-            listing = iptables_text.NOTHING_LISTED
-        else:
-            listing = self._read(family, fingerprint)
+        listing = self._read(family)
         self._listed[family] = fingerprint, listing
         self._written.pop(family, None)
         return listing
 
-    def _read(self, family: Family, fingerprint: object) -> Listing:
-        saved = self._saved.pop(family, None)
-        text = saved.text if saved and fingerprint is not None and saved.fingerprint == fingerprint else self.save(family)
+    def _read(self, family: Family) -> Listing:
+        text = self.save(family)
         try:
             listing = iptables_text.parse_save(text, self._chains, self._jumps)
         except ValueError as error:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables import legacy_tables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import text as iptables_text
 from ipvsproxy.kernel.iptables import variant as iptables_variant
@@ -159,7 +158,7 @@ class LeftoverRules:
             return ""
 
     def _legacy_tables(self, family: Family) -> tuple[str, ...]:
-        return legacy_tables.names(family, self._proc)
+        return iptables_tables.names(family, self._proc)
 
     def _may_have_chain(self, family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
         """Whether a program must show the rules of nf_tables.

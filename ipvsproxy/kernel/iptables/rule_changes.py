@@ -14,15 +14,13 @@ from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import legacy_tables
+from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.model.net import Family
 
 TABLES = ("nat", "filter", "mangle")
 """The tables of our rules."""
 OPTIONAL_TABLES = ("mangle",)
 """The tables that a kernel need not have: without them, external addresses have one scope."""
-NO_RULES = (b"",) * len(TABLES)
-"""The fingerprint of tables without rules, and without chains except the built-in ones. The nf_tables variant has none such."""
 
 _GET_GENERATION = 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
 _GENERATION_ID = 1
@@ -43,7 +41,7 @@ class RuleChanges:
         self._channel.close()
 
     def fingerprint(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
-        """The present fingerprint of a family's rules, possibly ``NO_RULES``. ``variant`` is that of a ``Program``.
+        """The present fingerprint of a family's rules. ``variant`` is that of a ``Program``.
 
         ``tables`` are the legacy tables to read. The kernel creates those that are absent.
 
@@ -64,7 +62,7 @@ class RuleChanges:
 
 def _fingerprint(family: Family, table: str) -> bytes:
     try:
-        return legacy_tables.digest(family, table)
+        return iptables_tables.digest(family, table)
     except KernelError as error:
         if table not in OPTIONAL_TABLES or error.errno != errno.ENOENT:
             raise

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.iptables.driver import IptablesDriver, Program, Refusal, Saved
+from ipvsproxy.kernel.iptables.driver import IptablesDriver, Program, Refusal
 from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
@@ -50,18 +49,16 @@ class RulesDriver:
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
         programs: Mapping[str, Program] = types.MappingProxyType({}),
-        saved: Mapping[Family, Saved] = types.MappingProxyType({}),
     ) -> None:
         """``on_late_end`` is called, in another thread, when a program that took too long ends.
 
-        ``programs`` are the programs whose version is known, by file; ``saved`` are known listings.
+        ``programs`` are the programs whose version is known, by file.
         """
         self._on_late_end = on_late_end
         self._patience_s = patience_s
         known = dict(programs)  # both families' programs are mostly one file, whose version is read once
         self._families = {
-            family: _FamilyRules(family, chains=chains, jumps=jumps, commands=commands, programs=known, saved=saved)
-            for family in Family
+            family: _FamilyRules(family, chains=chains, jumps=jumps, commands=commands, programs=known) for family in Family
         }
         self._under_way: dict[Family, _UnderWay] = {}
         self._slow: set[Family] = set()
@@ -191,7 +188,6 @@ class _FamilyRules:
         jumps: Collection[Jump],
         commands: Mapping[Family, str],
         programs: dict[str, Program],
-        saved: Mapping[Family, Saved],
     ) -> None:
         self._family = family
         self._changes = RuleChanges()
@@ -201,9 +197,6 @@ class _FamilyRules:
             commands=commands,
             fingerprint=self._fingerprint,
             programs=programs,
-            saved=saved,
-            holds_nothing=lambda family: self._kernel_says(iptables_tables.hold_nothing, family),
-            takes_rules=lambda family: self._kernel_says(iptables_tables.take_rules, family),
         )
         # The thread starts with the first call, and so in the network namespace of the thread that makes this object.
         self._thread = concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}")
@@ -225,12 +218,6 @@ class _FamilyRules:
     def close(self) -> None:
         self._thread.submit(self._changes.close)
         self._thread.shutdown(wait=False)
-
-    def _kernel_says(self, ask: Callable[[Family, str], bool], family: Family) -> bool:
-        """The kernel's answer about the variant of the program; False if that is unknown. Asked in the driver's thread."""
-        with contextlib.suppress(KernelError):
-            return ask(family, self.driver.program(family).variant)
-        return False
 
     def _fingerprint(self, family: Family) -> object:
         """The fingerprint of the rules, read in the driver's thread; None if the kernel does not show one."""

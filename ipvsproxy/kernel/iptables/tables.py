@@ -1,56 +1,116 @@
-"""What the kernel itself says about the tables of iptables, in both variants: answers that spare a program.
+"""The tables of iptables in both variants, as the kernel itself shows them: no process is started.
 
-Rule: only a plain answer counts. Where the kernel refuses a question, or its answer leaves a doubt, the program is asked.
+Legacy tables are read by ``getsockopt``, those of nf_tables by netlink.
+
+Layouts: include/uapi/linux/netfilter_ipv4/ip_tables.h, and netfilter_ipv6/ip6_tables.h beside it.
 """
 
 import contextlib
 import errno
+import hashlib
 import pathlib
-from collections.abc import Callable
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base import message, netlink, sockopt
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import legacy_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
-PROC = pathlib.Path("/proc")
+_GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same numbers for IPv6
+_INFO = struct.Struct("=32sI40xII")  # ipt_getinfo: name, a bit for each hook, number of entries, their size in bytes
+_ENTRIES_OFFSET = 40
+_NAME = 32
+_COUNTERS = bytes(16)
 
-_LEGACY = "legacy"
-_TRIED_TABLE = "nat"
-"""The table in which every program writes rules."""
+
+class _Layout(NamedTuple):
+    """The positions of an entry's length and counters."""
+
+    domain: socket.AddressFamily
+    level: int
+    length_at: int
+    counters_at: int
 
 
-def hold_nothing(family: Family, variant: str, proc: pathlib.Path = PROC) -> bool:
-    """Whether the tables of a family certainly have no rules, and no chains but built-in ones. Makes no table.
+_LAYOUTS: Mapping[Family, _Layout] = {
+    Family.IPV4: _Layout(socket.AF_INET, level=socket.IPPROTO_IP, length_at=90, counters_at=96),
+    Family.IPV6: _Layout(socket.AF_INET6, level=socket.IPPROTO_IPV6, length_at=142, counters_at=152),
+}
 
-    ``variant`` is that of a ``Program``. In nf_tables, the chains that iptables-nft makes by itself leave a doubt.
+
+def names(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[str, ...]:
+    """The legacy tables of this network namespace. This loads no module, and makes no table.
+
+    Raises:
+        KernelError: the list of tables cannot be read.
     """
+    path = proc / "thread-self/net" / ("ip_tables_names" if family is Family.IPV4 else "ip6_tables_names")
     try:
-        if variant == _LEGACY:
-            return all(legacy_tables.is_bare(family, table) for table in legacy_tables.names(family, proc))
-        return not has_chain(family, lambda _: True)
-    except KernelError:
-        return False
+        return tuple(path.read_text().split())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise KernelError(action=f"read {path}", errno=error.errno or errno.EIO) from error
 
 
-def take_rules(family: Family, variant: str) -> bool:
-    """Whether the kernel certainly takes rules of a family in this variant, as far as a program's trial goes.
+def digest(family: Family, table: str) -> bytes:
+    """A hash of a table without its counters. The kernel makes the table if it is absent.
 
-    Of the trial nothing remains but the legacy table nat, which the kernel makes if it is absent.
+    Raises:
+        KernelError: the kernel did not show the table.
     """
+    layout = _LAYOUTS[family]
+    with _asking(family, table) as asking:
+        info = _ask_info(asking, family, table)
+        question = struct.pack("=32sI4x", table.encode(), info.size) + bytes(info.size)
+        answer = sockopt.ask(asking, layout.level, _GET_ENTRIES, question, _action(family, table))
+    entries = bytearray(answer[_ENTRIES_OFFSET:])
+    position = 0
+    while position + layout.counters_at + len(_COUNTERS) <= len(entries):
+        at = position + layout.counters_at
+        entries[at : at + len(_COUNTERS)] = _COUNTERS
+        (length,) = struct.unpack_from("=H", entries, position + layout.length_at)
+        if not length:
+            raise KernelError(action=_action(family, table), detail="an entry has no length")
+        position += length
+    return hashlib.blake2b(entries, digest_size=16).digest()
+
+
+class _Info(NamedTuple):
+    """What the kernel says about a table: a bit for each hook, the number of entries, and their size in bytes."""
+
+    hooks: int
+    entries: int
+    size: int
+
+
+def _ask_info(asking: socket.socket, family: Family, table: str) -> _Info:
+    question = table.encode().ljust(_NAME, b"\0").ljust(_INFO.size, b"\0")
+    answer = sockopt.ask(asking, _LAYOUTS[family].level, _GET_INFO, question, _action(family, table))
+    if len(answer) != _INFO.size:
+        raise KernelError(action=_action(family, table), detail="the answer is incomplete")
+    return _Info(*_INFO.unpack(answer)[1:])
+
+
+def _action(family: Family, table: str) -> str:
+    return f"read the {family.label} table {table}"
+
+
+@contextlib.contextmanager
+def _asking(family: Family, table: str) -> Iterator[socket.socket]:
+    """A socket for questions about this table. Raises KernelError: there is none to be had."""
     try:
-        if variant == _LEGACY:
-            legacy_tables.is_bare(family, _TRIED_TABLE)
-            return True
-        with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
-            messages = nft.trial(family, _TRIED_TABLE)
-            return nft.run(channel, messages) == {len(messages) - 1: errno.ENOENT}
-    except KernelError:
-        return False
+        opened = socket.socket(_LAYOUTS[family].domain, socket.SOCK_DGRAM)
+    except OSError as error:
+        raise KernelError(action=_action(family, table), errno=error.errno or errno.EIO) from error
+    with opened:
+        yield opened
 
 
 def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:

@@ -5,21 +5,17 @@ to understand, and rules of two programs that should follow each other no longer
 kubelet and the CNI plugin. The signs, and their order, are those of kubernetes-sigs/iptables-wrappers.
 """
 
-import contextlib
 import enum
 import shutil
 import time
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables import legacy_tables
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.iptables.driver import Program, Saved
-from ipvsproxy.kernel.iptables.rule_changes import TABLES, RuleChanges
+from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
@@ -52,7 +48,6 @@ class Choice(NamedTuple):
     """The programs to use, their variant, and the reason for this choice.
 
     ``left_behind`` is the other variant if it holds rules of ours. ``programs`` are the programs whose version was read, by file.
-    ``saved`` are the listings of the chosen variant that were read for the choice.
     """
 
     commands: Mapping[Family, str]
@@ -60,7 +55,6 @@ class Choice(NamedTuple):
     reason: str
     left_behind: Variant | None = None
     programs: Mapping[str, Program] = types.MappingProxyType({})
-    saved: Mapping[Family, Saved] = types.MappingProxyType({})
 
 
 def commands(variant: Variant) -> Mapping[Family, str]:
@@ -89,10 +83,8 @@ def choose(chains: Collection[ChainKey]) -> Choice:
     programs: dict[str, Program] = {}
     if len(variants) < len(Variant):
         return Choice(iptables.COMMANDS, _default(programs), "it is the variant in PATH", programs=programs)
-    saved = {variant: _save_all(variant) for variant in variants}
-    evidence = {variant: count("\n".join(one.text for one in saved[variant].values()), chains) for variant in variants}
-    choice = decide(evidence, _default(programs))
-    choice = choice._replace(programs=programs, saved=saved[choice.variant])
+    evidence = {variant: count("\n".join(_save_all(variant)), chains) for variant in variants}
+    choice = decide(evidence, _default(programs))._replace(programs=programs)
     other = other_than(choice.variant)
     if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant, programs) and _takes_rules(other, programs):
         reason = f"this kernel takes no rules of {choice.variant}, the variant in PATH"
@@ -139,28 +131,13 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
     return Evidence(hint, ours, others)
 
 
-def _save_all(variant: Variant) -> Mapping[Family, Saved]:
-    """The rules of one variant. A family whose tables are empty, or cannot be read in any attempt, is left out."""
-    saved: dict[Family, Saved] = {}
-    for family, command in commands(variant).items():
-        if iptables_tables.hold_nothing(family, variant):
-            continue
-        fingerprint = _fingerprint(family, variant)  # before the listing: a change during it makes the fingerprints differ
-        if (text := _save(command)) is not None:
-            saved[family] = Saved(fingerprint, text)
-    return saved
+def _save_all(variant: Variant) -> Iterator[str]:
+    """The rules of both families in one variant."""
+    return map(_save, commands(variant).values())
 
 
-def _fingerprint(family: Family, variant: Variant) -> object:
-    """The fingerprint of a family's rules; None if the kernel shows none, or would make a table for it."""
-    with contextlib.suppress(KernelError), contextlib.closing(RuleChanges()) as changes:
-        if variant is Variant.NF_TABLES or set(TABLES) <= set(legacy_tables.names(family)):
-            return changes.fingerprint(family, variant)
-    return None
-
-
-def _save(command: str) -> str | None:
-    """The output of iptables-save; None if each attempt failed, or the kernel has no such tables.
+def _save(command: str) -> str:
+    """The output of iptables-save; empty if each attempt failed, or the kernel has no such tables.
 
     With a single attempt, one failure at a restart could move the rules into the other variant.
     """
@@ -169,10 +146,10 @@ def _save(command: str) -> str | None:
             return iptables_process.run(f"{command}-save")
         except KernelError as error:
             if iptables.lacks_tables(error):
-                return None
+                return ""
             if delay_s is not None:
                 time.sleep(delay_s)
-    return None
+    return ""
 
 
 def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
@@ -180,13 +157,7 @@ def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
 
     A reading is no such test: the programs of nf_tables show empty tables even if the kernel has none.
     """
-    driver = iptables.IptablesDriver(
-        chains=(),
-        jumps=(),
-        commands=commands(variant),
-        programs=programs,
-        takes_rules=lambda family: iptables_tables.take_rules(family, variant),
-    )
+    driver = iptables.IptablesDriver(chains=(), jumps=(), commands=commands(variant), programs=programs)
     refusal = driver.try_writing(Family.IPV4)
     return refusal is None or not refusal.is_certain
 

@@ -11,7 +11,6 @@ from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.kernel.iptables import text as iptables_text
 from ipvsproxy.kernel.iptables.driver import Refusal
-from ipvsproxy.kernel.iptables.rule_changes import NO_RULES
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ObservedSkeleton
@@ -147,7 +146,6 @@ class Marked:
 
     def __init__(self, programs: pathlib.Path) -> None:
         self.others = 0
-        self.has_rules = True
         self._log = programs / "log"
         self._told = 0
         self.driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, fingerprint=lambda _: self._mark())
@@ -156,7 +154,7 @@ class Marked:
         make_program(programs, "iptables-restore", f"echo written >> {self._log}; cat > {programs}/stdin")
 
     def _mark(self) -> object:
-        return (self.others, self._whole_log().count("written")) if self.has_rules else NO_RULES
+        return (self.others, self._whole_log().count("written"))
 
     def _whole_log(self) -> list[str]:
         return self._log.read_text().split() if self._log.exists() else []
@@ -195,19 +193,6 @@ def test_a_table_that_iptables_does_not_show_is_not_listed_again_while_no_rule_c
     assert marked.news() == ["listed", "written", "listed"]
     marked.others += 1
     assert marked.driver.observe(Family.IPV4).hidden == {"nat"}
-    assert marked.news() == ["listed"]
-
-
-def test_where_the_kernel_says_that_there_are_no_rules_no_process_is_asked(programs: pathlib.Path) -> None:
-    marked = Marked(programs)
-    marked.has_rules = False
-    rules_observed = marked.driver.observe(Family.IPV4)
-    assert (rules_observed.chains, rules_observed.jumps) == ({}, frozenset())
-    assert marked.change() == ""
-    assert marked.news() == ["written"]
-    assert (programs / "stdin").read_text() == iptables_text.render_restore(SKELETON, iptables_text.NOTHING_LISTED)
-    marked.has_rules = True
-    assert marked.driver.observe(Family.IPV4).chains.keys() == {MARK}
     assert marked.news() == ["listed"]
 
 
@@ -324,46 +309,6 @@ def test_a_file_whose_name_tells_the_variant_is_not_asked(programs: pathlib.Path
     program = iptables.IptablesDriver(chains=(), jumps=()).program(Family.IPV4)
     assert (program.variant, program.random_fully) == (variant, True)
     assert not (programs / "log").exists()
-
-
-def test_where_the_kernel_says_that_it_takes_rules_no_program_tries(
-    programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_program(programs, "iptables-restore", f"touch {programs}/started")
-    driver = iptables.IptablesDriver(chains=(), jumps=(), takes_rules=lambda _: True)
-    assert driver.try_writing(Family.IPV4) is None
-    assert not (programs / "started").exists()
-    (programs / "iptables-restore").unlink()
-    monkeypatch.setenv("PATH", str(programs))
-    refusal = driver.try_writing(Family.IPV4)
-    assert refusal is not None
-    assert "is not in PATH" in refusal.reason, "no rules without their program"
-
-
-def test_where_the_kernel_holds_nothing_rules_are_not_listed_the_first_time(programs: pathlib.Path) -> None:
-    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
-    driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps, holds_nothing=lambda _: True)
-    assert driver.observe(Family.IPV4).chains == {}
-    assert not (programs / "log").exists()
-    driver.observe(Family.IPV4)
-    assert (programs / "log").read_text().split() == ["listed"], "what was bare may hold rules by now"
-
-
-@pytest.mark.parametrize(("mark", "is_used"), [("same", True), ("other", False), (None, False)])
-def test_a_known_listing_counts_once_and_while_no_rule_has_changed(
-    programs: pathlib.Path, mark: str | None, *, is_used: bool
-) -> None:
-    make_program(programs, "iptables-save", f"echo listed >> {programs}/log")
-    (key, *_) = SKELETON.chains
-    text = f"*{key.table}\n:{key.chain} - [0:0]\nCOMMIT\n"
-    driver = iptables.IptablesDriver(
-        chains=SKELETON.chains,
-        jumps=SKELETON.jumps,
-        fingerprint=lambda _: mark,
-        saved={Family.IPV4: iptables.Saved(mark and "same", text)},
-    )
-    assert (key in driver.observe(Family.IPV4).chains) is is_used
-    assert (programs / "log").exists() is not is_used
 
 
 def test_tables_that_can_be_read_but_not_written_are_reported(programs: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables.rule_changes import NO_RULES, RuleChanges
+from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
 from ipvsproxy.model.net import Family
 
 CASES = [(family, variant) for family in Family for variant in ("nf_tables", "legacy")]
@@ -53,23 +53,6 @@ def test_a_change_gives_another_mark_and_a_packet_does_not(family: Family, varia
         assert mark not in observed[-1:]
         observed.append(mark)
     changes.close()
-
-
-@pytest.mark.usefixtures("network_namespace")
-@pytest.mark.parametrize("family", Family)
-def test_legacy_tables_without_rules_have_a_mark_of_their_own(family: Family) -> None:
-    changes = RuleChanges()
-    run(family, "legacy", "nat", "-P", "OUTPUT", "ACCEPT")
-    run(family, "legacy", "filter", "-P", "FORWARD", "DROP")
-    assert changes.fingerprint(family, "legacy") == NO_RULES, "a policy is no rule"
-    for first, last in (
-        (("nat", "-A", "OUTPUT", "-j", "RETURN"), ("nat", "-F", "OUTPUT")),
-        (("filter", "-N", "SOME"), ("filter", "-X", "SOME")),
-    ):
-        run(family, "legacy", *first)
-        assert changes.fingerprint(family, "legacy") != NO_RULES
-        run(family, "legacy", *last)
-        assert changes.fingerprint(family, "legacy") == NO_RULES
 
 
 @pytest.mark.usefixtures("network_namespace")

@@ -15,7 +15,6 @@ import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import rules_driver
-from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -31,8 +30,6 @@ LONG_S = 60.0
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Programs of both families. Those that restore wait until the file of their name with ``.go`` is there."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    for answer in ("hold_nothing", "take_rules"):  # the programs decide, and not the kernel of this test
-        monkeypatch.setattr(iptables_tables, answer, lambda *_: False)
     for command in ("iptables", "ip6tables"):
         scripts = {
             command: "echo iptables v1.8.9",

@@ -9,9 +9,7 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
 from ipvsproxy.kernel.iptables.variant import Evidence, Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
@@ -94,13 +92,6 @@ def test_a_host_without_iptables_says_what_to_install(tmp_path: pathlib.Path, mo
         iptables_variant.choose(CHAINS)
 
 
-@pytest.fixture
-def doubtful_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel answers nothing plainly, so that the programs decide."""
-    for answer in ("hold_nothing", "take_rules"):
-        monkeypatch.setattr(iptables_tables, answer, lambda *_: False)
-
-
 def make_variant(folder: pathlib.Path, kind: str, restore: str) -> None:
     """Programs that play a variant whose tables are empty."""
     for command in ("iptables", "ip6tables"):
@@ -113,7 +104,6 @@ def make_variant(folder: pathlib.Path, kind: str, restore: str) -> None:
 HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; exit 4"
 
 
-@pytest.mark.usefixtures("doubtful_kernel")
 @pytest.mark.parametrize(
     ("nft", "legacy", "variant"),
     [("exit 0", "exit 0", NFT), (HAS_NONE, "exit 0", LEGACY), (HAS_NONE, HAS_NONE, NFT), ("exit 4", "exit 0", NFT)],
@@ -135,7 +125,6 @@ KUBELETS = "printf '*mangle\\n:KUBE-IPTABLES-HINT - [0:0]\\nCOMMIT\\n'"
 FAILS_ONCE = "[ -e {0} ] || { touch {0}; echo 'fork: Cannot allocate memory' >&2; exit 4; }"
 
 
-@pytest.mark.usefixtures("doubtful_kernel")
 @pytest.mark.parametrize(("failure", "reason"), [("", "kubelet's chain"), (FAILS_ONCE, "kubelet's chain"), ("exit 4", "in PATH")])
 def test_a_listing_that_fails_once_does_not_move_the_rules_to_the_other_variant(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, failure: str, reason: str
@@ -152,7 +141,6 @@ def test_a_listing_that_fails_once_does_not_move_the_rules_to_the_other_variant(
     assert choice.variant is (LEGACY if failure == "exit 4" else NFT)
 
 
-@pytest.mark.usefixtures("doubtful_kernel")
 def test_tables_that_the_kernel_does_not_have_are_asked_for_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
     make_variant(tmp_path, "nf_tables", "exit 0")
@@ -209,31 +197,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(iptables_process, "run", noted)
     return names
-
-
-@pytest.mark.usefixtures("both_variants")
-def test_on_a_bare_node_the_choice_starts_no_program(started: list[str]) -> None:
-    assert iptables_variant.choose(CHAINS).reason == "it is the variant in PATH"
-    assert started == []
-
-
-@pytest.mark.usefixtures("both_variants")
-@pytest.mark.parametrize("kind", ["nft", "legacy"])
-def test_a_listing_for_the_choice_is_the_first_one_of_the_driver_unless_a_rule_has_changed(kind: str, started: list[str]) -> None:
-    command = f"iptables-{kind}"
-    for table in ("nat", "mangle", "filter"):
-        run(command, "-t", table, "-N", "STRANGE")
-    run(command, "-A", "INPUT", "-j", "ACCEPT")
-    for is_changed in (False, True):
-        choice = iptables_variant.choose(CHAINS)
-        assert started == [f"{command}-save"]
-        if is_changed:
-            run(command, "-A", "INPUT", "-j", "ACCEPT")
-        driver = RulesDriver(chains=CHAINS, jumps=(), commands=choice.commands, programs=choice.programs, saved=choice.saved)
-        driver.observe(Family.IPV4)
-        driver.close()
-        assert started == [f"{command}-save"] * (2 if is_changed else 1)
-        started.clear()
 
 
 @pytest.mark.usefixtures("both_variants")
