@@ -9,8 +9,7 @@ from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.rules_backend import BackendChoice
-from ipvsproxy.model import feature, features
-from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.virtual_servers import FirewallMark
@@ -27,6 +26,8 @@ ADVISED = (
     "net/netfilter/nf_conntrack_tcp_timeout_established",
 )
 """Settings that ipvsproxy does not write, but that matter."""
+OLDEST = (4, 18)
+"""The oldest kernel of docs/compatibility.md: that of RHEL 8."""
 _STRICT = "1"
 
 
@@ -50,12 +51,13 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
     yield from (fail("privileges", one.what, one.remedy) for one in facts.privileges)
     if not facts.privileges:
         yield ok("privileges", "this process may change the network")
-    if facts.version < feature.OLDEST:
-        oldest = feature.dotted(feature.OLDEST)
+    if facts.version < OLDEST:
         remedy = "use a newer kernel: nobody has looked up what this one lacks"
-        yield warn("kernel", f"Linux {facts.release} is older than {oldest}", remedy)
+        yield warn("kernel", f"Linux {facts.release} is older than {'.'.join(map(str, OLDEST))}", remedy)
     else:
         yield ok("kernel", f"Linux {facts.release}")
+    for name, without in facts.lacks:
+        yield warn("kernel", f"it lacks {name}, so {without}", "use a newer kernel if that matters to you")
     if facts.features and facts.modules.get("ip_vs") is ModuleState.LOADABLE:
         yield ok("ipvs", "the kernel has no IPVS yet; run and --init-only load the module ip_vs")
     else:
@@ -123,7 +125,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
         "set it to 2 or 0: answers that come back by another interface than the kernel expects are dropped",
     )
     yield from _bridges(facts)
-    if facts.version >= features.PROMPT_REUSE.since:
+    if facts.version >= PROMPT_REUSE:
         yield from _advise(
             facts,
             "net/ipv4/vs/conn_reuse_mode",

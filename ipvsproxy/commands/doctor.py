@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from ipvsproxy.commands import checks, inspection, kernel_row
+from ipvsproxy.commands import checks, inspection
 from ipvsproxy.commands.finding import Finding, Level
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
@@ -24,14 +23,7 @@ FINE = 0
 FAILING = 1
 
 
-class Examination(NamedTuple):
-    """The results of all checks, and the features of the kernel as a document."""
-
-    findings: Sequence[Finding]
-    kernel: Document
-
-
-async def examine(config: Config) -> Examination:
+async def examine(config: Config) -> Sequence[Finding]:
     """Make all checks.
 
     Raises:
@@ -48,8 +40,9 @@ async def examine(config: Config) -> Examination:
         jumps=chains.JUMPS,
         route_protocol=config.ipvs.route_protocol,
         backend=config.ipvs.rules_backend,
+        by_interface=config.detect_local.mode.is_by_interface,
     )
-    return Examination([*checks.judge(found, settings.sysctls, config), await _source(config)], kernel_row.describe(found))
+    return [*checks.judge(found, settings.sysctls, config), await _source(config)]
 
 
 def _modules(asked: Backend) -> Sequence[str]:
@@ -84,15 +77,13 @@ async def _source(config: Config) -> Finding:
     return Finding(level=Level.OK, topic="source", text=f"{source.describe()} answers: {len(store.services)} Services")
 
 
-def describe(node_name: str, examination: Examination) -> Document:
+def describe(node_name: str, findings: Sequence[Finding]) -> Document:
     """The result as a document."""
-    findings = examination.findings
     return {
         "version": inspection.JSON_VERSION,
         "command": "doctor",
         "node": node_name,
         "findings": [{"level": one.level.value, "topic": one.topic, "text": one.text, "remedy": one.remedy} for one in findings],
-        "kernel": examination.kernel,
         "summary": {level.value: sum(one.level is level for one in findings) for level in Level},
     }
 
@@ -102,7 +93,6 @@ def render(document: Document) -> Iterator[str]:
     for one in document["findings"]:
         remedy = f"; {one['remedy']}" if one["remedy"] else ""
         yield f"{one['level']:<4}  {one['topic']}: {one['text']}{remedy}"
-    yield from kernel_row.render(document["kernel"])
     yield f"{document['node']}: " + ", ".join(f"{count} {level}" for level, count in document["summary"].items())
 
 
@@ -110,10 +100,10 @@ def run(config: Config, *, as_json: bool) -> int:
     """``ipvsproxy doctor``; returns the exit status."""
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
-        examination = asyncio.run(examine(config))
+        findings = asyncio.run(examine(config))
     except KernelError as error:
         sys.stderr.write(f"ipvsproxy: {error}\n")
         return FAILING
-    document = describe(config.node_name, examination)
+    document = describe(config.node_name, findings)
     inspection.show(document, render(document), as_json=as_json)
-    return FAILING if any(one.level is Level.FAIL for one in examination.findings) else FINE
+    return FAILING if any(one.level is Level.FAIL for one in findings) else FINE

@@ -2,17 +2,16 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel import host, questions, rules_backend
+from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
-from ipvsproxy.kernel.host import Missing
+from ipvsproxy.kernel.host import Lack, Missing
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import variant as iptables_variant
@@ -20,20 +19,15 @@ from ipvsproxy.kernel.iptables.mark_rules import MarkRule, mark_rules
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
 from ipvsproxy.kernel.nftables import foreign_rules
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.kernel.sysctls import SysctlDriver
-from ipvsproxy.model import basic_features
-from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import NftTable
 from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.rules import Backend, ChainKey, Jump
 from ipvsproxy.model.sets import IP_SETS
-from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 _UP = 0x1  # IFF_UP
@@ -63,7 +57,7 @@ class Facts:
     kernel did not answer. ``other_backend`` is what the other one holds of ours, for people; empty if nothing, or if unknown.
     ``unread_tables`` has a reason for each part of ``chains`` and ``tables`` that is unknown. ``unread_backend`` says why
     ``other_backend`` is unknown; empty if it is known.
-    ``answers`` has what the kernel was asked of the features that ipvsproxy uses.
+    ``lacks`` is what an older kernel lacks and has a fall-back.
     """
 
     release: str
@@ -88,7 +82,7 @@ class Facts:
     other_backend: str = ""
     unread_tables: tuple[str, ...] = ()
     unread_backend: str = ""
-    answers: questions.Answers = dataclasses.field(default_factory=dict)
+    lacks: tuple[Lack, ...] = ()
 
 
 def gather(
@@ -100,10 +94,11 @@ def gather(
     jumps: Collection[Jump],
     route_protocol: int,
     backend: Backend = Backend.IPTABLES,
+    by_interface: bool = False,
 ) -> Facts:
     """Gather all facts. ``sysctls`` are paths below ``/proc/sys``; ``chains``, ``jumps`` and ``route_protocol`` are ours.
 
-    ``backend`` is the configured one.
+    ``backend`` is the configured one. ``by_interface``: an interface tells this node's pods.
 
     Raises:
         KernelError: the kernel version cannot be read.
@@ -116,7 +111,7 @@ def gather(
     timeouts: Timeouts | None = None
     unserved: Mapping[Family, str] = {}
     unreadable = "; ".join(map(str, (*privileges, *features)))
-    answers: dict[Feature, Answer] = {**questions.of_settings(), **questions.of_modules()}
+    lacks: tuple[Lack, ...] = ()
     try:
         chosen = rules_backend.choose(backend)
         if chosen.backend is Backend.IPTABLES:
@@ -130,7 +125,7 @@ def gather(
                 observation = kernel.observe(list(IP_SETS), [family for family in Family if family not in unserved], ())
                 unreadable = "; ".join(observation.errors)
                 timeouts = kernel.read_timeouts()
-                answers |= _answers(kernel, observation)
+                lacks = kernel.lacking(by_interface=by_interface)
             finally:
                 kernel.close()
     except KernelError as error:
@@ -161,26 +156,8 @@ def gather(
         other_backend=other_backend,
         unread_tables=(*unread_listings, *unread_nft_tables),
         unread_backend=unread_backend,
-        answers=answers,
+        lacks=lacks,
     )
-
-
-def _answers(kernel: NodeKernel, observation: Observation) -> questions.Answers:
-    """What this kernel answers by netlink. ipset and nf_tables stay unloaded if they are the backend that is not used."""
-    answers = {
-        basic_features.LINKS_AND_ROUTES: Answer(None if None in (observation.addresses, observation.routes) else True),
-        basic_features.IPVS_COMMANDS: Answer(None if observation.virtual_servers is None else True),
-        basic_features.WIDE_COUNTERS: _counts_widely(kernel, observation.virtual_servers or {}),
-        basic_features.SHORT_ANSWERS: Answer(has=True),  # or no socket would have been opened
-        basic_features.IPVS_IPV6: Answer(kernel.ipvs.has_ipv6()),
-        basic_features.OLDER_INTERFACE: Answer(kernel.ipvs.has_older_interface()),
-        **questions.ask(),
-    }
-    if kernel.backend is Backend.NFTABLES:
-        return {**answers, **questions.of_nf_tables(kernel.rules.try_writing(Family.IPV4))}
-    with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as unused:
-        of_unused = questions.of_unused_nf_tables(functools.partial(unused.try_writing, Family.IPV4))
-    return {**answers, **questions.of_ipset(), **of_unused}
 
 
 def _other_backend(chosen: BackendChoice | None) -> tuple[str, str]:
@@ -189,14 +166,6 @@ def _other_backend(chosen: BackendChoice | None) -> tuple[str, str]:
         return (rules_backend.describe_other(chosen.backend) if chosen else ""), ""
     except KernelError as error:
         return "", str(error)
-
-
-def _counts_widely(kernel: NodeKernel, keys: Container[VirtualServerKey]) -> Answer:
-    """Whether the counters of these virtual servers have 64 bits. Without any, the kernel says nothing."""
-    try:
-        return Answer(True if any(list(kernel.traffic.services(keys))) else None)
-    except KernelError as error:
-        return Answer(has=False, remark=error.detail)
 
 
 def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:

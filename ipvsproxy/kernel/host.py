@@ -6,11 +6,12 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from pyroute2.netlink import NETLINK_NETFILTER
+from pyroute2.netlink import NETLINK_NETFILTER, NETLINK_ROUTE
 
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
@@ -18,8 +19,8 @@ from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.ipset import types as ipset_types
 from ipvsproxy.kernel.ipset.message import IPSET_PROTOCOL
 from ipvsproxy.kernel.iptables import preload
-from ipvsproxy.model import features
-from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
+from ipvsproxy.kernel.network import conntrack, routes
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, PROMPT_REUSE
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.sets import SetType
 
@@ -57,6 +58,10 @@ NFTABLES_MODULES = (
 
 MODULES_BY_FAMILY = ("nf_conntrack_ipv4", "nf_conntrack_ipv6")
 """What connection tracking needs besides before Linux 4.19. Without them, its settings appear with the first rule in ``nat``."""
+_ONE_CONNECTION_MODULE = (4, 19)
+"""The Linux in which ``nf_conntrack`` tracks both families (net/netfilter/nf_conntrack_proto.c, a0ae2562c6c4)."""
+_ARRIVAL_BEHIND_IPVS = (5, 5)
+"""The Linux whose hook postrouting knows the interface of arrival (net/ipv4/ip_output.c, 28f8bfd1ac94)."""
 
 
 class Missing(NamedTuple):
@@ -86,6 +91,40 @@ def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int
     return int(match.group(1)), int(match.group(2))
 
 
+class Lack(NamedTuple):
+    """What this kernel lacks: its name in docs/compatibility.md, and what happens without it."""
+
+    name: str
+    without: str
+
+
+def lacking(
+    version: tuple[int, int], *, needs_arrival: bool, connect: Callable[[int], socket.socket] = netlink.open_socket
+) -> Iterator[Lack]:
+    """What the kernel certainly lacks of that which has a fall-back. Asks by one socket option and one message.
+
+    The kernel's answer counts, because distributions take features into older kernels. ``version`` counts only where nothing in
+    the kernel shows the feature. ``needs_arrival``: rules in nftables tell this node's pods by their interface.
+    """
+    if _filters_routes(connect) is False:
+        yield Lack("filtered-routes", "the kernel dumps all routes of the host at each poll, and ipvsproxy picks its own")
+    if needs_arrival and version < _ARRIVAL_BEHIND_IPVS:
+        yield Lack("arrival-behind-ipvs", "connections of this node's pods to cluster IPs are masqueraded as well")
+    if conntrack.filters_listings(connect) is False:
+        yield Lack("filtered-connections", "the kernel lists all connections of a family, and ipvsproxy picks those to delete")
+    if version < PROMPT_REUSE:
+        yield Lack("prompt-reuse", "a new connection from a source port in recent use goes to the endpoint of the former one")
+
+
+def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
+    """Whether the kernel filters dumps of routes; None if it was not asked."""
+    try:
+        with contextlib.closing(connect(NETLINK_ROUTE)) as opened:
+            return routes.ask_to_filter(opened)
+    except OSError:
+        return None
+
+
 def processor_count() -> int:
     """The number of processors of the host, at least 1. Limits of this process do not count."""
     return os.cpu_count() or 1
@@ -93,7 +132,7 @@ def processor_count() -> int:
 
 def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
     """The modules that only a kernel of this version needs: those that it has. Younger ones may be taken into an older kernel."""
-    if version >= features.ONE_CONNECTION_MODULE.since:
+    if version >= _ONE_CONNECTION_MODULE:
         return ()
     return tuple(name for name in MODULES_BY_FAMILY if state(name) is ModuleState.LOADABLE)
 

@@ -12,10 +12,11 @@ from typing import TypeVar
 
 import structlog
 
-from ipvsproxy.kernel import questions, rules_backend
+from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.ipset.driver import ObservedSet
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
@@ -30,8 +31,6 @@ from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables
 from ipvsproxy.kernel.sysctls import SysctlDriver
-from ipvsproxy.model import features
-from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
 from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
@@ -314,13 +313,13 @@ class NodeKernel:
         rules_backend.remove_table()
         return ()
 
-    def lacking(self, *, by_interface: bool) -> list[Feature]:
-        """The features that this kernel lacks, of those for which a start asks by two messages.
+    def lacking(self, *, by_interface: bool) -> tuple[Lack, ...]:
+        """What this kernel lacks and has a fall-back. ``by_interface``: an interface tells this node's pods.
 
-        ``by_interface``: an interface tells this node's pods, for which rules in nftables need a feature of their own.
+        Raises:
+            KernelError: the version of the kernel cannot be read.
         """
-        unused = () if by_interface and self.backend is Backend.NFTABLES else (features.ARRIVAL_BEHIND_IPVS,)
-        return [feature for feature in questions.lacking(questions.ask()) if feature not in unused]
+        return tuple(host.lacking(host.kernel_version(), needs_arrival=by_interface and self.backend is Backend.NFTABLES))
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of this host on all interfaces except our device.

@@ -209,6 +209,9 @@ class InterfaceAddress(NamedTuple):
     prefix_length: int
 
 
+PROMPT_REUSE = (5, 9)
+"""The Linux in which the value 1 of ``conn_reuse_mode`` costs a new connection no first packet (f0a5e4d7a594)."""
+
 KernelObject = (
     VirtualServer
     | RealServers

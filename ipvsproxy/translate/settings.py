@@ -17,6 +17,11 @@ class LocalMode(enum.StrEnum):
     BRIDGE_INTERFACE = "BridgeInterface"
     INTERFACE_NAME_PREFIX = "InterfaceNamePrefix"
 
+    @property
+    def is_by_interface(self) -> bool:
+        """Whether rules tell pods by the interface of arrival."""
+        return self in (LocalMode.BRIDGE_INTERFACE, LocalMode.INTERFACE_NAME_PREFIX)
+
 
 class TrafficScopes(enum.StrEnum):
     """Which endpoints clients of this node get at external addresses with externalTrafficPolicy Local.

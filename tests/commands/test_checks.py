@@ -6,19 +6,16 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.commands import checks, doctor, kernel_row
-from ipvsproxy.commands.doctor import Examination
-from ipvsproxy.commands.finding import Finding, Level
+from ipvsproxy.commands import checks, doctor
+from ipvsproxy.commands.finding import Finding, Level, warn
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, Loopback
-from ipvsproxy.kernel.host import Missing
+from ipvsproxy.kernel.host import Lack, Missing
 from ipvsproxy.kernel.iptables.mark_rules import MarkRule
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
-from ipvsproxy.kernel.questions import Answer
 from ipvsproxy.kernel.rules_backend import BackendChoice
-from ipvsproxy.model import basic_features, features
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
@@ -420,49 +417,16 @@ def test_people_see_one_line_each_and_a_sum() -> None:
         Finding(level=Level.OK, topic="kernel", text="Linux 6.1"),
         Finding(level=Level.FAIL, topic="ports", text="held", remedy="stop it"),
     ]
-    document = doctor.describe("node-a", Examination(findings, kernel_row.describe(FINE)))
+    document = doctor.describe("node-a", findings)
     lines = list(doctor.render(document))
     assert lines[:2] == ["ok    kernel: Linux 6.1", "fail  ports: held; stop it"]
     assert lines[-1] == "node-a: 1 ok, 0 warn, 1 fail"
-    assert document["kernel"]["release"] == FINE.release
 
 
-def test_the_row_of_the_kernel_tells_what_it_has_what_it_lacks_and_what_is_not_known() -> None:
-    answers = {
-        basic_features.IPVS: Answer(has=True),
-        features.FILTERED_ROUTES: Answer(has=False),
-        basic_features.SETS_WITH_MARKS: Answer(has=False, remark="revision 3 is the newest"),
-        basic_features.WIDE_COUNTERS: Answer(None),
-        basic_features.NF_TABLES: Answer(None, "ask for it"),
-        basic_features.ORIGINAL_ADDRESSES: Answer(None, "ask for it"),
-    }
-    facts = dataclasses.replace(FINE, version=(4, 18), release="4.18.0-553.el8", answers=answers)
-    document = kernel_row.describe(facts)
-    title, has, *lacks, unknown, to_be_asked = kernel_row.render(document)
-    assert title.endswith("the row of this kernel is 4.18 (RHEL 8):")
-    assert has == "  has: ipvs"
-    assert lacks == [
-        f"  lacks filtered-routes: fall-back: {features.FILTERED_ROUTES.sentence}",
-        f"  lacks sets-with-marks (revision 3 is the newest): refused: {basic_features.SETS_WITH_MARKS.sentence}",
+def test_what_the_kernel_lacks_comes_with_what_happens_without_it() -> None:
+    assert _judge(lacks=(Lack("filtered-routes", "it dumps all routes"),)) == [
+        warn("kernel", "it lacks filtered-routes, so it dumps all routes", "use a newer kernel if that matters to you")
     ]
-    assert "wide-counters" in unknown
-    assert to_be_asked == "  not known (ask for it): nf-tables, original-addresses"
-    assert "ipvs-sctp" in unknown, "what nobody asked is not known"
-    assert {one["name"] for one in document["features"]} == {one.name for one in features.FEATURES}
-
-
-@pytest.mark.parametrize(
-    ("version", "row"),
-    [
-        ((4, 17), "none, before 4.18"),
-        ((5, 3), "4.18 (RHEL 8)"),
-        ((6, 11), "6.8 (Ubuntu 24.04)"),
-        ((7, 0), "6.12 (Debian 13, RHEL 10)"),
-    ],
-)
-def test_a_kernel_between_two_rows_belongs_to_the_older_one(version: tuple[int, int], row: str) -> None:
-    title = next(kernel_row.render(kernel_row.describe(dataclasses.replace(FINE, version=version))))
-    assert title.endswith(f"is {row}:")
 
 
 OTHER_BITS = MarkRule("-t filter -A INPUT -i cni0 -j MARK --set-xmark 0x10000/0x10000", 0x10000)

@@ -33,13 +33,12 @@ from ipvsproxy.daemon.sources import directory, first_lists
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import COMMANDS, Program, Refusal
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
 from ipvsproxy.kernel.ipvs import scheduler
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model import features
-from ipvsproxy.model.feature import Feature
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend
@@ -106,8 +105,8 @@ class Kernel(FakeKernel):
     def has_ipv6(self) -> bool:
         return True
 
-    def lacking(self, *, by_interface: bool) -> list[Feature]:
-        return []
+    def lacking(self, *, by_interface: bool) -> tuple[Lack, ...]:
+        return ()
 
     def read_rules(self, families: Iterable[Family]) -> None:
         assert not self.applied
@@ -478,8 +477,8 @@ def test_a_kernel_whose_ipvs_has_no_ipv6_serves_ipv4_and_says_why(bare: pytest.M
     ]
 
 
-def lacking_behind_ipvs(_: Kernel, *, by_interface: bool) -> list[Feature]:
-    return [features.FILTERED_ROUTES, *[features.ARRIVAL_BEHIND_IPVS] * by_interface]
+def lacking_behind_ipvs(_: Kernel, *, by_interface: bool) -> tuple[Lack, ...]:
+    return Lack("filtered-routes", ""), *[Lack("arrival-behind-ipvs", "")] * by_interface
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
 from ipvsproxy.model.net import Family
 from tests.support import fake_netlink
+from tests.support.old_kernel import OLD_KERNELS, OldSocket
 
 
 class StrangeType(enum.StrEnum):
@@ -210,3 +211,61 @@ def test_a_setting_that_cannot_be_read_just_now_is_not_missing(tmp_path: pathlib
     assert len(host.missing_settings(tmp_path)) == len(INDISPENSABLE_SETTINGS)
     monkeypatch.setattr(pathlib.Path, "read_text", fail)
     assert host.missing_settings(tmp_path) == ()
+
+
+# What an older kernel lacks.
+
+
+def lists_connections(data: bytes) -> list[fake_netlink.Answer]:
+    """The answer to a listing of Linux 6.12. Without a filter it has one flow, and goes on."""
+    ((_, _, _, sequence, payload),) = fake_netlink.split(data)
+    has_filter = len(payload) > 4
+    return [fake_netlink.error(sequence, errno.EINVAL) if has_filter else fake_netlink.message(sequence, bytes(24))]
+
+
+def young(_protocol: int) -> fake_netlink.FakeSocket:
+    return fake_netlink.FakeSocket(lists_connections)
+
+
+def names(version: tuple[int, int], connect: Callable[[int], object], *, needs_arrival: bool = True) -> list[str]:
+    return [one.name for one in host.lacking(version, needs_arrival=needs_arrival, connect=connect)]  # type: ignore[arg-type]  # doubles
+
+
+@pytest.mark.parametrize(
+    ("answers", "version", "lacking"),
+    [
+        ("", (6, 12), []),
+        ("5.4", (5, 4), ["arrival-behind-ipvs", "filtered-connections", "prompt-reuse"]),
+        ("4.18", (4, 18), ["filtered-routes", "arrival-behind-ipvs", "filtered-connections", "prompt-reuse"]),
+        ("5.4", (5, 5), ["filtered-connections", "prompt-reuse"]),
+    ],
+)
+def test_a_start_finds_out_which_fall_backs_it_needs(answers: str, version: tuple[int, int], lacking: list[str]) -> None:
+    opened: list[fake_netlink.FakeSocket] = []
+
+    def connect(protocol: int) -> fake_netlink.FakeSocket | OldSocket:
+        opened.append(young(protocol))
+        return OldSocket(opened[-1], OLD_KERNELS[answers]) if answers else opened[-1]
+
+    assert names(version, connect) == lacking
+    assert [one for one in lacking if one != "arrival-behind-ipvs"] == names(version, connect, needs_arrival=False)
+    assert all(one.closed for one in opened)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ERANGE, errno.EPERM])
+def test_a_kernel_that_refuses_the_impossible_filter_or_does_not_answer_lacks_no_filter(number: int) -> None:
+    """Linux 5.10 answers EOPNOTSUPP (``ctnetlink_parse_filter``), 6.1 EINVAL, by its policy of masks."""
+
+    def refusing(_protocol: int) -> fake_netlink.FakeSocket:
+        return fake_netlink.FakeSocket(lambda data: [fake_netlink.error(fake_netlink.sequences(data)[0], number)])
+
+    assert names((5, 10), refusing) == []
+
+
+def test_a_lost_answer_proves_nothing() -> None:
+    def connect(protocol: int) -> fake_netlink.FakeSocket:
+        if not protocol:
+            raise OSError(errno.EMFILE, "too many open files")
+        return fake_netlink.FakeSocket(lambda _data: [])
+
+    assert names((6, 1), connect) == []

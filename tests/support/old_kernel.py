@@ -33,7 +33,7 @@ class OldKernel(NamedTuple):
     """The answers of one version of Linux.
 
     ``protocols`` are the numbers in ipset's answer for its protocol, by attribute. ``newest_revisions`` are those of the types of
-    sets. The others say whether it has a feature of ``ipvsproxy.model.features``.
+    sets. The others say whether it has a feature of docs/compatibility.md.
     """
 
     version: str

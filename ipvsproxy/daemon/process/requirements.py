@@ -226,9 +226,8 @@ async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: Local
         CannotStartError: one of these conditions is not met, and waiting does not help.
     """
     await until_answered(functools.partial(_demand_usable_addresses, kernel))
-    by_interface = local_mode in (LocalMode.BRIDGE_INTERFACE, LocalMode.INTERFACE_NAME_PREFIX)
-    if lacking := await kernel.call(lambda node: node.lacking(by_interface=by_interface)):
-        names = [feature.name for feature in lacking]
+    if lacking := await until_answered(lambda: kernel.call(lambda node: node.lacking(by_interface=local_mode.is_by_interface))):
+        names = [one.name for one in lacking]
         log.info("kernel_lacks", features=names, hint="docs/compatibility.md says under Kernels what happens without them")
     return await until_answered(lambda: kernel.call(usable_programs))
 

@@ -52,23 +52,6 @@ def note_no_nf_tables() -> None:
     _REFUSED.set()
 
 
-def is_loaded_by(alias: str, name: str, root: pathlib.Path = pathlib.Path("/")) -> bool | None:
-    """Whether the kernel loads a module when somebody asks for it by this alias; None if the files do not show it.
-
-    A module that is built in needs no loading.
-    """
-    state = module_state(name, root)
-    if state is ModuleState.BUILT_IN:
-        return True
-    if state in (ModuleState.MISSING, ModuleState.UNKNOWN):
-        return None
-    try:
-        lines = (root / "lib/modules" / os.uname().release / "modules.alias").read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    return f"alias {alias} {name}" in lines
-
-
 def schedulers(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
     """The schedulers that the files of this kernel's modules show, of those that an annotation may name."""
     missing = (ModuleState.MISSING, ModuleState.UNKNOWN)

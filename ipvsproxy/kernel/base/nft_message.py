@@ -36,7 +36,7 @@ NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN, NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN = 4, 
 NFTA_SET_DESC, NFTA_SET_ID, NFTA_SET_USERDATA = 9, 10, 13
 NFTA_SET_DESC_SIZE = 1
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
-"""Attributes of messages. They have the kernel's names, by which the table of ``model.features`` lists them."""
+"""Attributes of messages. They have the kernel's names, by which docs/compatibility.md lists them."""
 IS_DORMANT = 1
 IS_MAP = 8
 ACCEPT_POLICY = 1

@@ -191,10 +191,6 @@ class IpvsDriver:
         """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). A lost answer counts as yes."""
         return self._channel.do(self._encoder.unacceptable_service("rr")) != errno.EAFNOSUPPORT
 
-    def has_older_interface(self) -> bool:
-        """Whether this kernel answers questions about IPVS by ``getsockopt``."""
-        return self._entries.is_there()
-
     def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, Connections]]:
         """The connections of the real servers of these virtual servers; empty for a virtual server that does not exist.
 

@@ -19,7 +19,6 @@ from ipvsproxy.model.plan import Operation, Outcome
 BATCH_SIZE = 500
 """The number of flows that one ``send`` deletes."""
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
-_STATISTICS = 5  # IPCTNL_MSG_CT_GET_STATS
 _NO_FILTER = 1 << 31
 """A flag of ``CTA_FILTER`` that no kernel knows."""
 
@@ -33,32 +32,21 @@ _DESTINATIONS: Mapping[Family, int] = {Family.IPV4: 2, Family.IPV6: 4}
 _SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
 
 
-class Listings(NamedTuple):
-    """What this kernel's netlink for connection tracking can do; None if it did not say."""
-
-    is_there: bool | None
-    are_filtered: bool | None
-
-
-def ask(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Listings:
-    """Ask the kernel by two messages, whatever the number of flows.
+def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> bool | None:
+    """Whether the kernel filters listings of connections; None if it does not say. Asks by one message.
 
     A kernel that knows ``CTA_FILTER`` refuses the flag that is sent. An older one begins to list all flows; only the first part
     of its list is read.
     """
     channel = netlink.Channel(NETLINK_NETFILTER, connect)
     with contextlib.closing(channel):
-        try:
-            channel.ask(_question(_STATISTICS, netlink.REQUEST), "ask for connection tracking")
-        except KernelError as error:
-            return Listings(False if error.errno in _REFUSALS else None, None)
         impossible = [["CTA_FILTER", {"attrs": [["CTA_FILTER_ORIG_FLAGS", _NO_FILTER]]}]]
         try:
             for _ in channel.dumping(_query(Family.IPV4, impossible), "ask for filtered listings of connections"):
-                return Listings(is_there=True, are_filtered=False)
+                return False
         except KernelError as error:
-            return Listings(is_there=True, are_filtered=error.errno in (*_REFUSALS, errno.ERANGE) or None)
-    return Listings(is_there=True, are_filtered=None)
+            return error.errno in (*_REFUSALS, errno.ERANGE) or None
+    return None
 
 
 class _Stale(NamedTuple):
@@ -214,10 +202,6 @@ def _query(family: Family, attributes: list[Any]) -> bytes:
     query["nfgen_family"] = int(family)
     query["attrs"] = attributes
     return message.encode(query, _SUBSYSTEM | IPCTNL_MSG_CT_GET, netlink.REQUEST | netlink.DUMP)
-
-
-def _question(command: int, flags: int) -> bytes:
-    return message.encode(nfct_msg(), _SUBSYSTEM | command, flags)
 
 
 def _head(family: Family) -> bytes:

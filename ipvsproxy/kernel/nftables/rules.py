@@ -23,8 +23,6 @@ from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.kernel.iptables.driver import Program, Refusal
 from ipvsproxy.kernel.nftables import rule as nft_rule
-from ipvsproxy.model import features
-from ipvsproxy.model.feature import dotted
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
@@ -393,7 +391,7 @@ def _expected(text: str, family: Family, table: str) -> tuple[ObservedRule, Sequ
 _TRIED = Rule(target=Verdict.ACCEPT)
 _TRIED_SET = "ipvsproxy-trial"
 _HOLD_ELSEWHERE = "load the module that has it, use a newer kernel, or hold rules in iptables (--rules-backend=iptables)"
-_NAT = f"chains of the type nat in a table of the family inet, which came with Linux {dotted(features.NAT_IN_INET.since)}"
+_NAT = "chains of the type nat in a table of the family inet, which came with Linux 5.2"
 
 
 def _trial(family: Family) -> list[tuple[Message, str]]:

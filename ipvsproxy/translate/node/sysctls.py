@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from ipvsproxy.model import basic_features, features
-from ipvsproxy.model.kernel import Sysctl
+from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
 
 CONNTRACK_CEILING = 1024 * 1024
 """The most flows that conntrack is asked to hold, with any number of processors (cmd/kube-proxy/app/conntrack.go)."""
@@ -12,6 +11,8 @@ CONNTRACK_BUCKETS = "/sys/module/nf_conntrack/parameters/hashsize"
 """The size of conntrack's hash table. The whole host has one, and only its first network namespace can set it."""
 FLOWS_PER_BUCKET = 4
 """Flows per bucket of that table, as in kube-proxy."""
+_REUSE_MODE = (4, 1)
+"""The Linux that brought ``conn_reuse_mode``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class ConntrackChoices:
 def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterator[Sysctl]:
     """The settings that IPVS with masquerading needs (pkg/proxy/ipvs/proxier.go). IPv4 forwarding counts for both families."""
     yield Sysctl("net/ipv4/vs/conntrack", "1")
-    if basic_features.REUSE_MODE.since <= kernel_version < features.PROMPT_REUSE.since:
+    if _REUSE_MODE <= kernel_version < PROMPT_REUSE:
         # With 1, each reused source port would cost a second (kubernetes/kubernetes #81775).
         yield Sysctl("net/ipv4/vs/conn_reuse_mode", "0")
     yield Sysctl("net/ipv4/vs/expire_nodest_conn", "1")

@@ -164,7 +164,7 @@ def _cluster_clients(
 
 def _this_host(family: Family, settings: Settings, target: Target) -> Iterable[Rule]:
     """The rule for this host's own connections where an interface tells pods: behind IPVS, they have come from none."""
-    if settings.detect_local in (LocalMode.BRIDGE_INTERFACE, LocalMode.INTERFACE_NAME_PREFIX) and not settings.masquerade_all:
+    if settings.detect_local.is_by_interface and not settings.masquerade_all:
         yield on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT, target, from_this_host=True)
 
 

@@ -1,0 +1,85 @@
+"""docs/compatibility.md names under "Kernels" all that the drivers use of the kernel, and its two tables agree."""
+
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+import ipvsproxy.kernel
+from ipvsproxy.commands.checks import OLDEST
+from ipvsproxy.translate.node import sysctls
+from ipvsproxy.translate.node.sysctls import ConntrackChoices
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs/compatibility.md"
+KERNELS, YOUNG, BASIC = (
+    [line.strip("| ").split(" | ") for line in lines.splitlines()[2:]]
+    for lines in re.findall(r"((?:^\|.*\n)+)", PAGE.read_text().partition("\n## Kernels\n")[2], re.MULTILINE)
+)
+"""The rows of the tables: kernels, and features with eight cells each."""
+ATTRIBUTE = re.compile(r'"((?:IPVS_(?:SVC|DEST)|IPSET|CTA|RTA|IFLA|IFA|CTRL)_[A-Z0-9_]+)"')
+"""The names of attributes by which pyroute2 encodes them. ``CTRL_ATTR`` is generic netlink's own."""
+UNUSED = {"IPVS_CMD_ATTR_UNSPEC", "IPVS_CMD_ATTR_DAEMON"}
+"""Attributes that only keep the places of others."""
+NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b")
+"""The names of numbers: commands of IPVS, and what is encoded here for nf_tables."""
+
+
+def parts(row: Sequence[str]) -> Iterator[str]:
+    """The names in the third cell. ``_NAME`` is short for a name that begins as the one before it."""
+    beginning = ""
+    for name in re.findall(r"`([^`]+)`", row[2]):
+        whole = beginning + name if name.startswith("_") else name
+        found = re.fullmatch(r"(\w+_ATTR|IPVS_CMD|NFT_MSG|NFTA_[A-Z]+)(_\w+)", whole)
+        beginning = found[1] if found else ""
+        yield whole
+
+
+PARTS = {part for row in (*YOUNG, *BASIC) for part in parts(row)}
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.match(r"[\d.]+", text)[0].split(".")))  # type: ignore[index]
+
+
+def test_each_row_tells_its_source_and_what_happens_without_the_feature() -> None:
+    assert len(YOUNG) == 9
+    for row in (*YOUNG, *BASIC):
+        assert len([cell for cell in row if cell.strip()]) == 8, row[0]
+        assert row[7].startswith(("fall-back: ", "refused: ")), row[0]
+
+
+def test_a_kernel_has_what_came_before_it_and_lacks_the_rest_as_the_feature_says() -> None:
+    versions = [version(kernel) for kernel, *_ in KERNELS]
+    assert versions == sorted(versions)
+    assert versions[0] == OLDEST
+    for kernel, *cells in KERNELS:
+        has = ["yes" if version(row[4]) <= version(kernel) else row[7].partition(":")[0] for row in YOUNG]
+        assert cells == has, kernel
+    assert all(version(row[4]) <= OLDEST for row in BASIC)
+
+
+def test_every_attribute_that_a_driver_names_stands_in_the_table() -> None:
+    (folder,) = ipvsproxy.kernel.__path__
+    named = {
+        name
+        for file in pathlib.Path(folder).rglob("*.py")
+        for one in (ATTRIBUTE, NUMBER)
+        for name in one.findall(file.read_text())
+    }
+    assert named >= {"IPVS_SVC_ATTR_AF", "IPSET_ATTR_ADT", "CTA_FILTER", "RTA_DST", "IFA_LOCAL", "IPVS_CMD_NEW_DEST"}
+    assert named >= {"NFTA_SET_KEY_LEN", "NFT_MSG_NEWRULE", "NFNLGRP_NFTABLES"}
+    assert sorted(named - PARTS - UNUSED) == []
+
+
+def test_every_setting_that_is_written_stands_in_the_table() -> None:
+    choices = ConntrackChoices(
+        max_per_core=1,
+        tcp_established_timeout_s=1,
+        tcp_close_wait_timeout_s=1,
+        tcp_be_liberal=True,
+        udp_timeout_s=1,
+        udp_stream_timeout_s=1,
+    )
+    written = (*sysctls.ipvs_sysctls((5, 4), strict_arp=True), *sysctls.conntrack_sysctls(choices, 4))
+    paths = {one.path if one.path.startswith("/") else one.path.replace("/", ".") for one in written}
+    assert len(paths) == 14
+    assert sorted(paths - PARTS) == []
