@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import pathlib
 import shutil
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.net import Family
-from tests.support import api_server, golden_state, left_rules, patience
+from tests.support import api_server, golden_state, lab_agent, left_rules, patience
 from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
 from tests.support.program import run_in_turn
@@ -207,6 +208,72 @@ async def test_a_restart_adopts_everything_without_a_single_operation(server: Ap
         assert " services=3 operations=0 failed=0 pending=0 " in line
         assert await program.stop() == 0
     assert read_state() == held
+
+
+@contextlib.asynccontextmanager
+async def elsewhere(server: ApiServer, address: str) -> AsyncIterator[str]:
+    """Serve the API server at this address of another host; returns its URL. Only a packet that leaves this host reaches it."""
+    namespaces = lab_agent.Namespaces()
+    other = namespaces.create("other")
+    ip("link", "add", "uplink", "type", "veth", "peer", "name", "uplink", "netns", other)
+    ip("address", "add", "192.0.2.1/24", "dev", "uplink")
+    ip("link", "set", "uplink", "up")
+    with namespaces.inside("other"):
+        ip("address", "add", f"{address}/24", "dev", "uplink")
+        ip("link", "set", "uplink", "up")
+    listening = namespaces.socket("other", "TCP", address)
+    listening.bind((address, 6443))
+    port = int(server.url.rpartition(":")[2])
+    forwarding = await asyncio.start_server(functools.partial(forward, port), sock=listening)
+    try:
+        yield f"http://{address}:6443"
+    finally:
+        forwarding.close()
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(("ip", *arguments), check=True)
+
+
+async def forward(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass all bytes on to a port of this host, and back."""
+    back, to = await asyncio.open_connection("127.0.0.1", port)
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(1 << 16):
+                target.write(data)
+                await target.drain()
+        target.close()
+
+    await asyncio.gather(copy(reader, to), copy(back, writer))
+
+
+@pytest.mark.parametrize("binding", ["addresses", "routes"])
+async def test_a_start_gives_up_the_address_of_the_api_server_that_a_service_has_taken(
+    server: ApiServer, folder: pathlib.Path, tmp_path: pathlib.Path, binding: str
+) -> None:
+    address, flag = "192.0.2.99", f"--ipvs-vip-binding={binding}"
+    greedy = service("greedy", 9)
+    greedy["spec"] |= {"externalIPs": [address, "203.0.113.9"], "ports": [{"name": "http", "port": 6443}]}
+    show(folder, "v1", "Service", greedy)
+    show(folder, "discovery.k8s.io/v1", "EndpointSlice", endpoint_slice("greedy", "10.244.0.9"))
+    async with elsewhere(server, address) as url:
+        async with running(f"--manifests={folder}", flag) as program:
+            await program.read_until("event=synced")
+            assert await program.stop() == 0
+        held = read_state()["virtual_servers"]
+        assert {f"TCP {address}:6443", "TCP 203.0.113.9:6443"} <= set(held)
+        server.put(SERVICES, greedy)
+        server.put(ENDPOINT_SLICES, endpoint_slice("greedy", "10.244.0.9"))
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "elsewhere", url)
+        async with running(f"--kubeconfig={kubeconfig}", flag) as program:
+            line = await program.read_until("event=api_server_address_given_up")
+            assert f"TCP {address}:6443" in line
+            await program.read_until("event=synced")
+            assert set(read_state()["virtual_servers"]) == set(held) - {f"TCP {address}:6443"}
+            await until(lambda: any(event.get("reason") == "ApiServerHidden" for event in server.events))
+            assert await program.stop() == 0
 
 
 def has_no_lock() -> bool:

@@ -47,7 +47,8 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event
 from ipvsproxy.store.objects import Store
 
-SCHEDULER_MISSING = "SchedulerMissing"
+SCHEDULER_MISSING, API_SERVER_HIDDEN = "SchedulerMissing", "ApiServerHidden"
+"""The reasons of notices."""
 MOVED_WITHIN_S = 5.0
 """How long a reload waits for the move of an earlier one, before it is tried again later."""
 
@@ -177,7 +178,7 @@ class _Node:
             self._other_backend.run(lambda: kernel.call(lambda node: node.remove_other_backend())),
             self._staleness.run(),
             self._recorder.run(),
-            first_lists.serve_later(self._store, self._source),
+            first_lists.serve_later(self._store, self._source, functools.partial(self._give_up_api_servers, kernel, engine)),
             reloader.run(),
             mover.run(),
             pages.run(),
@@ -214,6 +215,17 @@ class _Node:
         self._other_backend.synced(summary)
         if self._pages and self._config.servers.metrics and self._shows_page:
             self._pages.synced(summary)
+
+    async def _give_up_api_servers(self, kernel: KernelThread[NodeKernel], engine: Engine) -> None:
+        """Give up addresses of API servers that a former process, or a kube-proxy, has bound for Services. None answers now."""
+        give_up = functools.partial(
+            requirements.give_up, api_servers=self._store.api_servers, allowed=engine.translation.allowed_addresses
+        )
+        done = await kernel.call(give_up)
+        if done:
+            message = f"the API server did not answer, and this node held its address for a Service: {'; '.join(done)}"
+            self._status.notices.append(Notice(API_SERVER_HIDDEN, message))
+            log.error("api_server_address_given_up", done=done, hint="no Service gets the address of an API server")
 
     def _note_scheduler(self, name: str, why_not: str) -> None:
         """Log and announce a scheduler that replaces the configured one; ``why_not`` is empty without a replacement."""

@@ -9,6 +9,7 @@ import msgspec
 
 from ipvsproxy.model.annotations import NO_ANNOTATIONS, ServiceAnnotations
 from ipvsproxy.model.net import Address, Family, Network, Protocol
+from ipvsproxy.model.real_servers import RealServerKey
 
 
 class ObjectKey(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -266,4 +267,10 @@ class Rejected(NamedTuple):
     reason: str
 
 
-Event = Put | Gone | Listing | Listed | Rejected
+class ApiServersFound(NamedTuple):
+    """By these addresses and ports, this process reaches its API servers, or tries to. Those of earlier events still count."""
+
+    servers: frozenset[RealServerKey]
+
+
+Event = Put | Gone | Listing | Listed | Rejected | ApiServersFound

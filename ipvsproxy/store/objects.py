@@ -15,8 +15,10 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import (
     ApiObject,
+    ApiServersFound,
     EndpointSlice,
     EndpointSliceName,
     Event,
@@ -82,6 +84,8 @@ class Store:
         self._nodes: dict[str, Node] = {}
         self.schedulers: set[str] = set()
         """The schedulers that annotations of Services have named so far."""
+        self.api_servers: frozenset[RealServerKey] = frozenset()
+        """The addresses and ports by which this process has tried to reach API servers so far."""
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
         self._listed: set[ObjectKind] = set()
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None  # of a list that is being read
@@ -143,6 +147,8 @@ class Store:
                     self._listed.add(event.kind)
                 case Rejected():
                     self._reject(event)
+                case ApiServersFound(servers):
+                    self.api_servers |= servers
                 case never:
                     assert_never(never)
 

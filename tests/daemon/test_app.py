@@ -44,7 +44,7 @@ from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.settings import LocalMode
 from tests.config import loading
-from tests.support import api_server, memory_node
+from tests.support import api_server, builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.left_rules import LEFT, USED, Tables
 from tests.support.left_tables import MemoryTables
@@ -351,6 +351,37 @@ def test_the_program_waits_for_an_api_server_that_does_not_answer(
     monkeypatch.setattr(first_lists, "log_silence", stop)
     assert run(configured(f"--kubeconfig={kubeconfig}")) == 0
     assert kernel.applied == []
+
+
+def test_the_address_of_an_api_server_that_does_not_answer_is_given_up_by_a_start(
+    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(first_lists, "PATIENCE_S", 0.5)
+    address, other = builders.addresses("127.0.0.1", "203.0.113.5")
+    kernel.device = True
+    kernel.addresses |= {address, other}
+    notices: list[health.Notice] = []
+
+    def stop(statuses: list[health.Notice]) -> None:
+        notices.extend(statuses)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    given_up = app._Node._give_up_api_servers
+
+    async def give_up_and_stop(node: Any, *arguments: Any) -> None:
+        await given_up(node, *arguments)
+        stop(node._status.notices)
+
+    monkeypatch.setattr(app._Node, "_give_up_api_servers", give_up_and_stop)
+    with structlog.testing.capture_logs() as logs:
+        assert run(configured(f"--kubeconfig={kubeconfig}")) == 0
+    assert [str(one) for one in kernel.applied] == ["remove address 127.0.0.1"]
+    assert kernel.addresses == {other}
+    assert [line["done"] for line in logs if line["event"] == "api_server_address_given_up"] == [["remove address 127.0.0.1"]]
+    assert [notice.reason for notice in notices] == [app.API_SERVER_HIDDEN]
 
 
 def test_an_unexpected_exception_ends_the_process(kernel: Kernel, tmp_path: pathlib.Path) -> None:

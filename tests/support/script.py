@@ -9,7 +9,7 @@ from typing import Any
 
 from ipvsproxy.daemon.sources import reflector
 from ipvsproxy.daemon.sources.reflector import ApiError
-from ipvsproxy.model.service import Event, Listed, Listing, ObjectKind, ServiceName
+from ipvsproxy.model.service import ApiServersFound, Event, Listed, Listing, ObjectKind, ServiceName
 
 Json = dict[str, Any]
 WEB = ServiceName("default", "web")
@@ -144,5 +144,7 @@ class World:
 
 def names(events: Iterable[Event]) -> list[str]:
     return [
-        f"{type(event).__name__} {event.key.name}" for event in events if not isinstance(event, Listing | Listed) and event.key
+        f"{type(event).__name__} {event.key.name}"
+        for event in events
+        if not isinstance(event, Listing | Listed | ApiServersFound) and event.key
     ]

@@ -13,7 +13,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, Sysctl
 from ipvsproxy.model.plan import Outcome, Verb, one_by_one
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.observation.drift import News
 from ipvsproxy.reconcile.tables.marks import MarkedPort
@@ -53,6 +53,8 @@ def log_received(events: Iterable[Event]) -> None:
                 log.debug("received", change="listed", kind=kind.value, objects=len(keys))
             case Rejected(kind, rejected):
                 log.debug("received", change="rejected", kind=kind.value, name=str(rejected or ""), reason=event.reason)
+            case ApiServersFound(servers):
+                log.debug("received", change="api_servers", name=", ".join(sorted(map(str, servers))))
             case never:
                 assert_never(never)
 

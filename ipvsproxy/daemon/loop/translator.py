@@ -74,6 +74,8 @@ class Translator:
         self._unknown_pods: frozenset[Family] = frozenset()
         """The families of the last log line about local pods that cannot be distinguished from others."""
         self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
+        self._api_servers: frozenset[RealServerKey] = frozenset()
+        """All API servers that were known at any time."""
         self._lingering = Lingering()
         self._skeleton_inputs: dict[Family, _SkeletonInputs] = {}
 
@@ -127,7 +129,8 @@ class Translator:
         addresses that went.
         """
         node = self._store.node(self._node_name)
-        api_servers = self._api_servers()
+        api_servers = self._store.api_servers.union(self._endpoints_of_api_servers())
+        self._api_servers |= api_servers
         is_due = self._lingering.is_due(now)
         if self._view is not None and self._view_inputs == (node, addresses, api_servers) and not is_due:
             return self._view
@@ -136,7 +139,13 @@ class Translator:
         self._view_inputs = (node, addresses, api_servers)
         self._put_node_port_ranges(node)
         node_view = view.view_node(
-            self.settings, self._node_name, node, addresses, api_servers, lingering=self._lingering.addresses
+            self.settings,
+            self._node_name,
+            node,
+            addresses,
+            api_servers,
+            former_api_servers=self._api_servers - api_servers,
+            lingering=self._lingering.addresses,
         )
         if node_view != self._view:
             if self._view is not None:
@@ -164,14 +173,11 @@ class Translator:
                 hint="it has no range of these families: add one, or their traffic is masqueraded as without local detection",
             )
 
-    def _api_servers(self) -> frozenset[RealServerKey]:
+    def _endpoints_of_api_servers(self) -> Iterator[RealServerKey]:
         """The API servers, from the endpoints of their own Service."""
-        return frozenset(
-            key
-            for item in self._store.slices_of(refusal.KUBERNETES)
-            for port in item.ports
-            for key in state.real_servers(item, port.port)
-        )
+        for item in self._store.slices_of(refusal.KUBERNETES):
+            for port in item.ports:
+                yield from state.real_servers(item, port.port)
 
     def putting(self, names: Iterable[ServiceName]) -> Iterator[None]:
         """``put`` for each, with a pause after ``WORK_PER_STEP``."""

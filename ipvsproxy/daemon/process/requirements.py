@@ -8,7 +8,7 @@ import contextlib
 import errno
 import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import structlog
@@ -16,6 +16,7 @@ import structlog
 from ipvsproxy.config.settings import Ipvs
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.rate_limit import Bucket
+from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend, RulesBackend
 from ipvsproxy.kernel.base.errors import KernelError
@@ -26,9 +27,12 @@ from ipvsproxy.kernel.iptables.driver import Program, Refusal
 from ipvsproxy.kernel.ipvs import scheduler
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import SLOW_S, KernelThread
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.sets import IP_SETS
+from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.translate.rules import chains
 from ipvsproxy.translate.settings import LocalMode
 
@@ -47,6 +51,18 @@ SLOW_LOG_S = 60.0
 T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+def give_up(kernel: Kernel, *, api_servers: Iterable[RealServerKey], allowed: Collection[Network]) -> list[str]:
+    """Remove what hides these API servers from this node; returns what was done, and what has failed, one sentence each.
+
+    Witnesses stay while a virtual server that has them could not be removed.
+    """
+    todo = cleanup.give_up(kernel.observe(tuple(IP_SETS), (), ()), api_servers, allowed)
+    outcomes = kernel.apply(todo.virtual_servers)
+    if not any(outcome.error for outcome in outcomes):
+        outcomes += kernel.apply(todo.witnesses)
+    return [outcome.error or str(outcome.operation) for outcome in outcomes]
 
 
 def demand(missing: Collection[Missing]) -> None:

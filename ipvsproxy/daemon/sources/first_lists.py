@@ -10,7 +10,7 @@ Rule 3: a command gives up after ``PATIENCE_S`` without contact, because a perso
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import structlog
@@ -41,11 +41,18 @@ class Watched(Protocol):
         """As ``Source``."""
 
 
-async def wait(store: Store, source: Watched, *, silent: Callable[[str], object], waiting: Callable[[str], object]) -> None:
+async def wait(
+    store: Store,
+    source: Watched,
+    *,
+    silent: Callable[[str], object],
+    waiting: Callable[[str], object],
+    heal: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Wait until every kind is listed.
 
     ``waiting`` gets a sentence every ``PROGRESS_S``; ``silent`` gets one after ``PATIENCE_S`` without contact, and again every
-    ``REPEAT_S`` after that. It may raise.
+    ``REPEAT_S`` after that. It may raise. ``heal`` is called after it, to remove what may cause the silence.
     """
     loop = asyncio.get_running_loop()
     last_contact_s = loop.time()
@@ -57,16 +64,18 @@ async def wait(store: Store, source: Watched, *, silent: Callable[[str], object]
             last_contact_s, silent_s = contact_s, contact_s + PATIENCE_S
         if loop.time() >= silent_s:
             silent(f"no complete list of {missing} within {PATIENCE_S:.0f} s from {source.describe()}")
+            if heal is not None:
+                await heal()
             silent_s = loop.time() + REPEAT_S
         if loop.time() >= progress_s:
             waiting(f"waiting for the list of {missing} from {source.describe()}; {len(store.services)} Services have come")
             progress_s = loop.time() + PROGRESS_S
-        await asyncio.sleep(min(progress_s, silent_s) - loop.time())
+        await asyncio.sleep(max(0.0, min(progress_s, silent_s) - loop.time()))
 
 
-async def serve_later(store: Store, source: Watched) -> None:
+async def serve_later(store: Store, source: Watched, heal: Callable[[], Awaitable[None]]) -> None:
     """As ``wait`` for a serving process: without end, and with log lines about silence."""
-    await wait(store, source, silent=log_silence, waiting=lambda _: None)
+    await wait(store, source, silent=log_silence, waiting=lambda _: None, heal=heal)
 
 
 def give_up(sentence: str) -> None:

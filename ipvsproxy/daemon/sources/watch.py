@@ -15,7 +15,8 @@ import re
 import socket
 import time
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping
 
 import aiohttp
 import structlog
@@ -23,12 +24,15 @@ import structlog
 from ipvsproxy.daemon.sources import credentials, kubernetes_client, reflector
 from ipvsproxy.daemon.sources.credentials import Credentials, SourceError
 from ipvsproxy.daemon.sources.reflector import ApiError, Deliver, Trouble
+from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.model.service import ApiServersFound, ObjectKind, ServiceName
 from ipvsproxy.translate.api import targets
 from ipvsproxy.translate.api.decode import UndecodableError
 from ipvsproxy.translate.api.targets import Target, Targets
 
+NAMES_TIMEOUT_S = 5
+"""The bound for the addresses of the API server's name. Without an answer, only the address of the connection is known."""
 CREDENTIALS_TIMEOUT_S = 30
 """The bound for files, an issuer of tokens, or a credential plugin, which has a shorter bound of its own."""
 ANSWER_TIMEOUT_S = 60
@@ -55,6 +59,8 @@ HINTS: Mapping[Trouble, str] = {
 NO_ANSWER = "<error>"
 """The code in client-go's metrics of a request without an answer."""
 OnRequest = Callable[[str, str, float, str], None]
+PORTS: Mapping[str, int] = {"http": 80, "https": 443}
+_SocketAddress = tuple[str, int]
 
 _USER_INFO = re.compile(r"//[^/\s]*@")  # name and password in the URL of a proxy, which messages of aiohttp repeat
 
@@ -89,6 +95,8 @@ class KubernetesSource:
         self._failing: dict[ObjectKind, str] = {}
         resources = reflector.resources(node_name)
         self._slices = resources[ObjectKind.ENDPOINT_SLICE]
+        self._api_servers: frozenset[RealServerKey] = frozenset()
+        self._deliver: Deliver = lambda _events: None
         self._reflectors = {
             kind: reflector.Reflector(kind, resource, self._connect, self, self._pace) for kind, resource in resources.items()
         }
@@ -117,6 +125,7 @@ class KubernetesSource:
 
     async def run(self, deliver: Deliver) -> None:
         """Deliver events for ever. Requests to an absent API server are repeated; only a bug ends this."""
+        self._deliver = deliver
         async with asyncio.TaskGroup() as group:
             for kind, each in self._reflectors.items():
                 group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
@@ -194,9 +203,38 @@ class KubernetesSource:
             raise ApiError(Trouble.CREDENTIALS, str(error)) from error
         self._server = configuration.host or ""
         try:
-            yield _HttpConnection(transport, configuration, self._on_request)
+            self._found(*await _addresses_of(configuration))
+            yield _HttpConnection(transport, configuration, self._on_request, self._found)
         finally:
             await transport.close()
+
+    def _found(self, *servers: _SocketAddress) -> None:
+        """Deliver the addresses of API servers that are new."""
+        new = frozenset(map(_as_real_server, servers)) - self._api_servers
+        if new:
+            self._api_servers |= new
+            self._deliver((ApiServersFound(new),))
+
+
+def _as_real_server(place: _SocketAddress) -> RealServerKey:
+    return RealServerKey.of(parse_address(place[0].partition("%")[0]), place[1])
+
+
+async def _addresses_of(configuration: kubernetes_client.Configuration) -> Collection[_SocketAddress]:
+    """The addresses of the API server's name, and of the proxy to it; those of a name that is not known are missing."""
+    server = urllib.parse.urlsplit(configuration.host or "")
+    bypasses = urllib.request.proxy_bypass(server.hostname or "")
+    proxy = configuration.proxy or ("" if bypasses else urllib.request.getproxies().get(server.scheme, ""))
+    found: list[_SocketAddress] = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(NAMES_TIMEOUT_S):
+            for url in (server, urllib.parse.urlsplit(proxy)):
+                with contextlib.suppress(OSError, ValueError):  # a port may be no number
+                    port = url.port or PORTS.get(url.scheme)
+                    if url.hostname and port:
+                        answers = await asyncio.get_running_loop().getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
+                        found += [(str(place[0]), int(place[1])) for *_, place in answers]
+    return found
 
 
 async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
@@ -208,10 +246,15 @@ class _HttpConnection:
     """A ``Connection`` over the transport of the library."""
 
     def __init__(
-        self, transport: kubernetes_client.RESTClientObject, configuration: kubernetes_client.Configuration, on_request: OnRequest
+        self,
+        transport: kubernetes_client.RESTClientObject,
+        configuration: kubernetes_client.Configuration,
+        on_request: OnRequest,
+        on_peer: Callable[[_SocketAddress], None],
     ) -> None:
         self._transport = transport
         self._on_request = on_request
+        self._on_peer = on_peer
         self._host = configuration.host or ""
         token = configuration.api_key.get("BearerToken", "").strip()
         self._headers = HEADERS | ({"Authorization": token} if token else {})
@@ -229,7 +272,7 @@ class _HttpConnection:
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         async with self._request(path, idle_s) as response:
-            _keep_alive(response)
+            _keep_alive(response, self._on_peer)
             yield b""
             with _reading(idle_s):
                 # Not by lines: the longest line of the reader is far below a Service with its annotations.
@@ -286,7 +329,7 @@ def _reading(idle_s: float) -> Iterator[None]:
         raise ApiError(Trouble.DROPPED, _reason(error)) from error
 
 
-def _keep_alive(response: aiohttp.ClientResponse) -> None:
+def _keep_alive(response: aiohttp.ClientResponse, on_peer: Callable[[_SocketAddress], None]) -> None:
     if response.connection is None or response.connection.transport is None:
         return
     connected = response.connection.transport.get_extra_info("socket")
@@ -294,6 +337,9 @@ def _keep_alive(response: aiohttp.ClientResponse) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_AFTER_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    peer = response.connection.transport.get_extra_info("peername")  # None if it has gone meanwhile
+    if peer:
+        on_peer((peer[0], peer[1]))
 
 
 def _status_message(answer: bytes) -> str:

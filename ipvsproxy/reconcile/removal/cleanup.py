@@ -1,20 +1,21 @@
-"""The removal of all our kernel objects, and no others, for ``--cleanup``.
+"""The removal of all our kernel objects, and no others, for ``--cleanup``; or of those alone that hide the API server.
 
 Rule 1: virtual servers go first, so that no packet meets a part of the rules; then rules, the sets that they name, the device,
 and local routes.
 Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Otherwise no later run would recognise it as ours.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import DEVICE, Device, LocalRoutes
-from ipvsproxy.model.net import Family, Network
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, LocalRoutes
+from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.sets import IP_SETS, SET_COPY
-from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer
+from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, SetEntries, SetKind
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 
@@ -47,6 +48,42 @@ def plan(
         rules=rules(observed, skeletons),
         witnesses=tuple(_witnesses(observed)),
     )
+
+
+def give_up(observed: Observation, api_servers: Iterable[RealServerKey], allowed: Collection[Network]) -> Cleanup:
+    """The removals of all that takes connections to these API servers in, instead of letting them out of this node.
+
+    Each API server's address goes from our device and our routes, and what we have at its port. A cluster IP stays: it is the
+    way to the API servers, and its entries show it. So do ``allowed`` addresses, and everything if the sets could not be read.
+    """
+    cluster_ips = {
+        entry.address
+        for name, entries in (observed.sets or {}).items()
+        if IP_SETS[name].kind is SetKind.CLUSTER_IP
+        for entry in entries
+    }
+    places = {
+        VirtualServerKey(Protocol.TCP, one.address, one.port): None
+        for one in sorted(api_servers)
+        if observed.sets is not None and one.address not in cluster_ips and not any(net.contains(one.address) for net in allowed)
+    }
+    return Cleanup(
+        virtual_servers=tuple(one for one in _virtual_servers(observed, (), ()) if one.item.key in places),
+        rules=(),
+        witnesses=tuple(_witnesses_of(observed, places)),
+    )
+
+
+def _witnesses_of(observed: Observation, places: Collection[VirtualServerKey]) -> Iterator[Operation]:
+    for name, entries in (observed.sets or {}).items():
+        here = [one for one in entries if not isinstance(one, ForeignElement) and ownership.virtual_server_of(one) in places]
+        if here:
+            yield Operation(Verb.REMOVE, SetEntries(name, tuple(sorted(here))))
+    addresses: Collection[Address] = dict.fromkeys(place.address for place in places)
+    if bound := tuple(one for one in addresses if one in (observed.addresses or ())):
+        yield Operation(Verb.REMOVE, BoundAddresses(bound))
+    if routed := tuple(one for one in addresses if one in (observed.routes or ())):
+        yield Operation(Verb.REMOVE, LocalRoutes(routed))
 
 
 def may_remove_witnesses(observed: Observation) -> bool:

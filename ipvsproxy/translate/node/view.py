@@ -20,7 +20,8 @@ class NodeView:
     ``primary_addresses`` is the node's own address per family, a loopback one where it is not known.
     ``node_port_addresses`` are those on which node ports answer, ``health_check_addresses`` those on which health-check ports
     listen (the unspecified address stands for all). ``elsewhere`` are the addresses that other interfaces than our dummy device
-    carry: a service address among them is served, but not bound a second time. ``api_servers`` are those that are known.
+    carry: a service address among them is served, but not bound a second time. ``api_servers`` are those that are known,
+    ``former_api_servers`` those that were known before.
     ``pod_networks`` are the Node's ``spec.podCIDRs``, ``connected`` the networks that other interfaces than our device are in.
     """
 
@@ -33,6 +34,7 @@ class NodeView:
     pod_networks: tuple[Network, ...] = ()
     connected: tuple[Network, ...] = ()
     api_servers: frozenset[RealServerKey] = frozenset()
+    former_api_servers: frozenset[RealServerKey] = frozenset()
 
 
 def view_node(
@@ -42,9 +44,10 @@ def view_node(
     addresses: Iterable[InterfaceAddress],
     api_servers: Iterable[RealServerKey],
     *,
+    former_api_servers: Iterable[RealServerKey] = (),
     lingering: Iterable[Address] = (),
 ) -> NodeView:
-    """The view from the Node object, the host's interfaces, and the endpoints of the API servers' own Service.
+    """The view from the Node object, the host's interfaces, and the API servers that are known, or were before.
 
     ``lingering`` are lost addresses on which node ports and health-check ports stay for a while.
     """
@@ -64,6 +67,7 @@ def view_node(
         pod_networks=node.pod_networks if node else (),
         connected=tuple(dict.fromkeys(network(item.address, item.prefix_length) for item in carried_here)),
         api_servers=frozenset(api_servers),
+        former_api_servers=frozenset(former_api_servers),
     )
 
 

@@ -8,7 +8,10 @@ of its pods' bridge, is not a pod's.
 Rule 3: a cluster IP that equals the node's own address is refused. (Another address on an interface may be there on purpose, such
 as a DNS cache on each node.) An external address that this node carries is served, as by kube-proxy, except on the ports of the
 API server and the kubelet.
-Rule 4: an API server's address is refused: bound on this node, it would hide the API server.
+Rule 4: an API server's address is refused as an external address: bound on this node, it would hide the API server. API servers
+are the endpoints of their own Service, and whatever this process connects to as its API server. An address stays refused after
+its API server has gone: one that restarts would find its address taken. On addresses of this node, loopback ones included, only
+the port is refused. A cluster IP is not: it may be the way to the API servers.
 """
 
 from collections.abc import Iterable
@@ -85,18 +88,22 @@ def _why_not_cluster(address: Address, view: NodeView) -> str:
 
 
 def _why_not_external(service: Service, address: Address, view: NodeView, settings: Settings) -> str:
-    """Why another address of a Service is refused; empty if it is served."""
+    """Why an external or load-balancer address is refused; empty if it is served."""
     if _is_special(address):
         return _SPECIAL
-    if address in view.elsewhere:
-        own = {KUBELET_PORT, *(server.port for server in view.api_servers if server.address == address)}
+    ports = {server.port for server in view.api_servers if server.address == address}
+    former_ports = {server.port for server in view.former_api_servers if server.address == address}
+    if address in view.elsewhere or address.is_loopback:
+        own = {KUBELET_PORT, *ports, *former_ports}
         taken = sorted({port.port for port in service.ports} & own)
         return f"is an address of this node, whose port {taken[0]} is its own" if taken else ""
     if _is_in(address, view.pod_networks):
         return _OWN_POD
     if _is_in(address, settings.cluster_networks):
         return "lies in the range of the cluster's pods"
-    return "is the address of an API server" if any(server.address == address for server in view.api_servers) else ""
+    if ports:
+        return "is the address of an API server"
+    return "was the address of an API server, and is refused until ipvsproxy restarts" if former_ports else ""
 
 
 def _is_in(address: Address, networks: Iterable[Network]) -> bool:

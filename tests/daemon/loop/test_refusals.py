@@ -1,8 +1,9 @@
-"""Covers refused Service addresses: they are not served, logged once, and served when the API servers have moved."""
+"""Covers refused Service addresses: they are not served, logged once, and refused after the API server has gone."""
 
 import structlog.testing
 
 from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.service import ApiServersFound
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from tests.support import builders
 from tests.support.memory_node import MemoryNode
@@ -30,6 +31,26 @@ async def test_an_external_address_of_an_api_server_is_refused_and_logged_once()
         ]
         assert KEY not in node.kernel.virtual_servers
         assert parse_address(API_SERVER) not in node.kernel.addresses
-        node.put(builders.endpoint_slice(builders.endpoint("192.168.0.98"), service="kubernetes"))
+        with structlog.testing.capture_logs() as logs:
+            node.put(builders.endpoint_slice(service="kubernetes"))  # as when the API server shuts down gracefully
+            await node.quiet()
+        assert KEY not in node.kernel.virtual_servers
+        assert parse_address(API_SERVER) not in node.kernel.addresses
+        assert [line["reason"] for line in logs if line["event"] == "part_not_used"] == [
+            f"{API_SERVER} was the address of an API server, and is refused until ipvsproxy restarts"
+        ]
+
+
+@in_virtual_time
+async def test_an_external_address_by_which_this_process_reaches_its_api_server_is_given_up() -> None:
+    node = MemoryNode()
+    hijacker = builders.service("web", builders.service_port(80), cluster=("10.96.0.10",), external=(API_SERVER,))
+    async with node.running():
+        node.begin_with(KUBERNETES, hijacker, builders.node())
         await node.quiet()
-        assert KEY in node.kernel.virtual_servers
+        assert parse_address(API_SERVER) in node.kernel.addresses
+        node.deliver([ApiServersFound(frozenset({builders.backend(API_SERVER, 6443)}))])
+        await node.quiet()
+        assert KEY not in node.kernel.virtual_servers
+        assert parse_address(API_SERVER) not in node.kernel.addresses
+        assert builders.frontend("10.96.0.10", 80) in node.kernel.virtual_servers

@@ -13,7 +13,7 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.sources import directory
-from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
 
 DEADLINE_S = 5
 SERVICE = """\
@@ -63,7 +63,7 @@ def described(events: Sequence[Event]) -> list[str]:
     return [
         f"{type(event).__name__} {event.key.name if event.key else '?'}"
         for event in events
-        if not isinstance(event, Listing | Listed)
+        if not isinstance(event, Listing | Listed | ApiServersFound)
     ]
 
 

@@ -70,11 +70,19 @@ async def test_a_command_shows_on_standard_error_the_list_that_it_waits_for(caps
 @virtual_time.in_virtual_time
 async def test_a_serving_process_waits_without_end_with_a_log_line_now_and_then() -> None:
     store = without_services()
+    healed = 0
+
+    async def heal() -> None:
+        nonlocal healed
+        healed += 1
+        await asyncio.sleep(10)  # longer than the wait until the next line of progress
+
     with structlog.testing.capture_logs() as logs:
-        task = asyncio.create_task(first_lists.serve_later(store, Lists()))
+        task = asyncio.create_task(first_lists.serve_later(store, Lists(), heal))
         await asyncio.sleep(3600)
         assert not task.done()
         store.deliver([memory_node.listed(ObjectKind.SERVICE, ())], 0)
         await task
     assert {line["event"] for line in logs} == {"first_lists_missing"}
     assert 10 <= len(logs) <= 13
+    assert healed == len(logs)

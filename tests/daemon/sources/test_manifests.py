@@ -11,7 +11,19 @@ import pytest
 import yaml
 
 from ipvsproxy.daemon.sources import manifests
-from ipvsproxy.model.service import EndpointSlice, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, Service, ServiceName
+from ipvsproxy.model.service import (
+    ApiServersFound,
+    EndpointSlice,
+    Event,
+    Gone,
+    Listed,
+    Listing,
+    ObjectKind,
+    Put,
+    Rejected,
+    Service,
+    ServiceName,
+)
 
 Json = dict[str, Any]
 
@@ -53,7 +65,9 @@ def world(tmp_path: pathlib.Path) -> World:
 
 
 def described(events: list[Event]) -> list[str]:
-    return [f"{type(event).__name__} {event.key}" for event in events if not isinstance(event, Listing | Listed)]
+    return [
+        f"{type(event).__name__} {event.key}" for event in events if not isinstance(event, Listing | Listed | ApiServersFound)
+    ]
 
 
 def address(event: Event) -> str:

@@ -9,7 +9,7 @@ import copy
 import json
 import pathlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -17,9 +17,9 @@ import pytest
 import structlog
 import structlog.testing
 
-from ipvsproxy.daemon.sources import reflector, watch
+from ipvsproxy.daemon.sources import kubernetes_client, reflector, watch
 from ipvsproxy.daemon.sources.reflector import ApiError, Trouble
-from ipvsproxy.model.service import Event, Listed, ObjectKind, Put, ServiceName
+from ipvsproxy.model.service import ApiServersFound, Event, Listed, ObjectKind, Put, ServiceName
 from tests.support import api_server
 from tests.support.api_server import ApiServer, Refusal
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES
@@ -64,6 +64,78 @@ async def test_each_request_is_reported_with_host_code_and_duration(tmp_path: pa
             await sink.until(lambda: all(sink.lists(kind) for kind in ObjectKind))
     assert {(host, code) for host, code, _ in requests} == {(server.url.rpartition("/")[2], "200")}
     assert all(0 <= duration_s < 60 for _, _, duration_s in requests)
+
+
+def servers_of(events: Sequence[Event]) -> set[str]:
+    return {str(one) for event in events if isinstance(event, ApiServersFound) for one in event.servers}
+
+
+async def test_the_addresses_of_the_server_s_name_are_delivered_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def getaddrinfo(_host: object, port: int, *_: object) -> list[Any]:
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)),
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.9", port)),
+            (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("2001:db8::9", port, 0, 0)),
+            (socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("fe80::9%eth0", port, 0, 2)),
+        ]
+
+    async with ApiServer() as server:
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        port = server.url.rpartition(":")[2]
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://api.example:{port}")
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(lambda: all(running.sink.lists(kind) for kind in ObjectKind))
+            events = running.sink.events
+    expected = {f"127.0.0.1:{port}", f"192.0.2.9:{port}", f"[2001:db8::9]:{port}", f"[fe80::9]:{port}"}
+    assert isinstance(events[0], ApiServersFound), "before the first list, which may need them"
+    assert servers_of(events) == expected
+    assert sum(isinstance(event, ApiServersFound) for event in events) == 1
+
+
+async def test_the_address_of_the_open_connection_is_delivered_though_the_name_leads_elsewhere(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_addresses(_: object) -> tuple[()]:
+        return ()
+
+    monkeypatch.setattr(watch, "_addresses_of", no_addresses)
+    async with ApiServer() as server:
+        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)
+        async with following(server, kubeconfig) as running:
+            await running.sink.until(lambda: bool(servers_of(running.sink.events)))
+            assert servers_of(running.sink.events) == {server.url.rpartition("/")[2]}
+
+
+@pytest.mark.parametrize(
+    ("host", "proxy_url", "environment", "expected"),
+    [
+        ("https://192.0.2.9", None, {}, {("192.0.2.9", 443)}),
+        ("http://[2001:db8::9]:8080", None, {}, {("2001:db8::9", 8080)}),
+        ("https://192.0.2.9:6443", "http://192.0.2.1:3128", {}, {("192.0.2.9", 6443), ("192.0.2.1", 3128)}),
+        ("https://192.0.2.9:6443", None, {"https_proxy": "http://192.0.2.1"}, {("192.0.2.9", 6443), ("192.0.2.1", 80)}),
+        ("https://192.0.2.9:6443", None, {"https_proxy": "http://192.0.2.1", "no_proxy": "192.0.2.9"}, {("192.0.2.9", 6443)}),
+        ("https://192.0.2.9:6443", None, {"http_proxy": "http://192.0.2.1"}, {("192.0.2.9", 6443)}),
+        ("https://192.0.2.9:99999", None, {}, set()),
+        ("https://name.invalid:6443", None, {}, set()),
+    ],
+)
+async def test_the_addresses_of_server_and_proxy_are_found(
+    host: str,
+    proxy_url: str | None,
+    environment: Mapping[str, str],
+    expected: set[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    configuration = kubernetes_client.Configuration(host=host)
+    configuration.proxy = proxy_url
+    assert set(await watch._addresses_of(configuration)) == expected
 
 
 async def test_a_request_without_an_answer_is_reported_as_an_error(tmp_path: pathlib.Path) -> None:
@@ -194,7 +266,7 @@ async def test_a_slow_list_is_not_listed_before_its_end(tmp_path: pathlib.Path) 
         server.lists_open.clear()
         async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as running:
             await server.asked(SERVICES, watch=False, times=1)
-            assert running.sink.events == []
+            assert running.sink.lists() == 0
             server.lists_open.set()
             await running.sink.until(lambda: running.sink.lists() == 1)
             assert running.sink.has("web")()
@@ -387,8 +459,8 @@ async def test_keepalives_of_the_kernel_detect_a_vanished_peer(setup: Setup, mon
     sockets: list[Any] = []
     original = watch._keep_alive
 
-    def spy(response: aiohttp.ClientResponse) -> None:
-        original(response)
+    def spy(response: aiohttp.ClientResponse, on_peer: Callable[[tuple[str, int]], None]) -> None:
+        original(response, on_peer)
         assert response.connection is not None
         assert response.connection.transport is not None
         sockets.append(response.connection.transport.get_extra_info("socket"))

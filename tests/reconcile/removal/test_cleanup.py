@@ -2,12 +2,14 @@
 
 import dataclasses
 
-from ipvsproxy.model.kernel import DEVICE, Device, LocalRoutes
+import pytest
+
+from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, LocalRoutes
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
-from ipvsproxy.model.sets import SET_COPY, IpSet, SetEntry, SetKind
+from ipvsproxy.model.sets import SET_COPY, IpSet, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 from ipvsproxy.reconcile.removal import cleanup
 from tests.reconcile import examples
@@ -89,3 +91,55 @@ def test_local_routes_are_removed_and_their_virtual_servers_are_ours_even_withou
     todo = cleanup.plan(observed, OURS, ())
     assert [operation.item.key for operation in todo.virtual_servers] == [KEY]
     assert todo.witnesses == (remove(LocalRoutes.of(KEY.address)),)
+
+
+API_SERVER = builders.backend("192.0.2.99", 6443)
+AT_API_SERVER = builders.frontend("192.0.2.99", 6443)
+SETS_AT_API_SERVER = (
+    SetEntry(IpSet(SetKind.EXTERNAL_IP, Family.IPV4).name, AT_API_SERVER.address, Protocol.TCP, 6443),
+    SetEntry(IpSet(SetKind.LOAD_BALANCER_FIREWALL, Family.IPV4).name, AT_API_SERVER.address, Protocol.TCP, 6443),
+)
+
+
+def hiding(*entries: SetEntry, routed: bool = False) -> Observation:
+    """A kernel in which our objects hide the API server, and others concern the same address or none of it."""
+    near = builders.frontend("192.0.2.99", 80)
+    local = frozenset({AT_API_SERVER.address, KEY.address})
+    sets: dict[str, frozenset[SetEntry]] = {CLUSTER_IPS.name: frozenset()}
+    for entry in entries:
+        sets[entry.set] = sets.get(entry.set, frozenset()) | {entry}
+    return dataclasses.replace(
+        EMPTY,
+        virtual_servers={key: ObservedVirtualServer(examples.ROUND_ROBIN, {}) for key in (KEY, near, AT_API_SERVER, FOREIGN)},
+        sets=sets,
+        device=True,
+        addresses=frozenset() if routed else local,
+        routes=local if routed else frozenset(),
+    )
+
+
+@pytest.mark.parametrize("routed", [False, True])
+def test_only_what_hides_an_api_server_is_given_up(*, routed: bool) -> None:
+    others = SetEntry(SETS_AT_API_SERVER[0].set, AT_API_SERVER.address, Protocol.TCP, 80)
+    todo = cleanup.give_up(hiding(*SETS_AT_API_SERVER, others, routed=routed), [API_SERVER], ())
+    assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
+    kind = LocalRoutes if routed else BoundAddresses
+    assert todo.witnesses == (*(remove(SetEntries.of(one)) for one in SETS_AT_API_SERVER), remove(kind.of(API_SERVER.address)))
+
+
+def test_a_cluster_ip_by_which_the_api_server_is_reached_is_never_given_up() -> None:
+    entry = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
+    assert cleanup.give_up(hiding(entry), [API_SERVER], ()).operations == ()
+
+
+def test_nothing_is_given_up_that_may_be_a_cluster_ip_because_sets_are_unreadable() -> None:
+    assert cleanup.give_up(dataclasses.replace(hiding(), sets=None), [API_SERVER], ()).operations == ()
+
+
+def test_an_allowed_address_of_an_api_server_is_not_given_up() -> None:
+    assert cleanup.give_up(hiding(), [API_SERVER], builders.networks("192.0.2.0/24")).operations == ()
+
+
+def test_a_virtual_server_of_another_program_at_the_api_server_stays() -> None:
+    observed = dataclasses.replace(hiding(), addresses=frozenset({KEY.address}))
+    assert cleanup.give_up(observed, [API_SERVER], ()).operations == ()

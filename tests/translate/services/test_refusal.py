@@ -109,6 +109,29 @@ def test_on_a_node_with_an_api_server_only_its_port_is_refused() -> None:
     assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=6443), view, SETTINGS)[1]
 
 
+def test_the_address_of_an_api_server_that_has_gone_stays_refused() -> None:
+    view = node_view(api_servers=frozenset(), former_api_servers=frozenset({API_SERVER}))
+    _, why = refusal.admit(service("10.96.0.10", "192.168.0.99"), view, SETTINGS)
+    reason = "was the address of an API server, and is refused until ipvsproxy restarts"
+    assert [str(one) for one in why] == [f"spec.externalIPs: 192.168.0.99 {reason}"]
+    own = node_view(api_servers=frozenset(), former_api_servers=frozenset({builders.backend(builders.NODE_ADDRESS, 6443)}))
+    assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=6443), own, SETTINGS)[1]
+    assert refusal.admit(service("10.96.0.10", builders.NODE_ADDRESS, port=443), own, SETTINGS)[1] == ()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_of_a_loopback_address_only_the_port_of_the_api_server_is_refused(address: str) -> None:
+    view = node_view(api_servers=frozenset({builders.backend(address, 6443)}))
+    assert refusal.admit(service("10.96.0.10", address, port=6443), view, SETTINGS)[1]
+    assert refusal.admit(service("10.96.0.10", address, port=80), view, SETTINGS)[1] == ()
+
+
+def test_a_cluster_ip_by_which_the_node_reaches_its_api_server_is_served_and_no_external_address() -> None:
+    view = node_view(api_servers=frozenset({builders.backend("10.96.0.1", 443)}))
+    assert refusal.admit(service("10.96.0.1", port=443), view, SETTINGS)[1] == ()
+    assert refusal.admit(service("10.96.0.10", "10.96.0.1"), view, SETTINGS)[1]
+
+
 def test_a_cluster_ip_that_is_the_node_s_address_is_refused_and_its_family_with_it() -> None:
     state = translate(service(builders.NODE_ADDRESS, "203.0.113.5"), [], node_view(), SETTINGS)
     assert (state.virtual_servers, state.addresses) == ({}, ())
