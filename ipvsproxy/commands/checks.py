@@ -1,18 +1,21 @@
 """Judges the facts about a host: one finding for each question, with its remedy."""
 
+import dataclasses
+import enum
 from collections.abc import Callable, Iterable, Iterator
 
-from ipvsproxy.commands import neighbour_checks
-from ipvsproxy.commands.finding import Finding, fail, ok, warn
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts
+from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.nft_table import NftTable
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.virtual_servers import FirewallMark
+from ipvsproxy.reconcile.removal import leftover_tables, leftovers
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.translate.settings import Binding, TrafficScopes
 
@@ -29,6 +32,46 @@ ADVISED = (
 OLDEST = (4, 18)
 """The oldest kernel of docs/compatibility.md: that of RHEL 8."""
 _STRICT = "1"
+_REFUSED = {
+    "input": "connections to Services, from pods and from outside,",
+    "forward": "what pods send, and the answers of Services,",
+    "output": "what IPVS sends to endpoints, and the connections of this host,",
+}
+"""The packets of Services that a hook meets."""
+_OF_IPTABLES_NFT = frozenset({"ip", "ip6"})
+
+
+class Level(enum.StrEnum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The answer to one question. ``remedy`` is empty if there is nothing to do."""
+
+    level: Level
+    topic: str
+    text: str
+    remedy: str = ""
+
+
+def ok(topic: str, text: str) -> Finding:
+    """All is well."""
+    return Finding(level=Level.OK, topic=topic, text=text)
+
+
+def warn(topic: str, text: str, remedy: str) -> Finding:
+    """``run`` corrects it, or the operator should know it."""
+    return Finding(level=Level.WARN, topic=topic, text=text, remedy=remedy)
+
+
+def fail(topic: str, text: str, remedy: str) -> Finding:
+    """Traffic cannot flow."""
+    return Finding(level=Level.FAIL, topic=topic, text=text, remedy=remedy)
 
 
 def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
@@ -39,7 +82,7 @@ def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[F
     yield from _advice(facts, config)
     yield from _other_backend(facts, config)
     yield from _iptables(facts, config)
-    yield from neighbour_checks.judge(facts)
+    yield from _neighbours(facts)
     yield from _virtual_servers(facts, config)
     yield from _binding(facts, config)
     yield from _marks(facts, config)
@@ -175,32 +218,9 @@ def _choice(choice: BackendChoice, config: Config) -> str:
     return f"the configuration of this command chooses {choice.backend} ({rests_on})"
 
 
-def _held_by_nftables(facts: Facts) -> str:
-    """What our table of nftables holds, as far as it could be read."""
-    observed = facts.observation
-    if observed is None or observed.sets is None:
-        return "; what it holds could not be read"
-    served = [family for family in Family if family not in facts.unserved]
-    unread = " and ".join(family.label for family in served if family not in observed.skeletons)
-    families = " and ".join(
-        family.label + ("" if found.jumps else " (which no packet meets)")
-        for family, found in observed.skeletons.items()
-        if found.chains or found.jumps
-    )
-    count = len(observed.sets)
-    rules = [f"rules of {families}"] if families else [] if unread else ["no rules"]
-    holds = " and ".join([*rules, f"{count} set{'' if count == 1 else 's'} of ours"])
-    return "".join(
-        (
-            f"; it holds {holds}" if families or count else "" if unread else "; it holds nothing of ours yet",
-            f"; its rules of {unread} could not be read" if unread else "",
-        )
-    )
-
-
 def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:
     if facts.backend and facts.backend.backend is Backend.NFTABLES:
-        yield ok("rules", f"{_choice(facts.backend, config)}{_held_by_nftables(facts)}")
+        yield ok("rules", _choice(facts.backend, config))
         yield from _unserved(facts, "rules")
         return
     choice = facts.iptables_choice
@@ -313,3 +333,71 @@ def _timeouts(facts: Facts) -> Iterator[Finding]:
     else:
         text = f"idle TCP connections are kept for {tcp_s} s by IPVS and {tracked} s by connection tracking"
         yield ok("timeouts", f"{text}: keepalives must come sooner than the former")
+
+
+def _neighbours(facts: Facts) -> Iterator[Finding]:
+    """What rules of other programs do to packets of Services: kube-proxy's other modes and firewalls.
+
+    Firewalls win wherever they refuse a packet: to accept one counts only in the table that does it (nf_tables), or in the same
+    variant of iptables. Which packets a firewall accepts is not followed, so all that refuse what they do not know are named.
+    No finding says that there are none while some could not be read.
+    """
+    if facts.unread_tables and not facts.privileges:
+        text = f"it is unknown what some rules do to packets of Services: {'; '.join(facts.unread_tables)}"
+        yield warn("firewall", text, "run doctor again, or look at nft list ruleset and iptables-save")
+    yield from _kube_proxy(facts)
+    yield from _firewalls(facts)
+
+
+def _kube_proxy(facts: Facts) -> Iterator[Finding]:
+    chains = sum(map(leftovers.is_of_iptables_mode, facts.chains))
+    named = [table for table in facts.tables if table.name == leftover_tables.NAME]
+    tables = [table for table in named if not leftover_tables.why_foreign(table)]
+    stop = "stop that kube-proxy: run then removes them, once its own rules are in force; so does ipvsproxy cleanup"
+    if chains:
+        yield warn("kube-proxy", f"there are rules of its iptables mode ({chains} chains)", stop)
+    if tables:
+        yield warn("kube-proxy", f"there are tables of its nftables mode ({', '.join(map(str, tables))})", stop)
+    for table in named:
+        if why := leftover_tables.why_foreign(table):
+            remedy = "it is left alone; if no program needs it, remove it with nft delete table"
+            yield warn("kube-proxy", f"the table {table} has its name only: {why}", remedy)
+    if not chains and not named and not facts.unread_tables:
+        yield ok("kube-proxy", "no rules of another mode")
+
+
+def _firewalls(facts: Facts) -> Iterator[Finding]:
+    """The chains that refuse what they do not know."""
+    closed = [(table, chain) for table in facts.tables if not _is_kube_proxys(table) for chain in table.closed]
+    found = False
+    for table, chain in closed:
+        place = table.chains[chain]
+        if place is None or place.hook not in _REFUSED or _is_overruled(facts, table, place.hook):
+            continue
+        found = True
+        what = f"the chain {chain} of the table {table} (hook {place.hook})"
+        text = f"{what} refuses {_REFUSED[place.hook]} unless a rule there accepts them"
+        remedy = f"accept them there, such as all of the pods' interfaces, and clients' connections to Services{_hint(table)}"
+        yield warn("firewall", text, remedy)
+    if not found and not facts.unread_tables:
+        yield ok("firewall", "no chain of another program refuses what it does not know")
+
+
+def _is_kube_proxys(table: NftTable) -> bool:
+    return table.name == leftover_tables.NAME and not leftover_tables.why_foreign(table)
+
+
+def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
+    """Whether a rule of ours accepts the packets before: KUBE-FORWARD does, in the variant of iptables that we use."""
+    choice = facts.iptables_choice
+    if choice is None or hook != "forward" or table.name != "filter" or _backend(facts) is Backend.NFTABLES:
+        return False
+    return (choice.variant is Variant.NF_TABLES) == (table.family in _OF_IPTABLES_NFT)
+
+
+def _hint(table: NftTable) -> str:
+    return " (by a zone of firewalld whose target is ACCEPT)" if table.name == "firewalld" else ""
+
+
+def _backend(facts: Facts) -> Backend:
+    return facts.backend.backend if facts.backend else Backend.IPTABLES

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands import checks, inspection
-from ipvsproxy.commands.finding import Finding, Level
+from ipvsproxy.commands.checks import Finding, Level
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import wiring

@@ -18,17 +18,6 @@ class BaseChain(NamedTuple):
     drops: bool = False
 
 
-class Redirect(NamedTuple):
-    """A rule that gives packets another destination: its chain, and the destination port that it asks for.
-
-    ``protocol`` is the IP protocol number. It and ``port`` are 0 if another rule asks for them, or none.
-    """
-
-    chain: str
-    protocol: int = 0
-    port: int = 0
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NftTable:
     """A table without its elements, and of its rules only what they mean to packets of Services.
@@ -36,7 +25,7 @@ class NftTable:
     ``family`` has its name in nft: ``ip``, ``ip6``, ``inet``, ... For the tables of iptables-legacy, it is the program's name.
     ``comment`` is empty without one. ``chains`` has the place of each base chain, and None for the other chains. ``maps`` are the
     names of the sets that map their elements to something. ``closed`` are the base chains of type ``filter`` that refuse every
-    packet that no rule accepts before: by their policy, or by their last rule. ``redirects`` are in any chain.
+    packet that no rule accepts before: by their policy, or by their last rule.
     """
 
     family: str
@@ -45,7 +34,6 @@ class NftTable:
     chains: Mapping[str, BaseChain | None] = dataclasses.field(default_factory=dict)
     maps: frozenset[str] = frozenset()
     closed: tuple[str, ...] = ()
-    redirects: tuple[Redirect, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.family} {self.name}"

@@ -7,23 +7,21 @@ from typing import Any
 import pytest
 
 from ipvsproxy.commands import checks, doctor
-from ipvsproxy.commands.finding import Finding, Level, warn
+from ipvsproxy.commands.checks import Finding, Level, ok, warn
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.base.modules import ModuleState
-from ipvsproxy.kernel.facts import Facts, Loopback
+from ipvsproxy.kernel.facts import Facts, Loopback, MarkRule
 from ipvsproxy.kernel.host import Lack, Missing
-from ipvsproxy.kernel.iptables.mark_rules import MarkRule
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
+from ipvsproxy.model.nft_table import BaseChain, NftTable
 from ipvsproxy.model.observation import Observation
-from ipvsproxy.model.rules import Backend, ChainKey, ObservedSkeleton
-from ipvsproxy.model.sets import IP_SETS, SetKind
+from ipvsproxy.model.rules import Backend, ChainKey
+from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerSettings
-from ipvsproxy.translate.rules import chains
 from tests.reconcile import examples
 from tests.support import builders, left_tables
 
@@ -73,7 +71,6 @@ DOCKER = NftTable(
     name="filter",
     chains={"FORWARD": BaseChain("filter", "forward", 0, drops=True), "DOCKER": None},
     closed=("FORWARD",),
-    redirects=(Redirect("DOCKER", 6, 8080), Redirect("KUBE-SEP-IT2ZTR26TO4XFPTO", 6, 80), Redirect("CNI-HOSTPORT-DNAT")),
 )
 
 
@@ -160,11 +157,6 @@ def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Lev
 
 
 NFTABLES = {"backend": BackendChoice(Backend.NFTABLES, "it is configured")}
-NO_RULES = {family: ObservedSkeleton(family=family, chains={}, jumps=frozenset()) for family in Family}
-ALL_RULES = {
-    family: ObservedSkeleton(family=family, chains=dict.fromkeys(chains.CHAINS, ()), jumps=frozenset(chains.JUMPS))
-    for family in Family
-}
 
 
 TABLE, IPSET = "the table inet ipvsproxy", "1 ipset of ours"
@@ -254,60 +246,15 @@ def test_without_privileges_only_these_are_told() -> None:
 
 
 def test_the_chains_of_kube_proxys_nftables_mode_are_no_firewall_of_others() -> None:
-    table = dataclasses.replace(left_tables.LEFT, closed=("filter-input",), redirects=(Redirect("services", 6, 80),))
+    table = dataclasses.replace(left_tables.LEFT, closed=("filter-input",))
     assert [one.topic for one in _judge(tables=(table,))] == ["kube-proxy"]
 
 
-@pytest.mark.parametrize(("facts", "who"), [({}, "they win over a Service"), (NFTABLES, "a Service that has one of them")])
-def test_redirected_host_ports_are_told_as_information(facts: dict[str, Any], who: str) -> None:
-    found = dataclasses.replace(FINE, **facts, tables=(dataclasses.replace(DOCKER, closed=()),))
-    (finding,) = [one for one in checks.judge(found, WANTED, _config()) if one.topic == "redirects"]
-    assert finding.level is Level.OK
-    assert "TCP 8080 (chain ip filter DOCKER), what reaches CNI-HOSTPORT-DNAT (chain" in finding.text
-    assert "KUBE-SEP" not in finding.text
-    assert who in finding.text
-
-
-@pytest.mark.parametrize(
-    ("observation", "expected"),
-    [
-        (None, "; what it holds could not be read"),
-        ({"sets": None}, "; what it holds could not be read"),
-        ({"sets": {}, "skeletons": NO_RULES}, "; it holds nothing of ours yet"),
-        ({"sets": {"KUBE-CLUSTER-IP": frozenset()}, "skeletons": NO_RULES}, "; it holds no rules and 1 set of ours"),
-        (
-            {"sets": dict.fromkeys(IP_SETS, frozenset()), "skeletons": ALL_RULES},
-            f"; it holds rules of IPv4 and IPv6 and {len(IP_SETS)} sets of ours",
-        ),
-        (
-            {"sets": {"KUBE-CLUSTER-IP": frozenset()}, "skeletons": {Family.IPV6: ALL_RULES[Family.IPV6]}},
-            "; it holds rules of IPv6 and 1 set of ours; its rules of IPv4 could not be read",
-        ),
-        (
-            {"sets": {"KUBE-CLUSTER-IP": frozenset()}, "skeletons": {}},
-            "; it holds 1 set of ours; its rules of IPv4 and IPv6 could not be read",
-        ),
-        ({"sets": {}, "skeletons": {}}, "; its rules of IPv4 and IPv6 could not be read"),
-        (
-            {"sets": {}, "skeletons": {**ALL_RULES, Family.IPV4: dataclasses.replace(ALL_RULES[Family.IPV4], jumps=frozenset())}},
-            "; it holds rules of IPv4 (which no packet meets) and IPv6 and 0 sets of ours",
-        ),
-    ],
-)
-def test_what_nftables_holds_is_told_beside_what_the_configuration_chooses(
-    observation: dict[str, Any] | None, expected: str
-) -> None:
-    observed = None if observation is None else Observation(**observation)
-    facts: dict[str, Any] = {
-        "iptables_choice": None,
-        "backend": BackendChoice(Backend.NFTABLES, "it is configured"),
-        "observation": observed,
-    }
-    found = list(checks.judge(dataclasses.replace(FINE, **facts), WANTED, _config("--rules-backend=nftables")))
-    (told,) = [one.text for one in found if one.topic == "rules"]
-    assert told == f"the configuration of this command chooses nftables (--rules-backend=nftables){expected}"
-    assert not [one for one in found if one.level is Level.FAIL and one.topic != "ipvs"]
-    assert not [one for one in found if one.topic == "iptables"]
+def test_the_choice_of_nftables_is_told_with_its_reason_and_iptables_is_not_asked_for() -> None:
+    choice = BackendChoice(Backend.NFTABLES, "it is configured")
+    found = dataclasses.replace(FINE, iptables_choice=None, backend=choice)
+    told = [one for one in checks.judge(found, WANTED, _config("--rules-backend=nftables")) if one.topic in ("rules", "iptables")]
+    assert told == [ok("rules", "the configuration of this command chooses nftables (--rules-backend=nftables)")]
 
 
 def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:

@@ -73,7 +73,7 @@ def test_bridges_are_the_interfaces_that_have_the_folder_of_one(tmp_path: pathli
 def test_only_legacy_tables_are_read_from_what_a_program_prints(program: str, variant: Variant, *, is_legacy: bool) -> None:
     choice = Choice(dict(zip(Family, ("iptables", "ip6tables"), strict=True)), variant, "")
     found = facts._legacy_tables({program: neighbours.DOCKER_IPTABLES}, choice)
-    assert [str(table) for table in found] == ([f"{program} nat", f"{program} filter"] if is_legacy else [])
+    assert [str(table) for table in found] == ([f"{program} filter"] if is_legacy else [])
 
 
 def test_what_could_not_be_read_of_nf_tables_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +103,36 @@ def test_a_program_of_iptables_that_gave_no_answer_is_told_and_one_without_table
     assert facts._listings(choice) == ({"iptables": "*nat\n"}, [])
     choice = Choice({Family.IPV4: "iptables", Family.IPV6: "other"}, Variant.LEGACY, "")
     assert facts._listings(choice) == ({"iptables": "*nat\n"}, [f"other-save: {tmp_path}/other-save: Exec format error"])
+
+
+SAVED = """\
+*mangle
+:PREROUTING ACCEPT [0:0]
+:KUBE-IPVSPROXY-MARK - [0:0]
+-A PREROUTING -i eni+ -m comment --comment "primary" -j CONNMARK --restore-mark --nfmask 0x80 --ctmask 0x80
+-A PREROUTING -j KUBE-IPVSPROXY-ARRIVAL
+-A KUBE-IPVSPROXY-MARK -j SET --map-set KUBE-IPVSPROXY-SCOPE dst,dst --map-mark
+-A OUTPUT -j CONNMARK --restore-mark
+-A PREROUTING -p tcp -m tcp --dport 80 -j TPROXY --on-port 8080 --on-ip 0.0.0.0 --tproxy-mark 0x1/0x1
+-A POSTROUTING -j MARK --set-xmark 0x1/0x1
+COMMIT
+*filter
+-A cali-INPUT -j MARK --set-xmark 0x0/0xfff00000
+-A INPUT -m mark --mark 0x1/0x1 -j ACCEPT
+COMMIT
+*nat
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A OUTPUT -j SET --map-set others dst --map-mark
+COMMIT
+"""
+
+
+def test_rules_before_ipvs_are_found_with_the_bits_that_they_write() -> None:
+    assert [(rule.text.split()[1], rule.text.split()[3], rule.bits) for rule in facts.mark_rules(SAVED)] == [
+        ("mangle", "PREROUTING", 0x80),
+        ("mangle", "OUTPUT", facts.ALL_BITS),
+        ("mangle", "PREROUTING", 0x1),
+        ("filter", "cali-INPUT", 0xFFF00000),
+        ("nat", "OUTPUT", facts.ALL_BITS),
+    ]

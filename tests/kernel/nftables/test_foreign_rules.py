@@ -7,7 +7,7 @@ import pytest
 
 from ipvsproxy.kernel.nftables import foreign_rules
 from ipvsproxy.kernel.nftables import listing as nft_listing
-from ipvsproxy.model.nft_table import BaseChain, NftTable, Redirect
+from ipvsproxy.model.nft_table import BaseChain, NftTable
 from tests.support import neighbours
 
 real = pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
@@ -59,38 +59,9 @@ def test_of_our_table_only_chains_of_others_are_shown() -> None:
 
 @real
 @pytest.mark.usefixtures("fresh_namespace")
-@pytest.mark.parametrize(
-    ("rule", "redirect"),
-    [
-        ("tcp dport 8080 dnat to 172.17.0.2:80", Redirect("one", 6, 8080)),
-        ('iifname != "docker0" udp dport 53 counter dnat to 172.17.0.2:53', Redirect("one", 17, 53)),
-        ("fib daddr type local meta l4proto tcp dnat to 172.17.0.2", Redirect("one", 6, 0)),
-        ("tcp dport { 80, 443 } dnat to 172.17.0.2", Redirect("one", 6, 0)),
-        ("tcp dport != 80 dnat to 172.17.0.2", Redirect("one", 6, 0)),
-        ("tcp sport 80 dnat to 172.17.0.2", Redirect("one", 6, 0)),
-        ("tcp dport 80 redirect to :8080", Redirect("one", 6, 80)),
-        ("tcp dport 80 accept", None),
-    ],
-)
-def test_a_redirect_is_found_with_its_port(rule: str, redirect: Redirect | None) -> None:
-    load(f"table ip nat {{ chain one {{ type nat hook prerouting priority -100; {rule}\n }}\n }}\n")
-    assert read()["ip nat"].redirects == ((redirect,) if redirect else ())
-
-
-@real
-@pytest.mark.usefixtures("fresh_namespace")
-def test_masquerading_is_no_redirect() -> None:
-    load("table ip nat { chain one { type nat hook postrouting priority 100; masquerade; snat to 192.0.2.1; }\n }\n")
-    assert read()["ip nat"].redirects == ()
-
-
-@real
-@pytest.mark.usefixtures("fresh_namespace")
 def test_rules_of_iptables_nft_are_read_without_its_program() -> None:
     subprocess.run(("iptables-nft-restore",), input=neighbours.DOCKER_IPTABLES, check=True, text=True)
-    found = read()
-    assert found["ip filter"].closed == ("FORWARD",)
-    assert found["ip nat"].redirects == (Redirect("DOCKER", 6, 8080),)
+    assert read()["ip filter"].closed == ("FORWARD",)
 
 
 @real
@@ -106,15 +77,14 @@ def test_where_nf_tables_is_not_loaded_there_are_no_tables(monkeypatch: pytest.M
 
 
 def test_tables_of_iptables_legacy_are_read_from_what_its_program_prints() -> None:
-    nat, filtering = foreign_rules.legacy_tables("iptables-legacy", neighbours.DOCKER_IPTABLES)
-    assert (str(nat), str(filtering)) == ("iptables-legacy nat", "iptables-legacy filter")
+    (filtering,) = foreign_rules.legacy_filters("iptables-legacy", neighbours.DOCKER_IPTABLES)
+    assert str(filtering) == "iptables-legacy filter"
     assert filtering.chains["FORWARD"] == BaseChain("filter", "forward", 0, drops=True)
     assert filtering.closed == ("FORWARD",)
-    assert nat.redirects == (Redirect("DOCKER", 6, 8080),)
     refusing = (
         "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -j REJECT --reject-with icmp-port-unreachable\nCOMMIT\n"
     )
-    (table,) = foreign_rules.legacy_tables("iptables-legacy", refusing)
+    (table,) = foreign_rules.legacy_filters("iptables-legacy", refusing)
     assert table.closed == ("INPUT",)
-    (table,) = foreign_rules.legacy_tables("iptables-legacy", refusing.replace("-A INPUT -j", "-A INPUT -p tcp -j"))
+    (table,) = foreign_rules.legacy_filters("iptables-legacy", refusing.replace("-A INPUT -j", "-A INPUT -p tcp -j"))
     assert table.closed == ()
