@@ -4,7 +4,6 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
 
 import structlog
 
@@ -17,18 +16,16 @@ from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
-from ipvsproxy.daemon.loop import interfaces, journal, leftovers
+from ipvsproxy.daemon.loop import interfaces, journal, leftovers, rules_follower
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.other_backend import OtherBackend
-from ipvsproxy.daemon.loop.rules_follower import RulesFollower
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
-from ipvsproxy.daemon.process.rules_mover import RulesMover
 from ipvsproxy.daemon.process.signals import Signals
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
@@ -43,14 +40,11 @@ from ipvsproxy.kernel.ipvs.traffic import TrafficReader
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event
 from ipvsproxy.store.objects import Store
 
 SCHEDULER_MISSING, API_SERVER_HIDDEN = "SchedulerMissing", "ApiServerHidden"
 """The reasons of notices."""
-MOVED_WITHIN_S = 5.0
-"""How long a reload waits for the move of an earlier one, before it is tried again later."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -81,17 +75,6 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
             await node.serve(kernel, read_again, signals, late_rules)
     log.info("stopped", hint="the kernel stays as it is")
     return 0
-
-
-class _Backend(NamedTuple):
-    """A configured backend, which may be ``AUTO``, and the programs that write its rules.
-
-    ``takes_move_back``: it is the one in use, while rules wait to move to another one.
-    """
-
-    asked: Backend
-    programs: Mapping[Family, Program]
-    takes_move_back: bool = False
 
 
 class _Node:
@@ -127,7 +110,6 @@ class _Node:
         self._other_backend = OtherBackend()
         self._pages: Pages | None = None
         self._shows_page = config.servers.ui
-        self._asked = _Backend(config.ipvs.rules_backend, programs)
 
     async def serve(
         self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event
@@ -144,10 +126,7 @@ class _Node:
             watcher=self,
             prepare=functools.partial(_inherit_sets, kernel, tuple(self._programs)),
         )
-        follower = RulesFollower(engine)
-        follower.follow(await kernel.call(lambda node: node.rules_changes))
-        mover = RulesMover(kernel, engine, follower, self._leftovers, self._other_backend)
-        apply = functools.partial(self._reconfigure, kernel, mover)
+        apply = functools.partial(self._reconfigure, kernel, engine)
         reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
         signals.install(reloader.ask)
         self._status.unreadable = lambda: engine.unreadable
@@ -168,8 +147,9 @@ class _Node:
             iptables=sorted({program.variant for program in self._programs.values()}),
         )
         work = (
-            # Interfaces are followed before they are read, so that no change is missed.
+            # Interfaces and rules are followed before they are read, so that no change is missed.
             interfaces.follow(engine, await kernel.call(lambda node: node.ports), self._config.ipvs.route_protocol),
+            rules_follower.follow(engine, await kernel.call(lambda node: node.rules_changes)),
             kernel.call(lambda node: node.read_rules(tuple(self._programs))),  # these processes run while the lists arrive
             self._source.run(lambda events: self._deliver(events, engine)),
             engine.run(),
@@ -180,17 +160,13 @@ class _Node:
             self._recorder.run(),
             first_lists.serve_later(self._store, self._source, functools.partial(self._give_up_api_servers, kernel, engine)),
             reloader.run(),
-            mover.run(),
             pages.run(),
         )
         servers = (
             *routes.servers(self._config.servers, self._health_routes.answer, self._metrics_routes.answer),
             self._health_checks.run(),
         )
-        try:
-            await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
-        finally:
-            follower.follow(None)
+        await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
 
     # The loop's Watcher.
 
@@ -235,63 +211,19 @@ class _Node:
             notices.append(Notice(SCHEDULER_MISSING, f"{why_not}; {name} is used instead"))
             log.error("scheduler_not_used", reason=why_not, used=name)
 
-    async def _reconfigure(
-        self, kernel: KernelThread[NodeKernel], mover: RulesMover, new: Config, on_adopted: Callable[[], None]
-    ) -> None:
-        """Put a configuration in force as a whole or not at all: the part that may fail comes first.
-
-        ``on_adopted`` is called once it is in force, which may be later: if rules must move before, all parts wait for that.
-        """
+    async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, new: Config) -> None:
+        """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
         try:
-            backend = await self._prepare_backend(kernel, mover, new.ipvs.rules_backend)
-            choices, why_not = await _choices(kernel, new, backend.programs)
+            choices, why_not = await _choices(kernel, new, self._programs)
         except (CannotStartError, KernelError) as error:
             raise CannotApplyError(str(error)) from error
-        if backend.takes_move_back and not mover.waits:
-            raise CannotApplyError(f"rules have begun to move to {self._asked.asked}: they can move back after that")
-        self._asked = backend
-        mover.reconfigure(choices, backend.programs, functools.partial(self._adopt, new, backend, choices, why_not, on_adopted))
-        if backend.takes_move_back:
-            await kernel.call(lambda node: node.prepare_backend(None))
-
-    def _adopt(
-        self, new: Config, backend: "_Backend", choices: wiring.Choices, why_not: str, on_adopted: Callable[[], None]
-    ) -> None:
-        """Put in force what the loop has not. ``why_not`` is as for ``_note_scheduler``."""
-        self._programs = backend.programs
+        engine.reconfigure(*choices)
         lifecycle.set_up_log(new)
         lifecycle.set_oom_score(new.oom_score_adj)
         self._metrics_routes.reconfigure(new)
         self._shows_page = new.servers.ui
         self._status.sync_period_s = new.ipvs.sync_period_s
         self._note_scheduler(choices.translation.scheduler, why_not)
-        on_adopted()
-
-    async def _prepare_backend(self, kernel: KernelThread[NodeKernel], mover: RulesMover, asked: Backend) -> "_Backend":
-        """Prepare another backend of rules and sets, if another one is asked for.
-
-        Raises:
-            CannotStartError: this host cannot have it, or not for the same families.
-            KernelError: the kernel could not answer now.
-        """
-        if asked is self._asked.asked:
-            return self._asked._replace(takes_move_back=False)
-        # What is in use needs no check of its requirements, for which programs would run: one of them may be what hangs.
-        if mover.waits and await requirements.meant_backend(asked) is await kernel.call(lambda node: node.backend):
-            return _Backend(asked, self._programs, takes_move_back=True)
-        try:
-            async with asyncio.timeout(MOVED_WITHIN_S):
-                await mover.at_rest()  # what that move has prepared is not to be closed, and then another backend is in use
-        except TimeoutError:
-            raise CannotStartError(f"{mover.why_busy}: nothing else is prepared until then") from None
-        chosen = await requirements.choose_backend(asked)
-        in_use = await kernel.call(lambda node: node.backend)
-        prepared = await kernel.call(lambda node: node.prepare_backend(None if chosen.backend is in_use else chosen))
-        programs = await kernel.call(lambda node: requirements.usable_programs(node, prepared))
-        if programs.keys() != self._programs.keys():
-            served = [" and ".join(family.label for family in one) for one in (programs, self._programs)]
-            raise CannotStartError(f"{chosen.backend} can serve {served[0]}, but {served[1]} are served: this takes a restart")
-        return _Backend(asked, programs)
 
     def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> None:
         """Connect the metrics to the parts that they show."""
@@ -358,7 +290,7 @@ async def _choices(
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:
-    """Take over what the other backend's sets witness, if a process has left any: a switch, or the middle of a move."""
+    """Take over what the other backend's sets witness, if a process with that backend has left any."""
     try:
         count = await kernel.call(lambda node: node.inherit_sets(families))
     except KernelError as error:

@@ -68,7 +68,7 @@ class NodeKernel:
     ) -> None:
         """Open all sockets. Only ``chains`` and ``jumps`` count as ours.
 
-        ``chosen`` is the backend of rules and sets; ``prepare_backend`` and ``use_prepared_backend`` change it.
+        ``chosen`` is the backend of rules and sets.
         ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS; ``rules`` replaces the driver of the rules.
         ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means without bound.
         ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
@@ -82,11 +82,9 @@ class NodeKernel:
         """
         self.ports: set[int] = set()
         self._on_applied = on_applied
-        self._open_backend = functools.partial(
-            BackendDrivers.open, chains, jumps, patience_s=rules_patience_s, on_late_end=on_late_rules, listen=listen
+        self._backend = BackendDrivers.open(
+            chains, jumps, chosen, rules=rules, patience_s=rules_patience_s, on_late_end=on_late_rules, listen=listen
         )
-        self._backend = self._open_backend(chosen, rules=rules)
-        self._prepared: BackendDrivers | None = None
         self.leftover_tables = LeftoverTables()
         self.ipvs = ipvs or IpvsDriver()
         self._addresses = AddressDriver(functools.partial(self._open_noted, netlink.open_socket))
@@ -97,10 +95,6 @@ class NodeKernel:
         self._fingerprints: dict[Family, object] = {}
         self._without_fingerprint: set[Family] = set()
         """The families whose rules had no fingerprint at the last reading."""
-        self._drivers = self._by_class()
-
-    def _by_class(self) -> Mapping[type, Driver]:
-        """The driver of each class of kernel objects."""
         drivers: Mapping[DriverName, Driver] = {
             DriverName.IPVS: self.ipvs,
             DriverName.IPSET: self._backend.writes_sets,
@@ -110,7 +104,7 @@ class NodeKernel:
             DriverName.IPTABLES: self._backend.writes_rules,
             DriverName.CONNTRACK: self._conntrack,
         }
-        return {object_class: drivers[kind.driver] for object_class, kind in KINDS.items()}
+        self._drivers = {object_class: drivers[kind.driver] for object_class, kind in KINDS.items()}
 
     @property
     def backend(self) -> Backend:
@@ -132,27 +126,6 @@ class NodeKernel:
         """Reads and removes rules of iptables that a proxy has left behind."""
         return self._backend.leftover_rules
 
-    def prepare_backend(self, chosen: ChosenBackend | None) -> BackendDrivers | None:
-        """Open the drivers of another backend, which nobody uses yet; None closes those that were prepared before.
-
-        Raises:
-            KernelError: a socket could not be opened.
-        """
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            prepared.close()
-        self._prepared = None if chosen is None else self._open_backend(chosen)
-        return self._prepared
-
-    def use_prepared_backend(self) -> None:
-        """From now on, rules and sets are those of the prepared backend. What the former one holds stays in the kernel."""
-        assert self._prepared is not None  # noqa: S101 - the caller has prepared it
-        former, self._backend, self._prepared = self._backend, self._prepared, None
-        former.close()
-        self._drivers = self._by_class()
-        self._fingerprints.clear()
-        self._without_fingerprint.clear()
-
     @property
     def traffic(self) -> TrafficReader:
         """The reader of IPVS's counters, with a socket of its own."""
@@ -168,8 +141,6 @@ class NodeKernel:
         """Close all sockets."""
         for driver in (self.ipvs, self._addresses, self._routes, self._conntrack, self._rule_changes, self._backend):
             driver.close()
-        if self._prepared is not None:
-            self._prepared.close()
 
     def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
         """Read all that may be ours: these sets, the rules of these families, these settings, and all objects of other kinds."""
@@ -277,8 +248,7 @@ class NodeKernel:
     def inherit_sets(self, families: Collection[Family]) -> int:
         """Copy entries that may witness virtual servers from what the other backend holds. Returns how many.
 
-        A process that ended while its rules moved, or that had the other backend, has left them there. Entries of ours stay as
-        they are.
+        A former process with the other backend has left them there. Entries of ours stay as they are.
 
         Raises:
             KernelError: the sets could not be read.

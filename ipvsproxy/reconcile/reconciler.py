@@ -152,18 +152,6 @@ class Reconciler:
         """Take in a whole reading of the kernel at once."""
         self._observer.observe(observed, now)
 
-    def forgetting_rules(self) -> Iterator[None]:
-        """Forget the observed rules and sets, with pauses: another part of the kernel holds them now, and was not read yet.
-
-        Virtual servers that were ours stay ours, although nothing witnesses them until their entries are in force again.
-        """
-        tables = self._tables
-        yield from tables.skeletons.forgetting()
-        yield from tables.sets.forgetting()
-        yield from tables.copies.forgetting()
-        for entries in tables.entries.values():
-            yield from entries.forgetting()
-
     def note_timeouts(self, observed: Timeouts) -> None:
         """Take in the IPVS timeouts, which no other reading shows. A timeout whose desired value is 0 counts as equal."""
         self._observer.note_timeouts(observed)

@@ -213,7 +213,7 @@ class History:
         bad_moments.ACTS[kind](self)
 
     def _move(self) -> None:
-        """Move rules and sets to the other backend, amid changes: by one reload, by several, or with a kill in the middle."""
+        """Restart with the other backend, amid changes: once, there and back again, or with a kill during the start."""
         way = self._dice.choice(["once", "there and back", "killed"])
         backends = [kernel_state.OTHER_BACKEND[self.configuration.backend]]
         backends = [*backends, self.configuration.backend, *backends] if way == "there and back" else backends
@@ -221,14 +221,12 @@ class History:
         for backend in backends:
             self.note(f"move to {backend}, {way}")
             self.configuration.move(backend)
+            self.restart()
             time.sleep(self._dice.choice([0, 0.3, 1.0]))
         self.change()
         if way == "killed":
             time.sleep(self._dice.uniform(0, 1.5))
-            self.note("kill")
-            self._running.kill()
-            self.figures.kills += 1
-            self._start()
+            self.restart()
 
     def restart(self) -> None:
         self.note("kill")

@@ -7,12 +7,10 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
-import math
 import os
 import pathlib
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,13 +23,10 @@ from ipvsproxy.daemon import app
 from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.http import health, server
-from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.process import lifecycle, reload, requirements
 from ipvsproxy.daemon.sources import directory, first_lists
 from ipvsproxy.kernel import host
-from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import variant as iptables_variant
@@ -76,7 +71,6 @@ class Kernel(FakeKernel):
         self.traffic = self
         self.backend = Backend.IPTABLES
         self.rules_changes = None
-        self.prepared: list[Backend] = []
         self.inherited: list[Family] = []
         self.removed_beside: list[Backend] = []
         """The backend in use at each removal of what the other one holds."""
@@ -92,15 +86,6 @@ class Kernel(FakeKernel):
         assert not self.audits, "before the first reading"
         self.inherited += families
         return 0
-
-    def prepare_backend(self, chosen: ChosenBackend | None) -> ChosenBackend | None:
-        self.prepared = [chosen.backend] if chosen else []
-        return chosen
-
-    def use_prepared_backend(self) -> None:
-        self.backend = self.prepared.pop()
-        self.sets.clear()
-        self.chains, self.jumps = {family: {} for family in Family}, {family: set() for family in Family}
 
     def has_ipv6(self) -> bool:
         return True
@@ -626,97 +611,6 @@ def _reloaded(kernel: Kernel, directory: pathlib.Path, section: str) -> list[Any
     return logged
 
 
-NFTABLES = Program((6, 1), "nftables")
-
-
-def _usable(kernel: Any, prepared: Any = None) -> dict[Family, Program]:
-    return dict.fromkeys(Family, NFTABLES if (prepared or kernel).backend is Backend.NFTABLES else PROGRAM)
-
-
-@pytest.fixture
-def choosable(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that can have either backend."""
-
-    async def choose_backend(asked: Backend) -> ChosenBackend:
-        return ChosenBackend(asked)
-
-    monkeypatch.setattr(requirements, "choose_backend", choose_backend)
-    monkeypatch.setattr(requirements, "usable_programs", _usable)
-
-
-@pytest.mark.usefixtures("choosable")
-def test_a_reload_moves_rules_and_sets_to_the_other_backend(kernel: Kernel, tmp_path: pathlib.Path) -> None:
-    def end_after_both() -> None:
-        if kernel.removed_beside == [Backend.IPTABLES, Backend.NFTABLES]:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    kernel.on_other_removed = end_after_both
-    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
-    assert kernel.inherited == list(Family), "at the start alone: a reload knows its virtual servers"
-    assert kernel.backend is Backend.NFTABLES
-    assert [line["backend"] for line in logged if line["event"] == "rules_moved"] == ["nftables"]
-    assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [["ipvsproxy.rulesBackend"]]
-    nat = {key.chain for key in kernel.chains[Family.IPV4] if key.table == "nat"}
-    assert nat == {"KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-NODE-PORT", "KUBE-LOAD-BALANCER"}, "masquerading is by connection"
-
-
-@pytest.mark.usefixtures("choosable")
-@pytest.mark.parametrize(
-    ("reason", "expected"),
-    [
-        ("missing", "there is no nf_tables"),
-        ("families", "nftables can serve IPv4, but IPv4 and IPv6 are served: this takes a restart"),
-    ],
-)
-def test_a_backend_that_this_host_cannot_have_leaves_the_former_one_in_force(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, reason: str, expected: str
-) -> None:
-    attempts: list[object] = []
-
-    def usable(asked: Any, prepared: Any = None) -> dict[Family, Program]:
-        if prepared is None:
-            return _usable(asked)
-        attempts.append(asked)
-        if len(attempts) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        if reason == "missing":
-            raise CannotStartError("there is no nf_tables")
-        return {Family.IPV4: NFTABLES}
-
-    monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(requirements, "usable_programs", usable)
-    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
-    (failed,) = [line for line in logged if line["event"] == "reload_failed"]
-    assert failed["error"] == expected
-    assert kernel.backend is Backend.IPTABLES
-    assert kernel.removed_beside == [Backend.IPTABLES]
-    assert all(kernel.chains.values())
-
-
-@pytest.mark.usefixtures("choosable")
-def test_a_reload_gives_up_no_family_though_the_backend_stays(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-
-    async def choose_backend(_: Backend) -> ChosenBackend:
-        return ChosenBackend(Backend.IPTABLES)
-
-    def usable(*arguments: object) -> dict[Family, Program]:
-        asked.append(arguments)
-        if len(asked) == 3:  # a second attempt
-            os.kill(os.getpid(), signal.SIGTERM)
-        return dict.fromkeys(Family if len(asked) == 1 else [Family.IPV4], PROGRAM)
-
-    monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(requirements, "choose_backend", choose_backend)
-    monkeypatch.setattr(requirements, "usable_programs", usable)
-    logged = _reloaded(kernel, tmp_path, "rulesBackend: auto")
-    (failed,) = [line for line in logged if line["event"] == "reload_failed"]
-    assert failed["error"] == "iptables can serve IPv4, but IPv4 and IPv6 are served: this takes a restart"
-
-
-@pytest.mark.usefixtures("choosable")
 def test_what_the_other_backend_holds_and_cannot_be_removed_is_shown_by_health(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -734,180 +628,6 @@ def test_what_the_other_backend_holds_and_cannot_be_removed_is_shown_by_health(
 
     kernel.on_other_removed = resist
     monkeypatch.setattr(app, "Status", Status)
-    _reloaded(kernel, tmp_path, "rulesBackend: nftables")
+    _reloaded(kernel, tmp_path, "drainDeadline: 7s")
     assert told[-1] == ["what the other backend holds of ours stays: remove the table: busy"]
     assert told[0] == []
-
-
-@pytest.mark.usefixtures("choosable")
-def test_a_file_that_takes_the_other_backend_back_leaves_rules_where_they_are(kernel: Kernel, tmp_path: pathlib.Path) -> None:
-    kernel.on_other_removed = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    logged = _reloaded(kernel, tmp_path, "rulesBackend: iptables")
-    assert not [line for line in logged if line["event"] == "rules_moved"]
-    assert kernel.removed_beside == [Backend.IPTABLES]
-
-
-class SlowExamination:
-    """An examination of leftovers that ends when ``may_end`` is true, with what is called once a move waits for it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_wait: Callable[[], object]) -> None:
-        self.may_end: Callable[[], bool] = lambda: False
-        self._on_wait = on_wait
-        at_rest = Leftovers.at_rest
-
-        @contextlib.asynccontextmanager
-        async def slowly(leftovers: Leftovers) -> AsyncIterator[None]:
-            on_wait, self._on_wait = self._on_wait, lambda: None
-            on_wait()
-            while not self.may_end():  # noqa: ASYNC110 - a thread makes it true
-                await asyncio.sleep(0.01)
-            async with at_rest(leftovers):
-                yield
-
-        monkeypatch.setattr(Leftovers, "at_rest", slowly)
-
-
-def _rewrite(directory: pathlib.Path, section: str) -> None:
-    (directory / "draft").write_text(f"{FILE}ipvsproxy: {{{section}}}\n")
-    (directory / "draft").rename(directory / "config.conf")
-
-
-@pytest.mark.usefixtures("choosable")
-def test_a_file_that_takes_a_waiting_move_back_is_in_force_at_once_and_nothing_moves(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A move waits for an examination of leftovers, which may wait for the lock of iptables."""
-    outcomes: list[bool] = []
-    closed: list[object] = []
-    configured, prepare = Metrics.configured, kernel.prepare_backend
-
-    def note(self: Metrics, is_in_force: bool) -> None:  # noqa: FBT001 - as in Metrics
-        outcomes.append(is_in_force)
-        configured(self, is_in_force)
-
-    def prepare_backend(chosen: ChosenBackend | None) -> ChosenBackend | None:
-        if chosen is None:
-            closed.append(kernel.prepared)
-            os.kill(os.getpid(), signal.SIGTERM)
-        return prepare(chosen)
-
-    async def hang(_: Backend) -> ChosenBackend:
-        await asyncio.sleep(math.inf)
-        raise AssertionError
-
-    def take_back() -> None:
-        monkeypatch.setattr(requirements, "choose_backend", hang)  # its program of iptables
-        _rewrite(tmp_path, "rulesBackend: iptables, drainDeadline: 7s")
-
-    monkeypatch.setattr(Metrics, "configured", note)
-    monkeypatch.setattr(kernel, "prepare_backend", prepare_backend)
-    SlowExamination(monkeypatch, take_back)
-    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
-    assert closed == [[Backend.NFTABLES]], "what was prepared"
-    assert outcomes[-2:] == [False, True]
-    assert [line["applied"] for line in logged if line["event"] == "configuration_changed"] == [["ipvsproxy.drainDeadline"]]
-    assert not [line for line in logged if line["event"] in ("rules_moved", "reload_failed")]
-    assert kernel.backend is Backend.IPTABLES
-
-
-@pytest.mark.usefixtures("choosable")
-def test_nothing_of_a_configuration_that_waits_for_a_move_is_in_force(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order: list[str] = []
-    configured = Metrics.configured
-
-    def note(self: Metrics, is_in_force: bool) -> None:  # noqa: FBT001 - as in Metrics
-        order.append(f"in force: {is_in_force}")
-        configured(self, is_in_force)
-
-    def use_prepared_backend() -> None:
-        order.append("move")
-        use(kernel)
-
-    def end_after_both() -> None:
-        if kernel.backend is Backend.NFTABLES:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    use = Kernel.use_prepared_backend
-    monkeypatch.setattr(kernel, "use_prepared_backend", use_prepared_backend)
-    monkeypatch.setattr(Metrics, "configured", note)
-    monkeypatch.setattr(lifecycle, "set_oom_score", lambda _: order.append("oom"))
-    monkeypatch.setattr(lifecycle, "set_up_log", lambda _: order.append("log"))
-    kernel.on_other_removed = end_after_both
-    slow = SlowExamination(monkeypatch, lambda: None)
-    slow.may_end = lambda: order[-1] == "in force: False"
-    _reloaded(kernel, tmp_path, "rulesBackend: nftables")
-    assert order[-5:] == ["in force: False", "move", "log", "oom", "in force: True"]
-
-
-@pytest.mark.usefixtures("choosable")
-def test_a_file_that_takes_a_move_back_that_begins_meanwhile_is_tried_again_after_it(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused: list[str] = []
-    usable, try_again_later = requirements.usable_scheduler, reload.Reloader._try_again_later
-    scheduler_asked = 0
-
-    def usable_scheduler(node: Any, configured: str) -> tuple[str, str]:
-        """The move begins while the kernel is asked for the second reload."""
-        nonlocal scheduler_asked
-        scheduler_asked += 1
-        if scheduler_asked == 3:
-            slow.may_end = lambda: True
-            time.sleep(0.2)
-        return usable(node, configured)
-
-    def note(self: reload.Reloader, reason: str, *arguments: Any) -> None:
-        refused.append(reason)
-        try_again_later(self, reason, *arguments)
-
-    def end_after_both() -> None:
-        if refused and kernel.backend is Backend.IPTABLES:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(requirements, "usable_scheduler", usable_scheduler)
-    monkeypatch.setattr(reload.Reloader, "_try_again_later", note)
-    monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
-    kernel.on_other_removed = end_after_both
-    slow = SlowExamination(monkeypatch, lambda: _rewrite(tmp_path, "rulesBackend: iptables"))
-    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
-    assert refused == ["rules have begun to move to nftables: they can move back after that"]
-    assert [line["backend"] for line in logged if line["event"] == "rules_moved"] == ["nftables", "iptables"]
-    assert kernel.backend is Backend.IPTABLES
-
-
-@pytest.mark.usefixtures("choosable")
-def test_a_file_that_names_yet_another_backend_while_a_move_waits_is_tried_again_after_it(
-    kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused: list[str] = []
-    try_again_later = reload.Reloader._try_again_later
-
-    async def choose_backend(asked: Backend) -> ChosenBackend:
-        return ChosenBackend(Backend.NFTABLES if asked is Backend.AUTO else asked)
-
-    async def meant_backend(asked: Backend) -> Backend:
-        return (await choose_backend(asked)).backend
-
-    def note(self: reload.Reloader, reason: str, *arguments: Any) -> None:
-        refused.append(reason)
-        try_again_later(self, reason, *arguments)
-        slow.may_end = lambda: True
-
-    def adopted(self: Metrics, is_in_force: bool) -> None:  # noqa: FBT001 - as in Metrics
-        configured(self, is_in_force)
-        if refused and is_in_force:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    configured = Metrics.configured
-    monkeypatch.setattr(Metrics, "configured", adopted)
-    monkeypatch.setattr(requirements, "choose_backend", choose_backend)
-    monkeypatch.setattr(requirements, "meant_backend", meant_backend)
-    monkeypatch.setattr(reload.Reloader, "_try_again_later", note)
-    monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(app, "MOVED_WITHIN_S", 0.01)
-    slow = SlowExamination(monkeypatch, lambda: _rewrite(tmp_path, "rulesBackend: auto"))
-    logged = _reloaded(kernel, tmp_path, "rulesBackend: nftables")
-    assert set(refused) == {"rules still wait to move to nftables: nothing else is prepared until then"}
-    assert [line["backend"] for line in logged if line["event"] == "rules_moved"] == ["nftables"]

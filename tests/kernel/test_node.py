@@ -14,7 +14,6 @@ import pytest
 import structlog
 
 from ipvsproxy.kernel import backend_drivers, host, node
-from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.model.kernel import (
@@ -31,7 +30,7 @@ from ipvsproxy.model.kernel import (
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
-from ipvsproxy.model.rules import Backend, ObservedSkeleton, Skeleton
+from ipvsproxy.model.rules import Backend, ObservedSkeleton
 from ipvsproxy.model.sets import IP_SETS, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
 from ipvsproxy.model.virtual_servers import (
     Connections,
@@ -471,41 +470,3 @@ def test_the_port_of_the_socket_that_changes_addresses_is_known(kernel: Kernel, 
     target = new_node()
     with opened[0]:
         assert target.ports == {opened[0].getsockname()[0]}
-
-
-def test_another_backend_takes_over_rules_and_sets_once_it_is_used(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tables(Double):
-        changes = None
-
-        @property
-        def rules(self) -> "Tables":
-            return self
-
-        sets = rules
-
-    made: list[Tables] = []
-
-    def make(*_: object, **__: object) -> Tables:
-        made.append(Tables(f"nft {len(made)}", kernel, lambda *_: IMAGES[Family.IPV4]))
-        return made[-1]
-
-    monkeypatch.setattr(backend_drivers, "NftDriver", make)
-    target, chosen = new_node(), ChosenBackend(Backend.NFTABLES)
-    unused = target.prepare_backend(chosen)
-    assert unused is not None
-    prepared: object = unused.rules
-    assert prepared is made[0]
-    assert str(target.backend) == "iptables"
-    assert target.prepare_backend(None) is None
-    assert kernel.closed == ["nft 0"]
-    target.prepare_backend(chosen)
-    target.use_prepared_backend()
-    used: object = target.rules
-    assert (str(target.backend), used) == ("nftables", made[1])
-    assert sorted(kernel.closed[1:]) == ["ipset", "iptables"]
-    target.apply(operations(IP_SETS["KUBE-CLUSTER-IP"], Skeleton(family=Family.IPV4, chains={}, jumps=())))
-    assert [name for name, _ in kernel.applied] == ["nft 1"], "rules and sets are one run"
-    target.prepare_backend(ChosenBackend(Backend.IPTABLES))
-    kernel.closed.clear()
-    target.close()
-    assert {"nft 1", "ipset", "iptables"} <= set(kernel.closed)

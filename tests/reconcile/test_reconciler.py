@@ -303,23 +303,3 @@ def test_what_is_in_ranges_that_are_excluded_no_more_goes() -> None:
     node.reconciler.adopt(Policy())
     node.sync()
     assert node.kernel.virtual_servers == {}
-
-
-def test_rules_and_sets_that_are_forgotten_are_written_again_and_nothing_else_is() -> None:
-    node = running("10.244.0.1")
-    node.observe(set_copy=True)
-    for _ in node.reconciler.forgetting_rules():
-        pass
-    node.kernel.sets.clear()
-    node.kernel.chains = {family: {} for family in Family}
-    node.kernel.jumps = {family: set() for family in Family}
-    assert node.reconciler.lacking(tuple(Family)) == {Family.IPV4}
-    node.sync()
-    assert {(verb, kind.__name__) for verb, kind in kinds(node.applied)} == {
-        (Verb.ADD, "IpSet"),
-        (Verb.ADD, "SetEntries"),
-        (Verb.SET, "Skeleton"),
-    }
-    assert node.reconciler.lacking(tuple(Family)) == frozenset()
-    node.observe()
-    assert not node.plan().operations

@@ -101,9 +101,6 @@ class Engine:
         self._wake = asyncio.Event()
         self._is_sync_due = False
         self._new_choices: tuple[EngineSettings, Settings, Policy] | None = None
-        self._move_rules: Callable[[], Awaitable[None]] | None = None
-        self._no_move_waits = asyncio.Event()
-        self._no_move_waits.set()
         self._journal = journal.Journal(clock)
         self._reader = KernelReader(self._reconciler, kernel, self._journal, clock, processor_clock)
         self._addresses_changed = False
@@ -162,27 +159,10 @@ class Engine:
         """Why parts of the kernel could not be read at the last attempt, one sentence each."""
         return self._reader.unreadable
 
-    def reconfigure(
-        self,
-        settings: EngineSettings,
-        translation: Settings,
-        policy: Policy,
-        *,
-        move_rules: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        """Use another configuration from the next sync on. Node and families do not change.
-
-        ``move_rules`` makes another backend hold rules and sets; it is called between two uses of the kernel, and never fails.
-        """
+    def reconfigure(self, settings: EngineSettings, translation: Settings, policy: Policy) -> None:
+        """Use another configuration from the next sync on. Node, families and backend do not change."""
         self._new_choices = (settings, translation, policy)
-        self._move_rules = move_rules
-        if move_rules is not None:
-            self._no_move_waits.clear()
         self.changed(self._clock())
-
-    async def moved(self) -> None:
-        """Wait until no ``move_rules`` waits or runs: until then, the backend that it needs must stay prepared."""
-        await self._no_move_waits.wait()
 
     # The loop.
 
@@ -401,16 +381,10 @@ class Engine:
         if self._new_choices is None:
             return
         self._settings, translation, policy = self._new_choices
-        move_rules, self._new_choices, self._move_rules = self._move_rules, None, None
+        self._new_choices = None
         self._reconciler.adopt(policy)
         self._translator.adopt(translation, self._settings.sysctls, self._settings.timeouts)
         self._put_node()
-        if move_rules is not None:
-            await move_rules()
-            await in_slices(self._reconciler.forgetting_rules(), self._clock, self._clock())
-            await self._reader.observe()  # what the other backend already holds, as after a restart
-        if self._move_rules is None:
-            self._no_move_waits.set()
         self._reader.request_audit()
 
     def _put_node(self) -> None:

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -182,31 +182,11 @@ class Leftovers:
         """``in_thread`` calls one of the examinations in another thread."""
         self._clock = clock
         self._in_thread = in_thread
-        self._examining = asyncio.Lock()
         self._wake = asyncio.Event()
         self._in_force: frozenset[Family] = frozenset()
-        self.watch(examinations)
-
-    def begin_again(self) -> None:
-        """Rules move to another backend: examine nothing before they are in force there. Call it during ``at_rest``."""
-        self._in_force = frozenset()
-
-    def watch(self, examinations: Mapping[AnyPlace, Examine]) -> None:
-        """Look for leftovers in other places from now on, because our rules have moved. Call it during ``at_rest``.
-
-        A place is due at once if a sync has shown since ``begin_again`` that the rules of its family are in force: what is a
-        leftover then, serves until then.
-        """
         self._examinations = examinations
         self._states = {place: _State() for place in examinations}
         self._returns = leftovers.Returns()
-        self._make_due(self._in_force)
-
-    @contextlib.asynccontextmanager
-    async def at_rest(self) -> AsyncIterator[None]:
-        """Wait for the end of an examination under way, and examine nothing during the block."""
-        async with self._examining:
-            yield
 
     @property
     def present(self) -> Mapping[AnyPlace, bool]:
@@ -244,19 +224,18 @@ class Leftovers:
         self._wake.clear()
 
     async def _examine_where_due(self) -> None:
-        for place, state in tuple(self._states.items()):
-            async with self._examining:
-                now = self._clock()
-                if state is not self._states.get(place) or place.family not in self._in_force or state.due_s > now:
-                    continue
-                state.due_s = math.inf
-                may_remove = self._returns.due_s(place) <= now
-                try:
-                    examined = await self._in_thread(self._examinations[place], state.known, may_remove=may_remove)
-                except (KernelError, OSError) as error:
-                    self._fail(place, state, str(error))
-                else:
-                    self._take_in(place, state, examined)
+        for place, state in self._states.items():
+            now = self._clock()
+            if place.family not in self._in_force or state.due_s > now:
+                continue
+            state.due_s = math.inf
+            may_remove = self._returns.due_s(place) <= now
+            try:
+                examined = await self._in_thread(self._examinations[place], state.known, may_remove=may_remove)
+            except (KernelError, OSError) as error:
+                self._fail(place, state, str(error))
+            else:
+                self._take_in(place, state, examined)
 
     def _fail(self, place: AnyPlace, state: _State, error: str) -> None:
         state.failures += 1

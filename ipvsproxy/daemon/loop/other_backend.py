@@ -5,7 +5,7 @@ A failed removal is repeated with growing pauses. One log line says so if someth
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 import structlog
 
@@ -28,7 +28,6 @@ class OtherBackend:
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
-        self._removing = asyncio.Lock()
         self._is_in_force = False
         self._is_done = False
         self._failures = 0
@@ -44,21 +43,6 @@ class OtherBackend:
         if self._is_in_force and not self._is_done and not self._failures:
             self._wake.set()
 
-    @contextlib.asynccontextmanager
-    async def at_rest(self) -> AsyncIterator[None]:
-        """Wait for the end of a removal under way, and remove nothing during the block."""
-        async with self._removing:
-            yield
-
-    def begin_again(self) -> None:
-        """Rules move to another backend: remove nothing before they are in force there. Call it during ``at_rest``.
-
-        Failures of the former removal do not delay the next one.
-        """
-        self._is_in_force = self._is_done = False
-        self._failures = 0
-        self._reason = ""
-
     @property
     def reasons(self) -> tuple[str, ...]:
         """A sentence that says why something stays; empty while nothing resists removal."""
@@ -71,20 +55,19 @@ class OtherBackend:
         """
         while True:
             await self._pause()
-            async with self._removing:
-                if not self._is_in_force:
-                    continue
-                try:
-                    used = await remove()
-                except (KernelError, OSError) as error:
-                    self._fail(str(error), patience=1)
-                    continue
-                self._is_done = not used
-                if used:
-                    self._fail(f"a rule still uses {_listed(used)}", patience=USED_SETS_PATIENCE)
-                else:
-                    self._failures = 0
-                    self._reason = ""
+            if not self._is_in_force:
+                continue
+            try:
+                used = await remove()
+            except (KernelError, OSError) as error:
+                self._fail(str(error), patience=1)
+                continue
+            self._is_done = not used
+            if used:
+                self._fail(f"a rule still uses {_listed(used)}", patience=USED_SETS_PATIENCE)
+            else:
+                self._failures = 0
+                self._reason = ""
 
     async def _pause(self) -> None:
         """Wait for a sync after which something may be left or, after a failure, until the next attempt is due."""

@@ -1,7 +1,6 @@
 """Reads the configuration file again, after a change and after a signal, and puts it in force without a restart.
 
 Rule 1: a file takes effect as a whole or not at all. A refused file leaves the former configuration in force.
-A configuration that waits for rules to move to another backend is not in force either; a later file takes its place.
 Rule 2: a configuration that cannot be put in force now also leaves the former one in force, and is tried again. So is a refused
 file: perhaps it was unreadable for a moment, or half written.
 Rule 3: a setting that cannot change while the process runs keeps its value, and is named.
@@ -11,7 +10,6 @@ a ConfigMap volume) does not matter. Polls find changes that inotify does not re
 
 import asyncio
 import dataclasses
-import functools
 import math
 import os
 import pathlib
@@ -48,7 +46,6 @@ APPLIED = frozenset(
     {
         "ipvsproxy.drainDeadline",
         "ipvsproxy.driftCheckInterval",
-        "ipvsproxy.rulesBackend",
         "ipvsproxy.scopeMarkBits",
         "ipvsproxy.serviceAnnotations",
         "ipvsproxy.trafficScopes",
@@ -81,26 +78,22 @@ class Reloader:
         self,
         config: Config,
         read: Callable[[], Config],
-        apply: Callable[[Config, Callable[[], None]], Awaitable[None]],
+        apply: Callable[[Config], Awaitable[None]],
         on_outcome: Callable[[bool], object] = lambda _: None,
     ) -> None:
         """``read`` loads the configuration as at the start, and raises ConfigError.
 
-        ``apply`` puts a configuration in force as a whole, or raises CannotApplyError and changes nothing. It calls its second
-        argument once the configuration is in force: at once, later, or never if another one has taken its place meanwhile.
-        ``on_outcome`` gets whether the file is in force, after each reading and when one that has waited is.
+        ``apply`` puts a configuration in force as a whole, or raises CannotApplyError and changes nothing. ``on_outcome`` gets
+        whether the file is in force, after each reading.
         """
         self.config = config
-        self._waiting: Config | None = None
-        """The configuration that is to be in force next, once rules can move."""
         self._path = pathlib.Path(config.config_file) if config.config_file else None
         self._read = read
         self._apply = apply
         self._on_outcome = on_outcome
         self._content: bytes | None = None
         self._is_accepted = True
-        """Whether the file as last read is in force or waits for that, except for settings that need a restart."""
-        self._is_reading = False
+        """Whether the file as last read is in force, except for settings that need a restart."""
         self._logged: tuple[str, Config | None] | None = None
         """The last logged failure with its configuration; None for a refused file."""
         self._retry_due_s = math.inf
@@ -140,18 +133,13 @@ class Reloader:
             return
         self._content = content
         self._retry_due_s = math.inf
-        self._is_reading = True
         self._is_accepted = await self._reload(was_asked=was_asked)
-        self._is_reading = False
         if self._is_accepted:
             self._logged = None
-        self._report()
-
-    def _report(self) -> None:
-        self._on_outcome(self._is_accepted and self._waiting is None)
+        self._on_outcome(self._is_accepted)
 
     async def _reload(self, *, was_asked: bool) -> bool:
-        """Put the file in force, except for settings that need a restart. Returns whether it is in force, or waits for that."""
+        """Put the file in force, except for settings that need a restart. Returns whether it is in force."""
         try:
             new = self._read()
         except ConfigError as error:
@@ -160,7 +148,7 @@ class Reloader:
                 log.error("configuration_refused", error=str(error), hint="the former configuration stays in force")
             self._logged = (str(error), None)
             return False
-        before = self._waiting or self.config
+        before = self.config
         changed = _differences(before, new)
         if not changed:
             if was_asked or not self._is_accepted:
@@ -171,29 +159,17 @@ class Reloader:
         if applied:
             after = self._without(new, late)
             try:
-                await self._apply(after, functools.partial(self._adopt, after))
+                await self._apply(after)
             except CannotApplyError as error:
                 self._try_again_later(str(error), after, applied)
                 return False
-            self._waiting = None if self.config is after else after
+            self.config = after
+            log.info("configuration_changed", applied=applied)
         for notice in set(new.notices) - set(before.notices):
             log.warning("configuration_notice", notice=str(notice))
         if late:
             log.warning("restart_needed", settings=late)
         return True
-
-    def _adopt(self, config: Config) -> None:
-        """A configuration has come into force."""
-        applied = _differences(self.config, config)
-        self.config = config
-        if self._waiting is config:
-            self._waiting = None
-        if applied:
-            log.info("configuration_changed", applied=applied)
-        else:  # it has taken the place of one that waited
-            log.info("configuration_unchanged", file=str(self._path))
-        if not self._is_reading:
-            self._report()
 
     def _try_again_later(self, reason: str, new: Config, settings: list[str]) -> None:
         """Log the reason, but once for a configuration, and schedule the next attempt."""

@@ -9,7 +9,7 @@ import errno
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -18,7 +18,7 @@ from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.kernel import host, rules_backend
-from ipvsproxy.kernel.backend_drivers import ChosenBackend, RulesBackend
+from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
@@ -109,11 +109,6 @@ async def running_kernel(
         yield kernel
     finally:
         kernel.stop()
-
-
-async def meant_backend(asked: Backend) -> Backend:
-    """The backend for ``asked``, never ``AUTO``. Its requirements are not checked, and no program runs."""
-    return (await until_answered(lambda: asyncio.to_thread(rules_backend.choose, asked))).backend
 
 
 async def choose_backend(asked: Backend) -> ChosenBackend:
@@ -273,42 +268,29 @@ def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
     raise CannotStartError(*reasons)
 
 
-class HasBackend(Protocol):
-    """The backend of the rules: that in use, or one that is prepared."""
-
-    @property
-    def backend(self) -> Backend:
-        """The backend, never ``AUTO``."""
-
-    @property
-    def rules(self) -> RulesBackend:
-        """Reads and writes the rules."""
-
-
-def usable_programs(kernel: NodeKernel, prepared: HasBackend | None = None) -> Mapping[Family, Program]:
+def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     """What writes the rules of each family that this host can serve; one family is enough.
 
     A family is given up only if its rules certainly cannot be written on this host, or if IPVS certainly does not know it. If the
     rules are uncertain now, as while another process holds the lock of iptables, the family is served, and its rules are written
-    once that works. ``prepared`` is another backend than the one in use.
+    once that works.
 
     Raises:
         CannotStartError: no family can be served, or a set type is missing.
         KernelError: the kernel or a program could not answer now.
     """
-    chosen: HasBackend = prepared or kernel
-    if chosen.backend is Backend.IPTABLES:
+    if kernel.backend is Backend.IPTABLES:
         demand(host.missing_set_types())
     programs: dict[Family, Program] = {}
     given_up: dict[Family, str] = {}
     for family in Family:
-        refusal = chosen.rules.try_writing(family)
+        refusal = kernel.rules.try_writing(family)
         is_writable = refusal is None or not refusal.is_certain
         if is_writable and family is Family.IPV6 and not kernel.ipvs.has_ipv6():
             refusal = Refusal("IPVS in this kernel has no IPv6: use a kernel with CONFIG_IP_VS_IPV6", is_certain=True)
         if refusal is None or not refusal.is_certain:
             try:
-                programs[family] = chosen.rules.program(family)
+                programs[family] = kernel.rules.program(family)
             except KernelError as error:
                 if error.errno:  # it could not be started now, or hangs
                     raise

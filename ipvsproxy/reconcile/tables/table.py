@@ -232,16 +232,6 @@ class Table(Generic[K, V, W]):
             if number % KEYS_AT_ONCE == 0:
                 yield
 
-    def forgetting(self) -> Iterator[None]:
-        """Forget the observed side, with pauses as in ``observing``. The next observation finds no drift."""
-        self._was_observed = False
-        self._foreign.clear()
-        keys = list(self._observed)
-        for number, key in enumerate(keys, 1):
-            self.confirm(key, None)
-            if number % KEYS_AT_ONCE == 0:
-                yield
-
     def notice(self, key: K, value: W) -> None:
         """Take in the observed value of one key that can only be ours."""
         before = self._observed.get(key)

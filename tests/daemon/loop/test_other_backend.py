@@ -11,7 +11,6 @@ from ipvsproxy.daemon.loop.other_backend import OtherBackend
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family
-from ipvsproxy.reconcile.operations.retry import LONGEST_DELAY_S
 from tests.support.summaries import summary
 from tests.support.virtual_time import in_virtual_time
 
@@ -49,11 +48,6 @@ class Scene:
         """Let a sync end, and time pass."""
         self.subject.synced(one)
         await asyncio.sleep(then_s)
-
-    async def move(self) -> None:
-        """Let rules move to another backend."""
-        async with self.subject.at_rest():
-            self.subject.begin_again()
 
 
 @contextlib.asynccontextmanager
@@ -93,8 +87,6 @@ async def test_sets_that_stay_in_use_are_told_once() -> None:
             for _ in range(20):
                 await node.sync(summary(), AUDIT_S)
             assert node.reasons == [f"what the other backend holds of ours stays: {used}"]
-            await node.move()
-            assert node.reasons == [], "that was the other backend before the move"
     assert [(line["event"], line["error"]) for line in logs] == [("other_backend_not_removed", used)]
 
 
@@ -114,60 +106,3 @@ async def test_what_comes_back_is_removed_after_the_next_audit_in_force() -> Non
             await node.sync(one)
             removals.append(len(node.times))
     assert removals == [1, 1, 2, 2, 2, 3, 3], "after an audit that found rules missing, once they are in force"
-
-
-@in_virtual_time
-async def test_while_rules_move_nothing_is_removed_before_they_are_in_force() -> None:
-    async with scene() as node:
-        await node.sync(summary())
-        assert len(node.times) == 1
-        await node.move()
-        for _ in range(3):
-            await node.sync(summary(lacking=[Family.IPV4]))
-        assert len(node.times) == 1
-        await node.sync(summary())
-        assert len(node.times) == 2
-
-
-@in_virtual_time
-async def test_failures_before_a_move_neither_delay_the_next_removal_nor_count_for_it() -> None:
-    async with scene(("A", "B", "C", "D", "E")) as node:
-        await node.sync(summary(), 300)
-        assert node.times[-1] - node.times[-2] == LONGEST_DELAY_S
-        await node.move()
-        await asyncio.sleep(1)
-        before = len(node.times)
-        with structlog.testing.capture_logs() as logs:
-            await node.sync(summary(), 0.1)
-            assert len(node.times) == before + 1
-            assert node.reasons == []
-            await asyncio.sleep(1)
-            assert len(node.times) == before + 2
-        assert logs == []
-
-
-@in_virtual_time
-async def test_rules_do_not_move_during_a_removal_whose_end_does_not_count_for_what_the_move_leaves() -> None:
-    async with scene() as node:
-        node.may_end.clear()
-        await node.sync(summary())
-        moving = asyncio.create_task(node.move())
-        await asyncio.sleep(1)
-        assert not moving.done(), "the removal might reach what the move puts in force"
-        node.may_end.set()
-        await moving
-        assert node.ended == 1
-        await node.sync(summary())
-        assert node.ended == 2
-
-
-@in_virtual_time
-async def test_a_removal_that_waited_for_the_move_does_not_follow_it_before_rules_are_in_force() -> None:
-    async with scene() as node:
-        async with node.subject.at_rest():
-            await node.sync(summary())
-            node.subject.begin_again()
-        await asyncio.sleep(1)
-        assert node.times == [], "that sync was one of the former backend"
-        await node.sync(summary())
-        assert len(node.times) == 1

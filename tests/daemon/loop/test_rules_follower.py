@@ -1,14 +1,15 @@
 """The follower of our table of nftables: what it asks of the loop, and what it logs. The kernel's side is a pipe."""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.loop.rules_follower import RulesFollower
+from ipvsproxy.daemon.loop import rules_follower
 from ipvsproxy.kernel.nftables.changes import NftChanges
 
 
@@ -48,67 +49,70 @@ class Pipe:
 
 
 @pytest.fixture
-def pipes() -> Iterator[list[Pipe]]:
-    made = [Pipe(), Pipe()]
+def pipe() -> Iterator[Pipe]:
+    made = Pipe()
     yield made
-    for one in made:
-        one.close()
+    made.close()
+
+
+@contextlib.asynccontextmanager
+async def following(engine: Engine, changes: Pipe | None) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(rules_follower.follow(cast(Any, engine), cast(NftChanges, changes)))
+    await turns()
+    yield task
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def turns() -> None:
-    for _ in range(5):
+    for _ in range(10):
         await asyncio.sleep(0)
 
 
-def as_changes(pipe: Pipe) -> NftChanges:
-    return cast(NftChanges, pipe)
-
-
-async def test_changes_of_our_table_have_rules_read_and_others_do_not(pipes: list[Pipe]) -> None:
+async def test_changes_of_our_table_have_rules_read_and_others_do_not(pipe: Pipe) -> None:
     engine = Engine()
-    follower = RulesFollower(cast(Any, engine))
-    follower.follow(as_changes(pipes[0]))
-    pipes[0].tell(b"o")
+    async with following(engine, pipe):
+        pipe.tell(b"o")
+        await turns()
+        assert engine.asked == 0
+        pipe.tell(b"c")
+        await turns()
+        assert engine.asked == 1
+        pipe.tell(b"c")
+        await turns()
+        assert engine.asked == 2
+
+
+async def test_a_stopped_follower_reads_no_more(pipe: Pipe) -> None:
+    engine = Engine()
+    async with following(engine, pipe):
+        pass
+    pipe.tell(b"c")
     await turns()
     assert engine.asked == 0
-    pipes[0].tell(b"c")
-    await turns()
-    assert engine.asked == 1
-    follower.follow(None)
 
 
-async def test_after_a_move_only_the_new_backend_is_followed(pipes: list[Pipe]) -> None:
+async def test_a_broken_socket_is_logged_once_and_everything_is_read(pipe: Pipe) -> None:
     engine = Engine()
-    follower = RulesFollower(cast(Any, engine))
-    former, new = pipes
-    follower.follow(as_changes(former))
-    follower.follow(None)
-    follower.follow(as_changes(new))
-    former.tell(b"c")
-    await turns()
-    assert engine.asked == 0
-    new.tell(b"c")
-    await turns()
-    assert engine.asked == 1
-    follower.follow(None)
-
-
-async def test_a_broken_socket_is_logged_once_and_everything_is_read(pipes: list[Pipe]) -> None:
-    engine = Engine()
-    follower = RulesFollower(cast(Any, engine))
     with structlog.testing.capture_logs() as logged:
-        follower.follow(as_changes(pipes[0]))
-        pipes[0].tell(b"b")
-        await turns()
-        pipes[0].tell(b"c")
-        await turns()
+        async with following(engine, pipe) as task:
+            pipe.tell(b"b")
+            await turns()
+            assert task.done()
     assert engine.asked == 1
     assert [(line["event"], line["error"]) for line in logged] == [("nftables_notifications_lost", "Bad file descriptor")]
-    follower.follow(None)
 
 
-async def test_a_kernel_without_notifications_is_logged(pipes: list[Pipe]) -> None:
-    pipes[0].is_broken = True
+async def test_a_kernel_without_notifications_is_logged(pipe: Pipe) -> None:
+    pipe.is_broken = True
     with structlog.testing.capture_logs() as logged:
-        RulesFollower(cast(Any, Engine())).follow(as_changes(pipes[0]))
+        async with following(Engine(), pipe):
+            pass
     assert [line["event"] for line in logged] == ["nftables_notifications_lost"]
+
+
+async def test_a_backend_without_notifications_is_not_followed() -> None:
+    with structlog.testing.capture_logs() as logged:
+        async with following(Engine(), None) as task:
+            assert task.done()
+    assert not logged

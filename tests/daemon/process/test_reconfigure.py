@@ -1,14 +1,12 @@
 """Covers new settings for a running loop, which changes its kernel objects in place. The kernel is in memory."""
 
-import asyncio
 import dataclasses
-import errno
 
 from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.rules import Backend, ChainKey, Rule, SetMark
+from ipvsproxy.model.rules import ChainKey, Rule, SetMark
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
@@ -118,110 +116,3 @@ async def test_the_same_settings_again_change_nothing() -> None:
         await node.quiet()
         assert node.kernel.applied == []
         assert memory_node.contents(node.kernel) == before
-
-
-class Backends:
-    """Two places for rules and sets in the kernel in memory, of which it shows one."""
-
-    def __init__(self, node: MemoryNode) -> None:
-        self._kernel = node.kernel
-        self._other = ({}, {family: {} for family in Family}, {family: set() for family in Family})  # type: ignore[var-annotated]
-        self.moved = 0
-
-    async def move(self) -> None:
-        kernel = self._kernel
-        shown = (kernel.sets, kernel.chains, kernel.jumps)
-        kernel.sets, kernel.chains, kernel.jumps = self._other
-        self._other = shown
-        self.moved += 1
-
-
-@in_virtual_time
-async def test_rules_and_sets_move_to_another_backend_and_virtual_servers_stay_as_they_are() -> None:
-    node = MemoryNode()
-    async with node.running():
-        await begun(node)
-        backends, before = Backends(node), dict(node.kernel.virtual_servers)
-        by_connection = dataclasses.replace(node.settings, backend=Backend.NFTABLES)
-        node.engine.reconfigure(settings(), by_connection, policy(), move_rules=backends.move)
-        await node.quiet()
-        assert backends.moved == 1
-        assert {line.split()[1] for line in node.done} == {"set", "set_entry", "rules"}
-        assert {line.split()[0] for line in node.done} == {"add", "set"}
-        assert ChainKey("nat", chains.MARK_MASQUERADE) not in node.kernel.chains[Family.IPV4]
-        assert memory_node.contents(node.kernel) == memory_node.from_scratch(node.store, by_connection, node.kernel)
-        assert node.kernel.virtual_servers == before
-        assert not any(summary.drifted for summary in node.watcher.summaries), "a move is no drift"
-
-
-@in_virtual_time
-async def test_what_the_other_backend_still_holds_is_adopted_and_what_is_stale_there_goes() -> None:
-    node = MemoryNode()
-    async with node.running():
-        await begun(node)
-        backends = Backends(node)
-        for backend in (Backend.NFTABLES, Backend.IPTABLES):
-            choice = dataclasses.replace(node.settings, backend=backend)
-            node.engine.reconfigure(settings(), choice, policy(), move_rules=backends.move)
-            await node.quiet()
-            node.kernel.forget()
-            node.remove(SERVICES[1])
-            await node.quiet()
-        assert backends.moved == 2
-        assert memory_node.contents(node.kernel) == memory_node.from_scratch(node.store, choice, node.kernel)
-        assert not any(summary.drifted for summary in node.watcher.summaries)
-
-
-@in_virtual_time
-async def test_a_move_that_another_configuration_takes_back_does_not_happen() -> None:
-    node = MemoryNode()
-    async with node.running():
-        await begun(node)
-        backends = Backends(node)
-        by_connection = dataclasses.replace(node.settings, backend=Backend.NFTABLES)
-        node.engine.reconfigure(settings(), by_connection, policy(), move_rules=backends.move)
-        node.engine.reconfigure(settings(), node.settings, policy())
-        await node.quiet()
-        assert backends.moved == 0
-        assert node.done == []
-
-
-@in_virtual_time
-async def test_a_move_that_waits_or_runs_is_waited_for() -> None:
-    node = MemoryNode()
-    async with node.running():
-        await begun(node)
-        backends, may_move = Backends(node), asyncio.Event()
-        await node.engine.moved()
-
-        async def move() -> None:
-            await may_move.wait()
-            await backends.move()
-
-        by_connection = dataclasses.replace(node.settings, backend=Backend.NFTABLES)
-        node.engine.reconfigure(settings(), by_connection, policy(), move_rules=move)
-        waiting = asyncio.create_task(node.engine.moved())
-        await asyncio.sleep(10)
-        assert node.engine.translation.backend is Backend.NFTABLES, "it is under way"
-        assert not waiting.done()
-        may_move.set()
-        await waiting
-        assert backends.moved == 1
-        await node.quiet()
-
-
-@in_virtual_time
-async def test_a_family_whose_entries_the_kernel_refuses_after_a_move_is_told() -> None:
-    node = MemoryNode()
-    async with node.running():
-        await begun(node)
-        backends = Backends(node)
-        by_connection = dataclasses.replace(node.settings, backend=Backend.NFTABLES)
-        node.kernel.fail(lambda one: isinstance(one.item, SetEntries), errno.ENOMEM, times=1000)
-        node.engine.reconfigure(settings(), by_connection, policy(), move_rules=backends.move)
-        await asyncio.sleep(1)
-        assert Family.IPV4 in node.watcher.summaries[-1].incomplete
-        assert not node.watcher.summaries[-1].lacking, "sets and rules are there, and do nothing for packets"
-        node.kernel.stop_failing()
-        await node.quiet()
-        assert not node.watcher.summaries[-1].incomplete

@@ -19,6 +19,7 @@ from ipvsproxy.daemon.process import reload
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
+NFTABLES = "ipvsproxy: {rulesBackend: nftables}"
 WITHIN_S = 5.0
 
 Logs = list[MutableMapping[str, Any]]
@@ -27,16 +28,13 @@ Logs = list[MutableMapping[str, Any]]
 class Process:
     """A process with a configuration file. ``applied`` are the configurations that were put in force.
 
-    ``failures`` are the reasons why the next ones cannot be put in force. ``outcomes`` has the outcome of each reading. While
-    ``waits``, configurations come into force when ``waiting`` is called.
+    ``failures`` are the reasons why the next ones cannot be put in force. ``outcomes`` has the outcome of each reading.
     """
 
     def __init__(self, path: pathlib.Path, *flags: str) -> None:
         self.applied: list[Config] = []
         self.failures: list[str] = []
         self.outcomes: list[bool] = []
-        self.waits = False
-        self.waiting: list[Callable[[], None]] = []
         self._arguments = [f"--config={path}", *flags]
         self._has_applied = asyncio.Event()
         self.reloader = Reloader(self.read(), self.read, self._apply, self.outcomes.append)
@@ -44,14 +42,10 @@ class Process:
     def read(self) -> Config:
         return load.load(self._arguments, hostname="node-a", read_file=lambda path: pathlib.Path(path).read_bytes())
 
-    async def _apply(self, config: Config, on_adopted: Callable[[], None]) -> None:
+    async def _apply(self, config: Config) -> None:
         if self.failures:
             raise CannotApplyError(self.failures.pop(0))
-        if self.waits:
-            self.waiting.append(on_adopted)
-            return
         self.applied.append(config)
-        on_adopted()
         self._has_applied.set()
 
     async def until_applied(self) -> Config:
@@ -272,7 +266,7 @@ async def test_a_failed_configuration_that_is_taken_back_is_forgotten(path: path
 
 async def test_a_setting_that_needs_a_restart_keeps_its_value_and_is_named(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path)
-    write(path, "hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}")
+    write(path, "hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}", NFTABLES)
     await process.reloader.check(path)
     (config,) = process.applied
     assert (config.node_name, config.ipvs.strict_arp) == ("node-a", True)
@@ -282,7 +276,7 @@ async def test_a_setting_that_needs_a_restart_keeps_its_value_and_is_named(path:
     assert logs[-1] == {
         "event": "restart_needed",
         "log_level": "warning",
-        "settings": ["hostnameOverride", "metricsBindAddress"],
+        "settings": ["hostnameOverride", "ipvsproxy.rulesBackend", "metricsBindAddress"],
     }
 
 
@@ -307,7 +301,7 @@ async def test_a_signal_has_an_unchanged_file_read(path: pathlib.Path, logs: Log
 async def test_without_a_file_a_signal_is_logged(logs: Logs) -> None:
     config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
 
-    async def apply(_: Config, _on_adopted: Callable[[], None]) -> None:
+    async def apply(_: Config) -> None:
         raise AssertionError
 
     reloader = Reloader(config, lambda: config, apply)
@@ -321,78 +315,7 @@ async def test_without_a_file_a_signal_is_logged(logs: Logs) -> None:
 def test_every_field_of_ipvsproxy_except_applied_ones_needs_a_restart() -> None:
     assert reload.needs_restart("ipvsproxy.manifests")
     assert reload.needs_restart("ipvsproxy.routeProtocol")
+    assert reload.needs_restart("ipvsproxy.rulesBackend")
     assert not reload.needs_restart("ipvsproxy.drainDeadline")
     assert not reload.needs_restart("ipvsproxy.vipBinding")
     assert not reload.needs_restart("ipvs.scheduler")
-
-
-def changes(logs: Logs) -> list[Any]:
-    """The settings that have come into force, as logged."""
-    return [line["applied"] for line in logs if line["event"] == "configuration_changed"]
-
-
-async def test_a_configuration_that_waits_is_reported_as_in_force_only_when_it_is(path: pathlib.Path, logs: Logs) -> None:
-    process = Process(path)
-    process.waits = True
-    write(path, "ipvs: {scheduler: lc}")
-    await process.reloader.check(path)
-    assert changes(logs) == []
-    assert process.outcomes == [False]
-    assert process.reloader.config.ipvs.scheduler == "rr"
-    process.waiting.pop()()
-    assert changes(logs) == [["ipvs.scheduler"]]
-    assert process.outcomes == [False, True]
-    assert process.reloader.config.ipvs.scheduler == "lc"
-
-
-async def test_a_file_that_is_taken_back_while_its_configuration_waits_is_applied(path: pathlib.Path, logs: Logs) -> None:
-    process = Process(path)
-    process.waits = True
-    write(path, "ipvs: {scheduler: lc}")
-    await process.reloader.check(path)
-    process.waits = False
-    write(path)
-    await process.reloader.check(path)
-    assert [config.ipvs.scheduler for config in process.applied] == ["rr"], "else the waiting one comes into force"
-    assert process.outcomes == [False, True]
-    assert changes(logs) == [], "nothing has changed"
-    assert [line["event"] for line in logs] == ["configuration_unchanged"]
-
-
-async def test_a_waiting_configuration_comes_into_force_though_a_later_file_is_refused_or_waits(
-    path: pathlib.Path, logs: Logs
-) -> None:
-    process = Process(path)
-    process.waits = True
-    write(path, "ipvs: {scheduler: lc}")
-    await process.reloader.check(path)
-    write(path, "ipvs: {scheduler: 5}")
-    await process.reloader.check(path)
-    process.waiting.pop()()
-    assert process.outcomes == [False, False, False], "the file as last read is another one"
-    write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.check(path)
-    write(path, "ipvs: {scheduler: wrr, strictARP: true}")
-    await process.reloader.check(path)
-    first, second = process.waiting
-    first()
-    second()
-    assert process.outcomes[-2:] == [False, True]
-    assert changes(logs) == [["ipvs.scheduler"], ["ipvs.scheduler"], ["ipvs.strictARP"]]
-
-
-async def test_a_configuration_that_cannot_be_applied_leaves_the_one_that_waits(path: pathlib.Path, logs: Logs) -> None:
-    process = Process(path)
-    process.waits = True
-    write(path, "ipvs: {scheduler: lc}")
-    await process.reloader.check(path)
-    process.failures.append("the kernel does not answer")
-    write(path, "ipvs: {scheduler: wrr}")
-    await process.reloader.check(path)
-    write(path, "ipvs: {scheduler: lc}")
-    await process.reloader.check(path)
-    assert process.outcomes == [False] * 3
-    assert len(process.waiting) == 1, "it waits already"
-    process.waiting.pop()()
-    assert process.outcomes[-1] is True
-    assert changes(logs) == [["ipvs.scheduler"]]

@@ -310,20 +310,3 @@ def test_a_key_that_is_noticed_alone_counts_as_well() -> None:
     numbers.confirm("key", 1)
     numbers.notice("key", 2)
     assert (numbers.drifted, pending(numbers)) == (1, ["key"])
-
-
-def test_a_forgotten_observed_side_leaves_desired_keys_pending_and_its_next_observation_is_no_drift() -> None:
-    numbers = table()
-    wanted = {f"key {number}": (OLD, 1) for number in range(KEYS_AT_ONCE + 1)}
-    numbers.replace(OLD, {}, wanted)
-    everything = {**dict.fromkeys(wanted, 1), "theirs": 1, "surplus": 1}
-    numbers.observe(everything, ours("surplus", *wanted))
-    assert (pending(numbers), numbers.foreign) == (["surplus"], {"theirs"})
-    assert len(list(numbers.forgetting())) == 1, "one pause"
-    assert (dict(numbers.observed), set(numbers.foreign)) == ({}, set())
-    assert set(pending(numbers)) == set(wanted)
-    numbers.observe({"key 0": 2, "key 1": 1}, ours(*wanted))
-    assert (numbers.drifted, numbers.take_drifted()) == (0, [])
-    assert set(pending(numbers)) == set(wanted) - {"key 1"}
-    numbers.observe({"key 0": 1}, ours(*wanted))
-    assert numbers.take_drifted() == ["key 1"], "from then on, a change by others is drift again"
