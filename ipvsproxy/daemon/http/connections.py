@@ -72,9 +72,9 @@ async def _respond(handler: server.Handler, request: web.BaseRequest) -> web.Str
     asked = server.Request(request.path, request.query, headers, request.method)
     try:
         async with asyncio.timeout(server.ANSWER_S):
+            if asked.method == "PUT":
+                asked = asked._replace(body=await _first_bytes(request))
             try:
-                if asked.method == "PUT":
-                    asked = asked._replace(body=await request.content.read(server.BODY_BYTES))
                 answer = await handler(asked)
             except Exception:  # of any kind: probes must still get answers
                 log.exception("request_failed", path=asked.path)
@@ -91,3 +91,11 @@ async def _respond(handler: server.Handler, request: web.BaseRequest) -> web.Str
             request.transport.abort()
         raise
     return response
+
+
+async def _first_bytes(request: web.BaseRequest) -> bytes:
+    """The part of the body that arrives at once. A body that breaks off or is malformed is the client's error."""
+    try:
+        return await request.content.read(server.BODY_BYTES)
+    except Exception as error:
+        raise web.HTTPBadRequest from error

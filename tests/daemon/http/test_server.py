@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import random
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -367,5 +369,67 @@ async def test_garbled_requests_are_answered_or_dropped_and_never_logged(caplog:
                         answer = await reader.read()
                         assert not answer or answer.startswith(b"HTTP/1."), bytes(garbled)
             assert (await http_client.ask(port, "/x")).status == 200
+    assert logs == []
+    assert caplog.records == []
+
+
+_PUT = b"PUT /x HTTP/1.1\r\nHost: x\r\n"
+_CHUNKED = _PUT + b"Transfer-Encoding: chunked\r\n\r\n"
+_GET = b"GET /x HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize("end", ["half-closed", "reset", "byte by byte"])
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        pytest.param(_PUT + b"Content-Length: 10\r\n\r\n", id="no body"),
+        pytest.param(_PUT + b"Content-Length: 10\r\n\r\nab", id="a body that breaks off"),
+        pytest.param(_PUT + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n", id="a body that waits"),
+        pytest.param(_PUT + b"Expect: x\r\nContent-Length: 3\r\n\r\nabc", id="another expectation"),
+        pytest.param(_PUT + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", id="a false encoding"),
+        pytest.param(_PUT + b"Content-Length: -3\r\n\r\nabc", id="a false length"),
+        pytest.param(_PUT + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc", id="two lengths"),
+        pytest.param(_CHUNKED + b"5\r\nab", id="a chunk that breaks off"),
+        pytest.param(_CHUNKED + b"zz\r\nab\r\n", id="a false chunk"),
+        pytest.param(_CHUNKED + b"f" * 20 + b"\r\nab\r\n", id="a huge chunk"),
+        pytest.param(_CHUNKED + b"2;" + b"a" * 9000 + b"\r\nab\r\n", id="a long extension"),
+        pytest.param(_CHUNKED + b"0\r\n\x00bad\r\n\r\n", id="a false trailer"),
+        pytest.param(_CHUNKED + b"0\r\n" + b"A: b\r\n" * 100 + b"\r\n", id="many trailers"),
+        pytest.param(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(30), id="HTTP/2"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64), id="TLS"),
+        pytest.param(_GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n\x81\x05hello", id="WebSocket"),
+        pytest.param(_GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\nPRI * HTTP/2.0", id="an upgrade to HTTP/2"),
+        pytest.param(b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n\r\n\x16\x03", id="a tunnel"),
+        pytest.param(b"GET http://[::1/x HTTP/1.1\r\nHost: x\r\n\r\n", id="a false URL"),
+        pytest.param(b"GET /%zz%00\xff?\xff=%fe HTTP/1.1\r\nHost: \xff\r\nX: \xff\r\n\r\n", id="no text"),
+        pytest.param(b"GET /\r\n", id="HTTP/0.9"),
+        pytest.param(b"GET / HTTP/9.9\r\n\r\n", id="HTTP/9.9"),
+        pytest.param((_GET + b"\r\n") * 100 + _PUT + b"Content-Length: 9\r\n\r\n", id="many requests at once"),
+        pytest.param(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n", id="a long answer"),
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\r\n" * 1000, id="empty lines"),
+    ],
+)
+async def test_whatever_a_client_does_is_no_error_of_ours(request_bytes: bytes, end: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def handle(request: server.Request) -> Answer:
+        return answers.OK_PAGE._replace(more=[bytes(1 << 18)] * 8) if request.path == "/long" else await _hello(request)
+
+    loop = asyncio.get_running_loop()
+    with structlog.testing.capture_logs() as logs, caplog.at_level("DEBUG"):
+        async with _listening(handle) as port:
+            with socket.socket() as client:
+                client.setblocking(False)
+                await loop.sock_connect(client, ("127.0.0.1", port))
+                with contextlib.suppress(OSError):
+                    at_once = 1 if end == "byte by byte" and len(request_bytes) < 500 else len(request_bytes) or 1
+                    for start in range(0, len(request_bytes), at_once):
+                        await loop.sock_sendall(client, request_bytes[start : start + at_once])
+                        await asyncio.sleep(0)
+                    if end == "reset":
+                        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    else:
+                        client.shutdown(socket.SHUT_WR)
+            assert (await http_client.ask(port, "/x")).status == 200
+    gc.collect()
     assert logs == []
     assert caplog.records == []
