@@ -129,7 +129,8 @@ class _Node:
         apply = functools.partial(self._reconfigure, kernel, engine)
         reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
         signals.install(reloader.ask)
-        self._status.unreadable = lambda: engine.unreadable
+        self._status.source_problem = lambda: self._source.problem
+        self._status.unreadable = lambda: (*engine.unreadable, *filter(None, [self._source.problem]))
         self._status.leftovers = lambda: (*self._leftovers.reasons, *self._other_backend.reasons)
         counters = kernel.standing_in(await kernel.call(lambda node: node.traffic))
         self._show(counters, engine)

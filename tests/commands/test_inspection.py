@@ -63,6 +63,7 @@ class EmptySource:
 
     statuses: Mapping[ObjectKind, WatchStatus] = {}
     post = None
+    problem = ""
 
     def __init__(self) -> None:
         self.asked_again: dict[ObjectKind, float] = {}

@@ -5,7 +5,7 @@ Rule 1: a family is late when one of its changes has waited for two sync periods
 Rule 2: a node is eligible for traffic of load balancers from its first complete sync on, while its Node object is known and not
 about to be removed.
 Rule 3: ``/healthz`` names a stale watch, but turns load balancers away only if the operator has chosen that. ``/livez`` ignores
-it, because a restart does not help.
+it, because a restart does not help. Manifests that cannot be read turn load balancers away always: they are this node's own.
 Rule 4: nothing is late before the first lists are complete, because nothing can be programmed. The node gets no traffic until
 then, but ``/livez`` asks for no restart.
 Rule 5: a process that is about to stop is unhealthy before it stops.
@@ -92,6 +92,8 @@ class Status:
         """Returns one sentence for each part of the kernel that cannot be read now."""
         self.leftovers: Callable[[], Collection[str]] = tuple
         """Returns one sentence for each place where what another proxy or backend has left resists removal now."""
+        self.source_problem: Callable[[], str] = str
+        """Returns what the source cannot read now, although it is at hand; empty if that is nothing."""
         self._stale = stale
         self._stale_turns_away = stale_turns_away
         self._missing = missing
@@ -159,8 +161,8 @@ class Status:
 
     @property
     def is_turned_away(self) -> bool:
-        """Whether a stale watch turns load balancers away, since this node may serve outdated Services."""
-        return self._stale_turns_away and bool(self._stale())
+        """Whether load balancers are turned away, since this node may serve outdated Services."""
+        return bool(self.source_problem()) or (self._stale_turns_away and bool(self._stale()))
 
     def health(self) -> Health:
         """The health of the node now."""

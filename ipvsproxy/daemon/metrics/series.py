@@ -153,7 +153,8 @@ SERVICE_CHANGES_PENDING = _gauge(f"{_SYNC}_service_changes_pending", "Changes of
 ENDPOINT_CHANGES_PENDING = _gauge(f"{_SYNC}_endpoint_changes_pending", "Changes of endpoints that no sync has taken yet.")
 OLDEST_CHANGE_AGE = _gauge("ipvsproxy_oldest_change_age_seconds", "Age of the oldest change that is not in force.")
 UNREADABLE_PARTS = _gauge(
-    "ipvsproxy_unreadable_parts", "Parts of the kernel that cannot be read; nothing in them is removed meanwhile."
+    "ipvsproxy_unreadable_parts",
+    "Parts of the kernel, or the manifests, that cannot be read; nothing in them is removed meanwhile.",
 )
 LEFTOVER_RULES = _gauge(
     "ipvsproxy_leftover_rules",

@@ -71,7 +71,11 @@ def is_manifest(name: str) -> bool:
 
 
 def read_file(path: pathlib.Path) -> FileContent:
-    """All manifests of a file: its documents, and the items of its Lists. Other kinds are skipped."""
+    """All manifests of a file: its documents, and the items of its Lists. Other kinds are skipped.
+
+    Raises:
+        OSError: the file could not be read now.
+    """
     objects: dict[Identity, Put] = {}
     rejected: list[Rejected] = []
     try:
@@ -85,8 +89,6 @@ def read_file(path: pathlib.Path) -> FileContent:
                 rejected.append(Rejected(event.kind, event.key, where, "stands in this file twice; the first one is used"))
             elif event:
                 objects[Identity(event.kind, event.key)] = event
-    except OSError as error:
-        rejected.append(_unread(path, error.strerror or "cannot be read"))
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         rejected.append(_unread(path, f"{line}{error.problem or error.context}"))

@@ -13,7 +13,12 @@ from ipvsproxy.translate.api.targets import Targets
 
 
 class Source(Protocol):
-    """A source of Services, EndpointSlices and the Node."""
+    """A source of Services, EndpointSlices and the Node.
+
+    ``problem`` says what of it cannot be read now, although it is at hand; empty if that is nothing.
+    """
+
+    problem: str
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
         """Deliver events for ever."""

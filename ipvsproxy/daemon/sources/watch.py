@@ -75,6 +75,8 @@ class KubernetesSource:
     with its host, its code of HTTP or ``<error>``, its duration in seconds, and its method. ``statuses`` can be read at any time.
     """
 
+    problem = ""
+
     def __init__(
         self,
         *,

@@ -410,7 +410,9 @@ _GET = b"GET /x HTTP/1.1\r\nHost: x\r\n"
         pytest.param(b"\r\n" * 1000, id="empty lines"),
     ],
 )
-async def test_whatever_a_client_does_is_no_error_of_ours(request_bytes: bytes, end: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_whatever_a_client_does_is_no_error_of_ours(
+    request_bytes: bytes, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def handle(request: server.Request) -> Answer:
         return answers.OK_PAGE._replace(more=[bytes(1 << 18)] * 8) if request.path == "/long" else await _hello(request)
 

@@ -5,14 +5,18 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import pathlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.sources import directory
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.sources import directory, manifests
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
 
 DEADLINE_S = 5
@@ -201,14 +205,68 @@ async def test_an_absent_directory_is_not_a_complete_list(tmp_path: pathlib.Path
     assert source.describe() == f"directory {place}"
 
 
+async def test_a_file_is_read_again_until_it_can_be_and_its_objects_stay_meanwhile(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No second change comes: only the source itself can make up for the failed reading."""
+    real, attempts = manifests.read_file, 0
+    monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.01)
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    source, sink = directory.DirectorySource(str(tmp_path), settle_s=0.005), Sink()
+    status = Status(families=[Family.IPV4], sync_period_s=30, clock=time.monotonic, wall_clock=time.time)
+    status.source_problem = lambda: source.problem
+
+    def fail_thrice(path: pathlib.Path) -> manifests.FileContent:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 3:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        assert status.is_turned_away
+        return real(path)
+
+    with structlog.testing.capture_logs() as logs:
+        task = asyncio.create_task(source.run(sink.deliver))
+        await sink.batch(0)
+        assert not status.is_turned_away
+        monkeypatch.setattr(manifests, "read_file", fail_thrice)
+        (tmp_path / "a.yaml").write_text(manifest("a", "10.0.0.2"))
+        assert await sink.batch(1) == ["Put a"]
+        task.cancel()
+    assert not status.is_turned_away
+    assert [line["error"] for line in logs if line["event"] == "manifests_unreadable"] == ["a.yaml: Input/output error"]
+
+
+async def test_the_first_list_waits_a_while_for_files_that_cannot_be_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a start, whatever the first list lacks is removed from the kernel."""
+    monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.001)
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    (tmp_path / "b.yaml").symlink_to("nowhere")
+    reads = 0
+    real = manifests.read_file
+
+    def count(path: pathlib.Path) -> manifests.FileContent:
+        nonlocal reads
+        reads += path.name == "b.yaml"
+        return real(path)
+
+    monkeypatch.setattr(manifests, "read_file", count)
+    async with following(tmp_path) as sink:
+        assert await sink.batch(0) == ["Put a"]
+        assert reads == directory.FIRST_READS + 1
+        (tmp_path / "nowhere").write_text(manifest("b"))
+        assert await sink.batch(1) == ["Put b"]
+
+
 async def test_files_that_have_not_changed_are_not_read_again(tmp_path: pathlib.Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.yaml").write_text(manifest(name))
     source = directory.DirectorySource(str(tmp_path))
     await source.read(lambda events: None)
     os.utime(tmp_path / "a.yaml")
-    read, present = source._read_changed()
-    assert (set(read), set(present)) == ({"a.yaml"}, {"a.yaml", "b.yaml"})
+    read, present, unread = source._read_changed()
+    assert (set(read), set(present), unread) == ({"a.yaml"}, {"a.yaml", "b.yaml"}, {})
 
 
 async def test_a_deleted_file_takes_its_objects_with_it(tmp_path: pathlib.Path) -> None:

@@ -189,12 +189,6 @@ def test_a_service_without_cluster_ip_is_rejected_with_the_reason(world: World) 
     assert event.reason.startswith("spec.clusterIP: ")
 
 
-def test_a_file_that_cannot_be_opened_is_rejected_with_the_reason(tmp_path: pathlib.Path) -> None:
-    link = tmp_path / "web.yaml"
-    link.symlink_to("nowhere")
-    assert manifests.read_file(link).rejected == (Rejected(ObjectKind.SERVICE, None, "web.yaml", "No such file or directory"),)
-
-
 # Objects that stay
 
 
