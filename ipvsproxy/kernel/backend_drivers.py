@@ -4,7 +4,8 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
 
-from ipvsproxy.kernel.ipset.driver import IpsetDriver, ObservedSet
+from ipvsproxy.kernel.base.sets import SetsDriver
+from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables.driver import Program, Refusal
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
@@ -48,25 +49,6 @@ class RulesBackend(Driver, Protocol):
         """Read our rules of a family. Raises KernelError."""
 
 
-class SetsBackend(Driver, Protocol):
-    """Reads and writes the sets that rules look into, as ``IpsetDriver`` does."""
-
-    def close(self) -> None:
-        """Close all sockets."""
-
-    def observe(self, names: Collection[str]) -> Mapping[str, ObservedSet]:
-        """The named sets that exist, with their entries. Raises KernelError."""
-
-    def observe_changed(self, names: Collection[str]) -> Mapping[str, ObservedSet | None]:
-        """The named sets that have changed since this last returned them; None for a set that is absent. Raises KernelError."""
-
-    def forget(self) -> None:
-        """Make the next ``observe_changed`` return every set."""
-
-    def has_copy(self) -> bool:
-        """Whether a ``SetCopy`` exists. Raises KernelError."""
-
-
 class ChosenBackend(NamedTuple):
     """A backend, never ``AUTO``, and for iptables its programs.
 
@@ -90,7 +72,7 @@ class BackendDrivers(NamedTuple):
 
     backend: Backend
     rules: RulesBackend
-    sets: SetsBackend
+    sets: SetsDriver
     writes_sets: Driver
     writes_rules: Driver
     leftover_rules: LeftoverRules

@@ -16,7 +16,7 @@ from pyroute2.netlink import NETLINK_NETFILTER, NETLINK_ROUTE
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
-from ipvsproxy.kernel.ipset import types as ipset_types
+from ipvsproxy.kernel.ipset import message as ipset_message
 from ipvsproxy.kernel.ipset.message import IPSET_PROTOCOL
 from ipvsproxy.kernel.iptables import preload
 from ipvsproxy.kernel.network import conntrack, routes
@@ -242,13 +242,13 @@ def missing_set_types(connect: Callable[[int], netlink.Socket] = netlink.open_so
             )
             for set_type in SetType
             for family in Family
-            if ipset_types.revisions(channel, set_type, family) is None
+            if ipset_message.revisions(channel, set_type, family) is None
         )
 
 
 def _missing_protocol(channel: netlink.Channel) -> tuple[Missing, ...]:
     try:
-        known = ipset_types.protocols(channel)
+        known = ipset_message.protocols(channel)
     except KernelError as error:
         if error.errno not in _NO_IPSET:
             raise

@@ -16,8 +16,8 @@ from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.sets import ObservedSet
 from ipvsproxy.kernel.host import Lack
-from ipvsproxy.kernel.ipset.driver import ObservedSet
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.rule_changes import RuleChanges

@@ -14,8 +14,9 @@ from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipset import batch as ipset_batch
-from ipvsproxy.kernel.ipset.driver import IpsetDriver, ObservedSet
+from ipvsproxy.kernel.base.sets import ObservedSet
+from ipvsproxy.kernel.ipset import driver as ipset
+from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.nftables import listing as nft_listing
@@ -205,6 +206,6 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
         log.info("other_backend_removed", backend="iptables")
     failed = [one for one in outcomes if one.error]
     for one in failed:
-        if one.errno != ipset_batch.IN_USE:
+        if one.errno != ipset.IN_USE:
             raise KernelError(action="remove the ipsets of ours", errno=one.errno, detail=one.error)
     return tuple(str(one.operation.item) for one in failed)

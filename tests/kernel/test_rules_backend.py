@@ -11,7 +11,7 @@ from ipvsproxy.kernel import rules_backend
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
-from ipvsproxy.kernel.ipset import batch as ipset_batch
+from ipvsproxy.kernel.ipset import driver as ipset
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.sets import IP_SETS
 
@@ -49,10 +49,10 @@ def test_a_kernel_without_nf_tables_is_asked_for_our_table_once(
 class FewSets:
     """An ipset in which three sets of ours resist removal, the last one for ``number``."""
 
-    number = ipset_batch.IN_USE
+    number = ipset.IN_USE
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        numbers = (0, ipset_batch.IN_USE, self.number)
+        numbers = (0, ipset.IN_USE, self.number)
         return [
             Outcome(one, error=f"{one}: no" if number else "", errno=number)
             for one, number in zip(operations, numbers, strict=False)

@@ -14,6 +14,7 @@ The sockets are plain ones: each of pyroute2's own starts an event loop, and nev
 
 import contextlib
 import errno
+import hashlib
 import os
 import socket
 import struct
@@ -355,6 +356,14 @@ def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
         position += (length + 3) & ~3
     if position < size:
         raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+
+
+def digest(replies: Iterable[Reply], skip: int = 0, beside: object = "") -> bytes:
+    """A digest of a dump, without the first ``skip`` bytes of each payload, and of what was read ``beside`` it."""
+    hashed = hashlib.blake2b(repr(beside).encode(), digest_size=16)
+    for data, start, end in replies:
+        hashed.update(memoryview(data)[start + skip : end])
+    return hashed.digest()
 
 
 @contextlib.contextmanager

@@ -1,140 +1,92 @@
-"""The ipset driver: the sets by name, and their entries."""
+"""The ipset driver: the sets by name, and their entries, many of them in one message.
+
+A full set is enlarged: a larger copy is filled beside it, then swapped in. So no packet ever meets an incomplete set. The kernel
+cannot change ``maxelem`` of a set. After the swap, rules look into the copy under the old name
+(include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
+"""
 
 import errno
-import hashlib
-import itertools
+import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import structlog
-from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base import message, netlink, sets
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipset import batch as ipset_batch
-from ipvsproxy.kernel.ipset import enlarge as ipset_enlarge
+from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
 from ipvsproxy.kernel.ipset import message as ipset_message
-from ipvsproxy.kernel.ipset import types as ipset_types
+from ipvsproxy.model import packed
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
-from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetCopy, SetEntries, SetEntry, SetType
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetType
 
 HASH_FULL = 4352
 """The error IPSET_ERR_HASH_FULL. For a set of ports the same number has another meaning."""
+LARGEST = 1 << 24
+"""The largest capacity, in entries."""
+
+SEND_LIMIT = 120_000
+"""The most bytes of entries in one ``send``, so that a socket with buffers of the usual size takes them."""
+
+_OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
+IN_USE = 4100
+"""The error of the removal of a set that a rule uses (IPSET_ERR_BUSY)."""
+
+_MEANINGS: Mapping[int, str] = {
+    errno.ENOENT: "the set does not exist",
+    4097: "the kernel does not understand the message (another family, or an older ipset protocol)",
+    4098: "this kernel does not have this set type: its module is missing or cannot be loaded",
+    4099: "the kernel has no room for another set",
+    IN_USE: "the set is in use by a rule",
+    4103: "the entry already exists, or is already gone",
+    4104: "the kernel refuses this prefix length (a set takes no /0 range; two /1 ranges are the same)",
+    4106: "the kernel refuses this family",
+    4109: "an IPv4 address is missing",
+    4110: "an IPv6 address is missing",
+}
+_HASH_MEANINGS: Mapping[int, str] = {
+    4352: f"the set is full: it holds at most {SET_CAPACITY} entries",
+    4353: "the kernel refuses this entry in this type of set",
+    4354: "the kernel refuses this protocol",
+    4355: "the protocol is missing",
+}
+_BITMAP_MEANINGS: Mapping[int, str] = {_TYPE_SPECIFIC: "the port lies outside the set's range"}
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-class ObservedSet(NamedTuple):
-    """An observed set.
+class IpsetDriver(SetsDriver):
+    """Reads and writes ipsets, as ``SetsDriver``.
 
-    ``family`` is None and ``capacity`` (``maxelem``) is 0 for a set of ports, which has neither. ``entries`` is empty if the set
-    ``differs_from`` the set of ours with the same name.
-    """
-
-    type: str
-    family: Family | None
-    capacity: int
-    entries: AbstractSet[SetEntry]
-
-    def differs_from(self, ip_set: IpSet) -> str:
-        """The difference between the parameters of this set and those of ours; empty if they are equal."""
-        ours = _parameters(ip_set)
-        # A set of ours that was enlarged is still ours.
-        theirs = (self.type, self.family, min(self.capacity, ours[2]))
-        return "" if theirs == ours else f"it is {_describe(*theirs)}, not {_describe(*ours)}"
-
-
-class IpsetDriver:
-    """Reads and writes sets in the network namespace of the thread that makes this object. Only that thread may use it.
-
-    It only knows the sets in ``IP_SETS``.
+    If the kernel refuses an entry, its message is repeated entry by entry, after the others.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
-        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
+        super().__init__(connect)
         self._revisions: dict[tuple[SetType, Family, bool], int] = {}
-        self._digests: dict[str, bytes] = {}
-        """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._channel.close()
-
-    def observe(self, names: Collection[str]) -> dict[str, ObservedSet]:
-        """The named sets that exist, with their entries.
-
-        Raises:
-            KernelError: a set could not be read.
-        """
-        self.forget()  # the next ``observe_changed`` must return every set
-        return {name: observed for name in names if (observed := self._observe(name)) is not None}
-
-    def forget(self) -> None:
-        """Make the next ``observe_changed`` return every set."""
-        self._digests.clear()
-
-    def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
-        """The named sets that have changed since this last returned them; None for a set that does not exist.
-
-        A set that was written meanwhile counts as changed. After ``observe`` or ``forget``, every set does.
-
-        Raises:
-            KernelError: a set could not be read. The next call then returns at least the same sets.
-        """
-        changed: dict[str, ObservedSet | None] = {}
-        digests: dict[str, bytes] = {}
-        for name in names:
-            parts = self._dump(name)
-            if parts is None:
-                changed[name] = None
-                continue
-            digest = _digest(parts)
-            if self._digests.get(name) != digest:
-                changed[name] = _read(name, parts)
-                digests[name] = digest
-        self._digests |= digests
-        return changed
 
     def has_copy(self) -> bool:
-        """Whether a ``SetCopy`` exists: a process that was killed while it enlarged a set has left it.
-
-        Raises:
-            KernelError: the copy could not be read.
-        """
+        """As ``SetsDriver``."""
         return self._dump(SET_COPY.name, header_only=True) is not None
 
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Create and destroy sets, destroy a ``SetCopy``, add and remove entries, in the given order. A repetition is no error.
-
-        Entries of one run (same set, same verb) share messages. If the kernel refuses an entry, its message is repeated entry by
-        entry, after the others. Outcomes have the order of the operations. An operation on several entries has one outcome if all
-        were added, and one for each entry otherwise.
-        """
-        results: list[Outcome] = []
-        for is_set, group in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
-            run = list(group)
-            results += map(self._apply_set, run) if is_set else self._apply_entries(run)
-        return results
-
-    def _apply_entries(self, operations: Sequence[Operation]) -> list[Outcome]:
-        batch = ipset_batch.Batch(self._channel)
-        for verb, entries in ipset_batch.runs(operations):
-            self._digests.pop(entries[0].set, None)
+    def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
+        batch = Batch(self._channel)
+        for verb, entries in sets.runs(operations):
             batch.add(verb, entries)
         batch.flush()
-        reported = batch.reported
         full = {
             one: one.item.set
-            for one, outcome in reported.items()
+            for one, outcome in batch.reported.items()
             if outcome.errno == HASH_FULL and isinstance(one.item, SetEntries)
         }
         enlarged = self._enlarge_all(dict.fromkeys(full.values()))
         again = [operation for operation, name in full.items() if name in enlarged]
-        if again:
-            reported |= {outcome.operation: outcome for outcome in self._apply_entries(again)}
-        return outcomes(operations, reported)
+        if not again:
+            return batch.reported
+        reported = {one: outcome for one, outcome in batch.reported.items() if full.get(one) not in enlarged}
+        return reported | self._apply_entries(again)
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
         """Enlarge these sets, which are full. Returns the names of those that were enlarged."""
@@ -144,43 +96,20 @@ class IpsetDriver:
             try:
                 observed = self._observe(name)
                 if ip_set.type is not SetType.PORT and observed is not None and not observed.differs_from(ip_set):
-                    ipset_enlarge.enlarge(self._channel, ip_set, self._revision(ip_set), observed.entries, observed.capacity)
+                    _enlarge(self._channel, ip_set, self._revision(ip_set), observed.entries, observed.capacity)
                     enlarged.append(name)
             except KernelError as error:
                 log.error("set_not_enlarged", set=name, error=str(error))
         return enlarged
 
-    def _apply_set(self, operation: Operation) -> Outcome:
-        ip_set = operation.item
-        assert isinstance(ip_set, IpSet | SetCopy)  # noqa: S101 - the caller has checked
-        self._digests.pop(ip_set.name, None)
-        try:
-            is_creation = operation.verb is not Verb.REMOVE
-            surprise = self._create(ip_set) if is_creation and isinstance(ip_set, IpSet) else self._destroy(ip_set)
-        except KernelError as error:
-            return Outcome(operation, f"{operation}: {error.detail}", error.errno)
-        return Outcome(operation, surprise=surprise)
+    def _create(self, ip_set: IpSet) -> int:
+        return self._channel.do(ipset_message.creation(ip_set, self._revision(ip_set)))
 
-    def _create(self, ip_set: IpSet) -> bool:
-        """Returns whether the set existed already."""
-        action = f"create {ip_set}"
-        number = self._channel.do(ipset_message.creation(ip_set, self._revision(ip_set)))
-        if number == 0:
-            return False
-        if number != errno.EEXIST:
-            raise KernelError(action=action, errno=max(number, 0), detail=ipset_batch.explain(number, ip_set.type))
-        observed = self._observe(ip_set.name, header_only=True)
-        difference = observed.differs_from(ip_set) if observed else "it was created and destroyed meanwhile"
-        if difference:
-            raise KernelError(action=action, errno=number, detail=f"a set of this name exists, and {difference}")
-        return True
+    def _destroy(self, name: str) -> int:
+        return self._channel.do(ipset_message.destruction(name))
 
-    def _destroy(self, ip_set: IpSet | SetCopy) -> bool:
-        """Returns whether the set was absent already."""
-        number = self._channel.do(ipset_message.destruction(ip_set.name))
-        if number not in (0, errno.ENOENT):
-            raise KernelError(action=f"destroy {ip_set}", errno=max(number, 0), detail=ipset_batch.explain(number))
-        return number == errno.ENOENT
+    def _explain(self, number: int, set_type: SetType | None) -> str:
+        return explain(number, set_type)
 
     def _revision(self, ip_set: IpSet) -> int:
         """The lowest sufficient revision of the set's type, or the nearest one that this kernel has.
@@ -196,13 +125,13 @@ class IpsetDriver:
     def _choose_revision(self, ip_set: IpSet) -> int:
         action = f"find {ip_set.type}"
         try:
-            known = ipset_types.revisions(self._channel, ip_set.type, ip_set.family)
+            known = ipset_message.revisions(self._channel, ip_set.type, ip_set.family)
         except KernelError as error:
             if error.errno == 0:
                 raise
             raise KernelError(action=action, errno=error.errno, detail=_no_type(ip_set)) from error
         if known is None:
-            raise KernelError(action=action, errno=ipset_types.NO_SUCH_TYPE, detail=_no_type(ip_set))
+            raise KernelError(action=action, errno=ipset_message.NO_SUCH_TYPE, detail=_no_type(ip_set))
         if ip_set.gives_marks and known.newest < ipset_message.MARK_REVISION:
             detail = (
                 f"this kernel's {ip_set.type} carries no marks, as revision {ipset_message.MARK_REVISION} does: "
@@ -212,47 +141,127 @@ class IpsetDriver:
         sufficient = ipset_message.MARK_REVISION if ip_set.gives_marks else ipset_message.SUFFICIENT_REVISIONS[ip_set.type]
         return min(max(sufficient, known.oldest), known.newest)
 
-    def _observe(self, name: str, *, header_only: bool = False) -> ObservedSet | None:
-        parts = self._dump(name, header_only=header_only)
-        return None if parts is None else _read(name, parts)
-
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
-        """The kernel's description of a set; None if it does not exist."""
         try:
             return self._channel.dump(ipset_message.contents_query(name, header_only=header_only), f"list the set {name}")
         except KernelError as error:
             if error.errno == errno.ENOENT:
                 return None
-            detail = ipset_batch.explain(error.errno) or error.detail
+            detail = explain(error.errno) or error.detail
             raise KernelError(action=error.action, errno=error.errno, detail=detail) from error
+
+    def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet | None:
+        observed: ObservedSet | None = None
+        # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
+        entries: dict[SetEntry, None] = {}
+        for data, start, end in parts:
+            attributes = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
+            if ipset_message.TYPE_NAME in attributes:
+                observed = observed or _header(data, attributes, entries.keys())
+            if observed is not None and ipset_message.ENTRIES in attributes and not observed.differs_from(IP_SETS[name]):
+                decode = ipset_message.codec(name).decode
+                for _, first, last in message.walk(data, *attributes[ipset_message.ENTRIES]):
+                    entry = decode(data, first, last)
+                    if entry is not None:
+                        entries[entry] = None
+        return observed
+
+
+class Batch:
+    """Set entries for one ``send``, and their outcomes.
+
+    ``reported`` has the outcomes of entries that failed or were a surprise, by the operation on that entry alone.
+    """
+
+    def __init__(self, channel: netlink.Channel) -> None:
+        self.reported: dict[Operation, Outcome] = {}
+        self._channel = channel
+        self._pending: list[_Entries] = []
+        self._size = 0
+
+    def add(self, verb: Verb, entries: Sequence[SetEntry]) -> None:
+        """Add entries of one set to the batch."""
+        codec = ipset_message.codec(entries[0].set)
+        step = codec.entries_per_message
+        for first in range(0, len(entries), step):
+            part = self._encode(codec, verb, entries[first : first + step])
+            if part.entries:
+                self._pending.append(part)
+                self._size += len(part.encoded)
+            if self._size >= SEND_LIMIT - ipset_message.CONTAINER_LIMIT:
+                self.flush()
+
+    def _encode(self, codec: ipset_message.EntryCodec, verb: Verb, entries: Sequence[SetEntry]) -> "_Entries":
+        """Encode entries. An entry that cannot be encoded fails, and is left out."""
+        try:
+            return _Entries(verb, entries, codec.encode(entries))
+        except (ValueError, struct.error) as error:
+            if len(entries) == 1:
+                self._fail(Operation(verb, SetEntries.of(*entries)), errno.EINVAL, str(error))
+                return _Entries(verb, (), b"")
+        alone = [self._encode(codec, verb, (entry,)) for entry in entries]
+        return _Entries(verb, [entry for one in alone for entry in one.entries], b"".join(one.encoded for one in alone))
+
+    def flush(self) -> None:
+        """Send the batch to the kernel."""
+        pending, self._pending, self._size = self._pending, [], 0
+        limit = self._channel.limit if pending else 1
+        for start in range(0, len(pending), limit):
+            chunk = pending[start : start + limit]
+            for index, number in self._run(chunk).items():
+                one = chunk[index]
+                if len(one.entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
+                    for entry in one.entries:
+                        self._report(one.verb, entry, number)
+                else:
+                    self._repeat(one, limit)
+
+    def _repeat(self, several: "_Entries", limit: int) -> None:
+        """Send each entry in a message of its own, for an outcome of its own."""
+        verb, entries, encoded = several
+        parts = packed.pieces(encoded, len(encoded) // len(entries))
+        alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
+        for start in range(0, len(alone), limit):
+            for index, number in self._run(alone[start : start + limit]).items():
+                self._report(verb, entries[start + index], number)
+
+    def _run(self, chunk: Sequence["_Entries"]) -> dict[int, int]:
+        sequences = self._channel.sequences(len(chunk))
+        return self._channel.run(
+            [
+                ipset_message.codec(entries[0].set).request(verb, encoded, sequence)
+                for (verb, entries, encoded), sequence in zip(chunk, sequences, strict=True)
+            ]
+        )
+
+    def _report(self, verb: Verb, entry: SetEntry, number: int) -> None:
+        operation = Operation(verb, SetEntries.of(entry))
+        if verb is Verb.REMOVE and number == errno.ENOENT:
+            self.reported[operation] = Outcome(operation, surprise=True)
+        else:
+            self._fail(operation, max(number, 0), explain(number, IP_SETS[entry.set].type))
+
+    def _fail(self, operation: Operation, number: int, reason: str) -> None:
+        self.reported[operation] = Outcome(operation, f"{operation}: {reason}", number)
+
+
+class _Entries(NamedTuple):
+    """Entries of one set in one message."""
+
+    verb: Verb
+    entries: Sequence[SetEntry]
+    encoded: bytes
+
+
+def explain(number: int, set_type: SetType | None = None) -> str:
+    """The meaning of an ipset error number; numbers above 4096 are ipset's own."""
+    own = _BITMAP_MEANINGS if set_type is SetType.PORT else _HASH_MEANINGS
+    meaning = own.get(number) or _MEANINGS.get(number)
+    return meaning or (f"ipset error {number}" if number > _OWN_ERRORS else netlink.explain(number))
 
 
 def _no_type(ip_set: IpSet) -> str:
     return f"this kernel has no set type {ip_set.type}: its module is missing or cannot be loaded"
-
-
-def _digest(parts: Iterable[netlink.Reply]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for data, start, end in parts:
-        digest.update(memoryview(data)[start:end])
-    return digest.digest()
-
-
-def _read(name: str, parts: Iterable[netlink.Reply]) -> ObservedSet | None:
-    observed: ObservedSet | None = None
-    # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
-    entries: dict[SetEntry, None] = {}
-    for data, start, end in parts:
-        attributes = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
-        if ipset_message.TYPE_NAME in attributes:
-            observed = observed or _header(data, attributes, entries.keys())
-        if observed is not None and ipset_message.ENTRIES in attributes and not observed.differs_from(IP_SETS[name]):
-            decode = ipset_message.codec(name).decode
-            for _, first, last in message.walk(data, *attributes[ipset_message.ENTRIES]):
-                entry = decode(data, first, last)
-                if entry is not None:
-                    entries[entry] = None
-    return observed
 
 
 def _header(data: bytes, attributes: Mapping[int, tuple[int, int]], entries: AbstractSet[SetEntry]) -> ObservedSet:
@@ -264,11 +273,39 @@ def _header(data: bytes, attributes: Mapping[int, tuple[int, int]], entries: Abs
     return ObservedSet(kind, family, capacity, entries)
 
 
-def _parameters(ip_set: IpSet) -> tuple[str, Family | None, int]:
-    if ip_set.type is SetType.PORT:
-        return ip_set.type, None, 0
-    return ip_set.type, ip_set.family, SET_CAPACITY
+def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Collection[SetEntry], capacity: int) -> None:
+    """Replace a set by one with twice the capacity. ``entries`` are its present entries, ``capacity`` is its present limit.
+
+    Raises:
+        KernelError: it failed, and the set is unchanged.
+    """
+    action = f"enlarge {ip_set}"
+    if capacity * 2 > LARGEST:
+        raise KernelError(action=action, detail=f"its capacity is already {capacity} entries")
+    channel.do(ipset_message.destruction(SET_COPY.name))  # the copy of a process that was killed here
+    _do(channel, ipset_message.creation(ip_set, revision, name=SET_COPY.name, capacity=capacity * 2), action)
+    try:
+        _fill(channel, ip_set, entries, action)
+        _do(channel, ipset_message.swap(SET_COPY.name, ip_set.name), action)
+    finally:
+        channel.do(ipset_message.destruction(SET_COPY.name))
+    log.warning("set_enlarged", set=ip_set.name, entries=len(entries), capacity=capacity * 2)
 
 
-def _describe(kind: str, family: Family | None, capacity: int) -> str:
-    return " ".join(part for part in (kind, family.label if family else "", f"maxelem {capacity}" if capacity else "") if part)
+def _fill(channel: netlink.Channel, ip_set: IpSet, entries: Collection[SetEntry], action: str) -> None:
+    codec = ipset_message.EntryCodec(ip_set, SET_COPY.name)
+    try:
+        encoded = codec.encode(list(entries)) if entries else b""
+    except (ValueError, struct.error) as error:
+        raise KernelError(action=action, detail=str(error)) from error
+    step = codec.entries_per_message * codec.entry_size
+    for start in range(0, len(encoded), step):
+        (sequence,) = channel.sequences(1)
+        for number in channel.run([codec.request(Verb.ADD, encoded[start : start + step], sequence)]).values():
+            raise KernelError(action=action, errno=max(number, 0), detail=netlink.explain(number))
+
+
+def _do(channel: netlink.Channel, request: bytes, action: str) -> None:
+    number = channel.do(request)
+    if number:
+        raise KernelError(action=action, errno=max(number, 0), detail=netlink.explain(number))

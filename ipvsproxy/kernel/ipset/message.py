@@ -1,14 +1,19 @@
-"""ipset messages, as bytes: create, list and fill sets. Entries are encoded and decoded many at once."""
+"""ipset messages, as bytes: create, list and fill sets. Entries are encoded and decoded many at once.
+
+Also what this kernel's ipset can do: its protocol, and the revisions of each type of set. The kernel loads the module of a type
+to answer (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
+"""
 
 import functools
 import operator
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
 
 from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, MarkedEntry, SetEntry, SetType
@@ -43,6 +48,10 @@ MARK_REVISION = 5
 """The first revision of ``hash:ip,port`` whose entries may carry a mark (``skbinfo``, Linux 3.18)."""
 IPSET_PROTOCOL = 6
 """The oldest protocol version, which every kernel speaks. Version 7 came with Linux 5.0, for commands that are not used here."""
+OWN_ERRORS = 4096
+"""The first of ipset's own error numbers (include/uapi/linux/netfilter/ipset/ip_set.h)."""
+NO_SUCH_TYPE = 4098
+"""IPSET_ERR_FIND_TYPE."""
 _SUBSYSTEM = NFNL_SUBSYS_IPSET << 8
 _ALL_PORTS = (0, 65535)
 _ANY_FAMILY = 0
@@ -257,3 +266,57 @@ def codec(name: str) -> EntryCodec:
 def _family(set_type: SetType, family: Family) -> int:
     """The family in the message: none for a set of ports, so that rules of both families can look into it."""
     return _ANY_FAMILY if set_type is SetType.PORT else int(family)
+
+
+class Range(NamedTuple):
+    """Versions of the protocol, or revisions of a type, from the oldest to the newest that the kernel takes."""
+
+    oldest: int
+    newest: int
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self.oldest <= number <= self.newest
+
+
+def protocols(channel: netlink.Channel) -> Range:
+    """The versions of the protocol. Before Linux 5.0 the kernel tells one version alone.
+
+    Raises:
+        KernelError: the kernel has no ipset, or did not answer.
+    """
+    action = "ask for the protocol of ipset"
+    data, start, end = channel.ask(protocol_query(), action)
+    with netlink.parsing(action):
+        attributes = message.attributes(data, start + HEADER_SIZE, end)
+        newest = _byte(data, attributes[PROTOCOL])
+        oldest = attributes.get(OLDEST_PROTOCOL)
+        return Range(newest if oldest is None else _byte(data, oldest), newest)
+
+
+def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Range | None:
+    """The revisions of a type; None if the kernel neither has it nor can load it.
+
+    Raises:
+        KernelError: the kernel has no ipset, or did not answer.
+    """
+    action = f"find {set_type}"
+    try:
+        data, start, end = channel.ask(type_query(set_type, family), action)
+    except KernelError as error:
+        if error.errno < OWN_ERRORS:
+            raise
+        return None
+    with netlink.parsing(action):
+        attributes = message.attributes(data, start + HEADER_SIZE, end)
+        newest = _byte(data, attributes[REVISION])
+        return Range(_byte(data, attributes[LOWEST_REVISION]), newest)
+
+
+def _byte(data: bytes, at: tuple[int, int]) -> int:
+    """An attribute of one byte.
+
+    Raises:
+        ValueError: its length is not one byte.
+    """
+    (value,) = data[at[0] : at[1]]
+    return value

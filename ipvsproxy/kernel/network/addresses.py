@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import hashlib
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,7 +93,7 @@ class AddressDriver:
             KernelError: as for ``observe``.
         """
         replies, links = self._dump()
-        digest = _digest(replies, links.values())
+        digest = netlink.digest(replies, beside=sorted(links.values()))
         if digest == self._digest:
             return None
         observed = self._read(replies, links)
@@ -238,13 +237,6 @@ def _outcome(operation: Operation, number: int) -> Outcome:
     if surprise:
         return Outcome(operation, surprise=True)
     return Outcome(operation, f"{operation}: {netlink.explain(number)}", max(number, 0))
-
-
-def _digest(addresses: Iterable[netlink.Reply], links: Iterable[_Link]) -> bytes:
-    digest = hashlib.blake2b(repr(sorted(links)).encode(), digest_size=16)
-    for data, start, end in addresses:
-        digest.update(memoryview(data)[start:end])
-    return digest.digest()
 
 
 def _parse_link(reply: netlink.Reply) -> _Link:

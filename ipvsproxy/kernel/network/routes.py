@@ -12,7 +12,6 @@ Layouts: include/uapi/linux/rtnetlink.h; the order of checks is that of net/ipv4
 
 import errno
 import functools
-import hashlib
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -95,7 +94,7 @@ class RouteDriver:
             KernelError: as for ``observe``.
         """
         replies = self._dump()
-        digest = _digest(replies)
+        digest = netlink.digest(replies)
         if digest == self._digest:
             return None
         observed = self._read(replies)
@@ -210,10 +209,3 @@ def _reason(operation: Operation, number: int) -> str:
             return "IPv6 is disabled on lo: set net.ipv6.conf.lo.disable_ipv6 to 0"
         case _:
             return netlink.explain(number)
-
-
-def _digest(replies: Iterable[netlink.Reply]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for data, start, end in replies:
-        digest.update(memoryview(data)[start:end])
-    return digest.digest()

@@ -10,10 +10,13 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
+import msgspec
 import pytest
 
-from ipvsproxy.kernel.base import message
+from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.sets import ObservedSet
 from ipvsproxy.kernel.ipset import driver as ipset
+from ipvsproxy.kernel.ipset import message as ipset_message
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
@@ -134,7 +137,7 @@ def test_a_set_of_our_name_with_other_parameters_is_reported_and_not_used(
     assert difference in observed.differs_from(CLUSTER_IP)
 
 
-def entries_of(found: Mapping[str, ipset.ObservedSet | None]) -> dict[str, AbstractSet[SetEntry] | None]:
+def entries_of(found: Mapping[str, ObservedSet | None]) -> dict[str, AbstractSet[SetEntry] | None]:
     return {name: held.entries if held else None for name, held in found.items()}
 
 
@@ -150,6 +153,19 @@ def test_an_unchanged_set_is_not_returned_again(driver: ipset.IpsetDriver) -> No
     tool("flush", CLUSTER_IP.name)
     tool("destroy", "KUBE-NODE-PORT-TCP")
     assert entries_of(driver.observe_changed(names)) == none | {CLUSTER_IP.name: set(), "KUBE-NODE-PORT-TCP": None}
+
+
+@pytest.mark.kernel
+def test_a_set_that_was_absent_is_returned_once_it_is_as_it_was_before(driver: ipset.IpsetDriver) -> None:
+    name = "KUBE-NODE-PORT-TCP"
+    for expected in ({30001}, None, {30001}):
+        if expected:
+            tool("create", name, "bitmap:port", "range", "0-65535")
+            tool("add", name, "30001")
+        else:
+            tool("destroy", name)
+        found = entries_of(driver.observe_changed([name]))
+        assert found == {name: {SetEntry(name, port=port) for port in expected} if expected else None}
 
 
 @pytest.mark.kernel
@@ -349,3 +365,42 @@ def test_a_revision_that_is_not_one_byte_is_an_error_of_the_kernel(revision: byt
     driver = ipset.IpsetDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
     (outcome,) = apply(driver, Verb.ADD, CLUSTER_IP)
     assert "the kernel's answer cannot be parsed" in outcome.error
+
+
+def test_an_entry_that_cannot_be_encoded_does_not_keep_the_others_from_their_message() -> None:
+    sent: list[bytes] = []
+
+    def answer(data: bytes) -> list[fake_netlink.Answer]:
+        """Refuse the message with both entries, and then the second of the messages with one each."""
+        sent.append(data)
+        *_, last = fake_netlink.sequences(data)
+        return [fake_netlink.error(last, errno.EINVAL)]
+
+    entries = [entry(1), msgspec.structs.replace(entry(2), protocol=None), entry(3)]
+    _, wrong, refused = (Operation(Verb.ADD, SetEntries.of(one)) for one in entries)
+    batch = ipset.Batch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)))
+    batch.add(Verb.ADD, entries)
+    batch.flush()
+    assert batch.reported == {
+        wrong: Outcome(wrong, f"{wrong}: the protocol is missing", errno.EINVAL),
+        refused: Outcome(refused, f"{refused}: Invalid argument", errno.EINVAL),
+    }
+    together, alone = sent
+    codec = ipset_message.codec(CLUSTER_IP.name)
+    assert together.endswith(codec.encode([entry(1), entry(3)]))
+    assert codec.encode([entry(1)]) in alone
+    assert alone.endswith(codec.encode([entry(3)]))
+
+
+@pytest.mark.parametrize(
+    ("number", "set_type", "text"),
+    [
+        (4352, SetType.ADDRESS_PORT, "the set is full: it holds at most 65536 entries"),
+        (4352, SetType.PORT, "the port lies outside the set's range"),
+        (4999, SetType.PORT, "ipset error 4999"),
+        (errno.EPERM, None, "Operation not permitted"),
+        (netlink.UNANSWERED, None, "the kernel's answer was lost, so this may or may not be in force"),
+    ],
+)
+def test_error_numbers_have_readable_texts(number: int, set_type: SetType | None, text: str) -> None:
+    assert ipset.explain(number, set_type) == text

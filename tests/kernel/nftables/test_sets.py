@@ -274,6 +274,16 @@ def test_only_changed_sets_are_returned_again(driver: NftSetsDriver) -> None:
     assert driver.observe_changed(names).keys() == set(names)
 
 
+def test_a_set_that_was_absent_is_returned_once_it_is_as_it_was_before(driver: NftSetsDriver) -> None:
+    apply(driver, Verb.ADD, IP_SETS[CLUSTER], IP_SETS["KUBE-EXTERNAL-IP"], entry(1))
+    as_it_was = nft("list", "set", "inet", "ipvsproxy", CLUSTER)
+    before = driver.observe_changed([CLUSTER])
+    nft("delete", "set", "inet", "ipvsproxy", CLUSTER)
+    assert driver.observe_changed([CLUSTER]) == {CLUSTER: None}
+    nft(as_it_was)
+    assert driver.observe_changed([CLUSTER]) == before
+
+
 RANGES = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ipvsproxy.kernel.base import nft_message
-from ipvsproxy.kernel.nftables import element
+from ipvsproxy.kernel.nftables import elements
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.sets import IP_SETS, SetEntry
 from tests.kernel.nftables.examples import an_entry_of
@@ -13,17 +13,17 @@ from tests.kernel.nftables.examples import an_entry_of
 def test_a_key_with_other_padding_is_no_entry_of_ours(garbled: int) -> None:
     ip_set = IP_SETS["KUBE-CLUSTER-IP"]
     entry = SetEntry(ip_set.name, parse_address("10.0.0.1"), Protocol.TCP, 80)
-    encoded = element.encode(ip_set, entry)
+    encoded = elements.encode(ip_set, entry)
     key, data, comment = nft_message.read_element(encoded, 4, len(encoded))
-    assert element.decode(ip_set, key, data, comment) == entry
+    assert elements.decode(ip_set, key, data, comment) == entry
     strange = bytearray(key)
     strange[garbled] = 1
-    assert str(element.decode(ip_set, bytes(strange), data, comment)) == f"element {strange.hex()}"
+    assert str(elements.decode(ip_set, bytes(strange), data, comment)) == f"element {strange.hex()}"
 
 
 def test_every_key_has_the_length_that_the_kernel_is_told() -> None:
     for ip_set in IP_SETS.values():
-        encoded = element.encode(ip_set, an_entry_of(ip_set))
+        encoded = elements.encode(ip_set, an_entry_of(ip_set))
         key, data, comment = nft_message.read_element(encoded, 4, len(encoded))
-        assert (len(key), len(data)) == (element.shape(ip_set).key_length, element.shape(ip_set).data_length)
-        assert element.decode(ip_set, key, data, comment) == an_entry_of(ip_set)
+        assert (len(key), len(data)) == (elements.shape(ip_set).key_length, elements.shape(ip_set).data_length)
+        assert elements.decode(ip_set, key, data, comment) == an_entry_of(ip_set)

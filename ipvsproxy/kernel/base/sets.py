@@ -1,0 +1,207 @@
+"""The common part of the drivers of sets: operations in their order, and which sets have changed."""
+
+import abc
+import errno
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
+from ipvsproxy.model.sets import SET_CAPACITY, IpSet, SetCopy, SetEntries, SetEntry, SetType
+
+NETFILTER_HEADER = 4
+"""The length of ``struct nfgenmsg``, behind the netlink header. With nf_tables it has the generation."""
+
+
+class ObservedSet(NamedTuple):
+    """An observed set.
+
+    ``family`` is None and ``capacity`` (``maxelem``) is 0 for a set of ports, which has neither. ``entries`` is empty if the set
+    ``differs_from`` the set of ours with the same name.
+    """
+
+    type: str
+    family: Family | None
+    capacity: int
+    entries: AbstractSet[SetEntry]
+
+    def differs_from(self, ip_set: IpSet) -> str:
+        """The difference between the parameters of this set and those of ours; empty if they are equal."""
+        ours = parameters(ip_set)
+        # A set of ours that was enlarged is still ours.
+        theirs = (self.type, self.family, min(self.capacity, ours[2]))
+        return "" if theirs == ours else f"it is {_describe(*theirs)}, not {_describe(*ours)}"
+
+
+class SetsDriver(abc.ABC):
+    """Reads and writes sets in the network namespace of the thread that makes this object. Only that thread may use it.
+
+    It only knows the sets in ``IP_SETS``.
+    """
+
+    def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
+        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
+        self._digests: dict[str, bytes] = {}
+        """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def observe(self, names: Collection[str]) -> dict[str, ObservedSet]:
+        """The named sets that exist, with their entries.
+
+        Raises:
+            KernelError: a set could not be read.
+        """
+        self.forget()  # the next ``observe_changed`` must return every set
+        return {name: observed for name in names if (observed := self._observe(name)) is not None}
+
+    def forget(self) -> None:
+        """Make the next ``observe_changed`` return every set."""
+        self._digests.clear()
+
+    def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
+        """The named sets that have changed since this last returned them; None for a set that does not exist.
+
+        A set that was written meanwhile counts as changed. After ``observe`` or ``forget``, every set does.
+
+        Raises:
+            KernelError: a set could not be read. The next call then returns at least the same sets.
+        """
+        changed: dict[str, ObservedSet | None] = {}
+        digests: dict[str, bytes] = {}
+        for name in names:
+            parts = self._dump(name)
+            if parts is None:
+                changed[name] = None
+                continue
+            digest = netlink.digest(parts, NETFILTER_HEADER)
+            if self._digests.get(name) != digest:
+                changed[name] = self._read(name, parts)
+                digests[name] = digest
+        for name in changed:
+            self._digests.pop(name, None)  # a set that was absent counts as changed when it comes again
+        self._digests |= digests
+        return changed
+
+    def has_copy(self) -> bool:
+        """Whether a ``SetCopy`` exists: a process that was killed while it enlarged a set has left it.
+
+        Raises:
+            KernelError: the copy could not be read.
+        """
+        return False
+
+    def written(self, operations: Iterable[Operation]) -> None:
+        """Note that these operations are sent to the kernel: their sets count as changed."""
+        for _, item in operations:
+            self._digests.pop(item.set if isinstance(item, SetEntries) else item.name if isinstance(item, IpSet) else "", None)
+
+    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Create and destroy sets, destroy a ``SetCopy``, add and remove entries, in the given order. A repetition is no error.
+
+        Entries of one run (same set, same verb) share messages. If the kernel refuses an entry, the others are applied all the
+        same. Outcomes have the order of the operations. An operation on several entries has one outcome if all were added, and
+        one for each entry otherwise.
+        """
+        self.written(operations)
+        results: list[Outcome] = []
+        for is_set, run in of_sets_or_entries(operations):
+            results += map(self._apply_set, run) if is_set else outcomes(run, self._apply_entries(run))
+        return results
+
+    def _apply_set(self, operation: Operation) -> Outcome:
+        ip_set = operation.item
+        assert isinstance(ip_set, IpSet | SetCopy)  # noqa: S101 - the caller has checked
+        reason = ""
+        try:
+            if operation.verb is Verb.REMOVE or isinstance(ip_set, SetCopy):
+                number, expected = self._destroy(ip_set.name), errno.ENOENT
+            else:
+                number, expected = self._create(ip_set), errno.EEXIST
+                if number == expected:
+                    reason = self._difference(ip_set)
+        except KernelError as error:
+            return Outcome(operation, f"{operation}: {error.detail}", error.errno)
+        if number in (0, expected) and not reason:
+            return Outcome(operation, surprise=number == expected)
+        set_type = ip_set.type if isinstance(ip_set, IpSet) else None
+        return Outcome(operation, f"{operation}: {reason or self._explain(number, set_type)}", max(number, 0))
+
+    def _difference(self, ip_set: IpSet) -> str:
+        """How the set that has the name of ``ip_set`` differs from it; empty if it does not."""
+        observed = self._observe(ip_set.name, header_only=True)
+        difference = observed.differs_from(ip_set) if observed else "it was created and removed meanwhile"
+        return f"a set of this name exists, and {difference}" if difference else ""
+
+    def _observe(self, name: str, *, header_only: bool = False) -> ObservedSet | None:
+        parts = self._dump(name, header_only=header_only)
+        return None if parts is None else self._read(name, parts)
+
+    @abc.abstractmethod
+    def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
+        """The kernel's description of a set; None if it does not exist. Raises KernelError."""
+
+    @abc.abstractmethod
+    def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet | None:
+        """The set that was dumped. Raises KernelError."""
+
+    @abc.abstractmethod
+    def _create(self, ip_set: IpSet) -> int:
+        """Create a set. Returns 0, or an error number: EEXIST if one of its name exists. Raises KernelError."""
+
+    @abc.abstractmethod
+    def _destroy(self, name: str) -> int:
+        """Destroy a set. Returns 0, or an error number: ENOENT if there is none. Raises KernelError."""
+
+    @abc.abstractmethod
+    def _explain(self, number: int, set_type: SetType | None) -> str:
+        """The meaning of an error number."""
+
+    @abc.abstractmethod
+    def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
+        """Add and remove entries. Returns the outcomes of those that failed or were a surprise, by the operation on one alone."""
+
+
+def of_sets_or_entries(operations: Iterable[Operation]) -> Iterator[tuple[bool, Sequence[Operation]]]:
+    """The operations in runs of those on sets (True) and of those on entries, in their order."""
+    for is_set, run in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
+        yield is_set, list(run)
+
+
+def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEntry]]]:
+    """The entries of each run of one set and one verb.
+
+    Raises:
+        TypeError: an operation is on an object of another kind.
+    """
+    entries: list[SetEntry] = []
+    of: tuple[Verb, str] | None = None
+    for verb, item in operations:
+        if not isinstance(item, SetEntries):
+            raise TypeError(f"not a set or an entry: {item}")
+        if of is not None and of != (verb, item.set):
+            yield of[0], entries
+            entries = []
+        of = verb, item.set
+        entries += item.entries
+    if of is not None:
+        yield of[0], entries
+
+
+def parameters(ip_set: IpSet) -> tuple[str, Family | None, int]:
+    """The type, the family and the capacity of a set of ours, as of an ``ObservedSet``."""
+    if ip_set.type is SetType.PORT:
+        return ip_set.type, None, 0
+    return ip_set.type, ip_set.family, SET_CAPACITY
+
+
+def _describe(kind: str, family: Family | None, capacity: int) -> str:
+    return " ".join(part for part in (kind, family.label if family else "", f"maxelem {capacity}" if capacity else "") if part)

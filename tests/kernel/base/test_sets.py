@@ -1,0 +1,109 @@
+"""What the drivers of sets share, with sets in memory in place of a kernel."""
+
+import struct
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipvsproxy.kernel.base import netlink, sets
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
+from ipvsproxy.model.net import Family, Protocol, parse_address
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind, SetType
+
+NAMES = ("KUBE-NODE-PORT-TCP", "KUBE-NODE-PORT-UDP")
+CLUSTER_IP = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
+
+
+class InMemory(SetsDriver):
+    """Sets of ports in ``kernel``. One in ``failing`` cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel: dict[str, set[int]] = {}
+        self.failing: set[str] = set()
+
+    def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
+        if name in self.failing:
+            raise KernelError(action=f"list the set {name}", detail="the answer was lost")
+        ports = sorted(self.kernel.get(name, ()))
+        data = bytes(sets.NETFILTER_HEADER) + struct.pack(f"={len(ports)}H", *ports) * (not header_only)
+        return [netlink.Reply(data, 0, len(data))] if name in self.kernel else None
+
+    def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet:
+        numbers = struct.iter_unpack("=H", parts[0].data[sets.NETFILTER_HEADER :])
+        entries = frozenset(SetEntry(name, port=port) for (port,) in numbers)
+        return ObservedSet(*sets.parameters(IP_SETS[name]), entries)
+
+    def _create(self, ip_set: IpSet) -> int:
+        self.kernel[ip_set.name] = set()
+        return 0
+
+    def _destroy(self, name: str) -> int:
+        del self.kernel[name]
+        return 0
+
+    def _explain(self, number: int, set_type: SetType | None) -> str:
+        raise NotImplementedError
+
+    def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
+        for verb, entries in sets.runs(operations):
+            ports = {entry.port for entry in entries}
+            held = self.kernel[entries[0].set]
+            self.kernel[entries[0].set] = held - ports if verb is Verb.REMOVE else held | ports
+        return {}
+
+
+EVENTS = st.tuples(
+    st.sampled_from(("write", "undo", "change", "destroy", "create", "fail", "poll", "poll")), st.sampled_from(NAMES)
+)
+
+
+@given(st.lists(EVENTS, min_size=20, max_size=60))
+def test_what_polls_return_is_what_there_is_whatever_others_do_and_whichever_reading_fails(
+    history: list[tuple[str, str]],
+) -> None:
+    driver = InMemory()
+    view: dict[str, ObservedSet | None] = {}
+    for kind, name in [*history, ("poll", ""), ("poll", "")]:
+        match kind:
+            case "write" | "undo" if name in driver.kernel:  # others undo what we have written before anybody reads it
+                before = set(driver.kernel[name])
+                driver.apply([Operation(Verb.ADD, SetEntries.of(SetEntry(name, port=1)))])
+                view[name] = None
+                driver.kernel[name] = before if kind == "undo" else driver.kernel[name]
+            case "change" if name in driver.kernel:
+                driver.kernel[name] = driver.kernel[name] ^ {1}
+            case "destroy":
+                driver.kernel.pop(name, None)
+            case "create":
+                driver.kernel.setdefault(name, {1})
+            case "fail":
+                driver.failing.add(name)
+            case "poll":
+                try:
+                    view |= driver.observe_changed(NAMES)
+                except KernelError:
+                    driver.failing.clear()
+                else:
+                    observed = {one: found for one, found in view.items() if found is not None}
+                    assert {one: {entry.port for entry in found.entries} for one, found in observed.items()} == driver.kernel
+
+
+def entry(number: int) -> SetEntry:
+    return SetEntry(CLUSTER_IP, parse_address(f"10.0.0.{number}"), Protocol.TCP, 80)
+
+
+def test_a_run_is_of_one_set_and_one_verb() -> None:
+    other = SetEntry("KUBE-NODE-PORT-TCP", port=80)
+    several = SetEntries(CLUSTER_IP, (entry(5), entry(6)))
+    added = [Operation(Verb.ADD, item) for item in (*map(SetEntries.of, (entry(1), entry(2), other, entry(3))), several)]
+    assert list(sets.runs([*added, Operation(Verb.REMOVE, SetEntries.of(entry(4)))])) == [
+        (Verb.ADD, [entry(1), entry(2)]),
+        (Verb.ADD, [other]),
+        (Verb.ADD, [entry(3), entry(5), entry(6)]),
+        (Verb.REMOVE, [entry(4)]),
+    ]
+    assert not list(sets.runs([]))
