@@ -83,7 +83,7 @@ class Survey:
 
     @property
     def without_scope(self) -> Sequence[MarkedPort]:
-        """The Service ports for whose second scope there is no mark, the oldest Service first."""
+        """The Service ports for whose second scope there is no mark, in their turn."""
         return self._tables.scopes.marks.waiting
 
     def scope(self, port: MarkedPort, family: Family) -> FirewallMark | None:

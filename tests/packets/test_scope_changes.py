@@ -1,5 +1,7 @@
 """Second scopes by every way to recognise local pods, beside marks of others, and while they come and go."""
 
+import contextlib
+import json
 import os
 import shutil
 import socket
@@ -203,3 +205,61 @@ def test_a_service_that_turns_to_policy_cluster_keeps_its_connections(laboratory
         assert ask(running, "p2", "balancer 1").backends == backends("p1", "r1")
         for one in held:
             one.abort()
+
+
+def with_balancers(manifests: list[cluster.Manifest], *numbers: int) -> list[cluster.Manifest]:
+    """The Service with the load-balancer addresses of these numbers."""
+    addresses = [cluster.address(f"balancer {number}", family) for number in numbers for family in Family]
+    status = {"loadBalancer": {"ingress": [{"ip": one} for one in addresses]}}
+    return [one | {"status": status} if one["kind"] == "Service" else one for one in manifests]
+
+
+def marks(running: cluster.Cluster) -> list[str]:
+    """The entries that give marks."""
+    return sorted(running.set_contents("KUBE-IPVSPROXY-SCOPE").splitlines())
+
+
+def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) -> None:
+    """Restart the program while a pod asks balancers, each by its number, and expect answers of one pod for each."""
+    loads = []
+    with contextlib.ExitStack() as asking:
+        for number, _ in questions:
+            to = cluster.address(f"balancer {number}", Family.IPV4)
+            loads.append(asking.enter_context(running.lab.load("p2", "TCP", to, 80)))
+        running.program.kill()
+        running.start()
+    for (number, pod), (load,) in zip(questions, loads, strict=True):
+        assert load.backends.keys() == {cluster.address(pod, Family.IPV4)}, f"balancer {number}"
+    (verified,) = running.run("verify --output=json")
+    assert json.loads(verified.output)["differences"] == []
+
+
+def test_after_a_restart_two_services_with_one_address_answer_for_themselves(laboratory: lab.Lab, tmp_path: Path) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        old = service("a", 1, "p1", balancer=True, **LOCAL)
+        young = with_balancers(service("b", 2, "r1", balancer=True, **LOCAL), 1, 2)
+        running.have(young, old)
+        before = sorted(traces(running))
+        for _ in range(2):
+            restart_under_load(running, (1, "p1"), (2, "r1"))
+            assert sorted(traces(running)) == before
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_an_address_that_moved_while_no_process_ran_leads_no_other_client_to_its_new_service(
+    laboratory: lab.Lab, tmp_path: Path, names: str
+) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        giver, taker = (
+            service(name, number, pod, balancer=True, **LOCAL) for name, number, pod in (("a", 1, "p1"), ("b", 2, "r1"))
+        )
+        running.have(with_balancers(taker, 2), with_balancers(giver, 1, 3))
+        both = [with_balancers(taker, 1, 2), with_balancers(giver, 3)]
+        running.objects = [one for manifests in (both if names == "ba" else both[::-1]) for one in manifests]
+        before = marks(running)
+        restart_under_load(running, (2, "r1"), (3, "p1"))
+        assert ask(running, "p2", "balancer 1").backends == backends("r1")
+        moved = cluster.address("balancer 1", Family.IPV4)
+        assert [one for one in marks(running) if not one.startswith(moved)] == [
+            one for one in before if not one.startswith(moved)
+        ]

@@ -82,7 +82,6 @@ class Observer:
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
             if not self.has_observed_all and not self._unread:
                 self.has_observed_all = True
-                tables.scopes.recall_marks()
             self.newcomers.clear()
         if observed.some_virtual_servers:
             some = {key: self._as_known(key, one) for key, one in observed.some_virtual_servers.items()}

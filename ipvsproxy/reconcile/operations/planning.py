@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator
 
 from ipvsproxy.model.kernel import FlowCleaning
-from ipvsproxy.model.owner import NODE_OWNER
 from ipvsproxy.model.plan import KINDS, Operation, Verb, one_by_one
 from ipvsproxy.model.sets import IpSet, SetEntries
 from ipvsproxy.model.virtual_servers import FirewallMark, RealServers
@@ -29,10 +28,8 @@ def desired_operations(tables: Tables, drains: Drains, *, together: bool) -> Ite
     still_given = precondition.still_given(tables)
     virtual_servers = tables.virtual_servers
     for key in virtual_servers.pending:
-        if isinstance(key, FirewallMark):
-            is_closing = virtual_servers.desired[key].owner == NODE_OWNER
-            if (is_closing and key in still_given) or not precondition.is_witnessed(tables, key):
-                continue
+        if isinstance(key, FirewallMark) and (key in still_given or not precondition.is_witnessed(tables, key)):
+            continue
         if key not in held_back:
             desired, observed = virtual_servers.desired[key], virtual_servers.observed.get(key)
             operations = diff.virtual_server_operations(key, desired, observed, drains.may_remove)

@@ -11,7 +11,8 @@ Rule 5: an address is local as soon as it is on our device or a local route lead
 of this host that listens on the Service's port would answer. The rules that close the host's ports leave out those of Services.
 Rule 6: a packet gets a mark only while the virtual server of the mark has its real servers. Before the virtual server is added,
 the entry that shows that it is ours is in force. It gets real servers once the kernel has added it: if another program has made
-one by this mark in the meantime, that one stays as it is. Sets that only scopes use go when no rule names them.
+one by this mark in the meantime, that one stays as it is. While an undesired entry still gives its mark, as perhaps at an address
+of another Service, the virtual server does not change. Sets that only scopes use go when no rule names them.
 Rule 7: an address that is to be local by a route stays on our device until the route is in force, and the other way round. In
 between it would not be local, and nearly every connection would break.
 """

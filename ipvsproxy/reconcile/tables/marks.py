@@ -1,25 +1,19 @@
 """Which Service port has which firewall mark, for the second scope of its external addresses.
 
-Rule 1: a Service port has one mark, for all of its external addresses and both families, and keeps it: what the kernel's sets
-showed at the start goes before a choice of our own.
-Rule 2: if there are more Service ports than marks, those of the youngest Services have none. Their addresses have one scope, as
-with kube-proxy.
+Rule 1: a Service port has one mark, for all of its external addresses and both families, and keeps it.
+Rule 2: first in, first out. Where there are more Service ports than marks, the later ones wait, and have one scope meanwhile, as
+with kube-proxy. A mark that was given back is given again after all that nobody has had.
 Rule 3: a mark that the kernel still has, whoever put it there, is given to no other Service port.
 Rule 4: the largest marks come first. A packet with a mark comes to its virtual server wherever it is bound for, and programs that
 mark packets of their own mostly begin at 1.
 """
 
-import bisect
-import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Family, Protocol
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.sets import MarkedEntry
-from ipvsproxy.model.state import ClusterScope
-from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
+from ipvsproxy.model.virtual_servers import FirewallMark
 
 
 class MarkedPort(NamedTuple):
@@ -31,42 +25,27 @@ class MarkedPort(NamedTuple):
 
 
 class Marks:
-    """The marks, and the Service ports that have one or wait for one.
+    """The marks, and the Service ports that have one or wait for one. ``is_busy`` says whether the kernel has a mark."""
 
-    ``is_busy`` says whether the kernel has a mark, in either family. ``is_recallable`` says whether the kernel still has an entry
-    that was recalled, and its mark belongs to no other program. No mark is given before ``recall``.
-    """
-
-    def __init__(self, is_busy: Callable[[int], bool], is_recallable: Callable[[MarkedEntry], bool]) -> None:
-        self.is_known = False
-        """Whether the marks that the kernel has are known."""
+    def __init__(self, is_busy: Callable[[int], bool]) -> None:
         self.bits = 0
         """The bits of packet marks in use. All others are left as they are."""
         self._is_busy = is_busy
-        self._is_recallable = is_recallable
-        self._next = 0
+        self._unused = 0
         """The number of the next mark that was never looked at; 0 if there is none."""
-        self._free: collections.deque[int] = collections.deque()
-        """Marks with larger numbers that nobody has."""
-        self._returning: dict[int, None] = {}
-        """Marks that were taken back, while the kernel still has them."""
-        self._held: dict[int, None] = {}
-        """Marks that the kernel had when they were looked at."""
-        self._has_room = True
-        self._news: list[MarkedPort] = []
+        self._returned: dict[int, Protocol | None] = {}
+        """Marks that were given back or that the kernel had at first, with the protocol of the port that had them last."""
         self._marks: dict[MarkedPort, int] = {}
         self._ports: dict[int, MarkedPort] = {}
-        self._by_age: list[tuple[Owner, MarkedPort]] = []
-        """Those with a mark, the oldest Service first."""
-        self._waiting: list[tuple[Owner, MarkedPort]] = []
-        self._recalled: dict[VirtualServerKey, MarkedEntry] = {}
-        """The entries of the kernel's sets that gave marks to virtual servers when they were first read."""
-        self._protocols: dict[int, Protocol] = {}
+        self._waiting: dict[MarkedPort, None] = {}
+        self._arrived: list[MarkedPort] = []
+        """The Service ports that have begun to wait since the last ``give``."""
+        self._news: list[MarkedPort] = []
 
     @property
     def waiting(self) -> Sequence[MarkedPort]:
-        """The Service ports without a mark, the oldest Service first."""
-        return [port for _, port in self._waiting]
+        """The Service ports without a mark, in their turn."""
+        return list(self._waiting)
 
     @property
     def waiting_count(self) -> int:
@@ -74,92 +53,67 @@ class Marks:
         return len(self._waiting)
 
     def take_news(self) -> Sequence[MarkedPort]:
-        """The Service ports that have begun to wait since the last call."""
+        """The Service ports for which there was no mark when they began to wait, since the last call."""
         news, self._news = self._news, []
         return news
 
     def adopt(self, bits: int) -> None:
-        """Use these bits from now on. Every mark is given anew, so every scope must be put again."""
-        self.bits, self._next = bits, (1 << bits.bit_count()) - 1
-        self._has_room = True
-        for known in (self._marks, self._ports, self._by_age, self._waiting, self._free, self._returning, self._held):
+        """Use these bits from now on, and take back all marks."""
+        self.bits, self._unused = bits, (1 << bits.bit_count()) - 1
+        for known in (self._marks, self._ports, self._waiting, self._returned):
             known.clear()
 
-    def recall(self, entries: Iterable[MarkedEntry]) -> None:
-        """Note the marks that the kernel's sets give. From now on, Service ports get marks."""
-        self.is_known = True
-        self._recalled = {
-            VirtualServerKey(entry.protocol, entry.address, entry.port): entry
-            for entry in entries
-            if entry.address is not None and entry.protocol is not None
-        }
+    def want(self, port: MarkedPort) -> None:
+        """Let a Service port wait for a mark, unless it has one."""
+        if port not in self._marks and port not in self._waiting:
+            self._waiting[port] = None
+            self._arrived.append(port)
 
-    def take(
-        self, owner: Owner, service: ServiceName, scope: ClusterScope, scopes: Sequence[ClusterScope]
-    ) -> tuple[int, ServiceName | None]:
-        """The mark of a Service port, or 0 while it has to wait; and the Service that loses a mark by this, if any.
-
-        What a Service loses is free once the kernel has forgotten it: until then the port waits. ``scopes`` are all of the
-        Service: the kernel may have lost the mark of a port in one family, and have it in the other.
-        """
-        port = MarkedPort(service, scope.protocol, scope.port)
-        mark = self._marks.get(port, 0)
+    def release(self, port: MarkedPort) -> bool:
+        """Take the mark back from a Service port, or let it wait no more. Returns whether it had a mark."""
+        self._waiting.pop(port, None)
+        mark = self._marks.pop(port, 0)
         if mark:
-            return mark, None
-        waits, loser = (owner, port), None
-        place = bisect.bisect_left(self._waiting, waits)
-        is_waiting = self._waiting[place : place + 1] == [waits]
-        mark = self._recalled_for(port, scopes) or self._next_free()
-        if not mark and self._by_age and waits < self._by_age[-1] and place >= len(self._returning):
-            lost_by, lost = self._by_age[-1]
-            loser = lost.service
-            self._release(lost_by, lost)
-            mark = self._next_free()
-        if not mark:
-            if not is_waiting:
-                self._waiting.insert(place, waits)
-                self._news.append(port)
-            return 0, loser
-        if is_waiting:
-            del self._waiting[place]
-        self._marks[port], self._ports[mark], self._protocols[mark] = mark, port, scope.protocol
-        bisect.insort(self._by_age, waits)
-        return mark, loser
+            del self._ports[mark]
+            self._returned[mark] = port.protocol
+        return bool(mark)
 
-    def pass_on(self, before: Owner, after: Owner, scopes: Iterable[ClusterScope]) -> None:
-        """Let the ports of a Service keep their marks, or wait in their new turn, when its owner is another."""
-        service = after.service
-        for port in dict.fromkeys(MarkedPort(service, scope.protocol, scope.port) for scope in scopes):
-            among = self._by_age if port in self._marks else self._waiting
-            place = bisect.bisect_left(among, (before, port))
-            if among[place : place + 1] == [(before, port)]:
-                del among[place]
-                bisect.insort(among, (after, port))
+    def give(self, recalled: Iterable[tuple[MarkedPort, int]] = ()) -> list[MarkedPort]:
+        """Give marks to the Service ports that wait, and return the ports that got one.
 
-    def release(self, owner: Owner, service: ServiceName, scopes: Iterable[ClusterScope]) -> None:
-        """Take back the marks of Service ports."""
-        for port in dict.fromkeys(MarkedPort(service, scope.protocol, scope.port) for scope in scopes):
-            if port in self._marks:
-                self._release(owner, port)
+        ``recalled`` go first: ports, and marks that the kernel has for them. The first of several is chosen.
+        """
+        given = []
+        for port, mark in recalled:
+            if port in self._waiting and mark not in self._ports and mark and not mark & ~self.bits:
+                del self._waiting[port]
+                self._give(port, mark)
+                given.append(port)
+        in_turn = []
+        for port, mark in zip(self._waiting, self._free(), strict=False):
+            self._give(port, mark)
+            in_turn.append(port)
+        for port in in_turn:
+            del self._waiting[port]
+        self._news += [port for port in self._arrived if port in self._waiting]
+        self._arrived.clear()
+        return given + in_turn
+
+    def _give(self, port: MarkedPort, mark: int) -> None:
+        self._returned.pop(mark, None)
+        self._marks[port], self._ports[mark] = mark, port
+
+    def _free(self) -> Iterator[int]:
+        """The marks that nobody has, in their turn."""
+        while self._unused:
+            mark, self._unused = spread(self._unused, self.bits), self._unused - 1
+            if mark in self._ports:
                 continue
-            place = bisect.bisect_left(self._waiting, (owner, port))
-            if self._waiting[place : place + 1] == [(owner, port)]:
-                del self._waiting[place]
-
-    def refuse(self, owner: Owner, mark: int) -> None:
-        """Take a mark back from its Service port: another program uses it."""
-        self._release(owner, self._ports[mark])
-        self._returning.pop(mark, None)
-        self._held[mark] = None
-
-    def next_in_turn(self) -> ServiceName | None:
-        """The Service of the oldest Service port that waits, if there may be a mark for it now."""
-        if not self._waiting:
-            return None
-        if not self._has_room:
-            self._reclaim()
-        is_older = not self._returning and bool(self._by_age) and self._waiting[0] < self._by_age[-1]
-        return self._waiting[0][1].service if self._has_room or is_older else None
+            if self._is_busy(mark):
+                self._returned[mark] = None
+            else:
+                yield mark
+        yield from [mark for mark in self._returned if not self._is_busy(mark)]
 
     def mark_of(self, port: MarkedPort) -> int:
         """The mark of a Service port; 0 if it has none."""
@@ -170,54 +124,8 @@ class Marks:
         return self._ports.get(mark)
 
     def protocol_of(self, mark: int) -> Protocol | None:
-        """The protocol of the Service port that has a mark, or had it last; None if it is not known."""
-        return self._protocols.get(mark)
-
-    def _reclaim(self) -> None:
-        """Take the marks that the kernel has forgotten."""
-        for marks in (self._returning, self._held):
-            for mark in [mark for mark in marks if not self._is_busy(mark)]:
-                del marks[mark]
-                self._free.append(mark)
-                self._has_room = True
-
-    def _release(self, owner: Owner, port: MarkedPort) -> None:
-        mark = self._marks.pop(port)
-        del self._ports[mark]
-        self._by_age.pop(bisect.bisect_left(self._by_age, (owner, port)))
-        if self._is_busy(mark):
-            self._returning[mark] = None
-        else:
-            self._free.append(mark)
-            self._has_room = True
-
-    def _recalled_for(self, port: MarkedPort, scopes: Iterable[ClusterScope]) -> int:
-        if not self._recalled:
-            return 0
-        same = [scope for scope in scopes if (scope.protocol, scope.port) == (port.protocol, port.port)]
-        entries = [self._recalled.pop(key, None) for scope in same for key in scope.virtual_servers]
-        marks = (entry.mark for entry in entries if entry and self._is_recallable(entry))
-        usable = (mark for mark in marks if mark and not mark & ~self.bits)
-        recalled = next((mark for mark in usable if mark not in self._ports and mark not in self._returning), 0)
-        self._held.pop(recalled, None)
-        return recalled
-
-    def _next_free(self) -> int:
-        """A mark that nobody has, 0 without one."""
-        if not self._has_room:
-            return 0
-        while self._free or self._next:
-            if self._free:
-                mark = self._free.popleft()
-            else:
-                mark, self._next = spread(self._next, self.bits), self._next - 1
-            if mark in self._ports:
-                continue
-            if not self._is_busy(mark):
-                return mark
-            self._held[mark] = None
-        self._has_room = False
-        return 0
+        """The protocol of the Service port that had a mark last; None if it is not known."""
+        return self._returned.get(mark)
 
 
 def spread(number: int, bits: int) -> int:

@@ -233,14 +233,11 @@ class Tables:
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
-        losers: Sequence[ServiceName] = ()
         if self.scopes.concern(name, state):
-            state, losers = self.scopes.resolve(name, state)
+            state = self.scopes.resolve(name, state)
         if self.slow_starts or (state is not None and state.rare.slow_start_s):
             self.slow_starts.note(name, state, is_known=name in self._states)
         self._put(name, state)
-        for loser in losers:
-            self.scopes.put_again(loser)
 
     def _put(self, name: ServiceName, state: ServiceState | None) -> None:
         before = self._states.pop(name, None)
@@ -258,6 +255,7 @@ class Tables:
         for owner in affected:
             state = self._states[owner.service]
             self._desire_entries(owner, state, state)
+            self.scopes.note_change(owner.service)
 
     def _rank_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Rank:
         return precedence.rank(self._states[owner.service], key)

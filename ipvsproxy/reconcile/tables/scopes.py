@@ -2,20 +2,26 @@
 
 Rule 1: a packet without a mark comes to the virtual server of its address, so a scope may be missing at any time, for a Service
 port that has no mark yet or none any more.
-Rule 2: a virtual server by mark that nobody desires keeps its connections: it has no real servers desired, so these drain, and it
+Rule 2: marks are given once every Service has been put, so that it is known which Service has which virtual server. A port has a
+mark while its Service has one of the port's virtual servers.
+Rule 3: a new process gives each port the mark that most of the port's entries give in the kernel. An entry of a virtual server
+that another Service has does not count.
+Rule 4: a virtual server by mark that nobody desires keeps its connections: it has no real servers desired, so these drain, and it
 is removed without them. Its entries go first (see ``precondition``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.tables.marks import Marks, by_family
+from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, by_family
 from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.virtual_servers import ownership
 
 
 class Scopes:
@@ -32,13 +38,17 @@ class Scopes:
         put: Callable[[ServiceName, ServiceState], None],
     ) -> None:
         self.families: frozenset[Family] = frozenset()
-        self.marks = Marks(self._has_mark, self._is_recallable)
+        self.marks = Marks(self._has_mark)
         self._virtual_servers = virtual_servers
         self._entries = entries
         self._sets = sets
         self._put = put
         self._states: dict[ServiceName, ServiceState] = {}
         """The Services with two scopes, each as it was put: without marks."""
+        self._changed: dict[ServiceName, None] = {}
+        """The Services whose ports may have begun or ceased to need a mark."""
+        self._recalls = True
+        """Whether the marks of the kernel's entries go before a choice of our own, when marks are given the next time."""
         self._closing: dict[FirewallMark, None] = {}
         """Undesired virtual servers, while they drain."""
         self._refused: set[FirewallMark] = set()
@@ -48,28 +58,19 @@ class Scopes:
         """Whether a Service has second scopes, or had them before."""
         return name in self._states or (state is not None and bool(state.rare.scopes))
 
-    def resolve(self, name: ServiceName, state: ServiceState | None) -> tuple[ServiceState | None, Sequence[ServiceName]]:
-        """The state with its virtual servers by mark and the entries of the marks; and the Services that lose a mark by this."""
+    def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
+        """The state with its virtual servers by mark and the entries that give the marks, as far as its ports have marks."""
         before = self._states.pop(name, None)
-        if before is not None and state is None:
-            self.marks.release(before.owner, name, before.rare.scopes)
-        elif before is not None and state is not None:
-            if before.owner != state.owner:
-                self.marks.pass_on(before.owner, state.owner, before.rare.scopes)
-            ports = {(scope.protocol, scope.port) for scope in state.rare.scopes}
-            gone = [scope for scope in before.rare.scopes if (scope.protocol, scope.port) not in ports]
-            self.marks.release(state.owner, name, gone)
+        if before is not None:
+            for port in _ports(before).keys() - (_ports(state).keys() if state is not None else ()):
+                self.marks.release(port)
         if state is None or not state.rare.scopes:
-            return state, ()
+            return state
         self._states[name] = state
-        if not self.marks.is_known:
-            return state, ()
-        losers: list[ServiceName] = []
+        self._changed[name] = None
         served, entries = list(state.served), list(state.entries)
         for scope in state.rare.scopes:
-            mark, loser = self.marks.take(state.owner, name, scope, state.rare.scopes)
-            if loser is not None:
-                losers.append(loser)
+            mark = self.marks.mark_of(_port(state, scope))
             if mark:
                 key = FirewallMark.of(scope.family, mark)
                 self._stop_closing(key)
@@ -80,39 +81,66 @@ class Scopes:
                     MarkedEntry(set_name, one.address, one.protocol, one.port, mark=mark, mask=self.marks.bits)
                     for one in scope.virtual_servers
                 ]
-        return state.with_objects(tuple(served), tuple(entries)), losers
+        return state.with_objects(tuple(served), tuple(entries))
 
-    def put_again(self, name: ServiceName) -> None:
-        """Put a Service with second scopes anew: its marks may be others."""
-        self._put(name, self._states[name])
+    def note_change(self, name: ServiceName) -> None:
+        """A Service has gained or lost a virtual server."""
+        if name in self._states:
+            self._changed[name] = None
 
     def use_bits(self, bits: int) -> None:
         """Use these bits of packet marks. If others were in use, every scope gets another mark."""
         if bits == self.marks.bits:
             return
         self.marks.adopt(bits)
-        if self.marks.is_known:
-            self.recall_marks()
+        self._recalls = True
+        for name, state in list(self._states.items()):
+            self._put(name, state)
 
-    def recall_marks(self) -> None:
-        """Note the marks that the kernel has, now that they were read, and put the scopes that have waited for that."""
-        self.marks.recall(
-            entry
+    def _give_marks(self) -> None:
+        """Give marks to the ports that need one, take them back from the others, and put their Services again."""
+        changed, self._changed = self._changed, {}
+        concerned: dict[ServiceName, None] = {}
+        for state in filter(None, map(self._states.get, changed)):
+            for port, scopes in _ports(state).items():
+                if any(self._virtual_servers.is_owned_by(key, state.owner) for one in scopes for key in one.virtual_servers):
+                    self.marks.want(port)
+                elif self.marks.release(port):
+                    concerned[port.service] = None
+        recalled, self._recalls = self._recalled() if self._recalls else (), False
+        concerned |= dict.fromkeys(port.service for port in self.marks.give(recalled))
+        for name in concerned:
+            self._put(name, self._states[name])
+
+    def _recalled(self) -> Iterable[tuple[MarkedPort, int]]:
+        """The ports of the virtual servers that entries of the kernel name, each with the marks that it gets from them.
+
+        Those of more entries come first; of equal ones, those that have fewer entries of other ports.
+        """
+        marks = {
+            ownership.virtual_server_of(entry): entry.mark
             for name, ip_set in IP_SETS.items()
             if ip_set.gives_marks
             for entry in self._entries[name].observed
-            if isinstance(entry, MarkedEntry) and entry.mask == self.marks.bits
+            if isinstance(entry, MarkedEntry) and entry.mask == self.marks.bits and not self._is_foreign(entry.mark)
+        }
+        entries_of_mark = Counter(marks.values())
+        entries = Counter(
+            (_port(state, scope), marks[key])
+            for state in self._states.values()
+            for scope in state.rare.scopes
+            for key in scope.virtual_servers
+            if key in marks and self._virtual_servers.is_owned_by(key, state.owner)
         )
-        for name in list(self._states):
-            self.put_again(name)
+        return sorted(entries, key=lambda one: (-entries[one], entries_of_mark[one[1]]))
 
     def refuse(self, key: FirewallMark) -> None:
         """Leave a mark to the program that has made a virtual server by it, and give its Service port another one."""
         port = self.marks.port_of(key.mark)
         if port is not None:
             self._refused.add(key)
-            self.marks.refuse(self._states[port.service].owner, key.mark)
-            self.put_again(port.service)
+            self.marks.release(port)
+            self._put(port.service, self._states[port.service])
 
     def is_refused(self, key: VirtualServerKey) -> bool:
         """Whether a virtual server is another program's, although our entry still shows that it is ours."""
@@ -126,13 +154,12 @@ class Scopes:
         entry = mark_entry(key)
         return entry in self._entries[entry.set].observed
 
-    def _is_recallable(self, entry: MarkedEntry) -> bool:
-        keys = by_family(entry.mark).values()
-        is_ours = all(key not in self._virtual_servers.observed or self._is_witnessed(key) for key in keys)
-        return is_ours and entry in self._entries[entry.set].observed
+    def _is_foreign(self, mark: int) -> bool:
+        """Whether another program has a virtual server by this mark."""
+        return any(key in self._virtual_servers.observed and not self._is_witnessed(key) for key in by_family(mark).values())
 
     def tend(self, *, may_close: bool) -> None:
-        """Let undesired virtual servers by mark drain before they are removed, and give marks that have become free.
+        """Give marks, and let undesired virtual servers by mark drain before they are removed.
 
         Sets that only scopes use are desired while there are scopes, or remains of them. ``may_close``: every Service has been
         put.
@@ -144,11 +171,10 @@ class Scopes:
             if observed is None or not observed.real_servers:
                 self._stop_closing(key)
         if may_close:
+            self._give_marks()
             for key in [key for key in table.surplus if isinstance(key, FirewallMark)]:
                 if table.observed[key].real_servers:
                     self._close(key)
-        while (name := self.marks.next_in_turn()) is not None:
-            self.put_again(name)
         for family in self.families:
             self._desire_sets(family)
 
@@ -175,3 +201,15 @@ class Scopes:
                 self._sets.desire(ip_set, NODE_OWNER, NODE_OWNER)
             elif not is_used and ip_set in self._sets.desired:
                 self._sets.release(ip_set, NODE_OWNER)
+
+
+def _ports(state: ServiceState) -> Mapping[MarkedPort, list[ClusterScope]]:
+    """The ports of a Service with second scopes, each with its scopes in both families."""
+    ports: dict[MarkedPort, list[ClusterScope]] = {}
+    for scope in state.rare.scopes:
+        ports.setdefault(_port(state, scope), []).append(scope)
+    return ports
+
+
+def _port(state: ServiceState, scope: ClusterScope) -> MarkedPort:
+    return MarkedPort(state.owner.service, scope.protocol, scope.port)

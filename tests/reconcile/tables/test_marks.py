@@ -6,14 +6,18 @@ import pytest
 
 from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Family, Protocol
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
-from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import ChainKey, ObservedRule, Rule, SetMatch, Side, TakeMark, UnknownRule, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetKind, mark_entry
-from ipvsproxy.model.state import ClusterScope
-from ipvsproxy.model.virtual_servers import Connections, FirewallMark, RealServers, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import (
+    Connections,
+    FirewallMark,
+    RealServers,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.reconcile.operations import precondition
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import cleanup
@@ -124,19 +128,19 @@ def test_a_restart_keeps_every_mark() -> None:
     assert set(marks_of(node).values()) == {FIRST, FIRST - 1, FIRST - 2, FIRST - 3}, "what was kept is given to nobody else"
 
 
-def test_the_youngest_services_go_without_a_mark_and_the_oldest_of_them_gets_the_next_free_one() -> None:
+def test_services_that_come_when_all_marks_are_given_wait_and_the_first_of_them_gets_the_next_free_one() -> None:
     node = node_with(0x3)
     for number in range(5):
         node.put(*shop(f"s{number}", number=20 + number, created_s=100.0 - number))
     node.sync()
     node.sync(after_s=60)
-    assert marks_of(node).keys() == {"192.0.2.22", "192.0.2.23", "192.0.2.24"}
-    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["s1", "s0"]
-    node.remove("s4")
+    assert marks_of(node).keys() == {"192.0.2.20", "192.0.2.21", "192.0.2.22"}
+    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["s3", "s4"]
+    node.remove("s1")
     node.sync()
     for _ in range(3):
         node.sync(after_s=60)
-    assert marks_of(node).keys() == {"192.0.2.21", "192.0.2.22", "192.0.2.23"}
+    assert marks_of(node).keys() == {"192.0.2.20", "192.0.2.22", "192.0.2.23"}
 
 
 def test_a_mark_of_somebody_else_is_left_alone_and_not_given() -> None:
@@ -224,20 +228,25 @@ def test_a_process_that_only_reads_desires_the_sets_of_scopes() -> None:
     assert {ip_set.kind for ip_set in reader._tables.sets.desired} >= SCOPE_KINDS
 
 
-def test_no_mark_is_given_before_the_marks_in_the_kernel_are_known() -> None:
+def test_no_mark_is_given_before_every_service_has_been_put() -> None:
     tables = Tables(lambda _desired, _observed: False, lambda _: False)
     tables.scopes.use_bits(0x3)
     node = node_with()
     node.put(*shop())
     (state,) = node.states.values()
+
+    def marks() -> list[VirtualServerKey]:
+        return [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)]
+
     tables.put(state.owner.service, state)
-    assert not [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)]
+    tables.scopes.tend(may_close=False)
+    assert marks() == []
     tables.put(state.owner.service, None)
-    node.put(*shop(created_s=5.0))
+    tables.scopes.tend(may_close=True)
+    assert marks() == []
     tables.put(state.owner.service, state)
-    tables.put(state.owner.service, node.states[state.owner.service])
-    tables.scopes.recall_marks()
-    assert [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)] == [FirewallMark.of(Family.IPV4, 3)]
+    tables.scopes.tend(may_close=True)
+    assert marks() == [FirewallMark.of(Family.IPV4, 3)]
 
 
 def test_a_service_that_waits_for_a_mark_may_go() -> None:
@@ -313,47 +322,40 @@ def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> N
 
 def test_services_that_begin_to_wait_for_a_mark_are_news_once() -> None:
     node = node_with(0x1)
-    for number, name in enumerate(("old", "young"), 20):
-        node.put(*shop(name, number=number, created_s=number))
-    assert [port.service.name for port in node.reconciler.take_without_scope()] == ["young"]
+    for number, name in enumerate(("first", "second"), 20):
+        node.put(*shop(name, number=number))
+    node.sync()
+    assert [port.service.name for port in node.reconciler.take_without_scope()] == ["second"]
     assert node.reconciler.survey.statistics(node.now).without_scope == 1
-    node.put(*shop("young", number=21, created_s=21))
+    node.put(*shop("second", number=21, created_s=21))
+    node.sync()
     assert node.reconciler.take_without_scope() == []
 
 
 def plan_additions(node: SimulatedNode) -> None:
     """Apply additions alone until there are none, as while a first list is doubted."""
     node.plan()
+    add(node)
+
+
+def add(node: SimulatedNode) -> None:
     while operations := node.reconciler.plan(node.now, only_additions=True).operations:
         node.reconciler.settle(node.apply(operations), node.now)
 
 
 def test_a_mark_that_the_kernel_still_has_for_one_service_leads_to_no_endpoint_of_another() -> None:
     node = node_with(0x1)
-    node.put(*shop("young", number=21, created_s=21))
+    node.put(*shop("first", number=20))
     node.sync()
-    service, _ = shop("old", number=20, created_s=20)
-    node.put(service, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="old"))
-    plan_additions(node)
-    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.21": 1}, {1: {HERE, ELSEWHERE}})
-    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["old", "young"]
+    node.remove("first")
+    service, _ = shop("second", number=21)
+    node.put(service, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="second"))
+    add(node)
+    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.20": 1}, {1: {HERE, ELSEWHERE}})
     node.sync()
     for _ in range(3):
         node.sync(after_s=60)
-    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.20": 1}, {1: {"10.244.0.9"}})
-    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["young"]
-
-
-def test_one_mark_is_taken_back_for_one_service_that_waits_however_often_it_changes() -> None:
-    node = node_with(0x3)
-    for number in (1, 2, 3):
-        node.put(*shop(f"young{number}", number=20 + number, created_s=20 + number))
-    node.sync()
-    for _ in range(2):
-        node.put(*shop("old", number=20, created_s=20))
-        plan_additions(node)
-    assert len(marks_of(node)) == 3
-    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["old", "young3"]
+    assert (marks_of(node), scopes_of(node)) == ({"192.0.2.21": 1}, {1: {"10.244.0.9"}})
 
 
 @pytest.mark.parametrize("change", ["is created anew", "is only remembered"])
@@ -372,15 +374,6 @@ def test_a_service_keeps_its_mark_when_it(change: str) -> None:
     assert marks_of(node) == {BALANCER: FIRST}
 
 
-def test_a_service_that_waits_keeps_waiting_in_its_new_turn_when_it_is_created_anew() -> None:
-    node = node_with(0x1)
-    for number, name in enumerate(("old", "middle", "young"), 20):
-        node.put(*shop(name, number=number, created_s=number))
-    node.sync()
-    node.put(*shop("middle", number=21, created_s=30))
-    assert [port.service.name for port in node.reconciler.survey.without_scope] == ["young", "middle"]
-
-
 def test_other_bits_after_a_restart_replace_the_marks_of_entries_though_additions_come_first() -> None:
     node = node_with()
     node.put(*shop())
@@ -396,13 +389,12 @@ def test_other_bits_after_a_restart_replace_the_marks_of_entries_though_addition
 
 @pytest.mark.parametrize("mark", [0, 0x4001])
 def test_a_mark_that_the_bits_in_use_cannot_hold_is_not_recalled(mark: int) -> None:
-    marks = Marks(lambda _: False, lambda _: True)
+    marks = Marks(lambda _: False)
     marks.adopt(0x3FFF)
-    key, scope_set = builders.frontend(BALANCER, 80), IpSet(SetKind.SCOPE, Family.IPV4).name
-    marks.recall([MarkedEntry(scope_set, key.address, key.protocol, key.port, mark=mark, mask=0x3FFF)])
-    name = ServiceName("shop", "shop")
-    scope = ClusterScope(Family.IPV4, Protocol.TCP, 80, (key,), VirtualServerSettings("rr"), EvenWeights.of([]))
-    assert marks.take(Owner(1, name), name, scope, [scope]) == (FIRST, None)
+    port = MarkedPort(ServiceName("shop", "shop"), Protocol.TCP, 80)
+    marks.want(port)
+    assert marks.give([(port, mark)]) == [port]
+    assert marks.mark_of(port) == FIRST
 
 
 def test_an_entry_for_other_bits_gives_no_mark_after_a_restart() -> None:
@@ -432,18 +424,18 @@ def test_no_scope_closes_before_every_service_has_been_put() -> None:
     assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
 
 
-def test_all_ports_of_a_service_give_their_marks_back() -> None:
-    marks = Marks(lambda _: False, lambda _: False)
+def test_a_mark_that_was_given_back_is_given_after_all_that_nobody_has_had() -> None:
+    marks = Marks(lambda _: False)
     marks.adopt(0x3)
-    name = ServiceName("shop", "shop")
-    scopes = [
-        ClusterScope(Family.IPV4, Protocol.TCP, port, (), VirtualServerSettings("rr"), EvenWeights.of([])) for port in (80, 81)
-    ]
-    ports = [MarkedPort(name, scope.protocol, scope.port) for scope in scopes]
-    taken = [marks.take(Owner(1, name), name, scope, scopes)[0] for scope in scopes]
-    assert [marks.mark_of(port) for port in ports] == taken == [3, 2]
-    marks.release(Owner(1, name), name, scopes)
-    assert [marks.mark_of(port) for port in ports] == [0, 0]
+    ports = [MarkedPort(ServiceName("shop", "shop"), Protocol.TCP, port) for port in (80, 81, 82, 83)]
+    given = []
+    for port in ports:
+        marks.want(port)
+        assert marks.give() == [port]
+        given.append(marks.mark_of(port))
+        assert marks.release(port)
+        assert not marks.release(port)
+    assert given == [3, 2, 1, 3]
 
 
 def test_a_mark_that_another_program_has_taken_meanwhile_is_not_given_again_after_a_restart() -> None:
@@ -478,11 +470,11 @@ def test_a_mark_that_another_program_gives_up_is_given_after_the_next_reading() 
 
 def test_marks_that_the_kernel_still_has_are_looked_at_once() -> None:
     asked: list[int] = []
-    marks = Marks(lambda mark: not asked.append(mark) and mark > 0x3F00, lambda _: False)  # type: ignore[func-returns-value]
+    marks = Marks(lambda mark: not asked.append(mark) and mark > 0x3F00)  # type: ignore[func-returns-value]
     marks.adopt(0x3FFF)
-    scope = ClusterScope(Family.IPV4, Protocol.TCP, 80, (), VirtualServerSettings("rr"), EvenWeights.of([]))
     for number in range(10):
-        marks.take(Owner(number, ServiceName("default", str(number))), ServiceName("default", str(number)), scope, [scope])
+        marks.want(MarkedPort(ServiceName("default", str(number)), Protocol.TCP, 80))
+        marks.give()
     assert len(asked) == 0x3FFF - 0x3F00 + 10
 
 
@@ -554,17 +546,6 @@ def test_real_servers_of_a_scope_keep_their_weight_while_packets_still_get_its_m
     node.sync(after_s=60)
     node.sync(after_s=60)
     assert traces_of(node) == []
-
-
-def test_a_service_that_has_become_the_youngest_gives_its_mark_to_the_oldest_that_waits() -> None:
-    node = node_with(0x1)
-    for number, name in enumerate(("old", "young"), 20):
-        node.put(*shop(name, number=number, created_s=number))
-    node.sync()
-    node.put(*shop("old", number=20, created_s=30))
-    for _ in range(3):
-        node.sync(after_s=60)
-    assert marks_of(node) == {"192.0.2.21": 1}
 
 
 def test_a_port_that_has_lost_its_mark_in_one_family_keeps_that_of_the_other() -> None:
@@ -666,24 +647,140 @@ def test_an_entry_that_cannot_be_removed_makes_nobody_elses_virtual_server_ours(
     assert mark_entry(key) not in node.kernel.sets[mark_entry(key).set].entries
 
 
-def test_a_refused_mark_holds_up_no_older_service_and_is_given_again_when_it_is_free() -> None:
-    theirs: set[int] = set()
-    marks = Marks(lambda mark: mark in theirs, lambda _: False)
+def test_a_mark_that_was_busy_is_given_when_it_is_free() -> None:
+    theirs = {3, 2}
+    marks = Marks(lambda mark: mark in theirs)
     marks.adopt(0b11)
-    marks.recall(())
-    names = [ServiceName("shop", name) for name in ("old", "young", "younger")]
-    old, young, younger = [(Owner(created_s, name), name) for created_s, name in enumerate(names)]
-    scope = ClusterScope(Family.IPV4, Protocol.TCP, 80, (), VirtualServerSettings("rr"), EvenWeights.of([]))
-    assert marks.take(*young, scope, [scope]) == (3, None)
-    theirs.add(3)
-    marks.refuse(young[0], 3)
-    assert [marks.take(*one, scope, [scope])[0] for one in (young, younger)] == [2, 1]
-    theirs |= {2, 1}
-    assert marks.take(*old, scope, [scope]) == (0, younger[1])
-    assert marks.next_in_turn() is None
-    theirs.clear()
-    assert marks.next_in_turn() == old[1]
-    assert {marks.take(*old, scope, [scope])[0], marks.take(*younger, scope, [scope])[0]} == {1, 3}
+    first, second, third = (MarkedPort(ServiceName("shop", name), Protocol.TCP, 80) for name in ("first", "second", "third"))
+    for port in (first, second, third):
+        marks.want(port)
+    assert marks.give() == [first]
+    assert marks.give() == []
+    assert marks.take_news() == marks.waiting == [second, third]
+    theirs.remove(2)
+    assert marks.give() == [second]
+    assert [marks.mark_of(port) for port in (first, second, third)] == [1, 2, 0]
+
+
+def shared(name: str, number: int, created_s: float, *addresses: str, node_port: int = 0) -> tuple[Service, EndpointSlice]:
+    """A Service whose endpoint tells its number, with these load-balancer addresses."""
+    service = builders.service(
+        name,
+        builders.service_port(80, node_port=node_port),
+        cluster=[f"10.96.1.{number}"],
+        load_balancer=list(addresses),
+        kind=ServiceType.LOAD_BALANCER,
+        external_local=True,
+        created_s=created_s,
+    )
+    return service, builders.endpoint_slice(builders.endpoint(f"10.244.0.{number}"), service=name)
+
+
+def services_by_address(node: SimulatedNode) -> dict[str, set[str]]:
+    """For each address that gives a mark, the endpoints behind the mark that get connections."""
+    servers = {key.mark: one for key, one in node.kernel.virtual_servers.items() if isinstance(key, FirewallMark)}
+    return {
+        address: {str(one.address) for one, weight in servers[mark].real_servers.items() if weight}
+        for address, mark in marks_of(node).items()
+    }
+
+
+def start(node: SimulatedNode) -> list[dict[str, set[str]]]:
+    """Start a new process, which adds before it removes. Returns the endpoints behind each address after each operation."""
+    examined: list[dict[str, set[str]]] = []
+    node.restart()
+    node.after_each = lambda _: examined.append(services_by_address(node))
+    add(node)
+    node.sync()
+    return examined
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_restart_recalls_a_mark_for_the_service_that_has_the_address_whichever_is_put_first(*, is_last: bool) -> None:
+    node = node_with()
+    node.put(*shared("old", 20, 1, BALANCER, "192.0.2.20"))
+    node.put(*shared("young", 21, 2, BALANCER, "192.0.2.21"))
+    node.sync()
+    before = marks_of(node)
+    assert services_by_address(node) == {BALANCER: {"10.244.0.20"}, "192.0.2.20": {"10.244.0.20"}, "192.0.2.21": {"10.244.0.21"}}
+    if is_last:
+        node.states = dict(reversed(node.states.items()))
+    node.restart()
+    assert [str(one) for one in node.sync() if "timeouts" not in str(one)] == []
+    assert marks_of(node) == before
+
+
+def test_a_port_without_a_virtual_server_of_its_own_has_no_mark_until_it_has_one() -> None:
+    node = node_with()
+    node.put(*shared("old", 20, 1, BALANCER))
+    node.put(*shared("young", 21, 2, BALANCER))
+    node.sync()
+    assert scopes_of(node) == {FIRST: {"10.244.0.20"}}
+    assert node.reconciler.take_without_scope() == []
+    node.restart()
+    assert [str(one) for one in node.sync() if "timeouts" not in str(one)] == []
+    node.remove("old")
+    node.sync()
+    assert services_by_address(node) == {BALANCER: {"10.244.0.21"}}
+    node.put(*shared("older", 22, 0, BALANCER))
+    for _ in range(3):
+        node.sync(after_s=60)
+    assert services_by_address(node) == {BALANCER: {"10.244.0.22"}}
+    assert len(scopes_of(node)) == 1
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_an_address_that_moved_while_no_process_ran_leads_no_other_address_to_its_new_service(*, is_last: bool) -> None:
+    node = node_with()
+    node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
+    node.sync()
+    node.states.clear()
+    node.put(*shared("giver", 20, 1, "192.0.2.20"))
+    node.put(*shared("taker", 21, 2, BALANCER))
+    if is_last:
+        node.states = dict(reversed(node.states.items()))
+    examined = start(node)
+    assert all(one.get("192.0.2.20", {"10.244.0.20"}) == {"10.244.0.20"} for one in examined)
+    for _ in range(3):
+        node.sync(after_s=60)
+    assert services_by_address(node) == {BALANCER: {"10.244.0.21"}, "192.0.2.20": {"10.244.0.20"}}
+
+
+def test_a_mark_gets_no_other_endpoints_while_an_address_of_nobody_still_gives_it() -> None:
+    node = node_with()
+    node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
+    node.sync()
+    node.states.clear()
+    node.put(*shared("taker", 21, 2, BALANCER))
+    examined = start(node)
+    assert all(one.get("192.0.2.20", {"10.244.0.20"}) == {"10.244.0.20"} for one in examined)
+    assert services_by_address(node) == {BALANCER: {"10.244.0.21"}}
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_of_two_ports_with_as_many_entries_of_a_mark_one_keeps_its_own(*, is_last: bool) -> None:
+    node = node_with()
+    node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
+    node.put(*shared("taker", 21, 2, "192.0.2.21"))
+    node.sync()
+    node.put(*shared("giver", 20, 1, "192.0.2.20"))
+    node.put(*shared("taker", 21, 2, BALANCER, "192.0.2.21"))
+    if is_last:
+        node.states = dict(reversed(node.states.items()))
+    start(node)
+    assert marks_of(node) == {"192.0.2.20": FIRST, BALANCER: SECOND, "192.0.2.21": SECOND}
+
+
+def test_a_port_keeps_the_mark_of_most_of_its_entries() -> None:
+    node = node_with()
+    node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
+    node.put(*shared("taker", 21, 2, "192.0.2.21", "192.0.2.22"))
+    node.sync()
+    node.put(*shared("giver", 20, 1, "192.0.2.20"))
+    node.put(*shared("taker", 21, 2, BALANCER, "192.0.2.21", "192.0.2.22"))
+    node.restart()
+    node.sync()
+    assert marks_of(node) == {"192.0.2.20": FIRST, BALANCER: SECOND, "192.0.2.21": SECOND, "192.0.2.22": SECOND}
 
 
 def test_a_refused_mark_that_no_service_has_any_more_changes_nothing() -> None:
