@@ -45,13 +45,9 @@ class Daemon:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._viewer = f"top-{secrets.token_hex(4)}"
-        self._question = Question()
-        self._cursor = ""
-        self._rows: dict[str, Document] = {}
-        """The rows of the page, as last sent: what has not changed is not sent again."""
 
-    async def documents(self, question: Question, since: str = "") -> tuple[Document, Document]:
-        """``node.json``, and ``services.json`` with what has changed since an earlier answer.
+    async def documents(self, question: Question) -> tuple[Document, Document]:
+        """``node.json`` and ``services.json``.
 
         Raises:
             NoAnswerError: the daemon does not answer.
@@ -65,7 +61,6 @@ class Daemon:
             order="desc" if (question.sort.value != "name") is not question.is_reversed else "asc",
             page=question.page,
             size=PAGE_SIZE,
-            since=since,
         )
         return node, services
 
@@ -75,15 +70,9 @@ class Daemon:
         Raises:
             NoAnswerError: the daemon does not answer.
         """
-        if question != self._question:
-            self._question, self._cursor, self._rows = question, "", {}
-        node, services = await self.documents(question, self._cursor)
+        documents = await self.documents(question)
         with _reading(self._client.url):
-            rows = self._rows | {one["name"]: one for one in services["services"]}
-            self._rows = {name: rows[name] for name in services["names"] if name in rows}
-            # A page that lacks a row is asked for as a whole the next time: its rows came while other pages were shown.
-            self._cursor = services["cursor"] if len(self._rows) == len(services["names"]) else ""
-            return top_documents.picture(node, services, self._rows)
+            return top_documents.picture(*documents)
 
     async def details(self, name: str) -> Details | None:
         """One Service; None if there is none of this name.
@@ -158,7 +147,7 @@ def is_terminal() -> bool:
 def _print_once(url: str, node: Document, services: Document, *, as_json: bool) -> None:
     document = {"version": inspection.JSON_VERSION, "command": "top", "node": node, "services": services}
     with _reading(url):
-        picture = top_documents.picture(node, services, {one["name"]: one for one in services["services"]})
+        picture = top_documents.picture(node, services)
     inspection.show(document, render(picture), as_json=as_json)
 
 

@@ -10,9 +10,9 @@ Document = Mapping[str, Any]
 _TRAFFIC = {"internal": "the cluster IP", "external": "other addresses", "cluster": "this node's clients of other addresses"}
 
 
-def picture(node: Document, services: Document, rows: Mapping[str, Document]) -> Picture:
-    """A picture from ``node.json``, ``services.json``, and the rows of its Services by name, of this or an earlier answer."""
-    shown = tuple(service(rows[name]) for name in services["names"] if name in rows)
+def picture(node: Document, services: Document) -> Picture:
+    """A picture from ``node.json`` and ``services.json``."""
+    shown = tuple(map(service, services["services"]))
     return Picture(_node(node), shown, services["matching"], services["page"], services["pages"])
 
 

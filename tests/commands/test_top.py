@@ -119,31 +119,6 @@ async def test_a_part_of_ipvsproxy_that_is_missing_is_no_matter_of_textual(monke
             await asyncio.to_thread(top.run, loading.from_flags(), TopOptions(server=url), as_json=False)
 
 
-async def test_rows_that_have_not_changed_are_not_asked_for_again() -> None:
-    node = _node()
-    asked: list[Mapping[str, object]] = []
-
-    class Counting(Client):
-        async def get(self, what: str, /, **query: str | float) -> Mapping[str, Any]:
-            document = await super().get(what, **query)
-            asked.append({"what": what, "rows": len(document.get("services", ())) if what == "services" else None, **query})
-            return document
-
-    async with node.showing() as port:
-        daemon = top.Daemon(Counting(f"http://127.0.0.1:{port}"))
-        names = [one.name for one in (await daemon.picture(Question())).services]
-        assert [one.name for one in (await daemon.picture(Question())).services] == names
-        await daemon.picture(Question(sort=Sort.NAME))
-    questions = [one for one in asked if one["what"] == "services"]
-    assert [one["since"] == "" for one in questions] == [True, False, True]
-    assert questions[0]["rows"] == questions[2]["rows"] == 2
-    assert [(one["sort"], one["order"]) for one in questions] == [
-        ("connections", "desc"),
-        ("connections", "desc"),
-        ("name", "asc"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("question", "order"),
     [

@@ -47,8 +47,7 @@ def _states(details: Details) -> dict[str, str]:
 
 async def test_a_picture_has_the_node_and_the_rows_in_their_order(node: PageNode) -> None:
     services = await node.ask("services")
-    rows = {one["name"]: one for one in services["services"]}
-    picture = top_documents.picture(await node.ask("node"), services, rows)
+    picture = top_documents.picture(await node.ask("node"), services)
     assert picture.node.name == builders.THIS_NODE
     assert (picture.node.in_force, picture.node.reasons, picture.node.pending, picture.node.services) == (True, (), 0, 1)
     assert picture.node.synced_ago_s is not None
@@ -56,13 +55,12 @@ async def test_a_picture_has_the_node_and_the_rows_in_their_order(node: PageNode
     (web,) = picture.services
     assert (web.name, web.type, web.addresses, web.ports) == ("default/web", "NodePort", ("10.96.0.10",), ("80:30080/TCP",))
     assert (web.ready, web.draining, web.unused) == (2, 0, 1)
-    assert top_documents.picture(await node.ask("node"), services, {}).services == (), "a row that was never sent"
 
 
 async def test_a_node_that_never_synced_has_no_last_sync(node: PageNode) -> None:
     document = {**await node.ask("node"), "syncs": [], "inForce": False, "reasons": ["the first list of Service is not complete"]}
-    services = {"names": [], "matching": 0, "page": 1, "pages": 1}
-    shown = list(top_data.node_lines(top_documents.picture(document, services, {}).node, 200))
+    services = {"services": [], "matching": 0, "page": 1, "pages": 1}
+    shown = list(top_data.node_lines(top_documents.picture(document, services).node, 200))
     assert shown[0] == "node-a: NOT IN FORCE: the first list of Service is not complete"
     assert shown[1].endswith("synced - ago in -")
 

@@ -2,7 +2,6 @@
 
 Rule 1: it is built when somebody looks, in steps, and forgotten when nobody does.
 Rule 2: a change costs the rows of its Services alone; a search is made once, and kept up by change as well.
-Rule 3: a row that has not changed since the viewer's last answer is not sent again.
 """
 
 import heapq
@@ -30,13 +29,6 @@ PENDING_SEEN = 5000
 """The most pending objects whose Services are found: at a start, all are pending."""
 
 
-class Cursor(NamedTuple):
-    """What a viewer has seen: the revision of the rows, and the reading of the counters."""
-
-    revision: int
-    reading: int
-
-
 class Question(NamedTuple):
     """Which rows, in which order. ``page`` counts from 1."""
 
@@ -62,17 +54,12 @@ class Board:
         self._dirty: dict[ServiceName, bool] = {}
         """The rows to make again, and whether the Service itself may have changed: addresses and ports are not remembered."""
         self._matching: dict[str, set[ServiceName]] = {}
-        self._sorted: dict[tuple[str, str, bool], tuple[Cursor, Sequence[ServiceName]]] = {}
+        self._sorted: dict[tuple[str, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
         self._names = 0
         """The revision of the last Service that came or went."""
         self._active: Mapping[ServiceName, Connections] = {}
         self._revision = 0
         self.changed(store.services)
-
-    @property
-    def cursor(self) -> Cursor:
-        """What the next answer shows."""
-        return Cursor(self._revision, self._rates.readings)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -118,7 +105,7 @@ class Board:
             self._names = revision
         elif not is_changed and (known.endpoints, known.problems) == (endpoints, problems):
             return False
-        self._rows[service.name] = Row(endpoints, problems, revision)
+        self._rows[service.name] = Row(endpoints, problems)
         for text, matching in self._matching.items():
             (matching.add if search.parse(text).matches(service, slices) else matching.discard)(name)
         return True
@@ -141,13 +128,13 @@ class Board:
         _forget_oldest(self._sorted)
         found += known[1]
 
-    def _stamp(self, question: Question) -> Cursor:
+    def _stamp(self, question: Question) -> tuple[int, int]:
         """The order is the same as long as this is."""
         if question.sort in ("connections", "packets", "bytes"):
-            return self.cursor
+            return self._revision, self._rates.readings
         if question.sort == "name" and not question.query:
-            return Cursor(self._names, 0)
-        return Cursor(self._revision, 0)
+            return self._names, 0
+        return self._revision, 0
 
     def _searching(self, text: str) -> Iterator[None]:
         query, matching = search.parse(text), set[ServiceName]()
@@ -186,7 +173,7 @@ class Board:
             case _:
                 return lambda _: 0
 
-    def answer(self, question: Question, found: Sequence[ServiceName], since: Cursor | None) -> dict[str, Any]:
+    def answer(self, question: Question, found: Sequence[ServiceName]) -> dict[str, Any]:
         """One page as a document. Its rows are described here: at most those of one page."""
         pages = max(1, -(-len(found) // question.size))
         page = min(question.page, pages)
@@ -198,20 +185,14 @@ class Board:
             "pages": pages,
             "size": question.size,
             "names": list(map(str, names)),
-            "services": [self.describe(name) for name in names if self._has_changed(name, since)],
+            "services": [self.describe(name) for name in names],
             "sampleSeconds": self._rates.interval_s,
         }
-
-    def _has_changed(self, name: ServiceName, since: Cursor | None) -> bool:
-        if since is None or name not in self._rows or self._rows[name].revision > since.revision:
-            return True
-        is_first = since.reading == 0  # then its rates were not known
-        return since.reading != self._rates.readings and (is_first or self._rates.has_traffic(name) or name in self._active)
 
     def describe(self, name: ServiceName) -> dict[str, Any]:
         """The row of a known Service as a document."""
         service = self._store.services[name]
-        row = self._rows.get(name) or Row(rows.Endpoints(), (), 0)
+        row = self._rows.get(name) or Row(rows.Endpoints(), ())
         rates = self._rates.of(name)
         connections, traffic = self._rates.line(name)
         active = self._active.get(name)

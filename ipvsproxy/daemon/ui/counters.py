@@ -110,8 +110,6 @@ class CounterFollower:
         """``processor_clock`` is the processor time of the calling thread."""
         self.rates = ServiceRates()
         self.active: Mapping[ServiceName, Connections] = {}
-        self.on_ended: Callable[[Collection[ServiceName]], None] = lambda _: None
-        """Is called with the Services whose figures have ended."""
         self._kernel = kernel
         self._survey = survey
         self._viewers = viewers
@@ -195,12 +193,9 @@ class CounterFollower:
             steps = self._timing(figures.take(part, self._survey.virtual_servers))
             await in_slices(steps, self._clock, self._clock())
             cost_s += steps.took_s
-        ended: list[ServiceName] = []
-        steps = self._timing(figures.finish(self._survey.virtual_servers, ended))
+        steps = self._timing(figures.finish(self._survey.virtual_servers))
         await in_slices(steps, self._clock, self._clock())
         self._cost_s = cost_s + steps.took_s
-        if ended:
-            self.on_ended(ended)
 
     def _timed(self, do: Callable[[], T]) -> tuple[T, float]:
         began_s = self._processor_clock()

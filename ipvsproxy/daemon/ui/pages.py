@@ -11,7 +11,6 @@ import importlib.resources
 import math
 import platform
 import re
-import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -27,7 +26,7 @@ from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.daemon.ui import board, counters, event_log, node, search, viewers
-from ipvsproxy.daemon.ui.board import Board, Cursor, Question, Troubles
+from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower, CounterReader
 from ipvsproxy.daemon.ui.event_log import EventLog
 from ipvsproxy.daemon.ui.explanation import Explainer
@@ -132,8 +131,6 @@ class Pages:
         self._syncs = node.Syncs()
         self._troubles = Troubles(sources.survey)
         self._board: Board | None = None
-        self._boards = 0
-        self._boot = secrets.token_hex(4)
         self._view: NodeView | None = None
         self._numbers: tuple[int, int] | None = None
         self._turn = asyncio.Lock()
@@ -147,7 +144,6 @@ class Pages:
             clock=clock,
             wall_clock=wall_clock,
         )
-        self._counters.on_ended = self._figures_ended
         self._api: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
             "node": self._node,
             "services": self._services,
@@ -179,10 +175,6 @@ class Pages:
         elif self._board is not None:
             self._board.changed(names)
         self._counters.synced()
-
-    def _figures_ended(self, names: object) -> None:
-        if self._board is not None:
-            self._board.changed(names)  # type: ignore[arg-type]
 
     def _note_states(self, at_s: float) -> None:
         health = self._sources.status
@@ -278,7 +270,6 @@ class Pages:
     async def _fresh_board(self) -> Board:
         self._counters.looked_at()
         if self._board is None:
-            self._boards += 1
             self._board = Board(self._sources.store, self._sources.survey, self._counters.rates, self._troubles)
         table = self._board
         table.show_active(self._counters.active)
@@ -290,16 +281,9 @@ class Pages:
         table = await self._fresh_board()
         found: list[ServiceName] = []
         await in_slices(table.finding(question, found), self._clock, self._clock())
-        document = table.answer(question, found, self._cursor(query.get("since", "")))
+        document = table.answer(question, found)
         self._counters.show([ServiceName(*name.split("/", 1)) for name in document["names"]])
-        return {"cursor": f"{self._boot}-{self._boards}-{table.cursor.revision}-{table.cursor.reading}", **document}
-
-    def _cursor(self, text: str) -> Cursor | None:
-        """What a viewer has seen of this board; None for anything else."""
-        found = re.fullmatch(r"([0-9a-f]{8})-(\d{1,15})-(\d{1,15})-(\d{1,15})", text)
-        if not found or found[1] != self._boot or int(found[2]) != self._boards:
-            return None
-        return Cursor(int(found[3]), int(found[4]))
+        return document
 
     async def _service(self, query: Mapping[str, str]) -> Any:
         text = query.get("name", "")

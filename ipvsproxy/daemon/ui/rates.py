@@ -111,15 +111,15 @@ class ServiceRates:
         for place, count in zip(_places(number), counts, strict=True):
             figures[place] = count if is_first else figures[place] + count
 
-    def finish(self, desired: Container[VirtualServerKey], ended: list[ServiceName]) -> Iterator[None]:
-        """End a reading, with pauses. Adds the Services to ``ended`` that have had no traffic for long."""
+    def finish(self, desired: Container[VirtualServerKey]) -> Iterator[None]:
+        """End a reading, with pauses. Services that have had no traffic for long are forgotten."""
         before_s, self._read_s = self._read_s, self._began_s
         if before_s is None:
             return
         seconds, number = max(self._began_s - before_s, 0.001), self.readings + 1
         if self._seen != len(self._last):
             yield from _forgetting(self._last, desired)
-        places = _places(number)
+        places, ended = _places(number), list[ServiceName]()
         for index, (name, history) in enumerate(self._histories.items(), 1):
             if index % ROWS_AT_ONCE == 0:
                 yield
@@ -156,10 +156,6 @@ class ServiceRates:
             return history.figures[now] + history.figures[before] if history else 0.0
 
         return rank
-
-    def has_traffic(self, name: ServiceName) -> bool:
-        """Whether a Service has figures, which change with each reading."""
-        return name in self._histories
 
     def line(self, name: ServiceName) -> tuple[list[float], list[float]]:
         """Connections and bytes per second of the last readings, the oldest first; both empty without traffic."""

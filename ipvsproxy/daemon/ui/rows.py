@@ -27,11 +27,10 @@ class Endpoints(NamedTuple):
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered of a Service. ``revision`` is that of the board at the last change."""
+    """What is remembered of a Service."""
 
     endpoints: Endpoints
     problems: tuple[str, ...]
-    revision: int
 
 
 def count_endpoints(

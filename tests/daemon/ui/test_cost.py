@@ -35,12 +35,12 @@ async def _asked(count: int, **query: str) -> int:
     node = _node(count)
     async with node.reading():
         await node.quiet(1)
-        told = await node.ask("services", **query)
+        await node.ask("services", **query)
         node.put(builders.endpoint_slice(endpoint("10.244.0.1"), service="s7"))
         await node.quiet(0.1)
         with counted() as steps:
-            again = await node.ask("services", since=told["cursor"], **query)
-        assert [row["name"] for row in again["services"]] in ([], ["default/s7"])
+            again = await node.ask("services", **query)
+        assert again["services"]
         return steps.here
 
 

@@ -1,4 +1,4 @@
-// The table of all Services. The server searches, sorts and cuts it into pages; only rows that have changed are sent again.
+// The table of all Services. The server searches, sorts and cuts it into pages; only rows that have changed are drawn again.
 
 import { el, figure, spark, whole, write } from "./parts.js";
 
@@ -18,9 +18,7 @@ const TYPED_MS = 200;
 
 export function open(main, where, { ask, refresh }) {
   let state = read(where.query);
-  let cursor = "";
-  let known = new Map(); // rows by name, as last sent
-  let rows = new Map(); // their elements
+  let rows = new Map(); // by name: the row as last drawn, and its element
   let typed = null;
 
   const query = el("input", { id: "query", type: "search", value: state.query, autocomplete: "off", spellcheck: "false", maxlength: 200, placeholder: "name, address, port, pod address", oninput: type });
@@ -53,12 +51,11 @@ export function open(main, where, { ask, refresh }) {
     update(to) {
       state = read(to.query);
       if (document.activeElement !== query) query.value = state.query;
-      cursor = "";
       return true;
     },
     async fetch() {
       const asked = JSON.stringify(state);
-      const answer = await ask("services", { ...state, since: cursor });
+      const answer = await ask("services", state);
       return () => {
         if (asked === JSON.stringify(state)) draw(answer);
       };
@@ -99,28 +96,21 @@ export function open(main, where, { ask, refresh }) {
     const text = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
     history.replaceState(null, "", `#/services${text ? `?${text}` : ""}`);
     state = read(new URLSearchParams(text));
-    cursor = "";
     refresh();
   }
 
   function draw(answer) {
-    cursor = answer.cursor;
     pages = answer.pages;
     page = answer.page;
-    for (const row of answer.services) known.set(row.name, row);
-    const names = new Set(answer.names);
-    known = new Map([...known].filter(([name]) => names.has(name)));
-    const changed = new Set(answer.services.map((row) => row.name));
     const before = rows;
-    rows = new Map();
-    const elements = answer.names.map((name) => {
-      const row = known.get(name);
-      const element = before.get(name);
-      const wanted = element && !changed.has(name) ? element : fill(element || el("tr"), row);
-      rows.set(name, wanted);
-      return wanted;
-    });
-    place(elements);
+    rows = new Map(
+      answer.services.map((row) => {
+        const text = JSON.stringify(row);
+        const drawn = before.get(row.name);
+        return [row.name, drawn?.text === text ? drawn : { text, element: fill(drawn?.element || el("tr"), row) }];
+      }),
+    );
+    place([...rows.values()].map((row) => row.element));
     write(told, answer.matching === answer.total ? `${whole(answer.total)} Services` : `${whole(answer.matching)} of ${whole(answer.total)} Services match`);
     write(number, `Page ${whole(answer.page)} of ${whole(answer.pages)}`);
     previous.disabled = answer.page <= 1;
