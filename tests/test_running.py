@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ipvsproxy.kernel.iptables import preload
+from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
 from tests.support import patience
 from tests.support.program import Program
@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 HEALTH = "http://127.0.0.1:10256/healthz"
 STOPPED_WITHIN_S = patience.seconds(2.0)
 FLAGS = ("--hostname-override=node-a", "--conntrack-max-per-core=0")  # writable only in the host's own namespace
-CAPABILITIES = "+net_admin" if preload.LIBRARY.exists() else "+net_admin,+net_raw"  # after an installation without a compiler
+CAPABILITIES = (
+    "+net_admin" if iptables_process.LIBRARY.exists() else "+net_admin,+net_raw"
+)  # after an installation without a compiler
 UNPRIVILEGED = (
     "unshare",
     "--mount",

@@ -18,7 +18,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.ipset import message as ipset_message
 from ipvsproxy.kernel.ipset.message import IPSET_PROTOCOL
-from ipvsproxy.kernel.iptables import preload
+from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, PROMPT_REUSE
 from ipvsproxy.model.net import Family
@@ -160,21 +160,21 @@ def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.P
 
 
 def missing_privileges(
-    proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = preload.LIBRARY, *, runs_iptables: bool = True
+    proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = iptables_process.LIBRARY, *, runs_iptables: bool = True
 ) -> tuple[Missing, ...]:
     """The privileges that this process needs and lacks. ``library`` is the file that makes CAP_NET_RAW unnecessary.
 
     A process that never runs iptables (``runs_iptables``) does not need it either.
     """
-    has = preload.capabilities(proc)
-    if not has >> preload.NET_ADMIN & 1:
+    has = iptables_process.capabilities(proc)
+    if not has >> iptables_process.NET_ADMIN & 1:
         return (
             Missing(
                 "this process may not change the network (it has no CAP_NET_ADMIN)",
                 "run it as root, in a container with privileged: true, or with CAP_NET_ADMIN after --init-only",
             ),
         )
-    if runs_iptables and not has >> preload.NET_RAW & 1 and not library.exists():
+    if runs_iptables and not has >> iptables_process.NET_RAW & 1 and not library.exists():
         return (
             Missing(
                 "this process cannot run iptables (it has no CAP_NET_RAW)",

@@ -20,7 +20,7 @@ from ipvsproxy.kernel.base.sets import ObservedSet
 from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
-from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
+from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.kernel.ipvs import scheduler
 from ipvsproxy.kernel.ipvs.driver import IpvsDriver
 from ipvsproxy.kernel.ipvs.traffic import TrafficReader

@@ -20,7 +20,6 @@ from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.nftables import listing as nft_listing
-from ipvsproxy.kernel.nftables import own_table
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
@@ -126,7 +125,7 @@ def remove_table() -> bool:
         for _ in range(ATTEMPTS):
             try:
                 generation = nft.generation(channel)
-                content = own_table.read(channel)
+                content = nft_listing.own_table(channel)
             except KernelError as error:
                 if error.errno == errno.EINVAL:
                     modules.note_no_nf_tables()
@@ -183,7 +182,7 @@ def _table_has_ours() -> bool:
     """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         try:
-            content = own_table.read(channel)
+            content = nft_listing.own_table(channel)
         except KernelError as error:
             if error.errno in _NO_TABLE:
                 return False

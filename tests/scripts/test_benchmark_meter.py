@@ -9,7 +9,7 @@ import pytest
 PROBE = """
 import socket, sys, time
 from ipvsproxy.kernel.base import message, netlink, sockopt
-from ipvsproxy.kernel.iptables import rule_changes
+from ipvsproxy.kernel.iptables import tables
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.network import notify
 from ipvsproxy.kernel.base.errors import KernelError

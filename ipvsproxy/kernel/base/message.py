@@ -9,6 +9,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ipvsproxy.model.net import Family
+
 HEADER_SIZE = 16
 """The length of ``struct nlmsghdr``."""
 SEQUENCE_OFFSET = 8
@@ -20,6 +22,11 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 Sample = tuple[Any, Any]
 """Two values of one field, as pyroute2 takes them, that differ in every byte."""
+ADDRESSES: Mapping[Family, Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+}
+"""Samples of a field that is an address."""
 
 
 class Template:

@@ -55,10 +55,6 @@ NO_SUCH_TYPE = 4098
 _SUBSYSTEM = NFNL_SUBSYS_IPSET << 8
 _ALL_PORTS = (0, 65535)
 _ANY_FAMILY = 0
-_SAMPLES: Mapping[Family, message.Sample] = {
-    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
-    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
-}
 _FIELDS: Mapping[SetType, tuple[str, ...]] = {
     SetType.ADDRESS: ("address",),
     SetType.ADDRESS_PORT: ("address", "port", "protocol"),
@@ -146,10 +142,10 @@ class EntryCodec:
         self._columns = [(field, operator.attrgetter(field)) for field in self._fields]
         self._size = ip_set.family.bits // 8
         samples = {
-            "address": _SAMPLES[ip_set.family],
+            "address": message.ADDRESSES[ip_set.family],
             "port": (0, 0xFFFF),
             "protocol": (0, 0xFF),
-            "other": _SAMPLES[ip_set.family],
+            "other": message.ADDRESSES[ip_set.family],
             "prefix_length": (0, 0xFF),
             "skbmark": (0, 0xFFFFFFFFFFFFFFFF),
         }

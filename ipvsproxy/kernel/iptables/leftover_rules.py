@@ -23,7 +23,7 @@ from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import text as iptables_text
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import IptablesDriver, Program
-from ipvsproxy.kernel.iptables.rule_changes import TABLES, RuleChanges
+from ipvsproxy.kernel.iptables.tables import TABLES, RuleChanges
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family

@@ -1,15 +1,38 @@
 """Running the programs of iptables, and reading their error messages. All calls block."""
 
 import errno
+import os
+import pathlib
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import preload
 
+LIBRARY = pathlib.Path(__file__).with_name("datagram.abi3.so")
+"""The library, compiled from ``datagram.c``, with which the programs of iptables only need CAP_NET_ADMIN.
+
+It exists if there was a C compiler when this package was installed, as in the image. Without it, CAP_NET_RAW is needed.
+"""
+NET_ADMIN, NET_RAW = 12, 13
+"""The bits of capability sets (include/uapi/linux/capability.h)."""
 TIMEOUT_S = 60
 """The longest run of an iptables program. The wait for the lock is shorter, so only a program that hangs reaches it."""
+
+
+def capabilities(proc: pathlib.Path = pathlib.Path("/proc")) -> int:
+    """The effective capabilities of this process, one bit for each."""
+    lines = (proc / "self/status").read_text().splitlines()
+    return next((int(line.partition(":")[2], 16) for line in lines if line.startswith("CapEff:")), 0)
+
+
+def environment(proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = LIBRARY) -> Mapping[str, str] | None:
+    """The environment for a program of iptables; None for our own environment, if nothing has to be added."""
+    if capabilities(proc) >> NET_RAW & 1 or not library.exists():
+        return None
+    preloaded = [str(library), *filter(None, [os.environ.get("LD_PRELOAD")])]
+    return {**os.environ, "LD_PRELOAD": ":".join(preloaded)}
 
 
 def run(command: str, *arguments: str, stdin: str = "") -> str:
@@ -25,7 +48,7 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
         done = subprocess.run(
             (path, *arguments),
             input=stdin,
-            env=preload.environment(),
+            env=environment(),
             capture_output=True,
             text=True,
             errors="replace",

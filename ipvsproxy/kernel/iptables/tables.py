@@ -1,6 +1,7 @@
-"""The tables of iptables in both variants, as the kernel itself shows them: no process is started.
+"""The tables of iptables in both variants, as the kernel itself shows them, and whether their rules have changed.
 
-Legacy tables are read by ``getsockopt``, those of nf_tables by netlink.
+No process is started. Legacy tables are read by ``getsockopt``, and all of a table except the packet counters is hashed. Those of
+nf_tables are read by netlink; the kernel numbers the generations of the rules, one for each change.
 
 Layouts: include/uapi/linux/netfilter_ipv4/ip_tables.h, and netfilter_ipv6/ip6_tables.h beside it.
 """
@@ -11,7 +12,7 @@ import hashlib
 import pathlib
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
@@ -21,6 +22,11 @@ from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
+
+TABLES = ("nat", "filter", "mangle")
+"""The tables of our rules."""
+OPTIONAL_TABLES = ("mangle",)
+"""The tables that a kernel need not have: without them, external addresses have one scope."""
 
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same numbers for IPv6
 _INFO = struct.Struct("=32sI40xII")  # ipt_getinfo: name, a bit for each hook, number of entries, their size in bytes
@@ -128,3 +134,36 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
             for data, start, end in parts
             for found in (message.attributes(data, start + nft.HEADER_SIZE, end),)
         )
+
+
+class RuleChanges:
+    """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed in between.
+
+    They are those of the network namespace of the thread that makes this object. Only that thread may use it.
+    """
+
+    def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
+        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._channel.close()
+
+    def fingerprint(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
+        """The present fingerprint of a family's rules. ``variant`` is that of a ``Program``.
+
+        ``tables`` are the legacy tables to read. The kernel creates those that are absent.
+
+        Raises:
+            KernelError: the kernel shows no fingerprint.
+        """
+        return tuple(_fingerprint(family, table) for table in tables) if variant == "legacy" else nft.generation(self._channel)
+
+
+def _fingerprint(family: Family, table: str) -> bytes:
+    try:
+        return digest(family, table)
+    except KernelError as error:
+        if table not in OPTIONAL_TABLES or error.errno != errno.ENOENT:
+            raise
+        return b""

@@ -38,10 +38,6 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS
 _LINK = struct.Struct("=4xi")
 _ADDRESS = struct.Struct("=BBxxI")
-_SAMPLES: Mapping[Family, message.Sample] = {
-    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
-    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
-}
 _SIZES: Mapping[int, int] = {family: family.bits // 8 for family in Family}
 _pack_index = struct.Struct("=I").pack
 
@@ -277,4 +273,6 @@ def _address_template(verb: Verb, size: int) -> message.Template:
             return message.encode(request, RTM_DELADDR, netlink.REQUEST)
         return message.encode(request, RTM_NEWADDR, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
 
-    return message.Template(build, {"index": (0, 0xFFFFFFFF), "local": _SAMPLES[family], "address": _SAMPLES[family]})
+    return message.Template(
+        build, {"index": (0, 0xFFFFFFFF), "local": message.ADDRESSES[family], "address": message.ADDRESSES[family]}
+    )

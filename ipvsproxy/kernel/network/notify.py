@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Protocol, Self
 
-from ipvsproxy.kernel.base import event_socket, message, socket_filter
+from ipvsproxy.kernel.base import event_socket, message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.event_socket import EventSocket
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
@@ -163,7 +163,7 @@ class ChangeListener:
         """
         self._filtered = len(self._own_ports)
         with contextlib.suppress(OSError):  # it is only faster with the filter
-            socket_filter.attach(self._socket, _filter_of(tuple(self._own_ports), self._route_protocol))
+            event_socket.attach(self._socket, _filter_of(tuple(self._own_ports), self._route_protocol))
 
     def _decode(self, data: bytes) -> Iterator[Change]:
         position = 0
@@ -227,16 +227,16 @@ def _filter_of(ports: Collection[int], route_protocol: int) -> list[bytes]:
 
     It drops both if they have one of these port ids, and routes of another protocol number.
     """
-    by_port = socket_filter.dropping(ports)
+    by_port = event_socket.dropping(ports)
     return [
-        socket_filter.load_half(4),  # nlmsg_type
+        event_socket.load_half(4),  # nlmsg_type
         *(
-            socket_filter.jump(socket_filter.in_network_order("=H", kind), skipped)
+            event_socket.jump(event_socket.in_network_order("=H", kind), skipped)
             for kind, skipped in ((_NEWADDR, 6), (_DELADDR, 5), (_NEWROUTE, 2), (_DELROUTE, 1))
         ),
-        socket_filter.end(socket_filter.PASS),
-        socket_filter.load_byte(_HEADER.size + _ROUTE_PROTOCOL),
-        socket_filter.jump(route_protocol, 0, len(by_port) - 1),
+        event_socket.end(event_socket.PASS),
+        event_socket.load_byte(_HEADER.size + _ROUTE_PROTOCOL),
+        event_socket.jump(route_protocol, 0, len(by_port) - 1),
         *by_port,
     ]
 

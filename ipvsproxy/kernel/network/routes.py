@@ -40,10 +40,6 @@ _SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_H
 _HEADER = 12
 _PLACE = message.Layout((message.Field((1,), "s"), message.Field((4,), "I"), message.Field((6,), "I")))
 """Destination, index of the device, metric."""
-_SAMPLES: Mapping[Family, message.Sample] = {
-    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
-    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
-}
 _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
@@ -186,7 +182,7 @@ class RouteDriver:
                 return message.encode(request, RTM_DELROUTE, netlink.REQUEST)
             return message.encode(request, RTM_NEWROUTE, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
 
-        return message.Template(build, {"address": _SAMPLES[family]})
+        return message.Template(build, {"address": message.ADDRESSES[family]})
 
 
 def _outcome(operation: Operation, number: int, present: AbstractSet[Address]) -> Outcome:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import event_socket, message, socket_filter
+from ipvsproxy.kernel.base import event_socket, message
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.event_socket import EventSocket
 
@@ -97,7 +97,7 @@ class NftChanges:
         self._filtered = len(self._own_ports)
         if self._socket is not None:
             with contextlib.suppress(OSError):  # it is only faster with the filter
-                socket_filter.attach(self._socket, socket_filter.dropping(self._own_ports))
+                event_socket.attach(self._socket, event_socket.dropping(self._own_ports))
 
     def _concerns_us(self, data: bytes) -> bool:
         position = 0

@@ -15,7 +15,6 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables.listing import TableName
-from ipvsproxy.kernel.nftables.own_table import OUR_CHAINS
 from ipvsproxy.model.nft_table import BaseChain, NftTable
 
 _OURS = f"inet {nft.TABLE}"
@@ -48,8 +47,8 @@ def read_tables() -> tuple[NftTable, ...]:
 def _without_our_chains(table: NftTable) -> NftTable:
     return dataclasses.replace(
         table,
-        chains={name: place for name, place in table.chains.items() if not name.startswith(OUR_CHAINS)},
-        closed=tuple(name for name in table.closed if not name.startswith(OUR_CHAINS)),
+        chains={name: place for name, place in table.chains.items() if not name.startswith(nft_listing.OUR_CHAINS)},
+        closed=tuple(name for name in table.closed if not name.startswith(nft_listing.OUR_CHAINS)),
     )
 
 

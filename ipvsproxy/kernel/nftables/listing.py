@@ -1,15 +1,22 @@
-"""Reads tables of nf_tables that other programs have made. Starts no process, and loads no module."""
+"""Reads tables of nf_tables: those of other programs, and what of ours is ours. Starts no process, and loads no module."""
 
 import errno
 import pathlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import message, modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.nft_message import Message
+from ipvsproxy.kernel.nftables import rule as nft_rule
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.nft_table import BaseChain, NftTable
+from ipvsproxy.model.sets import IP_SETS
+
+OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
+"""The beginnings of the names of our chains."""
 
 _FAMILIES: Mapping[int, str] = {1: "inet", socket.AF_INET: "ip", 3: "arp", 5: "netdev", 7: "bridge", socket.AF_INET6: "ip6"}
 """The names of the kernel's families (NFPROTO_*)."""
@@ -18,6 +25,32 @@ _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 _IP_FAMILIES = frozenset({"inet", "ip", "ip6"})
 _ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUPPORT})
 """Errors that mean: no such table, or no nf_tables."""
+
+
+class Content(NamedTuple):
+    """Our table: the names of the chains and sets that are ours, and whether other programs have any in it.
+
+    Chains and sets are ours by name.
+    """
+
+    chains: Sequence[str]
+    sets: Sequence[str]
+    has_others: bool
+
+    @property
+    def has_ours(self) -> bool:
+        """Whether anything of ours is left. A table without any content is ours."""
+        return bool(self.chains or self.sets) or not self.has_others
+
+    def removal(self) -> list[Message]:
+        """The messages that remove what is ours: the table, unless other programs have a part in it."""
+        if not self.has_others:
+            return [nft.table_removal()]
+        return [*self.emptying(), *map(nft.chain_removal, self.chains), *map(nft.set_removal, self.sets)]
+
+    def emptying(self) -> list[Message]:
+        """The messages that remove all rules of our chains."""
+        return list(map(nft.flushing, self.chains))
 
 
 class TableName(NamedTuple):
@@ -76,6 +109,27 @@ def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
             },
             maps=frozenset(_maps(channel.dump(nft.sets_query(name, family), action), name)),
         )
+
+
+def own_table(channel: netlink.Channel) -> Content | None:
+    """The content of our table; None if there is none. It is complete only if the generation has not changed meanwhile.
+
+    Raises:
+        KernelError: it could not be read.
+    """
+    action = f"read the table inet {nft.TABLE}"
+    listed = table(channel, nft.INET, nft.TABLE)
+    if listed is None:
+        return None
+    sets: list[str] = []
+    for data, start, end in channel.dump(nft.sets_query(), action):
+        with netlink.parsing(action):
+            found = message.attributes(data, start + nft.HEADER_SIZE, end)
+            if message.text(data, found[nft.NFTA_SET_TABLE]) == nft.TABLE:
+                sets.append(message.text(data, found[nft.NFTA_SET_NAME]))
+    chains = [name for name in listed.chains if name.startswith(OUR_CHAINS)]
+    ours = [name for name in sets if name in IP_SETS]
+    return Content(chains, ours, has_others=len(chains) < len(listed.chains) or len(ours) < len(sets))
 
 
 def family_name(family: int) -> str:

@@ -13,7 +13,7 @@ from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM, LeftoverRules, Place
-from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
+from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
 from ipvsproxy.model.net import Family

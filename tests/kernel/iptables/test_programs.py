@@ -12,10 +12,9 @@ import sys
 import pytest
 
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables import preload
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.kernel.iptables.rule_changes import RuleChanges
+from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.model.net import Family, Protocol, parse_network
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import (
@@ -183,7 +182,9 @@ def test_a_jump_that_another_program_deletes_between_two_writes_is_put_back_by_t
 
 
 @pytest.mark.usefixtures("variant")
-@pytest.mark.skipif(not preload.LIBRARY.exists(), reason="ipvsproxy was installed without a C compiler, and needs CAP_NET_RAW")
+@pytest.mark.skipif(
+    not iptables_process.LIBRARY.exists(), reason="ipvsproxy was installed without a C compiler, and needs CAP_NET_RAW"
+)
 @pytest.mark.parametrize("family", Family)
 def test_one_capability_is_enough_to_write_and_read_every_kind_of_rule(family: Family) -> None:
     create_set(family)

@@ -13,7 +13,7 @@ import pytest
 from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import netlink, nft_message
-from ipvsproxy.kernel.nftables import elements
+from ipvsproxy.kernel.nftables import sets as nft_sets
 from ipvsproxy.kernel.nftables.driver import NftDriver
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -134,7 +134,7 @@ def test_an_entry_that_no_set_can_hold_fails_alone(driver: NftDriver) -> None:
 
 def test_more_than_a_transaction_may_hold_is_written_in_several(driver: NftDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.apply(EVERYTHING)
-    monkeypatch.setattr(elements, "TRANSACTION_LIMIT", 200)
+    monkeypatch.setattr(nft_sets, "TRANSACTION_LIMIT", 200)
     before = generation()
     many = [entries(Verb.ADD, *range(10, 20)), entries(Verb.REMOVE, 1)]
     assert driver.apply(many) == [Outcome(one) for one in many]

@@ -16,7 +16,7 @@ from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.kernel.nftables import own_table
+from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
@@ -416,15 +416,15 @@ def test_a_chain_of_ours_that_another_program_jumps_to_stays_empty(driver: NftRu
 
 def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
-    read, readings = own_table.read, itertools.count(1)
+    read, readings = nft_listing.own_table, itertools.count(1)
 
-    def disturbed(channel: netlink.Channel) -> own_table.Content | None:
+    def disturbed(channel: netlink.Channel) -> nft_listing.Content | None:
         found = read(channel)
         if next(readings) == 1:
             put_theirs()
         return found
 
-    monkeypatch.setattr(own_table, "read", disturbed)
+    monkeypatch.setattr(nft_listing, "own_table", disturbed)
     assert rules_backend.remove_table()
     assert next(readings) == 3
     assert "chain theirs" in nft("list", "ruleset")

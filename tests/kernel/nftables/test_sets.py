@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ipvsproxy.kernel.base import netlink, nft_message
+from ipvsproxy.kernel.nftables import sets as nft_sets
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Address, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -379,3 +380,23 @@ def test_the_table_goes_with_its_last_set_unless_somebody_else_has_a_chain_in_it
     nft("add", "chain", "inet", "ipvsproxy", "theirs")
     apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
     assert nft("list", "tables") == "table inet ipvsproxy\n"
+
+
+@pytest.mark.parametrize("garbled", range(5, 8))
+def test_a_key_with_other_padding_is_no_entry_of_ours(garbled: int) -> None:
+    ip_set = IP_SETS["KUBE-CLUSTER-IP"]
+    entry = SetEntry(ip_set.name, parse_address("10.0.0.1"), Protocol.TCP, 80)
+    encoded = nft_sets.encode(ip_set, entry)
+    key, data, comment = nft_message.read_element(encoded, 4, len(encoded))
+    assert nft_sets.decode(ip_set, key, data, comment) == entry
+    strange = bytearray(key)
+    strange[garbled] = 1
+    assert str(nft_sets.decode(ip_set, bytes(strange), data, comment)) == f"element {strange.hex()}"
+
+
+def test_every_key_has_the_length_that_the_kernel_is_told() -> None:
+    for ip_set in IP_SETS.values():
+        encoded = nft_sets.encode(ip_set, an_entry_of(ip_set))
+        key, data, comment = nft_message.read_element(encoded, 4, len(encoded))
+        assert (len(key), len(data)) == (nft_sets.shape(ip_set).key_length, nft_sets.shape(ip_set).data_length)
+        assert nft_sets.decode(ip_set, key, data, comment) == an_entry_of(ip_set)

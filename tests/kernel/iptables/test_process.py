@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from ipvsproxy.kernel.iptables import preload
+from ipvsproxy.kernel.iptables import process as iptables_process
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def has(proc: pathlib.Path, capabilities: str) -> None:
 
 def test_with_raw_sockets_iptables_starts_in_our_environment(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
     has(tmp_path, "0000000000003000")
-    assert preload.environment(tmp_path, library) is None
+    assert iptables_process.environment(tmp_path, library) is None
 
 
 def test_without_raw_sockets_the_library_comes_before_other_preloaded_ones(
@@ -30,15 +30,15 @@ def test_without_raw_sockets_the_library_comes_before_other_preloaded_ones(
     has(tmp_path, "0000000000001000")
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.delenv("LD_PRELOAD", raising=False)
-    environment = preload.environment(tmp_path, library)
+    environment = iptables_process.environment(tmp_path, library)
     assert environment is not None
     assert environment["LD_PRELOAD"] == str(library)
     assert environment["PATH"] == "/bin"
     monkeypatch.setenv("LD_PRELOAD", "libother.so")
-    assert (preload.environment(tmp_path, library) or {})["LD_PRELOAD"] == f"{library}:libother.so"
+    assert (iptables_process.environment(tmp_path, library) or {})["LD_PRELOAD"] == f"{library}:libother.so"
 
 
 def test_without_the_library_nothing_is_added(tmp_path: pathlib.Path, library: pathlib.Path) -> None:
     has(tmp_path, "0000000000001000")
     library.unlink()
-    assert preload.environment(tmp_path, library) is None
+    assert iptables_process.environment(tmp_path, library) is None
