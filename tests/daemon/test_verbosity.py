@@ -26,7 +26,7 @@ def quiet_again() -> Iterator[None]:
     """Restore the verbosity, which is one for the process."""
     before = log.verbosity()
     yield
-    log._Level.verbosity = before
+    log._Process.verbosity = before
 
 
 def _without_level(lines: Lines) -> Lines:
@@ -35,7 +35,7 @@ def _without_level(lines: Lines) -> Lines:
 
 @in_virtual_time
 async def test_at_level_4_a_service_can_be_followed_from_the_watch_to_the_sync() -> None:
-    log._Level.verbosity = 4
+    log._Process.verbosity = 4
     node = MemoryNode()
     async with node.running():
         node.begin_with(builders.node())
@@ -61,7 +61,7 @@ async def test_at_level_4_a_service_can_be_followed_from_the_watch_to_the_sync()
 @pytest.mark.parametrize("level", [0, 2, 3])
 @in_virtual_time
 async def test_below_level_4_a_change_is_one_line(level: int) -> None:
-    log._Level.verbosity = level
+    log._Process.verbosity = level
     node = MemoryNode()
     async with node.running():
         first, second = builders.endpoint("10.244.0.5"), builders.endpoint("10.244.0.6")
@@ -74,7 +74,7 @@ async def test_below_level_4_a_change_is_one_line(level: int) -> None:
 
 
 def test_every_kind_of_event_is_logged() -> None:
-    log._Level.verbosity = 4
+    log._Process.verbosity = 4
     key = ServiceName("default", "web")
     with capture_logs() as lines:
         journal.log_received(
@@ -95,7 +95,7 @@ def test_every_kind_of_event_is_logged() -> None:
 
 @pytest.mark.parametrize(("level", "expected"), [(0, []), (2, ["remove address 10.96.0.10"]), (4, ["add", "remove", "failed"])])
 def test_from_level_2_on_removed_addresses_are_logged(level: int, expected: list[str]) -> None:
-    log._Level.verbosity = level
+    log._Process.verbosity = level
     done, failed = Outcome(Operation(Verb.REMOVE, ADDRESS)), Outcome(Operation(Verb.REMOVE, ADDRESS), "busy", 16)
     with capture_logs() as lines:
         journal.log_outcomes([Outcome(Operation(Verb.ADD, ADDRESS)), done, failed])
@@ -108,7 +108,7 @@ def test_from_level_2_on_removed_addresses_are_logged(level: int, expected: list
 
 @pytest.mark.parametrize(("level", "expected"), [(1, []), (2, ["health_check_port_opened", "health_check_port_closed"])])
 async def test_from_level_2_on_health_check_ports_are_logged(level: int, expected: list[str]) -> None:
-    log._Level.verbosity = level
+    log._Process.verbosity = level
     ports = Ports()
     with capture_logs() as lines:
         ports.put(state(ports={30000: 1}))
@@ -119,5 +119,5 @@ async def test_from_level_2_on_health_check_ports_are_logged(level: int, expecte
 
 
 def test_the_verbosity_decides_which_lines_are_shown() -> None:
-    log._Level.verbosity = 3
+    log._Process.verbosity = 3
     assert (log.verbosity(), log.shows(3), log.shows(4)) == (3, True, False)

@@ -3,8 +3,11 @@
 import contextlib
 import io
 import logging
+import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import TextIO, cast
 
 import structlog
@@ -17,22 +20,92 @@ REPEAT_S = 300.0
 """How long the same text of a library is not logged again: some libraries log one with every request."""
 MOST_TEXTS = 100
 """How many texts are remembered."""
+MOST_WAITING = 1 << 20
+"""How many characters wait for a slow reader: some 5,000 lines."""
+FULL_PAUSE_S = 0.02
+STANDARD_ERROR = 2
+LAST_LINES_S = 0.2
+"""How long the end of a process waits for a slow reader."""
 
 
-class _Lossy(io.TextIOBase):
-    """A stream that drops text after a failed write: the proxy must go on without a reader of its log."""
+class _Writer:
+    """A thread that writes lines, so that no caller waits for a reader or a disk.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    A line is dropped while ``MOST_WAITING`` characters wait, or if its write fails. The log says later how many were. The file
+    stays in blocking mode, because its mode is that of every process that has it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lines: list[str] = []
+        self._waiting = 0
+        self._dropped = 0
+        self._ends = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def put(self, line: str) -> None:
+        """Have a line written. A line of this thread itself always has room."""
+        with self._changed:
+            if self._waiting + len(line) > MOST_WAITING and threading.current_thread() is not self._thread:
+                self._dropped += 1
+                return
+            self._lines.append(line)
+            self._waiting += len(line)
+            self._changed.notify_all()
+
+    def end(self, within_s: float) -> None:
+        """Write what waits, but no longer than this."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+        self._thread.join(within_s)
+
+    def _run(self) -> None:
+        before = ""
+        while lines := self._take():
+            try:
+                self._write((before + "".join(lines)).encode(errors="backslashreplace"))
+            except OSError:
+                before = "\n"  # a part of a line may be written
+                with self._changed:
+                    self._dropped += len(lines)
+            else:
+                before = ""
+                with self._changed:
+                    dropped, self._dropped = self._dropped, 0
+                if dropped:
+                    structlog.get_logger().warning(
+                        "log_lines_dropped", lines=dropped, hint="the log's reader or disk did not take them"
+                    )
+
+    def _take(self) -> list[str]:
+        """Wait for lines and take all; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._ends)
+            lines, self._lines, self._waiting = self._lines, [], 0
+            return lines
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # another process has put the file in non-blocking mode
+                time.sleep(FULL_PAUSE_S)
+
+
+class _Output(io.TextIOBase):
+    """Standard error, by the thread if there is one. A failed write is no error: a proxy goes on without a reader of its log."""
 
     def write(self, text: str) -> int:
+        if _Process.writer:
+            _Process.writer.put(text)
+            return len(text)
         with contextlib.suppress(OSError):
-            self._stream.write(text)
+            sys.stderr.write(text)
+            sys.stderr.flush()
         return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
 
 
 class Libraries(logging.Handler):
@@ -57,20 +130,21 @@ class Libraries(logging.Handler):
 _libraries = Libraries()
 
 
-class _Level:
-    """The verbosity of the process."""
+class _Process:
+    """The verbosity of the process, and the thread that writes its log."""
 
     verbosity = 0
+    writer: _Writer | None = None
 
 
 def verbosity() -> int:
     """The ``-v`` in force."""
-    return _Level.verbosity
+    return _Process.verbosity
 
 
 def shows(level: int) -> bool:
     """Whether the log has lines of this ``-v``. A caller asks before it makes a line that is expensive."""
-    return _Level.verbosity >= level
+    return _Process.verbosity >= level
 
 
 def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
@@ -78,7 +152,7 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
 
     Text lines are logfmt: values are quoted and escaped, so none can forge a line.
     """
-    _Level.verbosity = verbosity
+    _Process.verbosity = verbosity
     level = logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.WARNING if quiet else logging.INFO
     logfmt = structlog.processors.LogfmtRenderer(key_order=("timestamp", "level", "event"), bool_as_flag=False)
     renderers: list[structlog.typing.Processor] = [structlog.processors.JSONRenderer()] if json else [_printable_text, logfmt]
@@ -92,11 +166,22 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
     structlog.configure(
         processors=shared,
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=cast("TextIO", _Lossy(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Output())),
         # A cached logger would keep the old configuration after another call.
         cache_logger_on_first_use=False,
     )
     logging.getLogger().addHandler(_libraries)
+
+
+@contextlib.contextmanager
+def written_by_a_thread(descriptor: int = STANDARD_ERROR) -> Iterator[None]:
+    """Let no caller wait for the log's reader, during the block. Its end waits ``LAST_LINES_S`` at most."""
+    writer = _Process.writer = _Writer(descriptor)
+    try:
+        yield
+    finally:
+        _Process.writer = None
+        writer.end(LAST_LINES_S)
 
 
 def _plain_values(_logger: object, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

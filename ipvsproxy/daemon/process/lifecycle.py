@@ -36,7 +36,8 @@ def run(config: Config, main: Coroutine[None, None, int]) -> int:
     """Run ``main`` to its end; returns the exit status. Writes to standard error why the process could not start."""
     set_up_log(config)
     try:
-        return asyncio.run(_abandoning_threads(main))
+        with logs.written_by_a_thread():
+            return asyncio.run(_abandoning_threads(main))
     except CannotStartError as error:
         for reason in error.reasons:
             sys.stderr.write(f"ipvsproxy: {reason}\n")

@@ -1,8 +1,11 @@
 """Covers lines on standard error: their form, the verbosity of each, and that a value cannot forge one."""
 
+import errno
 import json
 import logging
+import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,3 +124,94 @@ def test_an_exception_that_a_library_logs_is_part_of_its_line(read: Read) -> Non
         logging.getLogger("some.library").exception("a task has failed")
     (line,) = read()
     assert "ValueError: invalid literal" in line
+
+
+# The thread that writes.
+
+
+@pytest.fixture(name="pipe")
+def _pipe() -> Iterator[tuple[int, int]]:
+    """The ends of a pipe. The test's end restores the configuration of the process."""
+    before, ends = structlog.get_config(), os.pipe()
+    yield ends
+    structlog.configure(**before)
+    for end in ends:
+        os.close(end)
+
+
+def test_a_reader_that_stalls_delays_nobody_and_is_told_how_many_lines_were_dropped(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pipe holds 64 KiB, and the thread ten lines more. Without the thread, this test hangs."""
+    read_end, write_end = pipe
+    monkeypatch.setattr(log, "MOST_WAITING", 10_000)
+    with log.written_by_a_thread(write_end):
+        ours = logger()
+        for number in range(1000):
+            ours.info("line", number=number, text="x" * 1000)
+        assert os.get_blocking(write_end), "the mode is that of all processes that share the file"
+        read, numbers, dropped = b"", list[int](), 0
+        while len(numbers) + dropped < 1000:
+            read += os.read(read_end, 1 << 16)
+            numbers = [int(number) for number in re.findall(rb" number=(\d+) .*\n", read)]
+            dropped = sum(map(int, re.findall(rb"event=log_lines_dropped .*?lines=(\d+)", read)))
+    assert len(numbers) + dropped == 1000
+    assert numbers == sorted(set(numbers)), "in their order"
+    assert numbers
+    assert dropped
+
+
+def test_the_end_does_not_wait_for_a_reader_that_stalls(pipe: tuple[int, int]) -> None:
+    with log.written_by_a_thread(pipe[1]):
+        ours = logger()
+        for _ in range(100):
+            ours.info("line", text="x" * 1000)
+    assert len(os.read(pipe[0], 1 << 20)) > 1000
+
+
+def test_the_end_writes_all_lines_for_a_reader_that_reads(pipe: tuple[int, int]) -> None:
+    with log.written_by_a_thread(pipe[1]):
+        ours = logger()
+        for number in range(10):
+            ours.info("line", number=number)
+    assert os.read(pipe[0], 1 << 20).count(b"event=line") == 10
+
+
+def test_lines_that_a_full_disk_refuses_are_counted(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails in the middle leaves a part of a line: the next one begins a line of its own."""
+    real, is_full = os.write, True
+
+    def write(descriptor: int, data: bytes) -> int:
+        if is_full and descriptor == pipe[1] and len(data) > 10:
+            return real(descriptor, data[:10])
+        if is_full and descriptor == pipe[1]:
+            failed.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    failed = threading.Event()
+    monkeypatch.setattr(os, "write", write)
+    with log.written_by_a_thread(pipe[1]):
+        ours = logger()
+        ours.info("lost")
+        assert failed.wait(30)
+        is_full = False
+        ours.info("kept")
+        read = b""
+        while b"event=log_lines_dropped" not in read:
+            read += os.read(pipe[0], 1 << 16)
+    assert re.search(rb"\ntimestamp=\S+ level=info event=kept\n", read)
+    assert re.search(rb"event=log_lines_dropped .*lines=1", read)
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_a_file_in_non_blocking_mode_gets_whole_lines(pipe: tuple[int, int], *, is_blocking: bool) -> None:
+    os.set_blocking(pipe[1], is_blocking)
+    with log.written_by_a_thread(pipe[1]):
+        ours = logger()
+        for number in range(200):
+            ours.info("line", number=number, text="x" * 1000)
+        read = b""
+        while read.count(b"\n") < 200:
+            read += os.read(pipe[0], 1 << 16)
+    assert [int(number) for number in re.findall(rb" number=(\d+) ", read)] == list(range(200))
