@@ -23,7 +23,7 @@ def main() -> int:
     deadline_s = time.monotonic() + (arguments.seconds or float("inf"))
     numbers = itertools.count(arguments.first)
     with lab.Lab() as node:
-        for number in itertools.islice(numbers, arguments.histories):
+        for number in itertools.islice(numbers, 1 if arguments.only else arguments.histories):
             if time.monotonic() > deadline_s:
                 break
             _run(f"{arguments.seed}:{number}", number, node, figures, arguments)
@@ -37,6 +37,8 @@ def _run(seed: str, number: int, node: lab.Lab, figures: Figures, arguments: arg
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         drawn = plan.draw(arguments.seed, number, arguments.steps, arguments.rules_backend)
+        if arguments.only:
+            drawn = plan.only(arguments.only)
         history = History(drawn, seed, node, Path(name), figures, quick=arguments.quick, backend=arguments.rules_backend)
         try:
             history.run()
@@ -44,6 +46,7 @@ def _run(seed: str, number: int, node: lab.Lab, figures: Figures, arguments: arg
         except (Violation, ProgramError) as violation:
             again = f"scripts/chaos --seed {arguments.seed} --first {number} --histories 1 --steps {arguments.steps}"
             again += f" --rules-backend={arguments.rules_backend}"
+            again += f" --only={plan.name_of(arguments.only)}" if arguments.only else ""
             figures.violations.append(str(violation))
             verdict = f"VIOLATION: {violation}\n  repeat it: {again}"
     figures.histories += 1
@@ -65,6 +68,12 @@ def _parse() -> argparse.Namespace:
         choices=(Backend.IPTABLES, Backend.NFTABLES),
         default=Backend.IPTABLES,
         help="what holds rules and sets at first (default: %(default)s); with nftables, reloads move them there and back",
+    )
+    parser.add_argument(
+        "--only",
+        type=plan.KINDS.__getitem__,
+        metavar="KIND",
+        help="instead of drawn steps, run this bad moment or harm alone: " + ", ".join(plan.KINDS),
     )
     parser.add_argument("--quick", action="store_true", help="run verify only at the end of each history")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file, after each history")

@@ -3,20 +3,23 @@
 import contextlib
 import functools
 import ipaddress
+import resource
+import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tests.chaos import cluster, kernel_state, moments
+from ipvsproxy.model.rules import Backend
+from tests.chaos import cluster, kernel_state, moments, world
 from tests.chaos.clients import Clients
 from tests.chaos.configuration import SCHEDULERS, Configuration
 from tests.chaos.faults import Faults, Kind, Order
 from tests.chaos.figures import Figures
 from tests.chaos.moments import Moment
-from tests.chaos.world import Question
+from tests.chaos.world import CLOSED, Object, Question
 from tests.support import lab, patience
 
 REACHED_WITHIN_S = patience.seconds(150.0)
@@ -30,13 +33,20 @@ SHOWN_WITHIN_S = patience.seconds(60.0)
 ANSWERED_WITHIN_S = patience.seconds(5.0)
 ACKNOWLEDGED_S = 0.5
 """A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
+PROGRAMMED_WITHIN_S = patience.seconds(60.0)
+"""Until a change is in force while the program lacks something that it need not have."""
+OPENED_WITHIN_S = patience.seconds(30.0)
+"""Until a wider source range is in force, while another program holds the xtables lock."""
+LIMIT = 1024
+"""The usual limit of descriptors of containers and services."""
+CHECKED, IDLE = 18, 64
+"""Services with health-check node ports, and the connections that an outsider holds to each: more than the limit."""
 LOOK_S = 0.02
 BOOKMARK_S = 1.0
 """Until a bookmark has arrived."""
 POLL_S = 0.2
 RELOAD_FAILED = b"event=reload_failed"
 BUT_RULES = ("virtual_servers", "ipsets", "addresses")
-HEALTH = "http://127.0.0.1:10256/healthz"
 BLINKING = Question("client", "TCP", moments.ADDRESS, 30080)
 BLINKING_CLIENT = "172.18.1.51"
 """An address that no other client has, because IPVS confuses two connections from one port."""
@@ -59,8 +69,20 @@ class Life(Protocol):
     def change(self) -> None:
         """Change the cluster."""
 
-    def restart(self) -> None:
-        """Kill the program, change the cluster, and start the program again."""
+    def put(self, items: Iterable[Object], /) -> None:
+        """Add or replace objects."""
+
+    def delete(self, items: Iterable[Object], /) -> None:
+        """Delete objects."""
+
+    def restart(self, backend: Backend | None = None, *, descriptors: int = 0) -> None:
+        """Kill the program, change the cluster, and start the program again, with this backend and limit of descriptors."""
+
+    def stop_and_start(self) -> None:
+        """End the program by SIGTERM, which it must obey, and start it again."""
+
+    def stall_log(self) -> None:
+        """Let nobody read the log, whose pipe is full, until the next start."""
 
     def desired(self) -> kernel_state.State:
         """The desired state of the kernel."""
@@ -93,7 +115,7 @@ def _live_beside_native_rule(life: Life) -> None:
             act()
             desired = life.desired()
             life.wait_until(functools.partial(_is_right_but_for_rules, desired), "all but rules", REACHED_WITHIN_S)
-        life.wait_until(lambda: "unreadable" in _health(), "/healthz tells of the table", SHOWN_WITHIN_S)
+        life.wait_until(lambda: "unreadable" in _body("healthz"), "/healthz tells of the table", SHOWN_WITHIN_S)
     life.note("the native rule is gone")
 
 
@@ -150,6 +172,69 @@ def _reload_without_room(life: Life) -> None:
     life.configuration.write(SCHEDULERS[0])
 
 
+def _stall_log(life: Life) -> None:
+    """Nobody reads the log. Changes come into force, the process answers, and ends when it is asked to."""
+    life.stall_log()
+    _expect_service(life)
+    life.stop_and_start()
+
+
+def _take_descriptors(life: Life) -> None:
+    """An outsider holds more connections to health-check node ports than the process may have descriptors."""
+    checked = world.checked_services(CHECKED)
+    life.put(checked)
+    life.restart(descriptors=LIMIT)
+    life.wait_until_quiet(REACHED_WITHIN_S)
+    with contextlib.ExitStack() as cleaning:
+        usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+        cleaning.callback(resource.setrlimit, resource.RLIMIT_NOFILE, usual)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
+        for number in range(CHECKED):
+            for _ in range(IDLE):
+                with contextlib.suppress(OSError):  # a refusal is right
+                    port = world.FIRST_CHECKED_PORT + number
+                    cleaning.enter_context(socket.create_connection(("172.18.0.2", port), ANSWERED_WITHIN_S))
+        life.note("the connections are open")
+        _expect_service(life)
+    life.delete(checked)
+    life.restart()
+
+
+def _expect_service(life: Life) -> None:
+    """A change must come into force, and the process must answer."""
+    life.change()
+    desired = life.desired()
+    life.wait_until(lambda: not kernel_state.differences(desired, _observed(life)), "a change in force", PROGRAMMED_WITHIN_S)
+    life.wait_until(lambda: bool(_body("livez")), "an answer of /livez", PROGRAMMED_WITHIN_S)
+
+
+def _observed(life: Life) -> kernel_state.State:
+    return kernel_state.observed(backend=life.configuration.backend)
+
+
+def _move_under_lock(life: Life) -> None:
+    """A start with nftables cannot remove the rules of iptables, because their lock is held. They must decide nothing more."""
+    life.put(world.closed_service())
+    if life.configuration.backend is not Backend.IPTABLES:
+        life.restart(Backend.IPTABLES)
+    life.wait_until_quiet(REACHED_WITHIN_S)
+    with moments.held_lock():
+        life.restart(Backend.NFTABLES)
+        life.put(world.closed_service(is_open=True))
+        desired = life.desired()
+        served = ("virtual_servers", "addresses")
+        life.wait_until(
+            lambda: not kernel_state.differences(desired, kernel_state.observed(served, Backend.NFTABLES)),
+            "virtual servers and addresses",
+            REACHED_WITHIN_S,
+        )
+        life.note("a wider source range is asked for")
+        life.wait_until(lambda: life.clients.is_answered(CLOSED), "an answer through a wider source range", OPENED_WITHIN_S)
+    life.note("the xtables lock is free")
+    life.wait_until_quiet(REACHED_WITHIN_S)
+    life.delete(world.closed_service())
+
+
 def _is_right_but_for_rules(desired: kernel_state.State) -> bool:
     return not kernel_state.differences(desired, kernel_state.observed(BUT_RULES))
 
@@ -168,10 +253,10 @@ def _is_served(question: Question) -> bool:
     return any(line.split()[:2] == address for line in Path("/proc/net/ip_vs").read_text().splitlines())
 
 
-def _health() -> str:
-    """The body of ``/healthz``, whatever its status; empty without an answer."""
+def _body(page: str) -> str:
+    """The body of a page of the program, whatever its status; empty without an answer."""
     try:
-        with urllib.request.urlopen(HEALTH, timeout=patience.seconds(5)) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:10256/{page}", timeout=patience.seconds(5)) as answer:
             return str(answer.read())
     except urllib.error.HTTPError as error:
         return str(error.read())
@@ -185,4 +270,7 @@ ACTS: Mapping[Moment, Callable[[Life], None]] = {
     Moment.BLINKING_ADDRESS: _lose_address,
     Moment.SILENT_PROXY: _hear_nothing,
     Moment.FULL_RELOAD: _reload_without_room,
+    Moment.STALLED_LOG: _stall_log,
+    Moment.FULL_DESCRIPTORS: _take_descriptors,
+    Moment.LOCKED_MOVE: _move_under_lock,
 }

@@ -44,6 +44,10 @@ class Clients:
         results = self._node.probe_all(lab.Probe(*_target(question), timeout_s=0.5) for question in QUESTIONS)
         self._figures.lost_to_drift += sum(one.outcome != "ok" for one in results)
 
+    def is_answered(self, question: Question) -> bool:
+        """Send one more request; returns whether it was answered."""
+        return self._node.probe(*_target(question)).outcome == "ok"
+
     def open_one(self, question: Question, source: str) -> lab.Connection:
         """Open one more connection, from this address."""
         return self._node.open(*_target(question), src=source)

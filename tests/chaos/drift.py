@@ -59,6 +59,13 @@ def remove_virtual_server(state: State, dice: random.Random) -> str:
     return run("ipvsadm", "-D", *_pick_server(state, dice))
 
 
+def remove_ipv6_servers(state: State, _dice: random.Random) -> str:
+    """Delete all virtual servers of IPv6."""
+    names = [name for name in state["virtual_servers"] if "[" in name or name.endswith(" IPv6")]
+    run("ipvsadm", "--restore", stdin="".join(f"-D {' '.join(_option(name))}\n" for name in names))
+    return f"delete {len(names)} virtual servers of IPv6"
+
+
 def remove_real_server(state: State, dice: random.Random) -> str:
     """Delete a real server."""
     return run("ipvsadm", "-d", *_pick_real_server(state, dice))
@@ -239,6 +246,7 @@ def change_sysctl(_state: State, dice: random.Random) -> str:
 DRIFTS: tuple[Drift, ...] = (
     clear_ipvs,
     remove_virtual_server,
+    remove_ipv6_servers,
     remove_real_server,
     change_weight,
     change_method,
@@ -269,6 +277,7 @@ SPOILED: Mapping[Drift, tuple[str, ...]] = {
         (
             clear_ipvs,
             remove_virtual_server,
+            remove_ipv6_servers,
             remove_real_server,
             change_weight,
             change_method,

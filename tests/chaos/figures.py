@@ -22,6 +22,7 @@ class Figures:
     """
 
     histories: int = 0
+    harms: Counter[str] = dataclasses.field(default_factory=Counter)
     changes: int = 0
     kills: int = 0
     locks: int = 0
@@ -57,6 +58,7 @@ class Figures:
             "bad moments": _counted(self.moments),
             "kernel faults injected": _counted(self.injected),
             "drifts": _counted(drifts),
+            "harms": _counted(self.harms),
             "drift healed after": _times([seconds for seconds, _ in self.heals_s]),
             "  with patience, as it returned": _times([seconds for seconds, _ in self.patient_heals_s]),
             "  one reading takes": _times(self.readings_s),

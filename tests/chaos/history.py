@@ -6,10 +6,13 @@ The seed determines the steps; their times, and the state of the program at a ki
 import concurrent.futures
 import contextlib
 import itertools
+import os
 import random
+import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import assert_never
 
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.settings import Binding
@@ -18,6 +21,7 @@ from tests.chaos import (
     cluster,
     drift,
     foreign,
+    harm,
     instrumented,
     kernel_state,
     moments,
@@ -30,8 +34,9 @@ from tests.chaos.clients import Clients
 from tests.chaos.configuration import Configuration
 from tests.chaos.faults import Faults, Order
 from tests.chaos.figures import Figures
+from tests.chaos.log_reader import LogReader
 from tests.chaos.moments import Moment
-from tests.chaos.world import World
+from tests.chaos.world import Object, World, key_of
 from tests.support import golden_state, lab, nft_state, patience, program
 
 QUIET_WITHIN_S = patience.seconds(150.0)
@@ -47,6 +52,8 @@ INJECTED_WITHIN_S = patience.seconds(10.0)
 PATIENT = b"drift_returns"
 """The log event if drift is not repaired at once."""
 SYNCED = b"event=synced"
+HARMFUL = {"drift", "harm"}
+"""Steps in which requests may be lost."""
 LIVES = itertools.count()
 """Numbers of processes."""
 
@@ -77,6 +84,7 @@ class History:
         self.diary: list[str] = []
         self._steps = list(drawn.steps)
         self._drifts = iter(drawn.drifts)
+        self._harms = iter(drawn.harms)
         self._kinds = iter(drawn.faults)
         self._troubles = iter(drawn.troubles)
         self._moments = iter(drawn.moments)
@@ -91,6 +99,7 @@ class History:
         self._is_quick = quick
         self._directory = directory
         self.log = directory / "log"
+        self.log_reader: LogReader | None = None
         self.native_rules = moments.NativeRules(directory)
         self._world = World(self._dice)
         self.clients = Clients(node, figures)
@@ -129,8 +138,8 @@ class History:
             self._check_kernel("after the end")
 
     def _live_calmly(self) -> None:
-        """Run all steps up to the next drift, while clients send requests: none may be lost."""
-        if self._steps[0] == "drift":
+        """Run all steps up to the next harmful one, while clients send requests: none may be lost."""
+        if self._steps[0] in HARMFUL:
             return
         acts = {
             "change": self.change,
@@ -142,7 +151,7 @@ class History:
             "move": self._move,
         }
         with self.clients.asking(self._began_s) as unanswered:
-            while self._steps and self._steps[0] != "drift":
+            while self._steps and self._steps[0] not in HARMFUL:
                 acts[self._steps.pop(0)]()
                 self.wait_until_quiet(QUIET_WITHIN_S)
                 broken = self.clients.ask_through_open()
@@ -160,6 +169,19 @@ class History:
             self.cluster.apply(put, gone)
             self.figures.changes += 1
             time.sleep(self._dice.choice([0, 0, 0.05, 0.3]))
+
+    def put(self, items: Iterable[Object]) -> None:
+        """Add or replace objects."""
+        added = list(items)
+        self._world.put(added)
+        self.cluster.apply(added, ())
+
+    def delete(self, items: Iterable[Object]) -> None:
+        """Delete objects."""
+        keys = [key_of(item) for item in items]
+        for key in keys:
+            del self._world.objects[key]
+        self.cluster.apply((), keys)
 
     def _kill(self) -> None:
         """Kill the program amid changes, once or several times, possibly during its start."""
@@ -213,26 +235,37 @@ class History:
         bad_moments.ACTS[kind](self)
 
     def _move(self) -> None:
-        """Restart with the other backend, amid changes: once, there and back again, or with a kill during the start."""
+        """Move rules and sets to the other backend, amid changes: by one start, by several, or with a kill in the middle."""
         way = self._dice.choice(["once", "there and back", "killed"])
         backends = [kernel_state.OTHER_BACKEND[self.configuration.backend]]
         backends = [*backends, self.configuration.backend, *backends] if way == "there and back" else backends
         self.figures.moves += 1
         for backend in backends:
-            self.note(f"move to {backend}, {way}")
-            self.configuration.move(backend)
-            self.restart()
-            time.sleep(self._dice.choice([0, 0.3, 1.0]))
+            self.note(f"{way}:")
+            self.restart(backend)
+            time.sleep(self._dice.choice([0, 0.3, 1.0, 3.0]))
         self.change()
         if way == "killed":
             time.sleep(self._dice.uniform(0, 1.5))
             self.restart()
+            self.figures.kills += 1
 
-    def restart(self) -> None:
-        self.note("kill")
+    def restart(self, backend: Backend | None = None, *, descriptors: int = 0) -> None:
+        self.note(f"kill, start with {backend or 'the same backend'}{f' and {descriptors} descriptors' if descriptors else ''}")
         self._running.kill()
+        if backend:
+            self.configuration.move(backend)
         self.change()
+        self._start(descriptors)
+
+    def stop_and_start(self) -> None:
+        self.note("SIGTERM, start")
+        self._running.__exit__(None, None, None)
         self._start()
+
+    def stall_log(self) -> None:
+        assert self.log_reader
+        self.log_reader.stall(self._running.process_id)
 
     def wait_until(self, reached: Callable[[], bool], what: str, within_s: float) -> None:
         deadline_s = time.monotonic() + within_s
@@ -249,26 +282,62 @@ class History:
 
     def _live_with_drift(self) -> None:
         """Run all drifts up to the next step of another kind: requests may be lost."""
-        while self._steps and self._steps[0] == "drift":
-            self._steps.pop(0)
-            spoil = next(self._drifts)
-            desired = self.desired()
-            state = golden_state.read_state(drift.SPOILED[spoil], self.configuration.backend)
-            logged = self.log.stat().st_size
-            act = nft_drift.TWINS.get(spoil, spoil) if self._uses_nftables else spoil
-            description = act(state, self._dice)
-            began_s = time.monotonic()
-            self.note(f"drift {act.__name__}: {description}")
-            with concurrent.futures.ThreadPoolExecutor(1) as asker:
-                asker.submit(self.clients.ask_once)
-                self._wait_until_healed(drift.SPOILED[spoil], desired)
-                healed_s = time.monotonic() - began_s
-            was_patient = PATIENT in self.log.read_bytes()[logged:]
-            self.note(f"healed after {healed_s:.1f} s{', with patience' if was_patient else ''}")
-            (self.figures.patient_heals_s if was_patient else self.figures.heals_s).append((healed_s, act.__name__))
+        while self._steps and self._steps[0] in HARMFUL:
+            if self._steps.pop(0) == "drift":
+                self._drift(next(self._drifts))
+            else:
+                self._harm(*next(self._harms))
             self.wait_until_quiet(HEALED_WITHIN_S)
             self.figures.broken_by_drift += len(self.clients.ask_through_open())
             self.clients.open()
+
+    def _drift(self, spoil: drift.Drift) -> None:
+        desired = self.desired()
+        logged = self.log.stat().st_size
+        name = self._spoil(spoil)
+        began_s = time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(1) as asker:
+            asker.submit(self.clients.ask_once)
+            self._wait_until_healed(drift.SPOILED[spoil], desired)
+            healed_s = time.monotonic() - began_s
+        was_patient = PATIENT in self.log.read_bytes()[logged:]
+        self.note(f"healed after {healed_s:.1f} s{', with patience' if was_patient else ''}")
+        (self.figures.patient_heals_s if was_patient else self.figures.heals_s).append((healed_s, name))
+
+    def _spoil(self, spoil: drift.Drift) -> str:
+        """Do this to the kernel; returns the name of the drift."""
+        state = golden_state.read_state(drift.SPOILED[spoil], self.configuration.backend)
+        act = nft_drift.TWINS.get(spoil, spoil) if self._uses_nftables else spoil
+        self.note(f"drift {act.__name__}: {act(state, self._dice)}")
+        return act.__name__
+
+    def _harm(self, when: harm.When, spoil: drift.Drift) -> None:
+        """Harm the kernel at this moment; ``wait_until_quiet`` must follow."""
+        self.note(f"harm {when.value}")
+        self.figures.harms[f"{spoil.__name__} {when.value}"] += 1
+        match when:
+            case harm.When.STOPPED:
+                os.kill(self._running.process_id, signal.SIGSTOP)
+                self._spoil(spoil)
+                time.sleep(harm.STOPPED_S)
+                os.kill(self._running.process_id, signal.SIGCONT)
+            case harm.When.FIRST_IPV6:
+                items = self._world.ipv6_objects()
+                self.delete(items)
+                self.wait_until_quiet(QUIET_WITHIN_S)
+                self._running.kill()
+                self._start()  # it has never observed IPv6
+                self.wait_until_quiet(QUIET_WITHIN_S)
+                self._spoil(spoil)
+                self.put(items)
+            case harm.When.LAST_IPV6:
+                items = self._world.ipv6_objects()
+                self._spoil(spoil)
+                self.delete(items)
+                self.wait_until_quiet(HEALED_WITHIN_S)
+                self.put(items)
+            case never:
+                assert_never(never)
 
     def _wait_until_healed(self, sections: Collection[str], desired: kernel_state.State) -> None:
         deadline_s = time.monotonic() + HEALED_WITHIN_S
@@ -292,11 +361,20 @@ class History:
         if self._running.is_alive:
             self._running.kill()
 
-    def _start(self) -> None:
-        self._running = instrumented.program(
-            self._directory, self.log, *self.configuration.flags, path=str(self.native_rules.path), without=self._without
-        )
+    def _start(self, descriptors: int = 0) -> None:
+        if self.log_reader:
+            self.log_reader.finish()
         self._logged_before = self.log.stat().st_size if self.log.exists() else 0
+        self.log_reader = LogReader(self.log)
+        self._running = instrumented.program(
+            self._directory,
+            self.log,
+            *self.configuration.flags,
+            path=str(self.native_rules.path),
+            without=self._without,
+            descriptors=descriptors,
+            output=self.log_reader.descriptor,
+        )
         self._running.__enter__()
         self._life = next(LIVES)
 

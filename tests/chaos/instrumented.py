@@ -1,12 +1,14 @@
 """Starts the program so that its tasks can be counted and its netlink sockets can fail; arguments as for ``ipvsproxy``.
 
 In the directory ``IPVSPROXY_CHAOS``, the file ``tasks`` has the number of tasks, written every second, and ``faults`` orders
-faults. ``IPVSPROXY_CHAOS_WITHOUT`` names the moment whose fix is removed from the program.
+faults. ``IPVSPROXY_CHAOS_WITHOUT`` names the moment whose fix is removed from the program, ``IPVSPROXY_CHAOS_DESCRIPTORS`` how
+many descriptors it may have at most.
 """
 
 import asyncio
 import contextlib
 import os
+import resource
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ from tests.support.program import Program
 
 DIRECTORY = "IPVSPROXY_CHAOS"
 WITHOUT = "IPVSPROXY_CHAOS_WITHOUT"
+DESCRIPTORS = "IPVSPROXY_CHAOS_DESCRIPTORS"
 STARTER = ("-m", "tests.chaos.instrumented")
 TASKS = "tasks"
 INTERVAL_S = 1.0
@@ -25,10 +28,19 @@ LONGEST_SILENCE_S = 10.0
 """The tolerated silence of a watch with bookmarks, instead of two and a half minutes."""
 
 
-def program(directory: Path, log: Path, *flags: str, path: str | None = None, without: Moment | None = None) -> Program:
-    """The instrumented program; ``path`` goes in front of PATH; ``without`` removes the fix of a moment."""
+def program(
+    directory: Path,
+    log: Path,
+    *flags: str,
+    path: str | None = None,
+    without: Moment | None = None,
+    descriptors: int = 0,
+    output: int | None = None,
+) -> Program:
+    """The instrumented program, as ``Program`` says; ``without`` removes the fix of a moment, ``descriptors`` is a limit."""
     environment = {DIRECTORY: str(directory)} | ({WITHOUT: without.name} if without else {})
-    return Program(None, log, *flags, path=path, environment=environment, starter=STARTER)
+    environment |= {DESCRIPTORS: str(descriptors)} if descriptors else {}
+    return Program(None, log, *flags, path=path, environment=environment, starter=STARTER, output=output)
 
 
 class _Policy(asyncio.DefaultEventLoopPolicy):
@@ -63,6 +75,8 @@ def count_tasks(path: Path) -> None:
 def main() -> int:
     """Run the program."""
     directory = Path(os.environ[DIRECTORY])
+    if limit := int(os.environ.get(DESCRIPTORS, "0")):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     count_tasks(directory / TASKS)
     faulty_socket.install(faults.Faults(directory))
     from ipvsproxy import cli  # noqa: PLC0415 - its modules must be imported after the instrumentation

@@ -38,6 +38,9 @@ class Moment(enum.Enum):
     BLINKING_ADDRESS = "address that blinks"
     SILENT_PROXY = "silent proxy before the API server"
     FULL_RELOAD = "reload under ENOBUFS"
+    STALLED_LOG = "reader of the log that stalls"
+    FULL_DESCRIPTORS = "descriptors at the limit"
+    LOCKED_MOVE = "start with nftables under a held xtables lock"
 
 
 @contextlib.contextmanager

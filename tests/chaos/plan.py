@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ipvsproxy.model.rules import Backend
-from tests.chaos import drift
+from tests.chaos import drift, harm
 from tests.chaos.cluster import Trouble
 from tests.chaos.faults import Kind
 from tests.chaos.moments import Moment
@@ -16,31 +16,56 @@ from tests.chaos.moments import Moment
 T = TypeVar("T")
 
 STEPS: Mapping[str, int] = {"change": 3, "kill": 4, "lock": 2}
-"""Other steps than drift, kernel faults, troubles and bad moments, with weights."""
+"""Other steps than drift, harm, kernel faults, troubles and bad moments, with weights."""
 DRIFT_SHARE = 0.4
 FAULT_SHARE = 0.2
 TROUBLE_SHARE = 0.15
 MOMENT_SHARE = 0.15
 """Shares of all steps; each has at least one step."""
+HARM_SHARE = 0.1
+"""Takes half a minute, so a short history has none."""
 DIRECTORY_EVERY = 4
 """Of this many histories, the last has a directory as source, the others an API server."""
 SERVER_TROUBLES = [kind for kind in Trouble if kind is not Trouble.GARBAGE_FILE]
-NFTABLES_MOMENTS = [kind for kind in Moment if kind is not Moment.NATIVE_RULE]
-"""With nftables, nothing hides a table."""
+MOMENTS: Mapping[Backend, Sequence[Moment]] = {
+    Backend.IPTABLES: [kind for kind in Moment if kind is not Moment.LOCKED_MOVE],
+    Backend.NFTABLES: [kind for kind in Moment if kind is not Moment.NATIVE_RULE],
+}
+"""With iptables, the kernel may lack nf_tables; with nftables, nothing hides a table."""
 MOVES = 2
 """How often rules and sets move to the other backend in a history that begins with nftables: there and back."""
-DIRECTORY_MOMENTS = [kind for kind in Moment if kind is not Moment.SILENT_PROXY]
 
 
 class Plan(NamedTuple):
-    """``steps`` in their order; ``drifts``, ``faults``, ``troubles`` and ``moments`` have the kinds of these steps."""
+    """``steps`` in their order; ``drifts``, ``harms``, ``faults``, ``troubles`` and ``moments`` have the kinds of these steps."""
 
     steps: list[str]
-    drifts: list[drift.Drift]
-    faults: list[Kind]
-    troubles: list[Trouble]
-    moments: list[Moment]
     has_server: bool
+    drifts: Sequence[drift.Drift] = ()
+    harms: Sequence[harm.Harm] = ()
+    faults: Sequence[Kind] = ()
+    troubles: Sequence[Trouble] = ()
+    moments: Sequence[Moment] = ()
+
+
+KINDS: dict[str, Moment | harm.Harm] = {kind.name.lower().replace("_", "-"): kind for kind in Moment}
+KINDS |= {f"{one.when.name}-{one.drift.__name__}".lower().replace("_", "-"): one for one in harm.HARMS}
+"""Bad moments and harms by their names on the command line."""
+
+
+def name_of(kind: Moment | harm.Harm) -> str:
+    """The name on the command line."""
+    return next(name for name, one in KINDS.items() if one is kind)
+
+
+def only(*kinds: Moment | harm.Harm, has_server: bool = True) -> Plan:
+    """A plan of these bad moments and harms alone."""
+    return Plan(
+        ["moment" if isinstance(kind, Moment) else "harm" for kind in kinds],
+        has_server,
+        moments=[kind for kind in kinds if isinstance(kind, Moment)],
+        harms=[kind for kind in kinds if not isinstance(kind, Moment)],
+    )
 
 
 def draw(seed: int, number: int, length: int, backend: Backend = Backend.IPTABLES) -> Plan:
@@ -48,32 +73,35 @@ def draw(seed: int, number: int, length: int, backend: Backend = Backend.IPTABLE
     moves = MOVES if backend is Backend.NFTABLES else 0
     shares = (DRIFT_SHARE, FAULT_SHARE, TROUBLE_SHARE, MOMENT_SHARE)
     drifts, faults, troubles, moments = (max(1, int(length * share)) for share in shares)
+    harms = int(length * HARM_SHARE)
     dice = random.Random(f"{seed}:{number}:plan")
-    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - drifts - faults - troubles - moments - moves))
+    special = drifts + harms + faults + troubles + moments + moves
+    others = dice.choices(list(STEPS), list(STEPS.values()), k=max(0, length - special))
     steps = [
         *["move"] * moves,
         *others,
         *["drift"] * drifts,
+        *["harm"] * harms,
         *["fault"] * faults,
         *["trouble"] * troubles,
         *["moment"] * moments,
     ][:length]
     dice.shuffle(steps)
     has_server = number % DIRECTORY_EVERY < DIRECTORY_EVERY - 1
-    usual = NFTABLES_MOMENTS if backend is Backend.NFTABLES else list(Moment)
     with_server = number - number // DIRECTORY_EVERY
     return Plan(
         steps,
+        has_server,
         _in_turn(seed, number, drift.DRIFTS, drifts),
+        _in_turn(seed, number, harm.HARMS, harms),
         _in_turn(seed, number, list(Kind), faults),
         _in_turn(seed, with_server, SERVER_TROUBLES, troubles) if has_server else [Trouble.GARBAGE_FILE] * troubles,
         _in_turn(
             seed,
             with_server if has_server else number // DIRECTORY_EVERY,
-            [kind for kind in usual if has_server or kind in DIRECTORY_MOMENTS],
+            [kind for kind in MOMENTS[backend] if has_server or kind is not Moment.SILENT_PROXY],
             moments,
         ),
-        has_server,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.rules import Backend
-from tests.chaos import drift, kernel_state, nft_drift, plan
+from tests.chaos import drift, harm, kernel_state, nft_drift, plan
 from tests.chaos.cluster import Trouble
 from tests.chaos.faults import Kind
 from tests.chaos.figures import Figures, percentile
@@ -22,11 +22,11 @@ from tests.support import golden_state, lab, nft_state
 from tests.support.cluster import BACKEND
 
 SEED = 10
-"""The seed of a history with a kill, a fault, a trouble, drifts and a bad moment."""
+"""The seed of a history with a kill, a fault, a trouble and drifts."""
 LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
 """Its steps, with nftables also a move away and back."""
-QUIET_POINTS = {Backend.IPTABLES: 8, Backend.NFTABLES: 10}
-"""One at the beginning, one after each step, and with iptables one within its bad moment."""
+QUIET_POINTS = {Backend.IPTABLES: 8, Backend.NFTABLES: 11}
+"""One at the beginning, one after each step, and one within the bad moment."""
 
 
 def test_a_seed_reproduces_its_history_and_another_seed_gives_another() -> None:
@@ -51,12 +51,14 @@ def test_changes_add_up_to_the_world() -> None:
 
 def test_all_kinds_of_drift_faults_troubles_and_moments_come_up_in_turn() -> None:
     drawn = [plan.draw(1, number, 15) for number in range(7)]
-    assert {kind for one in drawn[:4] for kind in one.drifts} == set(drift.DRIFTS)
+    assert {kind for one in drawn[:5] for kind in one.drifts} == set(drift.DRIFTS)
     assert {kind for one in drawn[:4] for kind in one.faults} == set(Kind)
     assert {kind for one in drawn for kind in one.troubles} == set(Trouble)
-    assert {kind for one in drawn[:3] for kind in one.moments} == set(Moment)
-    for step, kinds in (("drift", "drifts"), ("fault", "faults"), ("trouble", "troubles"), ("moment", "moments")):
-        assert all(one.steps.count(step) == len(getattr(one, kinds)) for one in drawn)
+    assert {kind for one in drawn[:5] for kind in one.moments} == set(plan.MOMENTS[Backend.IPTABLES])
+    assert {kind for number in range(8) for kind in plan.draw(1, number, 15).harms} == set(harm.HARMS)
+    kinds = {"drift": "drifts", "harm": "harms", "fault": "faults", "trouble": "troubles", "moment": "moments"}
+    for step, name in kinds.items():
+        assert all(one.steps.count(step) == len(getattr(one, name)) for one in drawn)
     assert all((Trouble.GARBAGE_FILE in one.troubles) is not one.has_server for one in drawn)
     assert all(one.has_server for one in drawn if Moment.SILENT_PROXY in one.moments)
     assert plan.draw(1, 3, 15) == drawn[3]
@@ -67,7 +69,7 @@ def test_a_history_that_begins_with_nftables_moves_there_and_back_and_hides_no_t
     drawn = [plan.draw(1, number, 15, Backend.NFTABLES) for number in range(7)]
     assert [one.steps.count("move") for one in drawn] == [plan.MOVES] * 7
     assert all(len(one.steps) == 15 for one in drawn)
-    assert {kind for one in drawn for kind in one.moments} == set(Moment) - {Moment.NATIVE_RULE}
+    assert {kind for one in drawn for kind in one.moments} == set(plan.MOMENTS[Backend.NFTABLES])
     assert not any("move" in plan.draw(1, number, 15).steps for number in range(7))
 
 
@@ -141,7 +143,7 @@ def test_only_a_desired_tcp_virtual_server_may_have_a_draining_real_server() -> 
 @pytest.mark.timeout(300)
 def test_a_short_history_passes(tmp_path: Path) -> None:
     figures = Figures()
-    drawn = plan.draw(SEED, 0, LENGTH[BACKEND], BACKEND)
+    drawn = plan.draw(SEED, 0, LENGTH[BACKEND], BACKEND)._replace(moments=[Moment.FULL_RELOAD])
     with lab.Lab() as node:
         History(drawn, str(SEED), node, tmp_path, figures, quick=True, backend=BACKEND).run()
     assert figures.kills > 0

@@ -7,7 +7,7 @@ connections must not break either, because a leaving endpoint is drained.
 
 import dataclasses
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 Object = dict[str, Any]
@@ -50,6 +50,9 @@ QUESTIONS = (
     Question("client", "TCP", "203.0.113.12", 80),
     Question("p2", "TCP", "203.0.113.13", 80),
 )
+CLOSED = Question("client", "TCP", "203.0.113.30", 80)
+"""A request that is answered only once ``closed_service`` is open."""
+FIRST_CHECKED_PORT = 32200
 HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Question("p1", "TCP", "10.96.0.20", 80))
 """Targets of the connections that stay open; the last is the flapping Service's."""
 
@@ -113,6 +116,19 @@ class World:
             case what:
                 service = self.objects[Key("Service", name)]
                 return self._replace(f"{what} of {name}", name, self._random_slices(name, service))
+
+    def ipv6_objects(self) -> list[Object]:
+        """All Services with a cluster IP of IPv6, and their EndpointSlices."""
+        names = {
+            key.name
+            for key, item in self.objects.items()
+            if key.kind == "Service" and any(":" in address for address in item["spec"].get("clusterIPs", ()))
+        }
+        return [item for key, item in self.objects.items() if (key.name if key.kind == "Service" else _service_of(item)) in names]
+
+    def put(self, items: Iterable[Object]) -> None:
+        """Add or replace objects."""
+        self.objects |= {key_of(item): item for item in items}
 
     def health_check_ports(self) -> frozenset[int]:
         """The health-check node ports of the present Services."""
@@ -187,9 +203,38 @@ class World:
         return [_slice(f"{name}-{chr(ord('a') + place)}", name, protocols, part) for place, part in enumerate(parts)]
 
 
+def closed_service(*, is_open: bool = False) -> list[Object]:
+    """A load balancer whose source ranges exclude the client until it ``is_open``; ``CLOSED`` asks it."""
+    ranges = ["192.0.2.1/32", *(["172.18.0.0/16"] if is_open else [])]
+    more = {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges}
+    item = _service("closed", ["10.96.0.30"], [_port("http", "TCP", 80, 30090)], **more)
+    item |= {"status": {"loadBalancer": {"ingress": [{"ip": CLOSED.to}]}}}
+    return [item, _slice("closed-a", "closed", ["TCP"], {"10.244.0.12": {}})]
+
+
+def checked_services(count: int) -> list[Object]:
+    """This many Services with a health-check node port each, from ``FIRST_CHECKED_PORT`` on."""
+    services = []
+    for number in range(count):
+        more = {
+            "type": "LoadBalancer",
+            "externalTrafficPolicy": "Local",
+            "healthCheckNodePort": FIRST_CHECKED_PORT + number,
+        }
+        ports = [_port("http", "TCP", 80, FIRST_CHECKED_PORT + 100 + number)]
+        item = _service(f"checked-{number}", [f"10.96.2.{number}"], ports, **more)
+        services.append(item | {"status": {"loadBalancer": {"ingress": [{"ip": f"203.0.113.{200 + number}"}]}}})
+    return services
+
+
 def key_of(item: Object) -> Key:
     """The key of an object."""
     return Key(item["kind"], item["metadata"]["name"])
+
+
+def _service_of(item: Object) -> str:
+    """The Service of an EndpointSlice."""
+    return str(item["metadata"].get("labels", {}).get("kubernetes.io/service-name", ""))
 
 
 def _object(version: str, kind: str, metadata: Object, **rest: Any) -> Object:

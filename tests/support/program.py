@@ -12,13 +12,18 @@ from typing import NamedTuple, Self
 
 from tests.support import patience
 
-SYNCED_WITHIN_S = patience.seconds(60.0)
-STOPPED_WITHIN_S = patience.seconds(10.0)
+SYNCED_WITHIN_S = patience.seconds(120.0)
+STOPPED_WITHIN_S = patience.seconds(30.0)
 _BETWEEN_LOOKS_S = 0.05
 OLD_KERNEL = os.environ.get("IPVSPROXY_TEST_OLD_KERNEL", "")
 """The version of Linux as which the kernel is to speak; empty for the kernel as it is."""
 STARTER = ("-m", "tests.support.old_program", OLD_KERNEL) if OLD_KERNEL else ("-m", "ipvsproxy")
 """The arguments of Python that run the program."""
+OTHER_VERSION = os.environ.get("IPVSPROXY_TEST_PROGRAM", "")
+"""A folder with the package of another version, which is the program under test then; empty for this one."""
+PYTHON = (sys.executable, "-P") if OTHER_VERSION else (sys.executable,)
+ENVIRONMENT = {"PYTHONPATH": f"{OTHER_VERSION}:{Path.cwd()}"} if OTHER_VERSION else {}
+"""Python and its environment, with which this version is imported."""
 _ONE_AFTER_THE_OTHER = """
 import contextlib, io, json, os, sys
 from ipvsproxy import cli
@@ -46,9 +51,16 @@ def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
     Raises:
         subprocess.SubprocessError: one of them ended the process, or they took too long.
     """
-    command = [sys.executable, "-c", _ONE_AFTER_THE_OTHER, json.dumps(commands)]
-    limit_s = patience.seconds(within_s)
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=True, timeout=limit_s)
+    command = [*PYTHON, "-c", _ONE_AFTER_THE_OTHER, json.dumps(commands)]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=patience.seconds(within_s),
+        env=os.environ | ENVIRONMENT,
+    )
     return [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
 
 
@@ -59,8 +71,9 @@ class ProgramError(Exception):
 class Program:
     """``ipvsproxy --proxy-mode=ipvs --manifests=…`` in the current namespace, while the block runs.
 
-    With ``manifests`` None, the flags name the source. Output is appended to the file ``log``; ``path`` is put in front of PATH,
-    and ``environment`` is added to ours. ``starter`` are the arguments of Python before the flags, which run the program.
+    With ``manifests`` None, the flags name the source. Output is appended to the file ``log``, or goes to ``output``, a
+    descriptor, which is closed here after the start. ``path`` is put in front of PATH, and ``environment`` is added to ours.
+    ``starter`` are the arguments of Python before the flags, which run the program.
     """
 
     def __init__(
@@ -71,16 +84,18 @@ class Program:
         path: str | None = None,
         environment: Mapping[str, str] | None = None,
         starter: Sequence[str] = STARTER,
+        output: int | None = None,
     ) -> None:
         source = [f"--manifests={manifests}"] if manifests else []
-        self._command = [sys.executable, *starter, "--proxy-mode=ipvs", *source, *flags]
+        self._command = [*PYTHON, *starter, "--proxy-mode=ipvs", *source, *flags]
         self._log = log
-        self._environment = os.environ | (environment or {})
+        self._output = output
+        self._environment = os.environ | ENVIRONMENT | (dict(environment or {}))
         if path:
             self._environment |= {"PATH": f"{path}:{os.environ['PATH']}"}
 
     def __enter__(self) -> Self:
-        with self._log.open("ab") as log:
+        with self._log.open("ab") if self._output is None else open(self._output, "wb") as log:  # noqa: PTH123 - no path
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )

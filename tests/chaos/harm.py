@@ -1,0 +1,37 @@
+"""Harm: drift at a moment at which a program may read the kernel otherwise than before, so that it misses the drift."""
+
+import enum
+from typing import NamedTuple
+
+from tests.chaos import drift
+from tests.support import patience
+
+STOPPED_S = patience.seconds(35.0)
+"""Longer than a sync period: the next reading is an audit."""
+
+
+class When(enum.Enum):
+    """The moments."""
+
+    STOPPED = "while the program is stopped"
+    FIRST_IPV6 = "before the first Service of IPv6 comes"
+    LAST_IPV6 = "before the last Service of IPv6 goes"
+
+
+class Harm(NamedTuple):
+    """A drift and its moment."""
+
+    when: When
+    drift: drift.Drift
+
+
+HARMS = (
+    Harm(When.STOPPED, drift.clear_ipvs),
+    Harm(When.FIRST_IPV6, drift.remove_virtual_server),
+    Harm(When.STOPPED, drift.flush_all_sets),
+    Harm(When.LAST_IPV6, drift.remove_virtual_server),
+    Harm(When.STOPPED, drift.remove_address),
+    Harm(When.FIRST_IPV6, drift.clear_ipvs),
+    Harm(When.STOPPED, drift.remove_ipv6_servers),
+    Harm(When.LAST_IPV6, drift.clear_ipvs),
+)

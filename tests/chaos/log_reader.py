@@ -1,0 +1,50 @@
+"""The reader of a program's log: a pipe as of a container runtime, which appends to a file, and can stall."""
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+_CHUNK_BYTES = 1 << 16
+
+
+class LogReader:
+    """``descriptor`` is the pipe's end for the program. The reading ends with the last process that writes."""
+
+    def __init__(self, log: Path) -> None:
+        reading, self.descriptor = os.pipe()
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+        self._has_stalled = threading.Event()
+        self._thread = threading.Thread(target=self._copy, args=(reading, log), daemon=True, name="log reader")
+        self._thread.start()
+
+    def stall(self, process_id: int) -> None:
+        """Stop to read, and fill the pipe of this process, so that it takes no further byte."""
+        self._goes_on.clear()
+        # Another open description of the same pipe, because the program's own must not become non-blocking.
+        pipe = os.open(f"/proc/{process_id}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
+        _fill(pipe)
+        self._has_stalled.wait()  # it reads once more
+        _fill(pipe)
+        os.close(pipe)
+
+    def finish(self) -> None:
+        """Read all that is left of a process that has ended."""
+        self._goes_on.set()
+        self._thread.join()
+
+    def _copy(self, reading: int, log: Path) -> None:
+        with log.open("ab", buffering=0) as file, open(reading, "rb", buffering=0) as pipe:
+            while data := pipe.read(_CHUNK_BYTES):
+                if not self._goes_on.is_set():
+                    self._has_stalled.set()
+                    self._goes_on.wait()
+                file.write(data)
+
+
+def _fill(pipe: int) -> None:
+    for size in (_CHUNK_BYTES, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(pipe, b"\n" * size)
