@@ -28,7 +28,7 @@ from tests.support.program import run_in_turn
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
-STOPPED_WITHIN_S = patience.seconds(2.0)
+STOPPED_WITHIN_S = patience.seconds(30.0)
 SYNCED_WITHIN_S = patience.seconds(60.0)
 FLAGS = (
     "--proxy-mode=ipvs",

@@ -18,7 +18,7 @@ from tests.support import top_pictures
 from tests.support.top_pictures import HOSTILE, endpoint, service
 
 SIZES = ((80, 24), (120, 40), (40, 15))
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Daemon:

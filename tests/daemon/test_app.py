@@ -297,6 +297,7 @@ def test_a_kernel_that_refuses_virtual_servers_is_refused(
         raise KernelError(action="list the virtual servers", errno=errno.EPERM)
 
     monkeypatch.setattr(scheduler, "why_unusable", fail)
+    monkeypatch.setattr(requirements, "DELAYS_S", (0.01,))
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["list the virtual servers: Operation not permitted"]
 
 

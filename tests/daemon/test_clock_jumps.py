@@ -16,7 +16,7 @@ from tests.chaos import cluster, world
 from tests.support import patience, program
 
 DAY_S = 86400.0
-WITHIN_S = patience.seconds(30.0)
+WITHIN_S = patience.seconds(90.0)
 FLAGS = ("--hostname-override=node-a", "--cluster-cidr=10.244.0.0/16", "--conntrack-max-per-core=0")
 
 pytestmark = [

@@ -29,7 +29,7 @@ SELECTORS: Mapping[api_store.Resource, Mapping[str, str]] = {
     ENDPOINT_SLICES: {"labelSelector": "!service.kubernetes.io/headless"},
     NODES: {"fieldSelector": f"metadata.name={builders.THIS_NODE}"},
 }
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 def service(name: str, number: int, **spec: Any) -> Object:

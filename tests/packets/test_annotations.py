@@ -27,7 +27,7 @@ by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.
 
 PODS = ("p1", "p2", "r1", "r2")
 TCP = ("TCP",)
-WAITED_S = patience.seconds(25.0)
+WAITED_S = patience.seconds(60.0)
 """The kernel forgets a connection that was reset after 10 s."""
 CLIENTS = 24
 

@@ -29,7 +29,7 @@ CLIENTS = [
     for protocol in ("TCP", "UDP")
     for family in Family
 ]
-HEALED_WITHIN_S = patience.seconds(5.0)
+HEALED_WITHIN_S = patience.seconds(25.0)
 FOREIGN = ("local", "10.96.200.200", "dev", "lo", "table", "local", "protocol", "252", "metric", "1024")
 
 

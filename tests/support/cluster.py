@@ -22,7 +22,7 @@ from ipvsproxy.translate.settings import Binding
 from tests.support import golden_state, lab, patience, program
 
 THIS_NODE, OTHER_NODE = "node-a", "node-b"
-CHANGED_WITHIN_S = patience.seconds(20.0)
+CHANGED_WITHIN_S = patience.seconds(60.0)
 BACKEND = Backend(os.environ.get("IPVSPROXY_TEST_RULES_BACKEND") or Backend.IPTABLES)
 """The backend of the rules of every program under test, unless its own flags name another one."""
 FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")
@@ -172,7 +172,9 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        self._flags = (*FLAGS, f"--rules-backend={BACKEND}", *flags)
+        # Another version may be older than this flag.
+        backend = () if program.OTHER_VERSION and BACKEND is Backend.IPTABLES else (f"--rules-backend={BACKEND}",)
+        self._flags = (*FLAGS, *backend, *flags)
         self.objects: list[Manifest] = []
         """The API's objects at the next ``show``; a Node is added if there is none."""
         self.program = program.Program(self._manifests, self._log, *self._flags, starter=starter)

@@ -14,7 +14,7 @@ from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
 
 KIND_OF = {ObjectKind.SERVICE: SERVICES, ObjectKind.ENDPOINT_SLICE: ENDPOINT_SLICES, ObjectKind.NODE: NODES}
-DEADLINE_S = 10
+DEADLINE_S = 60
 
 
 def service(name: str, address: str = "10.0.0.1", **metadata: Any) -> Object:

@@ -17,7 +17,7 @@ import pyte
 
 from tests.support import patience
 
-PATIENCE_S = patience.seconds(30.0)
+PATIENCE_S = patience.seconds(90.0)
 _LOOK_S = 0.2
 _KEYBOARD_PROTOCOL = b"\x1b[<u"
 """Ends the keyboard protocol of some terminals. pyte does not know it, and would show the letter."""

@@ -20,7 +20,7 @@ from tests.support import api_server
 from tests.support.api_server import ApiServer, Refusal
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object, Resource
 
-TIMEOUT_S = 5
+TIMEOUT_S = 60
 
 
 def service(name: str, **spec: Any) -> Object:

@@ -22,6 +22,8 @@ from tests.support import page_scene
 from tests.support.page_node import PageNode
 
 SERVICES = 10_000
+PATIENCE_MS = 100_000
+"""Until the page shows something, on a machine with much else to do."""
 T = TypeVar("T")
 
 
@@ -134,6 +136,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
         if os.environ.get("IPVSPROXY_BROWSER_REQUIRED"):
             pytest.fail("chromium is not installed; scripts/setup installs it")
         pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
+    sync_api.expect.set_options(timeout=PATIENCE_MS)
     one = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])  # of tests that run as root
     yield one
     one.close()
@@ -182,7 +185,7 @@ def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
             )
             contexts.callback(context.close)
             page = context.new_page()
-            page.set_default_timeout(10_000)
+            page.set_default_timeout(PATIENCE_MS)
             consoles.append(Console(page, at.url))
             page.goto(at.url + part)
             return page

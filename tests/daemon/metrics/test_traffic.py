@@ -340,6 +340,7 @@ async def test_a_scrape_does_not_wait_for_a_busy_kernel_thread(monkeypatch: pyte
         samples = await scene.scrape()
     finally:
         programmed.set()
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.PATIENCE_S", 60.0)
     assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in samples
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
     assert scene.kernel.readings == 1, "a reading without a waiting scrape is dropped"

@@ -20,7 +20,7 @@ from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
 NFTABLES = "ipvsproxy: {rulesBackend: nftables}"
-WITHIN_S = 5.0
+WITHIN_S = 60.0
 
 Logs = list[MutableMapping[str, Any]]
 

@@ -19,7 +19,7 @@ from ipvsproxy.daemon.sources import directory, manifests
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
 
-DEADLINE_S = 5
+DEADLINE_S = 60
 SERVICE = """\
 apiVersion: v1
 kind: Service

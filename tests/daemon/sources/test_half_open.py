@@ -17,7 +17,7 @@ from tests.support.api_server import ApiServer
 from tests.support.api_store import RESOURCES, SERVICES
 from tests.support.following import following, service, wait_for_trouble
 
-WITHIN_S = patience.seconds(15.0)
+WITHIN_S = patience.seconds(60.0)
 
 
 def drop(verb: str, port: int) -> None:

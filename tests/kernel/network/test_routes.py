@@ -26,7 +26,7 @@ from tests.support import fake_netlink
 
 V4, OTHER_V4, V6 = (parse_address(text) for text in ("10.96.0.1", "10.96.0.2", "fd00:96::1"))
 OURS = ("dev", "lo", "table", "local", "protocol", "251", "metric", "1024")
-PATIENCE_S = 10
+PATIENCE_S = 60
 FOREIGN = (
     ("local", "10.97.0.1", "dev", "lo", "table", "local", "protocol", "250", "metric", "1024"),
     ("local", "10.97.0.1", "dev", "lo", "table", "local", "protocol", "251", "metric", "77"),
