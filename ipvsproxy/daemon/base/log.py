@@ -24,7 +24,7 @@ MOST_WAITING = 1 << 20
 """How many characters wait for a slow reader: some 5,000 lines."""
 FULL_PAUSE_S = 0.02
 STANDARD_ERROR = 2
-LAST_LINES_S = 0.2
+LAST_LINES_S = 0.5
 """How long the end of a process waits for a slow reader."""
 
 
@@ -76,9 +76,8 @@ class _Writer:
                 with self._changed:
                     dropped, self._dropped = self._dropped, 0
                 if dropped:
-                    structlog.get_logger().warning(
-                        "log_lines_dropped", lines=dropped, hint="the log's reader or disk did not take them"
-                    )
+                    hint = "its reader or its disk did not take them"
+                    structlog.get_logger().log(logging.WARNING, "log_lines_dropped", lines=dropped, hint=hint)
 
     def _take(self) -> list[str]:
         """Wait for lines and take all; none at the end."""

@@ -169,7 +169,8 @@ def test_the_end_does_not_wait_for_a_reader_that_stalls(pipe: tuple[int, int]) -
     assert len(os.read(pipe[0], 1 << 20)) > 1000
 
 
-def test_the_end_writes_all_lines_for_a_reader_that_reads(pipe: tuple[int, int]) -> None:
+def test_the_end_writes_all_lines_for_a_reader_that_reads(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "LAST_LINES_S", 30)
     with log.written_by_a_thread(pipe[1]):
         ours = logger()
         for number in range(10):
