@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import assert_never
 
-from ipvsproxy.config import commands, flags, load, output, top_options, usage, write
-from ipvsproxy.config.given import ConfigError, Given, Problem, Source, quoted
+from ipvsproxy.config import commands, file, flags, load
+from ipvsproxy.config.option import ConfigError, Given, Problem, Source, quoted
 from ipvsproxy.config.settings import Command, Config
 from ipvsproxy.daemon.loop import garbage
 
@@ -33,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """``ipvsproxy run``: serve, or do the task that a flag selects."""
-    own, arguments = output.take(arguments)
+    own, arguments = commands.take_output(arguments)
     given, _ = flags.parse(arguments)
-    if text := _help_or_version(given, usage.render()):
+    if text := _help_or_version(given, commands.render_help()):
         sys.stdout.write(text)
         return OK
     try:
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def cleanup(arguments: Sequence[str]) -> int:
     """``ipvsproxy cleanup``: do what ``--cleanup`` does, or report it only, as text or as JSON."""
-    own, others = output.take(arguments)
+    own, others = commands.take_output(arguments)
     given, _ = flags.parse(others)
     if text := _help_or_version(given, _CLEANUP_HELP):
         sys.stdout.write(text)
@@ -89,7 +89,7 @@ Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 
 def inspect(command: commands.Command, arguments: Sequence[str]) -> int:
     """A command that only inspects this node."""
-    own, others = output.take(arguments)
+    own, others = commands.take_output(arguments)
     words, others = flags.take_words(others) if command.subject else ([], others)
     given, _ = flags.parse(others)
     if text := _help_or_version(given, command.help):
@@ -107,8 +107,8 @@ def inspect(command: commands.Command, arguments: Sequence[str]) -> int:
 
 def top(arguments: Sequence[str]) -> int:
     """``ipvsproxy top``: show a running ipvsproxy in the terminal."""
-    own, others = output.take(arguments)
-    options, others, problems = top_options.take(others)
+    own, others = commands.take_output(arguments)
+    options, others, problems = commands.take_top_options(others)
     given, _ = flags.parse(others)
     if text := _help_or_version(given, commands.COMMANDS["top"].help):
         sys.stdout.write(text)
@@ -267,7 +267,7 @@ def _write_config(config: Config) -> int:
     for notice in config.notices:
         sys.stderr.write(f"ipvsproxy: {notice}\n")
     try:
-        pathlib.Path(path).write_text(write.render(config), encoding="utf-8")
+        pathlib.Path(path).write_text(file.render(config), encoding="utf-8")
     except OSError as error:
         return _refuse([f"--write-config-to: {path!r} cannot be written: {error.strerror}"])
     sys.stderr.write(f"Wrote configuration to {path}\n")  # standard output may be that file

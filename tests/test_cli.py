@@ -30,7 +30,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 
 
 def test_init_only_serves_nothing(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_init_only", lambda config: 5 if config.ipvs.strict_arp else 6)
+    monkeypatch.setattr(cli, "_init_only", lambda config: 5 if config.strict_arp else 6)
     assert cli.main(["--proxy-mode=ipvs", "--init-only", "--ipvs-strict-arp"]) == 5
     assert served == []
 
@@ -38,7 +38,7 @@ def test_init_only_serves_nothing(served: list[Config], monkeypatch: pytest.Monk
 @pytest.mark.parametrize("command", [[], ["run"]])
 def test_flags_without_command_serve_as_in_kube_proxy(served: list[Config], command: list[str]) -> None:
     assert cli.main([*command, "--proxy-mode=ipvs", "--ipvs-scheduler=lc"]) == 7
-    assert [config.ipvs.scheduler for config in served] == ["lc"]
+    assert [config.translation.scheduler for config in served] == ["lc"]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], bool
     calls: list[tuple[tuple[str, ...], bool, bool]] = []
 
     def clean(config: Config, *, dry_run: bool, as_json: bool) -> int:
-        calls.append((tuple(map(str, config.ipvs.excluded_networks)), dry_run, as_json))
+        calls.append((tuple(map(str, config.policy.excluded)), dry_run, as_json))
         return 1
 
     monkeypatch.setattr(cli, "_clean", clean)
@@ -144,7 +144,7 @@ def test_a_written_configuration_can_be_loaded(
     assert "ipvsproxy: --healthz-port: deprecated; use --healthz-bind-address\n" in captured.err
     assert captured.err.endswith(f"\nWrote configuration to {path}\n")
     assert cli.main([f"--config={path}"]) == 7
-    assert [config.ipvs.scheduler for config in served] == ["lc"]
+    assert [config.translation.scheduler for config in served] == ["lc"]
 
 
 def test_an_unwritable_path_is_reported_in_one_sentence(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

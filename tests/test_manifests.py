@@ -105,7 +105,7 @@ def test_the_configuration_loads_without_a_remark() -> None:
     config = _load(_base())
     assert (config.notices, config.without_effect) == ((), ())
     assert config.node_name == "node-1"
-    assert config.detect_local.cluster_networks
+    assert config.translation.cluster_networks
 
 
 def test_the_probes_use_the_configured_port() -> None:

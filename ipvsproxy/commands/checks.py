@@ -5,7 +5,6 @@ import enum
 from collections.abc import Callable, Iterable, Iterator
 
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.iptables.variant import Variant
@@ -17,6 +16,7 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.virtual_servers import FirewallMark
 from ipvsproxy.reconcile.removal import leftover_tables, leftovers
 from ipvsproxy.reconcile.virtual_servers import ownership
+from ipvsproxy.translate.node import view
 from ipvsproxy.translate.settings import Binding, TrafficScopes
 
 LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"
@@ -112,10 +112,10 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
 
 
 def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
-    scheduler = f"ip_vs_{config.ipvs.scheduler}"
+    scheduler = f"ip_vs_{config.translation.scheduler}"
     in_use = {one.settings.scheduler for one in ((facts.observation and facts.observation.virtual_servers) or {}).values()}
     by_state = {state: [name for name, found in facts.modules.items() if found is state] for state in ModuleState}
-    if config.ipvs.scheduler in in_use:
+    if config.translation.scheduler in in_use:
         by_state = {state: [name for name in names if name != scheduler] for state, names in by_state.items()}
     for name in by_state[ModuleState.MISSING]:
         yield fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
@@ -152,7 +152,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
     )
     forwarding = facts.sysctls.get("net/ipv6/conf/all/forwarding")
     if has_ipv6 and Family.IPV6 not in facts.unserved and forwarding == "0":
-        needs_it = any(network.family is Family.IPV6 for network in config.detect_local.cluster_networks)
+        needs_it = any(network.family is Family.IPV6 for network in config.translation.cluster_networks)
         finding = fail if needs_it else warn
         yield finding(
             "sysctl",
@@ -213,7 +213,7 @@ def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
 
 def _choice(choice: BackendChoice, config: Config) -> str:
     """The backend that this command's configuration chooses, and why. That of ``run`` may be another one."""
-    asked = config.ipvs.rules_backend
+    asked = config.drivers.rules_backend
     rests_on = f"--rules-backend={asked}" + (f": {choice.reason}" if asked is Backend.AUTO else "")
     return f"the configuration of this command chooses {choice.backend} ({rests_on})"
 
@@ -246,7 +246,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
     if observed is None or observed.virtual_servers is None:
         return
     host = {one.address for one in observed.interface_addresses or ()}
-    ranges = wiring.known_node_port_ranges(config)
+    ranges = view.known_node_port_ranges(config.translation)
     is_ours = ownership.owned_virtual_servers(observed.sets or {}, observed.local, host, observed.virtual_servers, ranges)
     foreign = [key for key in observed.virtual_servers if not is_ours(key)]
     ports = {ownership.node_port_of(entry) for entries in (observed.sets or {}).values() for entry in entries}
@@ -269,7 +269,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
 
 def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
     """Whether local routes can be added and stay, and whether any are left from before."""
-    if config.ipvs.binding is not Binding.ROUTES:
+    if config.translation.binding is not Binding.ROUTES:
         if left := (facts.observation and facts.observation.routes) or ():
             text = f"{len(left)} local routes of ours are there, and Service addresses are to be on kube-ipvs0"
             remedy = "run removes them when the addresses are bound; kube-proxy would leave them"
@@ -288,9 +288,9 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
     """Rules of other programs that keep second scopes of external addresses from their packets."""
-    if config.ipvs.traffic_scopes is not TrafficScopes.API:
+    if config.translation.scopes is not TrafficScopes.API:
         return
-    bits = config.ipvs.scope_bits
+    bits = config.translation.scope_bits
     same = [rule.text for rule in facts.mark_rules if rule.bits & bits]
     others = [rule.text for rule in facts.mark_rules if not rule.bits & bits]
     if same:

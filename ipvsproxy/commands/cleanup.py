@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from ipvsproxy.config.settings import Config, Ipvs
-from ipvsproxy.daemon import wiring
+from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
@@ -28,6 +27,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.sets import IP_SETS, IpSet
 from ipvsproxy.reconcile.removal import cleanup
+from ipvsproxy.translate.node import view
 from ipvsproxy.translate.rules import chains
 
 CLEAN = 0
@@ -110,12 +110,13 @@ class Result(NamedTuple):
 
 def run(config: Config, *, dry_run: bool, as_json: bool) -> int:
     """Clean this network namespace, and print the result; returns the exit status."""
-    result = _clean_here(config.ipvs, wiring.known_node_port_ranges(config), dry_run=dry_run)
+    result = _clean_here(config, dry_run=dry_run)
     sys.stdout.write(render_json(result, dry_run=dry_run) if as_json else render_text(result, dry_run=dry_run))
     return CLEAN if result.is_fine else NOT_CLEAN
 
 
-def _clean_here(ipvs: Ipvs, node_port_ranges: Collection[Network], *, dry_run: bool) -> Result:
+def _clean_here(config: Config, *, dry_run: bool) -> Result:
+    node_port_ranges = view.known_node_port_ranges(config.translation)
     missing = host.missing_privileges(runs_iptables=bool(shutil.which("iptables")))
     if missing:
         return Result(problems=tuple(map(str, missing)))
@@ -125,8 +126,8 @@ def _clean_here(ipvs: Ipvs, node_port_ranges: Collection[Network], *, dry_run: b
                 closing.enter_context(contextlib.closing(Instance()))
             results = []
             for backend in rules_backend.to_clean(chains.CHAINS):
-                node = closing.enter_context(_this_node(ipvs.route_protocol, backend))
-                results.append(clean(node, ipvs.excluded_networks, node_port_ranges, dry_run=dry_run))
+                node = closing.enter_context(_this_node(config.drivers.route_protocol, backend))
+                results.append(clean(node, config.policy.excluded, node_port_ranges, dry_run=dry_run))
             return _joined(results)
     except KernelError as error:
         return Result(problems=(error.detail,))

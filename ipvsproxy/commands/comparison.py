@@ -8,8 +8,8 @@ import functools
 import time
 from collections.abc import Callable
 
+from ipvsproxy.config.settings import EngineSettings
 from ipvsproxy.daemon.base.slices import in_slices
-from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel.base.errors import KernelError

@@ -9,7 +9,6 @@ from ipvsproxy.commands import checks, inspection
 from ipvsproxy.commands.checks import Finding, Level
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
@@ -29,20 +28,20 @@ async def examine(config: Config) -> Sequence[Finding]:
     Raises:
         KernelError: the version of the kernel cannot be read.
     """
-    settings = wiring.engine_settings(config, host.kernel_version(), host.processor_count())
+    sysctls = config.sysctls(host.kernel_version(), host.processor_count())
     ports = [address.port for address in (config.servers.health, config.servers.metrics) if address]
     found = await asyncio.to_thread(
         facts.gather,
-        modules=(*await asyncio.to_thread(_modules, config.ipvs.rules_backend), f"ip_vs_{config.ipvs.scheduler}"),
-        sysctls=(*(item.path for item in settings.sysctls), *checks.ADVISED),
+        modules=(*await asyncio.to_thread(_modules, config.drivers.rules_backend), f"ip_vs_{config.translation.scheduler}"),
+        sysctls=(*(item.path for item in sysctls), *checks.ADVISED),
         ports=ports,
         chains=chains.CHAINS,
         jumps=chains.JUMPS,
-        route_protocol=config.ipvs.route_protocol,
-        backend=config.ipvs.rules_backend,
-        by_interface=config.detect_local.mode.is_by_interface,
+        route_protocol=config.drivers.route_protocol,
+        backend=config.drivers.rules_backend,
+        by_interface=config.translation.detect_local.is_by_interface,
     )
-    return [*checks.judge(found, settings.sysctls, config), await _source(config)]
+    return [*checks.judge(found, sysctls, config), await _source(config)]
 
 
 def _modules(asked: Backend) -> Sequence[str]:

@@ -146,7 +146,7 @@ async def _serve(config: Config, signals: Signals) -> int:
 
 async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: Signals) -> None:
     config, comparison = node.config, node.comparison()
-    families, period_s = node.translation.families, config.ipvs.sync_period_s
+    families, period_s = node.translation.families, config.engine.audit_interval_s
     status = Status(
         families=families,
         sync_period_s=period_s + PATIENCE_S,

@@ -16,12 +16,11 @@ from typing import Any, Protocol
 import structlog
 
 from ipvsproxy.commands.comparison import Comparison, UnknownStateError
-from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon import wiring
+from ipvsproxy.config.settings import Config, EngineSettings
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.daemon.loop.engine import EngineSettings
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
+from ipvsproxy.daemon.process import requirements
 from ipvsproxy.daemon.process.requirements import FALLBACK_SCHEDULER
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
@@ -40,6 +39,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event, ObjectKind
 from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.store.mass_deletion import Guard
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.rules import chains
 from ipvsproxy.translate.settings import Settings
@@ -120,10 +120,10 @@ async def inspect(config: Config, kernel: KernelThread[InspectedKernel]) -> Insp
         CannotStartError: no family can be read.
     """
     programs = await kernel.call(readable_programs)
-    choices = wiring.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.ipvs.scheduler))
+    choices = requirements.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.translation.scheduler))
     return Inspected(
         config=config,
-        store=Store(started_s=time.time(), guard=wiring.guard(config)),
+        store=Store(started_s=time.time(), guard=Guard(config.guard_percent)),
         kernel=kernel,
         settings=choices.settings,
         translation=choices.translation,
@@ -197,7 +197,7 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
         CannotStartError: a privilege or the kernel's IPVS is missing.
     """
     try:
-        backend = (await asyncio.to_thread(rules_backend.choose, config.ipvs.rules_backend)).backend
+        backend = (await asyncio.to_thread(rules_backend.choose, config.drivers.rules_backend)).backend
         runs_iptables = backend is Backend.IPTABLES
         if missing := (*host.missing_privileges(runs_iptables=runs_iptables), *host.missing_features()):
             raise CannotStartError(*missing)
@@ -207,7 +207,7 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
             chains.CHAINS,
             chains.JUMPS,
             chosen=ChosenBackend(backend, choice.commands) if choice else ChosenBackend(backend),
-            route_protocol=config.ipvs.route_protocol,
+            route_protocol=config.drivers.route_protocol,
         )
         kernel = await KernelThread.start(make)
     except KernelError as error:

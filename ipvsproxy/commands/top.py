@@ -12,8 +12,8 @@ from ipvsproxy.commands import inspection, top_client, top_data, top_documents
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.commands.top_client import Client, NoAnswerError, NotThereError
 from ipvsproxy.commands.top_data import Details, Picture, Question
+from ipvsproxy.config.commands import TopOptions
 from ipvsproxy.config.settings import Config
-from ipvsproxy.config.top_options import TopOptions
 
 SHOWN = 0
 PAGE_SIZE = 200

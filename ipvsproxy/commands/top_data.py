@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.commands.inspection import printable
-from ipvsproxy.config.top_options import Sort
+from ipvsproxy.config.commands import Sort
 
 UNKNOWN = "-"
 """Stands for a figure that the daemon does not know (yet): the rates of its first seconds, for example."""

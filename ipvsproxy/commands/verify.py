@@ -90,7 +90,7 @@ def run(config: Config, *, as_json: bool) -> int:
 
     async def read(node: inspection.Inspected) -> int:
         comparison = node.comparison()
-        differences = await lasting_differences(comparison, SECOND_READING_S + config.ipvs.min_sync_period_s)
+        differences = await lasting_differences(comparison, SECOND_READING_S + config.engine.min_interval_s)
         document = describe(config.node_name, comparison, differences)
         inspection.show(document, render(document), as_json=as_json)
         return DIFFERENT if differences else EQUAL

@@ -1,4 +1,4 @@
-"""Every option, with those of ``own`` and ``inert``: the one table behind flags, file, ``--help`` and documentation.
+"""Every option: the one table behind flags, file, ``--help``, completion, ``Config`` and documentation.
 
 Flags, defaults and bounds are those of kube-proxy 1.36 (cmd/kube-proxy/app/options.go and pkg/proxy/apis/config in
 kubernetes/kubernetes), in the order in which they are written to a file.
@@ -6,68 +6,168 @@ kubernetes/kubernetes), in the order in which they are written to a file.
 
 from collections.abc import Mapping
 
-from ipvsproxy.config import inert, own
 from ipvsproxy.config.option import Group, Kind, Option, Status
-from ipvsproxy.translate.settings import LocalMode
+from ipvsproxy.config.settings import LogFormat
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL
+from ipvsproxy.model.rules import Backend
+from ipvsproxy.translate.settings import Binding, LocalMode, TrafficScopes
+
+LOWEST_ROUTE_PROTOCOL = 5
+"""Lower numbers are those of the kernel and of administrators (include/uapi/linux/rtnetlink.h)."""
 
 CONFIGURATION = (
-    Option("config", "", Kind.TEXT, "", "Read a KubeProxyConfiguration (v1alpha1). Most flags are then ignored.", "FILE"),
-    Option(
-        "write-config-to",
-        "",
-        Kind.TEXT,
-        "",
-        "Write the resulting configuration to this file and exit.",
-        "FILE",
-        overrides_file=True,
+    Option("config", "", Kind.TEXT, "", "FILE").explained(
+        "Read a KubeProxyConfiguration (v1alpha1). Most flags are then ignored."
     ),
-    Option(
-        "cleanup",
-        "",
-        Kind.BOOLEAN,
-        "false",
-        "Remove everything that ipvsproxy or kube-proxy has left in the kernel and exit.",
-        overrides_file=True,
+    Option("write-config-to", "", Kind.TEXT, "", "FILE", to="write_config_to", overrides_file=True).explained(
+        "Write the resulting configuration to this file and exit."
     ),
-    Option(
-        "init-only",
-        "",
-        Kind.BOOLEAN,
-        "false",
-        "Do only what needs full root (sysctls, modules) and exit; CAP_NET_ADMIN alone is then enough to run.",
-        overrides_file=True,
+    Option("cleanup", "", Kind.BOOLEAN, "false", overrides_file=True).explained(
+        "Remove everything that ipvsproxy or kube-proxy has left in the kernel and exit."
     ),
-    Option("version", "", Kind.TEXT, "false", "Print the version and exit.", "BOOL", overrides_file=True, implied="true"),
-    Option("help", "", Kind.BOOLEAN, "false", "Print this help and exit; also -h.", overrides_file=True),
-    Option(
-        "feature-gates",
-        "featureGates",
-        Kind.GATES,
-        "",
-        "AllowServiceExternalIPs=false ignores externalIPs. Any other gate is accepted without effect.",
-        status=Status.EXTENDED,
+    Option("init-only", "", Kind.BOOLEAN, "false", overrides_file=True).explained(
+        "Do only what needs full root (sysctls, modules) and exit; CAP_NET_ADMIN alone is then enough to run."
     ),
+    Option("version", "", Kind.TEXT, "false", "BOOL", overrides_file=True, implied="true").explained(
+        "Print the version and exit."
+    ),
+    Option("help", "", Kind.BOOLEAN, "false", overrides_file=True).explained("Print this help and exit; also -h."),
     Option(
-        "proxy-mode",
-        "mode",
-        Kind.TEXT,
-        "",
-        "Must be ipvs; kube-proxy would take an absent mode for iptables.",
-        "MODE",
+        "feature-gates", "featureGates", Kind.GATES, "", to="translation.external_addresses", status=Status.EXTENDED
+    ).explained("AllowServiceExternalIPs=false ignores externalIPs. Any other gate is accepted without effect."),
+    Option("proxy-mode", "mode", Kind.TEXT, "", "MODE").explained(
+        "Must be ipvs; kube-proxy would take an absent mode for iptables."
     ),
 )
 
 SOURCE = (
+    Option("kubeconfig", "clientConnection.kubeconfig", Kind.TEXT, "", "FILE", to="source.kubeconfig", restart=True).explained(
+        "How to reach the API server. Without this flag and --master: the pod's service account."
+    ),
+    Option("master", "", Kind.TEXT, "", "URL", to="source.api_server", overrides_file=True).explained(
+        "URL of the API server; replaces the one in the kubeconfig."
+    ),
+)
+
+OWN = (
     Option(
-        "kubeconfig",
-        "clientConnection.kubeconfig",
+        "manifests",
+        "ipvsproxy.manifests",
         Kind.TEXT,
         "",
-        "How to reach the API server. Without this flag and --master: the pod's service account.",
-        "FILE",
+        "DIR",
+        to="source.manifests",
+        restart=True,
+        empty_is_unset=True,
+        overrides_file=True,
+    ).explained("Read Services, EndpointSlices and Nodes from this directory instead of an API server."),
+    Option(
+        "ipvs-drain-deadline", "ipvsproxy.drainDeadline", Kind.DURATION, "0s", to="policy.drain_deadline_s", minimum=0
+    ).explained("How long TCP connections to a removed endpoint may last; 0 means until they end by themselves."),
+    Option(
+        "ipvs-drift-check-interval",
+        "ipvsproxy.driftCheckInterval",
+        Kind.DURATION,
+        "5s",
+        to="engine.drift_check_interval_s",
+        minimum=1,
+    ).explained(
+        "How often all real servers are compared with the desired ones; other drift is looked for every 3s or more often."
     ),
-    Option("master", "", Kind.TEXT, "", "URL of the API server; replaces the one in the kubeconfig.", "URL", overrides_file=True),
+    Option(
+        "ipvs-allow-service-addresses",
+        "ipvsproxy.allowServiceAddresses",
+        Kind.LIST,
+        "",
+        "CIDR,...",
+        to="translation.allowed_addresses",
+        restart=True,
+    ).explained("Serve Service addresses in these ranges even if they belong to the API server, this node or a range of pods."),
+    Option(
+        "ipvs-traffic-scopes", "ipvsproxy.trafficScopes", Kind.TEXT, "api", to="translation.scopes", choices=tuple(TrafficScopes)
+    ).explained(
+        "With externalTrafficPolicy Local, clients of this node reach all endpoints (api), or those of everybody (kube-proxy)."
+    ),
+    Option("ipvs-scope-mark-bits", "ipvsproxy.scopeMarkBits", Kind.TEXT, "0x3fff", "MASK", to="translation.scope_bits").explained(
+        "The bits of packet marks for traffic scopes; no other program may write them. 14 bits do for 16383 Service ports."
+    ),
+    Option(
+        "service-annotations", "ipvsproxy.serviceAnnotations", Kind.TEXT, "all", "all|none|NAME,...", to="translation.annotations"
+    ).explained("Which annotations of Services count: all, none, or names without ipvsproxy.io/, such as scheduler,weights."),
+    Option(
+        "rules-backend",
+        "ipvsproxy.rulesBackend",
+        Kind.TEXT,
+        "iptables",
+        to="drivers.rules_backend",
+        restart=True,
+        choices=tuple(Backend),
+    ).explained(
+        "What holds rules and sets: iptables with ipset, or nftables alone; auto: nftables where one of the former is missing."
+    ),
+    Option(
+        "ipvs-vip-binding", "ipvsproxy.vipBinding", Kind.TEXT, "addresses", to="translation.binding", choices=tuple(Binding)
+    ).explained(
+        "How Service addresses become local: by addresses on kube-ipvs0, or by local routes on lo, which is faster (routes)."
+    ),
+    Option(
+        "ipvs-route-protocol",
+        "ipvsproxy.routeProtocol",
+        Kind.INTEGER,
+        str(ROUTE_PROTOCOL),
+        "NUMBER",
+        to="drivers.route_protocol",
+        restart=True,
+        minimum=LOWEST_ROUTE_PROTOCOL,
+        maximum=255,
+    ).explained("The protocol number of local routes to Service addresses; no other program may use it."),
+    Option(
+        "mass-deletion-guard",
+        "ipvsproxy.massDeletionGuardPercent",
+        Kind.INTEGER,
+        "50",
+        "PERCENT",
+        to="source.mass_deletion_percent",
+        restart=True,
+        minimum=0,
+        maximum=100,
+    ).explained(
+        "If a list lacks more than this percentage of all Services or endpoints, wait a minute for a second list; 0: never."
+    ),
+    Option(
+        "stale-watch-timeout",
+        "ipvsproxy.staleWatchTimeout",
+        Kind.DURATION,
+        "15m0s",
+        to="servers.stale_watch_s",
+        restart=True,
+        minimum=0,
+    ).explained("How long the API server may be silent before log, metrics and /healthz report a stale watch; 0: never."),
+    Option(
+        "stale-watch-unhealthy",
+        "ipvsproxy.staleWatchUnhealthy",
+        Kind.BOOLEAN,
+        "false",
+        to="servers.stale_watch_unhealthy",
+        restart=True,
+    ).explained("Answer load balancers with 503 on /healthz and health-check node ports while a watch is stale."),
+    Option(
+        "service-metrics-limit",
+        "ipvsproxy.serviceMetricsLimit",
+        Kind.INTEGER,
+        "20000",
+        to="traffic_metrics.limit",
+        restart=True,
+        minimum=0,
+    ).explained("How many Service ports, and how many endpoints, have their own traffic metrics; 0 turns these metrics off."),
+    Option(
+        "endpoint-metrics", "ipvsproxy.endpointMetrics", Kind.BOOLEAN, "false", to="traffic_metrics.of_endpoints", restart=True
+    ).explained("Export traffic metrics for each endpoint, too, not only for each Service port."),
+    Option("ui", "ipvsproxy.ui", Kind.BOOLEAN, "true", to="servers.ui", restart=True).explained(
+        "Show this node as a page at /ui/ of the metrics server, which ipvsproxy top needs as well."
+    ),
 )
+"""Options that kube-proxy does not have. In a file they stand under ``ipvsproxy:``."""
 
 NODE = (
     Option(
@@ -75,212 +175,135 @@ NODE = (
         "hostnameOverride",
         Kind.TEXT,
         "",
-        "Name of this node's Node object; by default the host's name.",
         "NAME",
+        to="node_name",
+        restart=True,
         empty_is_unset=True,
         overrides_file=True,
-    ),
+    ).explained("Name of this node's Node object; by default the host's name."),
     Option(
         "bind-address",
         "bindAddress",
         Kind.TEXT,
         "0.0.0.0",  # noqa: S104 - no server listens on it
-        "The node's primary IP. No server listens on it; 0.0.0.0 and :: leave the choice to the Node object.",
         "IP",
+        to="translation.bind_address",
         zero_is_unset=True,
         empty_is_unset=True,
-    ),
-    Option(
-        "oom-score-adj",
-        "oomScoreAdj",
-        Kind.INTEGER,
-        "-999",
-        "When memory runs out, the kernel kills processes with a low score last.",
-        minimum=-1000,
-        maximum=1000,
+    ).explained("The node's primary IP. No server listens on it; 0.0.0.0 and :: leave the choice to the Node object."),
+    Option("oom-score-adj", "oomScoreAdj", Kind.INTEGER, "-999", to="oom_score_adj", minimum=-1000, maximum=1000).explained(
+        "When memory runs out, the kernel kills processes with a low score last."
     ),
 )
 
 IPVS = (
-    Option("ipvs-scheduler", "ipvs.scheduler", Kind.TEXT, "", "Scheduler of every virtual server; empty means rr.", "NAME"),
-    Option(
-        "ipvs-sync-period",
-        "ipvs.syncPeriod",
-        Kind.DURATION,
-        "30s",
-        "Time between two audits, which compare the whole kernel state with the desired state.",
-        above=0,
-        zero_is_unset=True,
+    Option("ipvs-scheduler", "ipvs.scheduler", Kind.TEXT, "", "NAME", to="translation.scheduler").explained(
+        "Scheduler of every virtual server; empty means rr."
     ),
+    Option(
+        "ipvs-sync-period", "ipvs.syncPeriod", Kind.DURATION, "30s", to="engine.audit_interval_s", above=0, zero_is_unset=True
+    ).explained("Time between two audits, which compare the whole kernel state with the desired state."),
     Option(
         "ipvs-min-sync-period",
         "ipvs.minSyncPeriod",
         Kind.DURATION,
         "1s",
-        "Minimum time between two syncs; 0 programs every change at once.",
+        to="engine.min_interval_s",
         minimum=0,
         file_default="0s",
+    ).explained("Minimum time between two syncs; 0 programs every change at once."),
+    Option("ipvs-exclude-cidrs", "ipvs.excludeCIDRs", Kind.LIST, "", "CIDR,...", to="policy.excluded").explained(
+        "Never remove virtual servers with an address in these ranges."
     ),
-    Option(
-        "ipvs-exclude-cidrs",
-        "ipvs.excludeCIDRs",
-        Kind.LIST,
-        "",
-        "Never remove virtual servers with an address in these ranges.",
-        "CIDR,...",
+    Option("ipvs-strict-arp", "ipvs.strictARP", Kind.BOOLEAN, "false", to="strict_arp").explained(
+        "Answer ARP requests only for addresses of the interface that receives them (arp_ignore 1, arp_announce 2)."
     ),
-    Option(
-        "ipvs-strict-arp",
-        "ipvs.strictARP",
-        Kind.BOOLEAN,
-        "false",
-        "Answer ARP requests only for addresses of the interface that receives them (arp_ignore 1, arp_announce 2).",
+    Option("ipvs-tcp-timeout", "ipvs.tcpTimeout", Kind.DURATION, "0s", to="timeouts.tcp_s", minimum=0).explained(
+        "Timeout of idle TCP connections; 0 keeps the kernel's."
     ),
-    Option(
-        "ipvs-tcp-timeout",
-        "ipvs.tcpTimeout",
-        Kind.DURATION,
-        "0s",
-        "Timeout of idle TCP connections; 0 keeps the kernel's.",
-        minimum=0,
+    Option("ipvs-tcpfin-timeout", "ipvs.tcpFinTimeout", Kind.DURATION, "0s", to="timeouts.tcp_fin_s", minimum=0).explained(
+        "Timeout of TCP connections after a FIN; 0 keeps the kernel's."
     ),
-    Option(
-        "ipvs-tcpfin-timeout",
-        "ipvs.tcpFinTimeout",
-        Kind.DURATION,
-        "0s",
-        "Timeout of TCP connections after a FIN; 0 keeps the kernel's.",
-        minimum=0,
-    ),
-    Option(
-        "ipvs-udp-timeout",
-        "ipvs.udpTimeout",
-        Kind.DURATION,
-        "0s",
-        "Timeout of idle UDP flows; 0 keeps the kernel's.",
-        minimum=0,
+    Option("ipvs-udp-timeout", "ipvs.udpTimeout", Kind.DURATION, "0s", to="timeouts.udp_s", minimum=0).explained(
+        "Timeout of idle UDP flows; 0 keeps the kernel's."
     ),
 )
 
 TRAFFIC = (
-    Option(
-        "masquerade-all",
-        "iptables.masqueradeAll",
-        Kind.BOOLEAN,
-        "false",
-        "Masquerade all traffic to cluster IPs.",
+    Option("masquerade-all", "iptables.masqueradeAll", Kind.BOOLEAN, "false", to="translation.masquerade_all").explained(
+        "Masquerade all traffic to cluster IPs."
     ),
     Option(
         "iptables-masquerade-bit",
         "iptables.masqueradeBit",
         Kind.INTEGER,
         "14",
-        "Bit of the packet mark that requests masquerading.",
+        to="translation.masquerade_bit",
         minimum=0,
         maximum=31,
-    ),
+    ).explained("Bit of the packet mark that requests masquerading."),
     Option(
         "detect-local-mode",
         "detectLocalMode",
         Kind.TEXT,
         "ClusterCIDR",
-        "How traffic of local pods is recognised; other traffic to cluster IPs is masqueraded.",
         "MODE",
+        to="translation.detect_local",
         choices=tuple(LocalMode),
         zero_is_unset=True,
         empty_is_unset=True,
-    ),
+    ).explained("How traffic of local pods is recognised; other traffic to cluster IPs is masqueraded."),
     Option(
-        "cluster-cidr",
-        "clusterCIDR",
-        Kind.TEXT,
-        "",
-        "Pod addresses, for --detect-local-mode=ClusterCIDR: one range, or one of each IP family.",
-        "CIDR[,CIDR]",
-        empty_is_unset=True,
+        "cluster-cidr", "clusterCIDR", Kind.TEXT, "", "CIDR[,CIDR]", to="translation.cluster_networks", empty_is_unset=True
+    ).explained("Pod addresses, for --detect-local-mode=ClusterCIDR: one range, or one of each IP family."),
+    Option("pod-bridge-interface", "detectLocal.bridgeInterface", Kind.TEXT, "", "NAME").explained(
+        "Bridge that the pods are on, for --detect-local-mode=BridgeInterface."
     ),
-    Option(
-        "pod-bridge-interface",
-        "detectLocal.bridgeInterface",
-        Kind.TEXT,
-        "",
-        "Bridge that the pods are on, for --detect-local-mode=BridgeInterface.",
-        "NAME",
+    Option("pod-interface-name-prefix", "detectLocal.interfaceNamePrefix", Kind.TEXT, "", "PREFIX").explained(
+        "Prefix of the names of pod interfaces, for --detect-local-mode=InterfaceNamePrefix."
     ),
-    Option(
-        "pod-interface-name-prefix",
-        "detectLocal.interfaceNamePrefix",
-        Kind.TEXT,
-        "",
-        "Prefix of the names of pod interfaces, for --detect-local-mode=InterfaceNamePrefix.",
-        "PREFIX",
-    ),
-    Option(
-        "nodeport-addresses",
-        "nodePortAddresses",
-        Kind.LIST,
-        "",
-        "Node addresses that serve node ports: CIDR ranges, or the word primary. Empty means all node addresses.",
-        "CIDR,...",
+    Option("nodeport-addresses", "nodePortAddresses", Kind.LIST, "", "CIDR,...", to="translation.node_port_networks").explained(
+        "Node addresses that serve node ports: CIDR ranges, or the word primary. Empty means all node addresses."
     ),
 )
 
 CONNTRACK = (
     Option(
-        "conntrack-max-per-core",
-        "conntrack.maxPerCore",
-        Kind.INTEGER,
-        "32768",
-        "Limit of tracked connections per CPU core; 0 keeps the kernel's.",
-        minimum=0,
-    ),
-    Option(
-        "conntrack-min",
-        "conntrack.min",
-        Kind.INTEGER,
-        "131072",
-        "Minimum of that limit, whatever the number of cores.",
-        minimum=0,
+        "conntrack-max-per-core", "conntrack.maxPerCore", Kind.INTEGER, "32768", to="conntrack.max_per_core", minimum=0
+    ).explained("Limit of tracked connections per CPU core; 0 keeps the kernel's."),
+    Option("conntrack-min", "conntrack.min", Kind.INTEGER, "131072", to="conntrack.minimum", minimum=0).explained(
+        "Minimum of that limit, whatever the number of cores."
     ),
     Option(
         "conntrack-tcp-timeout-established",
         "conntrack.tcpEstablishedTimeout",
         Kind.DURATION,
         "24h0m0s",
-        "Timeout of idle established TCP connections; 0 keeps the kernel's.",
+        to="conntrack.tcp_established_timeout_s",
         minimum=0,
-    ),
+    ).explained("Timeout of idle established TCP connections; 0 keeps the kernel's."),
     Option(
         "conntrack-tcp-timeout-close-wait",
         "conntrack.tcpCloseWaitTimeout",
         Kind.DURATION,
         "1h0m0s",
-        "Timeout of TCP connections in CLOSE_WAIT; 0 keeps the kernel's.",
+        to="conntrack.tcp_close_wait_timeout_s",
         minimum=0,
+    ).explained("Timeout of TCP connections in CLOSE_WAIT; 0 keeps the kernel's."),
+    Option("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", Kind.BOOLEAN, "false", to="conntrack.tcp_be_liberal").explained(
+        "Do not mark packets outside of the TCP window as invalid."
     ),
     Option(
-        "conntrack-tcp-be-liberal",
-        "conntrack.tcpBeLiberal",
-        Kind.BOOLEAN,
-        "false",
-        "Do not mark packets outside of the TCP window as invalid.",
-    ),
-    Option(
-        "conntrack-udp-timeout",
-        "conntrack.udpTimeout",
-        Kind.DURATION,
-        "0s",
-        "Timeout of UDP flows without a reply; 0 keeps the kernel's.",
-        minimum=0,
-    ),
+        "conntrack-udp-timeout", "conntrack.udpTimeout", Kind.DURATION, "0s", to="conntrack.udp_timeout_s", minimum=0
+    ).explained("Timeout of UDP flows without a reply; 0 keeps the kernel's."),
     Option(
         "conntrack-udp-timeout-stream",
         "conntrack.udpStreamTimeout",
         Kind.DURATION,
         "0s",
-        "Timeout of UDP flows with replies; 0 keeps the kernel's.",
+        to="conntrack.udp_stream_timeout_s",
         minimum=0,
-    ),
+    ).explained("Timeout of UDP flows with replies; 0 keeps the kernel's."),
 )
 
 SERVERS = (
@@ -289,56 +312,41 @@ SERVERS = (
         "healthzBindAddress",
         Kind.TEXT,
         "0.0.0.0:10256",
-        "Address of /healthz and /livez. In a file with an IPv6 bindAddress the default is [::]:10256.",
         "IP[:PORT]",
+        to="servers.health",
+        restart=True,
         zero_is_unset=True,
         empty_is_unset=True,
-    ),
+    ).explained("Address of /healthz and /livez. In a file with an IPv6 bindAddress the default is [::]:10256."),
     Option(
-        "healthz-port",
-        "",
-        Kind.INTEGER,
-        "10256",
-        "Deprecated. 0 turns the health server off; any other number is the port if --healthz-bind-address has none.",
-        minimum=0,
-        maximum=65535,
-        deprecated="use --healthz-bind-address",
-    ),
+        "healthz-port", "", Kind.INTEGER, "10256", minimum=0, maximum=65535, deprecated="use --healthz-bind-address"
+    ).explained("Deprecated. 0 turns the health server off; any other number is the port if --healthz-bind-address has none."),
     Option(
         "metrics-bind-address",
         "metricsBindAddress",
         Kind.TEXT,
         "127.0.0.1:10249",
-        "Address of /metrics. In a file with an IPv6 bindAddress the default is [::1]:10249.",
         "IP[:PORT]",
+        to="servers.metrics",
+        restart=True,
         zero_is_unset=True,
         empty_is_unset=True,
-    ),
+    ).explained("Address of /metrics. In a file with an IPv6 bindAddress the default is [::1]:10249."),
     Option(
         "metrics-port",
         "",
         Kind.INTEGER,
         "10249",
-        "Deprecated. 0 turns the metrics server off; any other number is the port if --metrics-bind-address has none.",
         minimum=0,
         maximum=65535,
         status=Status.EXTENDED,
         deprecated="use --metrics-bind-address",
-    ),
+    ).explained("Deprecated. 0 turns the metrics server off; any other number is the port if --metrics-bind-address has none."),
     Option(
-        "bind-address-hard-fail",
-        "bindAddressHardFail",
-        Kind.BOOLEAN,
-        "false",
-        "Exit if one of these addresses cannot be bound.",
-    ),
-    Option(
-        "profiling",
-        "enableProfiling",
-        Kind.BOOLEAN,
-        "false",
-        "Let PUT /debug/flags/v of the metrics server change -v at run time. There is no Go profiler.",
-        status=Status.PARTIAL,
+        "bind-address-hard-fail", "bindAddressHardFail", Kind.BOOLEAN, "false", to="servers.bind_hard_fail", restart=True
+    ).explained("Exit if one of these addresses cannot be bound."),
+    Option("profiling", "enableProfiling", Kind.BOOLEAN, "false", to="servers.profiling", status=Status.PARTIAL).explained(
+        "Let PUT /debug/flags/v of the metrics server change -v at run time. There is no Go profiler."
     ),
 )
 
@@ -348,26 +356,99 @@ LOGGING = (
         "logging.format",
         Kind.TEXT,
         "text",
-        "Log lines as text for people, or as JSON for programs.",
         "FORMAT",
-        choices=("text", "json"),
+        to="logging.format",
+        choices=tuple(LogFormat),
         zero_is_unset=True,
         overrides_file=True,
+    ).explained("Log lines as text for people, or as JSON for programs."),
+    Option("v", "logging.verbosity", Kind.LEVEL, "0", to="logging.verbosity", overrides_file=True).explained(
+        "Verbosity of the log; also --v LEVEL."
     ),
-    Option("v", "logging.verbosity", Kind.LEVEL, "0", "Verbosity of the log; also --v LEVEL.", overrides_file=True),
 )
+
+_API = "Requests to the API server ask for JSON."
+_CALLS = "Three watches need no rate limit; events have their own."
+_IPTABLES = "For kube-proxy's iptables mode only."
+_NFTABLES = "For kube-proxy's nftables mode only."
+_WINDOWS = "For Windows only."
+_STREAM = "All log lines go to one stream, without a buffer."
+
+WITHOUT_EFFECT = (
+    Option("", "clientConnection.acceptContentTypes", Kind.TEXT, "").explained(_API),
+    Option(
+        "kube-api-content-type",
+        "clientConnection.contentType",
+        Kind.TEXT,
+        "application/vnd.kubernetes.protobuf",
+        zero_is_unset=True,
+    ).explained(_API),
+    Option("kube-api-qps", "clientConnection.qps", Kind.NUMBER, "5", zero_is_unset=True).explained(_CALLS),
+    Option("kube-api-burst", "clientConnection.burst", Kind.INTEGER, "10", minimum=0, zero_is_unset=True).explained(_CALLS),
+    Option("config-sync-period", "configSyncPeriod", Kind.DURATION, "15m0s", above=0, zero_is_unset=True).explained(
+        "Known objects need no refresh; the watches report each change."
+    ),
+    Option("show-hidden-metrics-for-version", "showHiddenMetricsForVersion", Kind.TEXT, "").explained(
+        "No metric is hidden. Takes MAJOR.MINOR of any version."
+    ),
+    Option("iptables-localhost-nodeports", "iptables.localhostNodePorts", Kind.BOOLEAN, "true").explained(
+        "IPVS never serves node ports on localhost."
+    ),
+    Option("iptables-sync-period", "iptables.syncPeriod", Kind.DURATION, "30s", zero_is_unset=True).explained(_IPTABLES),
+    Option("iptables-min-sync-period", "iptables.minSyncPeriod", Kind.DURATION, "1s", zero_is_unset=True).explained(_IPTABLES),
+    Option("", "nftables.masqueradeBit", Kind.INTEGER, "14").explained(_NFTABLES),
+    Option("", "nftables.masqueradeAll", Kind.BOOLEAN, "false").explained(_NFTABLES),
+    Option("", "nftables.syncPeriod", Kind.DURATION, "30s", zero_is_unset=True).explained(_NFTABLES),
+    Option("", "nftables.minSyncPeriod", Kind.DURATION, "1s", zero_is_unset=True).explained(_NFTABLES),
+    Option("", "winkernel.networkName", Kind.TEXT, "").explained(_WINDOWS),
+    Option("", "winkernel.sourceVip", Kind.TEXT, "").explained(_WINDOWS),
+    Option("", "winkernel.enableDSR", Kind.BOOLEAN, "false").explained(_WINDOWS),
+    Option("", "winkernel.rootHnsEndpointName", Kind.TEXT, "").explained(_WINDOWS),
+    Option("", "winkernel.forwardHealthCheckVip", Kind.BOOLEAN, "false").explained(_WINDOWS),
+    Option("", "windowsRunAsService", Kind.BOOLEAN, "false").explained(_WINDOWS),
+    Option("", "portRange", Kind.TEXT, "").explained("For the userspace mode, which kube-proxy no longer has."),
+    Option("vmodule", "logging.vmodule", Kind.PATTERNS, "", overrides_file=True).explained(
+        "Levels by source file refer to kube-proxy's files."
+    ),
+    Option(
+        "log-flush-frequency",
+        "logging.flushFrequency",
+        Kind.DURATION,
+        "5s",
+        zero_is_unset=True,
+        overrides_file=True,
+        nanoseconds=True,
+    ).explained("Log lines are not buffered."),
+    Option("log-text-split-stream", "logging.options.text.splitStream", Kind.BOOLEAN, "false", overrides_file=True).explained(
+        _STREAM
+    ),
+    Option("log-text-info-buffer-size", "logging.options.text.infoBufferSize", Kind.QUANTITY, "0", overrides_file=True).explained(
+        _STREAM
+    ),
+    Option("log-json-split-stream", "logging.options.json.splitStream", Kind.BOOLEAN, "false", overrides_file=True).explained(
+        _STREAM
+    ),
+    Option("log-json-info-buffer-size", "logging.options.json.infoBufferSize", Kind.QUANTITY, "0", overrides_file=True).explained(
+        _STREAM
+    ),
+    Option("boot-id-file", "", Kind.TEXT, "", overrides_file=True).explained("kube-proxy does not use it either."),
+    Option("machine-id-file", "", Kind.TEXT, "", overrides_file=True).explained("kube-proxy does not use it either."),
+)
+"""Options of kube-proxy that have no effect here; the help of each says why. They are read, checked as kube-proxy checks them,
+and kept: a configuration written by ``--write-config-to`` still means the same to kube-proxy.
+"""
 
 OPTIONS: Mapping[Group, tuple[Option, ...]] = {
     Group.CONFIGURATION: CONFIGURATION,
     Group.SOURCE: SOURCE,
-    Group.OWN: own.OPTIONS,
+    Group.OWN: tuple(option._replace(status=Status.OWN) for option in OWN),
     Group.NODE: NODE,
     Group.IPVS: IPVS,
     Group.TRAFFIC: TRAFFIC,
     Group.CONNTRACK: CONNTRACK,
     Group.SERVERS: SERVERS,
     Group.LOGGING: LOGGING,
-    Group.WITHOUT_EFFECT: inert.OPTIONS,
+    Group.WITHOUT_EFFECT: tuple(option._replace(status=Status.WITHOUT_EFFECT) for option in WITHOUT_EFFECT),
 }
 """All options by section."""
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import shtab
 
-from ipvsproxy.config import catalogue, output, top_options
+from ipvsproxy.config import catalogue
+from ipvsproxy.config.commands import FORMATS, HELP_OF_TOP, Sort
 from ipvsproxy.config.option import Kind
 
 SHELLS = ("bash", "zsh", "fish")
@@ -53,7 +54,7 @@ def render(shell: str, commands: Sequence[str]) -> str:
         if command in ("run", "cleanup"):
             _add_dry_run(words)
         if command != "run":
-            words.add_argument("-o", "--output", choices=output.FORMATS, help="Text for people, or JSON.")
+            words.add_argument("-o", "--output", choices=FORMATS, help="Text for people, or JSON.")
         if command == "top":
             _add_options_of_top(words)
     script: str = shtab.complete(parser, shell)
@@ -73,11 +74,11 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_options_of_top(parser: argparse.ArgumentParser) -> None:
-    for name, (_, text) in top_options.HELP.items():
+    for name, (_, text) in HELP_OF_TOP.items():
         if name == "once":
             parser.add_argument("--once", action="store_true", help=text)
         else:
-            parser.add_argument(f"--{name}", choices=tuple(top_options.Sort) if name == "sort" else None, help=text)
+            parser.add_argument(f"--{name}", choices=tuple(Sort) if name == "sort" else None, help=text)
 
 
 def _add_dry_run(parser: argparse.ArgumentParser) -> None:

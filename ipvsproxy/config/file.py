@@ -1,4 +1,4 @@
-"""The file behind ``--config``: a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) in YAML or JSON.
+"""The file behind ``--config``, read and written: a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) in YAML or JSON.
 
 As strict and as lenient as kube-proxy: broken YAML, another kind and a value of the wrong type are refused; an unknown field
 and the earlier one of two equal fields are ignored with a notice. kube-proxy therefore accepts a file with our own fields, which
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import yaml
 
 from ipvsproxy.config import catalogue, syntax
-from ipvsproxy.config.given import Given, Notice, Problem, Source, Value, quoted
-from ipvsproxy.config.option import Kind, Option
+from ipvsproxy.config.option import Given, Kind, Notice, Option, Problem, Source, Status, Value, quoted
+from ipvsproxy.config.settings import Config
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
@@ -30,6 +30,7 @@ NESTING_LIMIT = 100
 """Levels of nesting in a file; a KubeProxyConfiguration has four."""
 
 _Tree = dict[str, "_Tree | Option"]
+Document = dict[str, "Document | object"]
 
 
 class _Loader(yaml.SafeLoader):
@@ -273,3 +274,51 @@ _READERS: Mapping[Kind, Callable[[yaml.Node, Option], Value]] = {
     Kind.PATTERNS: _read_patterns,
     Kind.QUANTITY: _read_quantity,
 }
+
+
+def render(config: Config) -> str:
+    """The text of a file, which kube-proxy can read. Reading it gives an equal configuration, but for mere flags."""
+    return str(yaml.safe_dump(document(config), default_flow_style=False, width=10_000))
+
+
+def document(config: Config) -> Document:
+    """The object as JSON types, with every field."""
+    root: Document = {"apiVersion": API_VERSION, "kind": KIND}
+    for key, value in config.values.items():
+        option = catalogue.BY_KEY[key]
+        if option.status is Status.OWN and value == syntax.parse(option.kind, option.default):
+            continue
+        *sections, name = option.field.split(".")
+        section = root
+        for part in sections:
+            below = section.setdefault(part, {})
+            if not isinstance(below, dict):
+                raise TypeError(option.field)
+            section = below
+        section[name] = _plain(option, value)
+    return root
+
+
+def flags_of(config: Config) -> Mapping[str, str]:
+    """The effective value of each flag that has a field in the file, as text for a command line."""
+    options = ((catalogue.BY_KEY[key], value) for key, value in config.values.items())
+    return {option.flag: _flag_value(option, value) for option, value in options if option.flag}
+
+
+def _flag_value(option: Option, value: Value) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={str(choice).lower()}" for name, choice in value.items())
+    if isinstance(value, tuple):
+        return ",".join(value)
+    plain = _plain(option, value)
+    return str(plain).lower() if isinstance(plain, bool) else str(plain)
+
+
+def _plain(option: Option, value: Value) -> object:
+    if option.kind is Kind.DURATION and isinstance(value, float):
+        return syntax.render_duration(value)
+    if option.kind is Kind.PATTERNS and isinstance(value, tuple):
+        return [{"filePattern": name, "verbosity": int(level)} for name, _, level in (item.partition("=") for item in value)]
+    if isinstance(value, tuple):
+        return list(value)
+    return dict(value) if isinstance(value, Mapping) else value

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.config import catalogue, syntax
-from ipvsproxy.config.given import Given, Problem, Source, Value, quoted
-from ipvsproxy.config.option import Kind, Option
+from ipvsproxy.config.option import Given, Kind, Option, Problem, Source, Value, quoted
 
 _SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help"}
 END = "--"

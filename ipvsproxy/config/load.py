@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from ipvsproxy.config import catalogue, file, flags, validate
-from ipvsproxy.config.given import ConfigError, Given, Notice, Problem, quoted
-from ipvsproxy.config.option import Kind
+from ipvsproxy.config.option import ConfigError, Given, Kind, Notice, Problem, quoted
 from ipvsproxy.config.settings import Config
 
 

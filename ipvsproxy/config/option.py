@@ -1,7 +1,8 @@
-"""An option as data: parsing, checking, ``--help`` and the layout of the file follow from it."""
+"""An option as data, from which parsing, checking, ``--help``, the file and the ``Config`` follow; and given values."""
 
 import enum
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Self
 
 
 class Kind(enum.Enum):
@@ -47,7 +48,8 @@ class Group(enum.StrEnum):
 class Option(NamedTuple):
     """A flag, a field of the file, or both.
 
-    ``flag`` has no dashes in front, ``field`` is a dotted path; either may be empty. ``default`` is written as a flag's value;
+    ``flag`` has no dashes in front, ``field`` is a dotted path; either may be empty. ``to`` is the attribute of ``Config`` that
+    gets the value. ``restart``: a change of the file takes effect at the next start. ``default`` is written as a flag's value;
     ``file_default`` replaces it when a file is given. ``minimum`` and ``maximum`` are inclusive, ``above`` is not; all three
     are in seconds for a duration. An empty value is allowed beside the ``choices``.
 
@@ -61,8 +63,10 @@ class Option(NamedTuple):
     field: str
     kind: Kind
     default: str
-    help: str
     placeholder: str = ""
+    to: str = ""
+    restart: bool = False
+    help: str = ""
     status: Status = Status.SAME
     choices: tuple[str, ...] = ()
     minimum: float | None = None
@@ -75,6 +79,10 @@ class Option(NamedTuple):
     implied: str = ""
     nanoseconds: bool = False
     deprecated: str = ""
+
+    def explained(self, text: str) -> Self:
+        """This option with a text for ``--help``."""
+        return self._replace(help=text)
 
     @property
     def key(self) -> str:
@@ -111,3 +119,69 @@ class Option(NamedTuple):
             and (self.maximum is None or number <= self.maximum)
             and (self.above is None or number > self.above)
         )
+
+
+Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
+"""A setting's value after its syntax is parsed. Durations are seconds; addresses and ranges are still text."""
+
+
+class Source(NamedTuple):
+    """The place of a value: a flag, or a field of a file. Lines count from 1; 0 means no line."""
+
+    name: str
+    file: str = ""
+    line: int = 0
+    element_lines: tuple[int, ...] = ()
+
+    def element(self, index: int) -> Self:
+        """The place of one element of a list, counted from 0; for a flag, the flag itself."""
+        if not self.element_lines:
+            return self
+        return type(self)(f"{self.name}[{index}]", self.file, self.element_lines[index])
+
+    def __str__(self) -> str:
+        if not self.file:
+            return self.name
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.name}" if self.name else place
+
+
+class Given(NamedTuple):
+    """A value and its place."""
+
+    value: Value
+    source: Source
+
+
+class Problem(NamedTuple):
+    """Why the configuration is refused. ``key`` is the ``Option.key`` of the option concerned, if there is one."""
+
+    source: Source
+    text: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.text}"
+
+
+class Notice(NamedTuple):
+    """A remark for the operator on an accepted part of the configuration."""
+
+    source: Source
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.text}"
+
+
+class ConfigError(Exception):
+    """The configuration is refused; ``problems`` holds every reason, in the order of flags, file, rules."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(map(str, self.problems)))
+
+
+def quoted(text: str) -> str:
+    """The text as an error shows it: in quotes, on one line, cut after 80 characters."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")  # noqa: PLR2004 - as the docstring says

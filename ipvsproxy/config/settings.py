@@ -5,15 +5,18 @@ Durations are in seconds. Built by ``ipvsproxy.config.load``.
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
-from ipvsproxy.config.given import Notice, Value
-from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation
-from ipvsproxy.model.kernel import ROUTE_PROTOCOL
-from ipvsproxy.model.net import Address, Network, host_port
+from ipvsproxy.config.option import Notice, Value
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL, Sysctl, Timeouts
+from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.settings import Binding, LocalMode, TrafficScopes
+from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.translate.node import sysctls
+from ipvsproxy.translate.node.sysctls import ConntrackChoices
+from ipvsproxy.translate.settings import Settings
 
 
 class Command(enum.Enum):
@@ -43,82 +46,34 @@ class ListenAddress(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ipvs:
-    """Programming of IPVS. ``sync_period_s`` is above 0; a timeout of 0 keeps the kernel's.
+class EngineSettings:
+    """How the loop runs.
 
-    Virtual servers with an address in ``excluded_networks`` are never removed. ``drain_deadline_s`` bounds how long the
-    connections of a removed real server may last; 0 sets no bound. ``allowed_service_addresses`` are served even if they
-    belong to the API server, the node or a range of pods. ``scope_bits`` are the bits of packet
-    marks that ``traffic_scopes`` uses. ``annotations`` of Services and EndpointSlices are those that count.
-    ``route_protocol`` is the protocol number of local routes of ours, with any ``binding``.
-    ``rules_backend`` holds rules and sets.
+    ``audit_interval_s`` is the time between two audits that nothing else asks for, ``drift_check_interval_s`` the same for polls
+    of everything. Other polls come every few seconds. ``sysctls`` and ``timeouts`` are desired.
     """
 
-    scheduler: str = "rr"
-    sync_period_s: float = 30
-    min_sync_period_s: float = 1
-    excluded_networks: tuple[Network, ...] = ()
-    strict_arp: bool = False
-    tcp_timeout_s: float = 0
-    tcp_fin_timeout_s: float = 0
-    udp_timeout_s: float = 0
-    drain_deadline_s: float = 0
-    drift_check_interval_s: float = 5
-    allowed_service_addresses: tuple[Network, ...] = ()
-    traffic_scopes: TrafficScopes = TrafficScopes.API
-    scope_bits: int = 0x3FFF
-    annotations: frozenset[Annotation] = ALL_ANNOTATIONS
-    binding: Binding = Binding.ADDRESSES
-    route_protocol: int = ROUTE_PROTOCOL
+    min_interval_s: float
+    audit_interval_s: float
+    drift_check_interval_s: float
+    node_name: str = ""
+    sysctls: tuple[Sysctl, ...] = ()
+    timeouts: Timeouts | None = None
+
+
+class Drivers(NamedTuple):
+    """What holds rules and sets, and the protocol number of local routes of ours, with any binding."""
+
     rules_backend: Backend = Backend.IPTABLES
+    route_protocol: int = ROUTE_PROTOCOL
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Masquerade:
-    """Masquerading. ``bit`` of the packet mark is 0..31; ``everything`` masquerades all traffic to cluster IPs."""
+class Choices(NamedTuple):
+    """The configuration on this host: the settings of the loop, of translation and of the reconciler."""
 
-    bit: int = 14
-    everything: bool = False
-
-    @property
-    def mark(self) -> int:
-        """The packet mark that requests masquerading."""
-        return 1 << self.bit
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DetectLocal:
-    """How traffic of local pods is recognised.
-
-    ``cluster_networks`` holds at most one range of each family and applies in mode ClusterCIDR only. Each name applies in
-    its own mode only, where it is not empty.
-    """
-
-    mode: LocalMode = LocalMode.CLUSTER_CIDR
-    cluster_networks: tuple[Network, ...] = ()
-    bridge_interface: str = ""
-    interface_name_prefix: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodePorts:
-    """The node addresses that serve node ports: the primary ones, or those in ``networks``; with neither, all."""
-
-    networks: tuple[Network, ...] = ()
-    primary_only: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Conntrack:
-    """Connection tracking. 0 as ``max_per_core`` or a timeout keeps the kernel's. ``minimum`` is that of the total limit."""
-
-    max_per_core: int = 32768
-    minimum: int = 131072
-    tcp_established_timeout_s: float = 86400
-    tcp_close_wait_timeout_s: float = 3600
-    tcp_be_liberal: bool = False
-    udp_timeout_s: float = 0
-    udp_stream_timeout_s: float = 0
+    settings: EngineSettings
+    translation: Settings
+    policy: Policy
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +128,9 @@ class Logging:
 class Config:
     """Everything that flags and file say.
 
-    ``node_name`` is the override or the host's name, in lower case. An unspecified ``bind_address`` (0.0.0.0, ::)
-    leaves the choice of the primary address to the Node object. ``oom_score_adj`` is -1000..1000. ``config_file`` and
-    ``write_config_to`` are paths, empty when not given.
+    ``translation``, ``policy`` and ``engine`` are as for any host; ``on_host`` completes them. An unspecified bind address
+    (0.0.0.0, ::) leaves the choice of the primary address to the Node object. ``node_name`` is the override or the host's name,
+    in lower case. ``oom_score_adj`` is -1000..1000. ``config_file`` and ``write_config_to`` are paths, empty when not given.
 
     ``without_effect`` names the options that differ from their default and have no effect here; ``notices`` tell the
     operator about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing a
@@ -184,20 +139,19 @@ class Config:
 
     node_name: str
     servers: Servers
-    bind_address: Address
+    translation: Settings
+    policy: Policy
+    engine: EngineSettings
+    drivers: Drivers
+    conntrack: ConntrackChoices
+    strict_arp: bool
     command: Command = Command.RUN
     config_file: str = ""
     write_config_to: str = ""
     source: ServiceSource = ServiceSource()
-    ipvs: Ipvs = Ipvs()
-    masquerade: Masquerade = Masquerade()
-    detect_local: DetectLocal = DetectLocal()
-    node_ports: NodePorts = NodePorts()
-    conntrack: Conntrack = Conntrack()
     oom_score_adj: int = -999
     traffic_metrics: TrafficMetrics = TrafficMetrics()
     logging: Logging = Logging()
-    external_addresses_served: bool = True
     without_effect: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     notices: tuple[Notice, ...] = dataclasses.field(default=(), compare=False)
     values: Mapping[str, Value] = dataclasses.field(default_factory=dict, compare=False)
@@ -205,3 +159,63 @@ class Config:
     def with_notices(self, notices: Iterable[Notice]) -> Self:
         """This configuration with these notices before its own."""
         return dataclasses.replace(self, notices=(*notices, *self.notices))
+
+    @property
+    def guard_percent(self) -> int:
+        """The share of objects that a list may lack; 0 for any. A directory of manifests is never doubted."""
+        return 0 if self.source.manifests else self.source.mass_deletion_percent
+
+    def sysctls(self, kernel_version: tuple[int, int], processors: int) -> tuple[Sysctl, ...]:
+        """The desired settings of the kernel on such a host."""
+        return (
+            *sysctls.ipvs_sysctls(kernel_version, strict_arp=self.strict_arp),
+            *sysctls.conntrack_sysctls(self.conntrack, processors),
+        )
+
+    def on_host(
+        self, random_fully: Mapping[Family, bool], scheduler: str, backend: Backend, kernel_sysctls: tuple[Sysctl, ...]
+    ) -> Choices:
+        """The settings on a host. ``random_fully`` has the served families, and whether their rules support that option.
+
+        ``scheduler`` is the configured one, or its replacement on a kernel without it. ``backend`` (never ``AUTO``) holds the
+        rules.
+        """
+        families = frozenset(random_fully)
+        return Choices(
+            dataclasses.replace(self.engine, node_name=self.node_name, sysctls=kernel_sysctls),
+            dataclasses.replace(
+                self.translation, scheduler=scheduler, random_fully=random_fully, families=families, backend=backend
+            ),
+            dataclasses.replace(self.policy, families=families),
+        )
+
+    def keeping(self, before: Self, attributes: Iterable[str]) -> Self:
+        """This configuration with the former values of these attributes, which are dotted paths (``Option.to``)."""
+        kept = self
+        for attribute in attributes:
+            section, _, name = attribute.rpartition(".")
+            value = operator.attrgetter(attribute)(before)
+            if section == "drivers":
+                kept = dataclasses.replace(kept, drivers=kept.drivers._replace(**{name: value}))
+            elif section:
+                kept = dataclasses.replace(kept, **{section: dataclasses.replace(getattr(kept, section), **{name: value})})
+            else:
+                kept = dataclasses.replace(kept, **{name: value})
+        return kept
+
+    def warnings(self, families: Collection[Family]) -> Iterator[str]:
+        """A sentence for each field of the configuration that leaves out a served family.
+
+        These are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), except for the one
+        about an unset ``nodePortAddresses``, which is the default. The module that knows the Node warns about ``clusterCIDR`` and
+        ``spec.podCIDRs``.
+        """
+        ranges = (("nodePortAddresses", self.translation.node_port_networks), ("ipvs.excludeCIDRs", self.policy.excluded))
+        for field, networks in ranges:
+            missing = [family.label for family in families if family not in {network.family for network in networks}]
+            if networks and missing and (field == "nodePortAddresses" or len(missing) == len(families)):
+                yield f"{field} has no range of {' and '.join(missing)}, which this node serves"
+        for field, listen in (("healthzBindAddress", self.servers.health), ("metricsBindAddress", self.servers.metrics)):
+            address = listen.address if listen else None
+            if address and not address.is_unspecified and not address.is_loopback and address.family not in families:
+                yield f"{field} is an address of {address.family.label}, which this node does not serve"

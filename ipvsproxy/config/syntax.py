@@ -8,8 +8,7 @@ import fractions
 import re
 from collections.abc import Callable, Mapping
 
-from ipvsproxy.config.given import Value, quoted
-from ipvsproxy.config.option import Kind
+from ipvsproxy.config.option import Kind, Value, quoted
 
 INT32 = range(-(2**31), 2**31)
 INT64_MAX = 2**63 - 1

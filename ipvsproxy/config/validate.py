@@ -4,18 +4,21 @@ They are those of pkg/proxy/apis/config/validation in kubernetes/kubernetes. kub
 its IPVS mode; these are not checked here either.
 """
 
+import collections
+import enum
 import re
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeVar
 
 from ipvsproxy.config import catalogue, settings, syntax
-from ipvsproxy.config.given import Given, Notice, Problem, Value, quoted
-from ipvsproxy.config.option import Status
-from ipvsproxy.config.settings import Command, Config, ListenAddress, LogFormat
-from ipvsproxy.config.values import Values
+from ipvsproxy.config.option import Given, Notice, Problem, Source, Status, Value, quoted
+from ipvsproxy.config.settings import Command, Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
+from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
-from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.settings import Binding, LocalMode, TrafficScopes
+from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.translate.node.sysctls import ConntrackChoices
+from ipvsproxy.translate.settings import LocalMode, Settings
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249
@@ -31,6 +34,77 @@ _EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
 _LOCKED_GATES = frozenset(("PreferSameTrafficDistribution", "MultiCIDRServiceAllocator"))
 
 
+_Value = TypeVar("_Value")
+
+
+class Values:
+    """Values by ``Option.key``; collects problems. After a problem, the option has its default value.
+
+    ``broken`` names the options whose value cannot be parsed. ``config_file`` is empty if there is no file.
+    """
+
+    def __init__(self, given: Mapping[str, Given], broken: Collection[str], config_file: str) -> None:
+        self.given = given
+        self.config_file = config_file
+        self.problems: list[Problem] = []
+        self.notices: list[Notice] = []
+        self._broken = set(broken)
+
+    def value(self, key: str) -> Value:
+        """The value of any option."""
+        if key in self.given and self.known(key):
+            return self.given[key].value
+        option = catalogue.BY_KEY[key]
+        return syntax.parse(option.kind, option.default_in(file=bool(self.config_file)))
+
+    def _typed(self, key: str, kind: type[_Value]) -> _Value:
+        value = self.value(key)
+        if not isinstance(value, kind):
+            raise TypeError(f"{key} is not of type {kind.__name__}")
+        return value
+
+    def text(self, key: str) -> str:
+        """The value of an option of kind TEXT."""
+        return self._typed(key, str)
+
+    def switch(self, key: str) -> bool:
+        """The value of an option of kind BOOLEAN."""
+        return self._typed(key, bool)
+
+    def number(self, key: str) -> int:
+        """The value of an option of kind INTEGER or LEVEL."""
+        return self._typed(key, int)
+
+    def seconds(self, key: str) -> float:
+        """The value of an option of kind DURATION."""
+        return self._typed(key, float)
+
+    def items(self, key: str) -> tuple[str, ...]:
+        """The value of an option of kind LIST."""
+        return self._typed(key, tuple)
+
+    def gates(self) -> Mapping[str, bool]:
+        """The feature gates that were given."""
+        value = self.value("featureGates")
+        return value if isinstance(value, Mapping) else {}
+
+    def source(self, key: str) -> Source:
+        """The place of the value, or the place where the user could give it."""
+        if key in self.given:
+            return self.given[key].source
+        option = catalogue.BY_KEY[key]
+        return Source(option.field, self.config_file) if self.config_file and option.field else Source(f"--{option.flag}")
+
+    def refuse(self, key: str, text: str, source: Source | None = None) -> None:
+        """Record a problem of an option; ``source`` is its place if the problem is not that of the whole option."""
+        self.problems.append(Problem(source or self.source(key), text, key))
+        self._broken.add(key)
+
+    def known(self, *keys: str) -> bool:
+        """Whether none of these options has a problem, so that their values can be compared."""
+        return self._broken.isdisjoint(keys)
+
+
 def resolve(
     given: Mapping[str, Given], broken: Collection[str], *, hostname: str, config_file: str
 ) -> tuple[Config, tuple[Problem, ...]]:
@@ -41,48 +115,67 @@ def resolve(
     """
     values = Values(given, broken, config_file)
     _check_bounds(values)
+    fields = _fields(values)
     command = _command(values)
     _check_mode(values, command)
     bind_address = _bind_address(values)
-    servers = settings.Servers(
-        health=_listen(values, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - as kube-proxy
-        metrics=_listen(values, "metricsBindAddress", bind_address, ("127.0.0.1", "::1"), METRICS_PORT),
-        bind_hard_fail=values.switch("bindAddressHardFail"),
-        stale_watch_s=values.seconds("ipvsproxy.staleWatchTimeout"),
-        stale_watch_unhealthy=values.switch("ipvsproxy.staleWatchUnhealthy"),
-        profiling=values.switch("enableProfiling"),
-        ui=values.switch("ipvsproxy.ui"),
-    )
+    fields["servers"] |= {
+        "health": _listen(values, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - as kube-proxy
+        "metrics": _listen(values, "metricsBindAddress", bind_address, ("127.0.0.1", "::1"), METRICS_PORT),
+    }
+    servers = settings.Servers(**fields["servers"])
     _check_writable(values, command, servers)
     node_name = _node_name(values, hostname)
+    _check_source(values)
+    _check_periods(values)
+    scheduler = _scheduler(values)
+    excluded = _networks(values, "ipvs.excludeCIDRs", values.items("ipvs.excludeCIDRs"))
+    allowed = _networks(values, "ipvsproxy.allowServiceAddresses", values.items("ipvsproxy.allowServiceAddresses"))
+    bits = _scope_bits(values)
+    fields["translation"] |= {
+        "bind_address": bind_address,
+        "scheduler": scheduler,
+        "allowed_addresses": allowed,
+        "scope_bits": bits,
+        "annotations": _annotations(values),
+        **_detect_local(values),
+        **_node_ports(values),
+        "external_addresses": _gates(values),
+    }
+    timeouts = Timeouts(**{name: int(value) for name, value in fields["timeouts"].items()})
     config = Config(
-        node_name=node_name,
+        **fields[""] | {"node_name": node_name},
         servers=servers,
-        bind_address=bind_address,
         command=command,
         config_file=config_file,
-        write_config_to=values.text("write-config-to"),
-        source=_service_source(values),
-        ipvs=_ipvs(values),
-        masquerade=settings.Masquerade(
-            bit=values.number("iptables.masqueradeBit"), everything=values.switch("iptables.masqueradeAll")
-        ),
-        detect_local=_detect_local(values),
-        node_ports=_node_ports(values),
-        conntrack=_conntrack(values),
-        oom_score_adj=values.number("oomScoreAdj"),
-        traffic_metrics=settings.TrafficMetrics(
-            limit=values.number("ipvsproxy.serviceMetricsLimit"), of_endpoints=values.switch("ipvsproxy.endpointMetrics")
-        ),
-        logging=settings.Logging(
-            format=LogFormat(values.text("logging.format") or LogFormat.TEXT), verbosity=values.number("logging.verbosity")
-        ),
-        external_addresses_served=_gates(values),
+        source=settings.ServiceSource(**fields["source"]),
+        translation=Settings(**fields["translation"]),
+        policy=Policy(**fields["policy"] | {"excluded": excluded, "scope_bits": bits}),
+        engine=settings.EngineSettings(timeouts=timeouts if any(timeouts) else None, **fields["engine"]),
+        drivers=settings.Drivers(**fields["drivers"]),
+        conntrack=ConntrackChoices(**fields["conntrack"]),
+        traffic_metrics=settings.TrafficMetrics(**fields["traffic_metrics"]),
+        logging=settings.Logging(**fields["logging"]),
         without_effect=tuple(_without_effect(given)),
         notices=tuple(values.notices),
         values=_file_values(values, bind_address, servers),
     )
     return config, tuple(values.problems)
+
+
+def _fields(values: Values) -> dict[str, dict[str, Any]]:
+    """The value of each option with an attribute of ``Config`` (``Option.to``): by section, then by name.
+
+    An enumeration's member stands for its text; a text with a syntax of its own is still unparsed.
+    """
+    fields: dict[str, dict[str, Any]] = collections.defaultdict(dict)
+    for key, option in catalogue.BY_KEY.items():
+        section, _, name = option.to.rpartition(".")
+        if name:
+            value = values.value(key)
+            choice = next(iter(option.choices), None)
+            fields[section][name] = type(choice)(value or option.default) if isinstance(choice, enum.Enum) else value
+    return fields
 
 
 def _check_bounds(values: Values) -> None:
@@ -190,48 +283,25 @@ def _node_name(values: Values, hostname: str) -> str:
     return name
 
 
-def _service_source(values: Values) -> settings.ServiceSource:
-    source = settings.ServiceSource(
-        manifests=values.text("ipvsproxy.manifests"),
-        kubeconfig=values.text("clientConnection.kubeconfig"),
-        api_server=values.text("master"),
-        mass_deletion_percent=values.number("ipvsproxy.massDeletionGuardPercent"),
-    )
-    for key, value in (("clientConnection.kubeconfig", source.kubeconfig), ("master", source.api_server)):
-        if source.manifests and value:
-            values.refuse(key, f"{quoted(value)} and {values.source('ipvsproxy.manifests')} exclude each other; drop one")
-    return source
+def _check_source(values: Values) -> None:
+    for key in ("clientConnection.kubeconfig", "master"):
+        if values.text("ipvsproxy.manifests") and values.text(key):
+            reason = f"{quoted(values.text(key))} and {values.source('ipvsproxy.manifests')} exclude each other; drop one"
+            values.refuse(key, reason)
 
 
-def _ipvs(values: Values) -> settings.Ipvs:
+def _check_periods(values: Values) -> None:
     period_s, least_s = values.seconds("ipvs.syncPeriod"), values.seconds("ipvs.minSyncPeriod")
     if least_s > period_s and values.known("ipvs.syncPeriod", "ipvs.minSyncPeriod"):
         period = f"{values.source('ipvs.syncPeriod').name} ({syntax.render_duration(period_s)})"
         values.refuse("ipvs.minSyncPeriod", f"{syntax.render_duration(least_s)} must not be longer than {period}")
+
+
+def _scheduler(values: Values) -> str:
     scheduler = values.text("ipvs.scheduler") or "rr"
     if not _SCHEDULER.fullmatch(scheduler):
         values.refuse("ipvs.scheduler", f"{quoted(scheduler)} must be the name of an IPVS scheduler, such as rr, lc, sh or mh")
-    return settings.Ipvs(
-        scheduler=scheduler,
-        sync_period_s=period_s,
-        min_sync_period_s=least_s,
-        excluded_networks=_networks(values, "ipvs.excludeCIDRs", values.items("ipvs.excludeCIDRs")),
-        strict_arp=values.switch("ipvs.strictARP"),
-        tcp_timeout_s=values.seconds("ipvs.tcpTimeout"),
-        tcp_fin_timeout_s=values.seconds("ipvs.tcpFinTimeout"),
-        udp_timeout_s=values.seconds("ipvs.udpTimeout"),
-        drain_deadline_s=values.seconds("ipvsproxy.drainDeadline"),
-        drift_check_interval_s=values.seconds("ipvsproxy.driftCheckInterval"),
-        allowed_service_addresses=_networks(
-            values, "ipvsproxy.allowServiceAddresses", values.items("ipvsproxy.allowServiceAddresses")
-        ),
-        traffic_scopes=TrafficScopes(values.text("ipvsproxy.trafficScopes") or TrafficScopes.API),
-        scope_bits=_scope_bits(values),
-        annotations=_annotations(values),
-        binding=Binding(values.text("ipvsproxy.vipBinding") or Binding.ADDRESSES),
-        route_protocol=values.number("ipvsproxy.routeProtocol"),
-        rules_backend=Backend(values.text("ipvsproxy.rulesBackend") or Backend.IPTABLES),
-    )
+    return scheduler
 
 
 def _annotations(values: Values) -> frozenset[Annotation]:
@@ -278,7 +348,7 @@ def _networks(values: Values, key: str, texts: Iterable[str]) -> tuple[Network, 
     return tuple(networks)
 
 
-def _detect_local(values: Values) -> settings.DetectLocal:
+def _detect_local(values: Values) -> dict[str, object]:
     mode = LocalMode(values.text("detectLocalMode") or LocalMode.CLUSTER_CIDR)
     text = values.text("clusterCIDR") if mode is LocalMode.CLUSTER_CIDR else ""
     networks = _networks(values, "clusterCIDR", text.split(",") if text else ())
@@ -295,38 +365,21 @@ def _detect_local(values: Values) -> settings.DetectLocal:
             values.refuse(key, f"is required with {values.source('detectLocalMode').name} {mode}")
         elif mode is of_mode and not _is_interface(name, longest):
             values.refuse(key, f"{quoted(name)} must be a name of 1 to {longest} characters that an interface can have")
-    return settings.DetectLocal(
-        mode=mode,
-        cluster_networks=networks,
-        bridge_interface=names[LocalMode.BRIDGE_INTERFACE],
-        interface_name_prefix=names[LocalMode.INTERFACE_NAME_PREFIX],
-    )
+    return {"cluster_networks": networks, "local_interface": names.get(mode, "")}
 
 
 def _is_interface(name: str, longest: int) -> bool:
     return name.isprintable() and len(name.encode()) <= longest and bool(_INTERFACE.fullmatch(name))
 
 
-def _node_ports(values: Values) -> settings.NodePorts:
+def _node_ports(values: Values) -> dict[str, object]:
     texts = values.items("nodePortAddresses")
     if texts == (_PRIMARY,):
-        return settings.NodePorts(primary_only=True)
+        return {"node_port_networks": (), "node_port_primary": True}
     if _PRIMARY in texts:
         source = values.source("nodePortAddresses").element(texts.index(_PRIMARY))
         values.refuse("nodePortAddresses", "'primary' must stand alone, without CIDR ranges beside it", source)
-    return settings.NodePorts(networks=_networks(values, "nodePortAddresses", [text for text in texts if text != _PRIMARY]))
-
-
-def _conntrack(values: Values) -> settings.Conntrack:
-    return settings.Conntrack(
-        max_per_core=values.number("conntrack.maxPerCore"),
-        minimum=values.number("conntrack.min"),
-        tcp_established_timeout_s=values.seconds("conntrack.tcpEstablishedTimeout"),
-        tcp_close_wait_timeout_s=values.seconds("conntrack.tcpCloseWaitTimeout"),
-        tcp_be_liberal=values.switch("conntrack.tcpBeLiberal"),
-        udp_timeout_s=values.seconds("conntrack.udpTimeout"),
-        udp_stream_timeout_s=values.seconds("conntrack.udpStreamTimeout"),
-    )
+    return {"node_port_networks": _networks(values, "nodePortAddresses", [text for text in texts if text != _PRIMARY])}
 
 
 def _gates(values: Values) -> bool:

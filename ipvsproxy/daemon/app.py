@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
-from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon import wiring
+from ipvsproxy.config.settings import Choices, Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.events.announcer import Announcer
 from ipvsproxy.daemon.events.recorder import Recorder
@@ -41,6 +40,7 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import Event
+from ipvsproxy.store.mass_deletion import Guard
 from ipvsproxy.store.objects import Store
 
 SCHEDULER_MISSING, API_SERVER_HIDDEN = "SchedulerMissing", "ApiServerHidden"
@@ -64,9 +64,9 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
     source = await sources.make(config, metrics)
     with requirements.only_instance():
         late_rules = asyncio.Event()
-        async with requirements.running_kernel(config.ipvs, metrics.applied, late_rules.set, listen=True) as kernel:
+        async with requirements.running_kernel(config.drivers, metrics.applied, late_rules.set, listen=True) as kernel:
             requirements.demand(host.missing_settings())
-            programs = await requirements.demand_usable_node(kernel, config.detect_local.mode)
+            programs = await requirements.demand_usable_node(kernel, config.translation.detect_local)
             rules = await kernel.call(lambda node: node.leftover_rules)
             tables = leftovers.of_nftables(await kernel.call(lambda node: node.leftover_tables))
             await asyncio.to_thread(leftovers.announce, tables)
@@ -89,11 +89,11 @@ class _Node:
         self._source = source
         self._metrics = metrics
         self._node_trouble = ""
-        self._store = Store(started_s=time.time(), guard=wiring.guard(config))
+        self._store = Store(started_s=time.time(), guard=Guard(config.guard_percent))
         self._staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
         self._status = Status(
             families=programs,
-            sync_period_s=config.ipvs.sync_period_s,
+            sync_period_s=config.engine.audit_interval_s,
             clock=time.monotonic,
             wall_clock=time.time,
             stale=self._staleness.stale,
@@ -138,7 +138,7 @@ class _Node:
         self._metrics_routes.ui = pages.answer
         self._announcer.start()
         lifecycle.set_oom_score(self._config.oom_score_adj)
-        for warning in wiring.warnings(self._config, self._programs):
+        for warning in self._config.warnings(self._programs):
             log.warning("configuration_notice", notice=warning)
         log.info(
             "starting",
@@ -149,7 +149,7 @@ class _Node:
         )
         work = (
             # Interfaces and rules are followed before they are read, so that no change is missed.
-            interfaces.follow(engine, await kernel.call(lambda node: node.ports), self._config.ipvs.route_protocol),
+            interfaces.follow(engine, await kernel.call(lambda node: node.ports), self._config.drivers.route_protocol),
             rules_follower.follow(engine, await kernel.call(lambda node: node.rules_changes)),
             kernel.call(lambda node: node.read_rules(tuple(self._programs))),  # these processes run while the lists arrive
             self._source.run(lambda events: self._deliver(events, engine)),
@@ -223,7 +223,7 @@ class _Node:
         lifecycle.set_oom_score(new.oom_score_adj)
         self._metrics_routes.reconfigure(new)
         self._shows_page = new.servers.ui
-        self._status.sync_period_s = new.ipvs.sync_period_s
+        self._status.sync_period_s = new.engine.audit_interval_s
         self._note_scheduler(choices.translation.scheduler, why_not)
 
     def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> None:
@@ -277,17 +277,15 @@ class _Node:
         engine.changed(now)
 
 
-async def _choices(
-    kernel: KernelThread[NodeKernel], config: Config, programs: Mapping[Family, Program]
-) -> tuple[wiring.Choices, str]:
+async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: Mapping[Family, Program]) -> tuple[Choices, str]:
     """Make the settings of the loop, and say why they have not the configured scheduler; empty if they have.
 
     Raises:
         CannotStartError: this host cannot have them.
         KernelError: the kernel could not answer now.
     """
-    scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.ipvs.scheduler))
-    return wiring.choices(config, programs, scheduler), why_not
+    scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.translation.scheduler))
+    return requirements.choices(config, programs, scheduler), why_not
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:

@@ -15,7 +15,7 @@ from ipvsproxy.commands import top
 from ipvsproxy.commands.inspection import CANNOT_TELL
 from ipvsproxy.commands.top_client import Client, NoAnswerError, NotThereError
 from ipvsproxy.commands.top_data import Question
-from ipvsproxy.config.top_options import Sort, TopOptions
+from ipvsproxy.config.commands import Sort, TopOptions
 from tests.config import loading
 from tests.support import builders
 from tests.support.builders import endpoint

@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from ipvsproxy.config import load
-from ipvsproxy.config.given import ConfigError
+from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Config
 
 PATH = "/etc/kube-proxy.conf"

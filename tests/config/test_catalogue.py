@@ -1,9 +1,13 @@
 """The table of options against kube-proxy's own lists, and ``--help`` against the table."""
 
+import operator
+
 import pytest
 
-from ipvsproxy.config import catalogue, syntax, usage
+from ipvsproxy.config import catalogue, commands, syntax
 from ipvsproxy.config.option import Option, Status
+from ipvsproxy.model.kernel import Timeouts
+from tests.config import loading
 
 # cmd/kube-proxy/app/options.go and component-base's logging flags in kubernetes/kubernetes v1.36
 KUBE_PROXY_FLAGS = """
@@ -67,7 +71,7 @@ def test_default_can_be_parsed_and_is_allowed(option: Option) -> None:
 
 
 def test_help_shows_every_flag_with_its_default_and_every_field() -> None:
-    text = usage.render()
+    text = commands.render_help()
     plain = " ".join(text.split())
     for option in ALL:
         if option.flag:
@@ -80,7 +84,29 @@ def test_help_shows_every_flag_with_its_default_and_every_field() -> None:
 
 
 def test_help_fits_a_terminal_and_marks_the_flags_that_override_the_file() -> None:
-    lines = usage.render().splitlines()
+    lines = commands.render_help().splitlines()
     assert max(map(len, lines)) <= 110
     assert "  --hostname-override NAME *  [hostnameOverride]" in lines
     assert "  --ipvs-scheduler NAME  [ipvs.scheduler]" in lines
+
+
+@pytest.mark.parametrize("option", [option for option in catalogue.BY_KEY.values() if option.to], ids=lambda option: option.key)
+def test_each_value_has_its_place_in_the_configuration(option: Option) -> None:
+    section, _, name = option.to.rpartition(".")
+    if section == "timeouts":
+        assert name in Timeouts._fields
+    else:
+        operator.attrgetter(option.to)(loading.from_flags())
+
+
+def test_an_option_that_needs_a_restart_has_a_field_of_the_file_and_a_place_to_be_kept() -> None:
+    late = [option for option in catalogue.BY_KEY.values() if option.restart]
+    assert all(option.field and option.to for option in late)
+    assert {option.to.rpartition(".")[0] for option in late} == {
+        "",
+        "source",
+        "servers",
+        "translation",
+        "drivers",
+        "traffic_metrics",
+    }

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, strategies
 
 from ipvsproxy.config import catalogue, flags
-from ipvsproxy.config.given import Value
-from ipvsproxy.config.option import Kind, Option
+from ipvsproxy.config.option import Kind, Option, Value
 
 _EXAMPLES: dict[Kind, tuple[str, Value]] = {
     Kind.TEXT: ("some text", "some text"),

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, strategies
 
 from ipvsproxy.config import catalogue
-from ipvsproxy.config.given import ConfigError
+from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Command, LogFormat
 from tests.config.loading import HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
 def test_file_replaces_the_flags_with_a_notice() -> None:
     config = from_file("oomScoreAdj: -5", "--oom-score-adj=-7", "--ipvs-scheduler=lc")
-    assert (config.oom_score_adj, config.ipvs.scheduler) == (-5, "rr")
+    assert (config.oom_score_adj, config.translation.scheduler) == (-5, "rr")
     assert [str(notice) for notice in config.notices] == [
         "--oom-score-adj: not used, because --config is given",
         "--ipvs-scheduler: not used, because --config is given",

@@ -6,11 +6,14 @@ import operator
 import pytest
 
 from ipvsproxy.config import load
-from ipvsproxy.config.given import ConfigError
-from ipvsproxy.config.settings import Command, Conntrack, Ipvs, ListenAddress, LogFormat, Logging, ServiceSource
+from ipvsproxy.config.option import ConfigError
+from ipvsproxy.config.settings import Command, Drivers, EngineSettings, ListenAddress, LogFormat, Logging, ServiceSource
 from ipvsproxy.model.annotations import Annotation
+from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import parse_address, parse_network
-from ipvsproxy.translate.settings import LocalMode
+from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.translate.node.sysctls import ConntrackChoices
+from ipvsproxy.translate.settings import LocalMode, Settings
 from tests.config.loading import HEAD, PATH, from_file, from_flags, load_with, problems_of_file, problems_of_flags
 
 
@@ -24,32 +27,47 @@ def networks(*texts: str) -> tuple[object, ...]:
 
 # attribute, value, flag, line of the file
 CASES = [
-    ("ipvs.scheduler", "mh", "--ipvs-scheduler=mh", "ipvs: {scheduler: mh}"),
-    ("ipvs.sync_period_s", 60, "--ipvs-sync-period=1m", "ipvs: {syncPeriod: 1m}"),
-    ("ipvs.min_sync_period_s", 2.5, "--ipvs-min-sync-period=2.5s", "ipvs: {minSyncPeriod: 2.5s}"),
+    ("translation.scheduler", "mh", "--ipvs-scheduler=mh", "ipvs: {scheduler: mh}"),
+    ("engine.audit_interval_s", 60, "--ipvs-sync-period=1m", "ipvs: {syncPeriod: 1m}"),
+    ("engine.min_interval_s", 2.5, "--ipvs-min-sync-period=2.5s", "ipvs: {minSyncPeriod: 2.5s}"),
     (
-        "ipvs.excluded_networks",
+        "policy.excluded",
         networks("10.0.0.0/8", "fd00::/8"),
         "--ipvs-exclude-cidrs=010.1.0.0/8,fd00::1/8",
         "ipvs: {excludeCIDRs: [010.1.0.0/8, 'fd00::1/8']}",
     ),
-    ("ipvs.strict_arp", True, "--ipvs-strict-arp", "ipvs: {strictARP: true}"),
-    ("ipvs.tcp_timeout_s", 800, "--ipvs-tcp-timeout=800s", "ipvs: {tcpTimeout: 800s}"),
-    ("ipvs.tcp_fin_timeout_s", 100, "--ipvs-tcpfin-timeout=100s", "ipvs: {tcpFinTimeout: 100s}"),
-    ("ipvs.udp_timeout_s", 200, "--ipvs-udp-timeout=200s", "ipvs: {udpTimeout: 200s}"),
-    ("masquerade.bit", 15, "--iptables-masquerade-bit=15", "iptables: {masqueradeBit: 15}"),
-    ("masquerade.everything", True, "--masquerade-all", "iptables: {masqueradeAll: true}"),
-    ("detect_local.mode", LocalMode.NODE_CIDR, "--detect-local-mode=NodeCIDR", "detectLocalMode: NodeCIDR"),
+    ("strict_arp", True, "--ipvs-strict-arp", "ipvs: {strictARP: true}"),
+    ("engine.timeouts", Timeouts(800, 0, 0), "--ipvs-tcp-timeout=800s", "ipvs: {tcpTimeout: 800s}"),
+    ("engine.timeouts", Timeouts(0, 100, 0), "--ipvs-tcpfin-timeout=100s", "ipvs: {tcpFinTimeout: 100s}"),
+    ("engine.timeouts", Timeouts(0, 0, 200), "--ipvs-udp-timeout=200s", "ipvs: {udpTimeout: 200s}"),
+    ("translation.masquerade_bit", 15, "--iptables-masquerade-bit=15", "iptables: {masqueradeBit: 15}"),
+    ("translation.masquerade_all", True, "--masquerade-all", "iptables: {masqueradeAll: true}"),
+    ("translation.detect_local", LocalMode.NODE_CIDR, "--detect-local-mode=NodeCIDR", "detectLocalMode: NodeCIDR"),
     (
-        "detect_local.cluster_networks",
+        "translation.cluster_networks",
         networks("10.0.0.0/8", "fd00::/8"),
         "--cluster-cidr=10.0.0.0/8,fd00::/8",
         "clusterCIDR: 10.0.0.0/8,fd00::/8",
     ),
-    ("detect_local.bridge_interface", "br0", "--pod-bridge-interface=br0", "detectLocal: {bridgeInterface: br0}"),
-    ("detect_local.interface_name_prefix", "en", "--pod-interface-name-prefix=en", "detectLocal: {interfaceNamePrefix: en}"),
-    ("node_ports.networks", networks("10.0.0.0/8"), "--nodeport-addresses=10.0.0.0/8", "nodePortAddresses: [10.0.0.0/8]"),
-    ("node_ports.primary_only", True, "--nodeport-addresses=primary", "nodePortAddresses: [primary]"),
+    (
+        "translation.local_interface",
+        "br0",
+        "--detect-local-mode=BridgeInterface --pod-bridge-interface=br0",
+        "detectLocalMode: BridgeInterface\ndetectLocal: {bridgeInterface: br0}",
+    ),
+    (
+        "translation.local_interface",
+        "en",
+        "--detect-local-mode=InterfaceNamePrefix --pod-interface-name-prefix=en",
+        "detectLocalMode: InterfaceNamePrefix\ndetectLocal: {interfaceNamePrefix: en}",
+    ),
+    (
+        "translation.node_port_networks",
+        networks("10.0.0.0/8"),
+        "--nodeport-addresses=10.0.0.0/8",
+        "nodePortAddresses: [10.0.0.0/8]",
+    ),
+    ("translation.node_port_primary", True, "--nodeport-addresses=primary", "nodePortAddresses: [primary]"),
     ("conntrack.max_per_core", 0, "--conntrack-max-per-core=0", "conntrack: {maxPerCore: 0}"),
     ("conntrack.minimum", 7, "--conntrack-min=7", "conntrack: {min: 7}"),
     (
@@ -63,7 +81,7 @@ CASES = [
     ("conntrack.udp_timeout_s", 5, "--conntrack-udp-timeout=5s", "conntrack: {udpTimeout: 5s}"),
     ("conntrack.udp_stream_timeout_s", 6, "--conntrack-udp-timeout-stream=6s", "conntrack: {udpStreamTimeout: 6s}"),
     ("oom_score_adj", -1000, "--oom-score-adj=-1000", "oomScoreAdj: -1000"),
-    ("bind_address", parse_address("10.0.0.1"), "--bind-address=010.0.0.1", "bindAddress: 010.0.0.1"),
+    ("translation.bind_address", parse_address("10.0.0.1"), "--bind-address=010.0.0.1", "bindAddress: 010.0.0.1"),
     ("servers.health", listen("10.0.0.1", 80), "--healthz-bind-address=10.0.0.1:80", "healthzBindAddress: 10.0.0.1:80"),
     ("servers.health", listen("fd00::1", 10256), "--healthz-bind-address=fd00::1", "healthzBindAddress: 'fd00::1'"),
     ("servers.metrics", listen("::", 9), "--metrics-bind-address=[::]:9", "metricsBindAddress: '[::]:9'"),
@@ -72,7 +90,7 @@ CASES = [
     ("logging", Logging(format=LogFormat.JSON), "--logging-format=json", "logging: {format: json}"),
     ("logging", Logging(verbosity=4), "-v=4", "logging: {verbosity: 4}"),
     (
-        "external_addresses_served",
+        "translation.external_addresses",
         False,
         "--feature-gates=AllowServiceExternalIPs=false",
         "featureGates: {AllowServiceExternalIPs: false}",
@@ -81,20 +99,20 @@ CASES = [
     ("source", ServiceSource(manifests="/m"), "--manifests=/m", "ipvsproxy: {manifests: /m}"),
     ("source.mass_deletion_percent", 0, "--mass-deletion-guard=0", "ipvsproxy: {massDeletionGuardPercent: 0}"),
     (
-        "ipvs.allowed_service_addresses",
+        "translation.allowed_addresses",
         (parse_network("10.0.0.0/8"),),
         "--ipvs-allow-service-addresses=10.0.0.0/8",
         "ipvsproxy: {allowServiceAddresses: [10.0.0.0/8]}",
     ),
-    ("ipvs.drain_deadline_s", 600, "--ipvs-drain-deadline=10m", "ipvsproxy: {drainDeadline: 10m}"),
-    ("ipvs.annotations", frozenset(), "--service-annotations=none", "ipvsproxy: {serviceAnnotations: none}"),
+    ("policy.drain_deadline_s", 600, "--ipvs-drain-deadline=10m", "ipvsproxy: {drainDeadline: 10m}"),
+    ("translation.annotations", frozenset(), "--service-annotations=none", "ipvsproxy: {serviceAnnotations: none}"),
     (
-        "ipvs.annotations",
+        "translation.annotations",
         frozenset({Annotation.SCHEDULER, Annotation.WEIGHTS}),
         "--service-annotations=scheduler,ipvsproxy.io/weights",
         "ipvsproxy: {serviceAnnotations: 'weights, scheduler'}",
     ),
-    ("ipvs.drift_check_interval_s", 30, "--ipvs-drift-check-interval=30s", "ipvsproxy: {driftCheckInterval: 30s}"),
+    ("engine.drift_check_interval_s", 30, "--ipvs-drift-check-interval=30s", "ipvsproxy: {driftCheckInterval: 30s}"),
     ("node_name", "other", "--hostname-override= OTHER ", "hostnameOverride: ' Other '"),
 ]
 
@@ -105,20 +123,26 @@ CASES = [
 def test_flag_and_field_give_the_same_setting(attribute: str, value: object, flag: str, line: str) -> None:
     read = operator.attrgetter(attribute)
     assert read(from_flags()) != value
-    assert read(from_flags(flag)) == value
+    flags = flag.split(" --")  # several, where one needs another
+    assert read(from_flags(flags[0], *(f"--{one}" for one in flags[1:]))) == value
     assert read(from_file(line)) == value
 
 
 def test_annotations_that_there_are_not_cannot_be_chosen() -> None:
     (problem,) = problems_of_flags("--service-annotations=scheduler,weight,speed")
     assert "'speed' must be all, none, or some of affinity-netmask, drain-deadline, max-connections" in problem
-    assert from_flags("--service-annotations=all").ipvs.annotations == frozenset(Annotation)
+    assert from_flags("--service-annotations=all").translation.annotations == frozenset(Annotation)
 
 
 def test_defaults_of_flags_are_those_of_kube_proxy() -> None:
     config = from_flags()
-    assert config.ipvs == Ipvs()
-    assert config.conntrack == Conntrack()
+    assert config.translation == Settings(bind_address=parse_address("0.0.0.0"))
+    assert config.policy == Policy()
+    assert config.engine == EngineSettings(min_interval_s=1, audit_interval_s=30, drift_check_interval_s=5, timeouts=None)
+    assert config.drivers == Drivers()
+    assert config.conntrack == ConntrackChoices(
+        max_per_core=32768, minimum=131072, tcp_established_timeout_s=86400, tcp_close_wait_timeout_s=3600
+    )
     assert (config.servers.health, config.servers.metrics) == (listen("0.0.0.0", 10256), listen("127.0.0.1", 10249))
     assert config.node_name == "host-1"
     assert (config.without_effect, config.notices) == ((), ())
@@ -126,8 +150,8 @@ def test_defaults_of_flags_are_those_of_kube_proxy() -> None:
 
 def test_defaults_of_a_file_differ_in_the_minimum_sync_period_alone() -> None:
     by_flags, by_file = from_flags(), from_file("")
-    assert by_file.ipvs == dataclasses.replace(by_flags.ipvs, min_sync_period_s=0)
-    assert dataclasses.replace(by_file, ipvs=by_flags.ipvs, config_file="") == by_flags
+    assert by_file.engine == dataclasses.replace(by_flags.engine, min_interval_s=0)
+    assert dataclasses.replace(by_file, engine=by_flags.engine, config_file="") == by_flags
 
 
 def test_servers_of_a_file_follow_the_family_of_the_bind_address() -> None:
@@ -137,7 +161,7 @@ def test_servers_of_a_file_follow_the_family_of_the_bind_address() -> None:
 
 
 def test_mapped_address_is_an_ipv4_address() -> None:
-    assert from_flags("--bind-address=::ffff:10.0.0.1").bind_address == parse_address("10.0.0.1")
+    assert from_flags("--bind-address=::ffff:10.0.0.1").translation.bind_address == parse_address("10.0.0.1")
 
 
 def test_zero_in_a_file_means_the_default() -> None:
@@ -248,7 +272,7 @@ INTERFACE_MODES = pytest.mark.parametrize(
 def test_interface_mode_needs_its_name(mode: str, flag: str, longest: int) -> None:
     assert problems_of_flags(f"--detect-local-mode={mode}") == [f"--{flag}: is required with --detect-local-mode {mode}"]
     for name in ("a" * longest, "cbr0", "ñ" * (longest // 2)):
-        assert from_flags(f"--detect-local-mode={mode}", f"--{flag}={name}").detect_local.mode == mode
+        assert from_flags(f"--detect-local-mode={mode}", f"--{flag}={name}").translation.detect_local == mode
 
 
 @INTERFACE_MODES
@@ -265,7 +289,7 @@ def test_interface_prefix_leaves_room_for_the_plus_sign_that_follows_it_in_a_rul
 
 
 def test_cluster_cidr_is_ignored_in_another_mode() -> None:
-    assert from_flags("--detect-local-mode=NodeCIDR", "--cluster-cidr=junk").detect_local.cluster_networks == ()
+    assert from_flags("--detect-local-mode=NodeCIDR", "--cluster-cidr=junk").translation.cluster_networks == ()
 
 
 def test_options_that_kube_proxy_does_not_check_in_ipvs_mode_are_not_checked() -> None:
@@ -283,7 +307,7 @@ def test_problem_of_a_list_in_a_file_names_the_element_and_its_line() -> None:
 
 
 def test_two_equal_sync_periods_are_allowed() -> None:
-    assert from_flags("--ipvs-min-sync-period=30s").ipvs.min_sync_period_s == 30
+    assert from_flags("--ipvs-min-sync-period=30s").engine.min_interval_s == 30
 
 
 def test_value_that_cannot_be_parsed_is_not_compared_with_others() -> None:
@@ -334,7 +358,7 @@ def test_options_without_effect_are_named_if_they_differ_from_their_defaults() -
 
 
 def test_mark_has_the_masquerade_bit() -> None:
-    assert from_flags().masquerade.mark == 0x4000
+    assert from_flags().translation.mark == 0x4000
 
 
 def test_file_of_kubeadm_gives_the_defaults_without_notices() -> None:

@@ -18,7 +18,7 @@ import pytest
 import structlog
 
 from ipvsproxy.config import load
-from ipvsproxy.config.settings import Config, Ipvs, Servers
+from ipvsproxy.config.settings import Config, Drivers, Servers
 from ipvsproxy.daemon import app
 from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.base.errors import CannotStartError
@@ -513,7 +513,7 @@ async def test_what_the_kernel_lacks_is_logged_once_at_the_start(
     bare.setattr(Kernel, "lacking", lacking_behind_ipvs)
     bare.setattr(requirements, "usable_programs", lambda _: {})
     with structlog.testing.capture_logs() as logs:
-        async with requirements.running_kernel(Ipvs()) as kernel:
+        async with requirements.running_kernel(Drivers()) as kernel:
             await requirements.demand_usable_node(kernel, mode)
     assert [line["features"] for line in logs if line["event"] == "kernel_lacks"] == [lacking]
 

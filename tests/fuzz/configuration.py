@@ -3,8 +3,8 @@
 Any flags, any file. Only ``ConfigError`` may be raised; an accepted configuration can be written and read.
 """
 
-from ipvsproxy.config import load, write
-from ipvsproxy.config.given import ConfigError
+from ipvsproxy.config import file, load
+from ipvsproxy.config.option import ConfigError
 
 LONGEST_LINE = 600
 _FILE = "/f"
@@ -25,9 +25,9 @@ def config(data: bytes) -> None:
     for notice in loaded.notices:
         _check_text(str(notice))
     if loaded.config_file == _FILE:
-        text = write.render(loaded)
+        text = file.render(loaded)
         again = load.load([f"--config={_FILE}"], hostname="node-a", read_file=lambda _: text.encode())
-        assert write.render(again) == text
+        assert file.render(again) == text
 
 
 def _check_text(text: str) -> None:

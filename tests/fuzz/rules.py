@@ -7,15 +7,15 @@ each virtual and real server can be encoded.
 import json
 
 from ipvsproxy.config import load
-from ipvsproxy.config.given import ConfigError
+from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon import wiring
 from ipvsproxy.kernel.ipset import message as ipset_message
 from ipvsproxy.kernel.iptables import text as iptables_text
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Service
 from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
@@ -44,7 +44,8 @@ def rules(data: bytes) -> None:
     config = _config(chooser)
     if config is None:
         return
-    settings = wiring.translation_settings(config, {family: chooser.chance(2) for family in Family}, config.ipvs.scheduler)
+    random_fully = {family: chooser.chance(2) for family in Family}
+    settings = config.on_host(random_fully, config.translation.scheduler, Backend.IPTABLES, ()).translation
     node = _read(chooser, ObjectKind.NODE)
     carried = [InterfaceAddress(chooser.text(("eth0",)), address, address.family.bits) for address in _CARRIED]
     node_view = view.view_node(settings, "node-a", node if isinstance(node, Node) else None, carried, api_servers=())

@@ -4,7 +4,7 @@ import asyncio
 
 from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.config import load
-from ipvsproxy.daemon.loop.engine import EngineSettings
+from ipvsproxy.config.settings import EngineSettings
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.service import ApiObject, ObjectKind

@@ -10,7 +10,8 @@ import functools
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from ipvsproxy.daemon.loop.engine import Engine, EngineSettings
+from ipvsproxy.config.settings import EngineSettings
+from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.reader import POLL_INTERVAL_S
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.thread import KernelThread, Worker

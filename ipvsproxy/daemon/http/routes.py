@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
 import structlog
 
-from ipvsproxy.config import syntax, write
+from ipvsproxy.config import file, syntax
 from ipvsproxy.config.settings import Config, LogFormat, Servers
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.http import answers, server
@@ -75,8 +75,8 @@ class MetricsRoutes:
             "/healthz": self._ping,
             "/healthz/ping": self._ping,
             "/proxyMode": lambda _: answers.MODE_PAGE,
-            "/configz": lambda _: answers.configz(write.document(self._config)),
-            "/flagz": lambda _: answers.flagz(write.flags(self._config)),
+            "/configz": lambda _: answers.configz(file.document(self._config)),
+            "/flagz": lambda _: answers.flagz(file.flags_of(self._config)),
             "/statusz": self._statusz,
             "/debug/flags/v": self._verbosity,
         }

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import structlog
 
+from ipvsproxy.config.settings import EngineSettings
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.loop import garbage, journal
@@ -28,7 +29,6 @@ from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
@@ -53,22 +53,6 @@ ERRORS_SHOWN = 5
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """How the loop runs.
-
-    ``audit_interval_s`` is the time between two audits that nothing else asks for, ``drift_check_interval_s`` the same for polls
-    of everything. Other polls come every few seconds.
-    """
-
-    node_name: str
-    min_interval_s: float
-    audit_interval_s: float
-    drift_check_interval_s: float
-    sysctls: tuple[Sysctl, ...]
-    timeouts: Timeouts | None
 
 
 class Engine:

@@ -6,9 +6,9 @@ import os
 import structlog
 
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon import wiring
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.signals import Signals
+from ipvsproxy.kernel import host
 from ipvsproxy.model.plan import Operation, Verb
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -37,12 +37,12 @@ async def _prepare_until_stopped(config: Config, signals: Signals) -> int:
 
 async def _prepare(config: Config) -> int:
     """Load modules, check all requirements, and write the kernel settings that differ from the desired ones."""
-    async with requirements.running_kernel(config.ipvs) as kernel:
-        programs = await requirements.demand_usable_node(kernel, config.detect_local.mode)
-        name, _ = await requirements.until_answered(
-            lambda: kernel.call(lambda node: requirements.usable_scheduler(node, config.ipvs.scheduler))
+    async with requirements.running_kernel(config.drivers) as kernel:
+        await requirements.demand_usable_node(kernel, config.translation.detect_local)
+        await requirements.until_answered(
+            lambda: kernel.call(lambda node: requirements.usable_scheduler(node, config.translation.scheduler))
         )
-        desired = wiring.choices(config, programs, name).settings.sysctls
+        desired = config.sysctls(host.kernel_version(), host.processor_count())
         observation = await kernel.call(lambda node: node.observe((), (), [item.path for item in desired]))
         values = observation.sysctls or {}
         pending = [item for item in desired if not item.is_met_by(values.get(item.path, ""))]

@@ -18,7 +18,8 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from ipvsproxy.config.given import ConfigError
+from ipvsproxy.config import catalogue
+from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base import inotify
 from ipvsproxy.daemon.base.backoff import Backoff
@@ -31,35 +32,7 @@ FIRST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
 """Bounds of the delay before the next attempt after a failed one."""
 
-NEED_RESTART = frozenset(
-    {
-        "bindAddressHardFail",
-        "clientConnection.kubeconfig",
-        "healthzBindAddress",
-        "hostnameOverride",
-        "metricsBindAddress",
-    }
-)
-"""Fields of the file that take effect only at the start: the name of the node, the source of Services, addresses of servers.
-Fields of ``ipvsproxy:`` do so as well, except for ``APPLIED``."""
-APPLIED = frozenset(
-    {
-        "ipvsproxy.drainDeadline",
-        "ipvsproxy.driftCheckInterval",
-        "ipvsproxy.scopeMarkBits",
-        "ipvsproxy.serviceAnnotations",
-        "ipvsproxy.trafficScopes",
-        "ipvsproxy.vipBinding",
-    }
-)
-"""Fields of ``ipvsproxy:`` that take effect at once."""
-
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-def needs_restart(key: str) -> bool:
-    """Whether a field of the file keeps its value while the process runs."""
-    return key in NEED_RESTART or (key.startswith("ipvsproxy.") and key not in APPLIED)
 
 
 def _differences(before: Config, after: Config) -> list[str]:
@@ -154,7 +127,7 @@ class Reloader:
             if was_asked or not self._is_accepted:
                 log.info("configuration_unchanged", file=str(self._path))
             return True
-        late = [key for key in changed if needs_restart(key)]
+        late = [key for key in changed if catalogue.BY_KEY[key].restart]
         applied = [key for key in changed if key not in late]
         if applied:
             after = self._without(new, late)
@@ -192,15 +165,8 @@ class Reloader:
 
     def _without(self, new: Config, late: list[str]) -> Config:
         """The new configuration with the old values of settings that need a restart."""
-        old = self.config
-        return dataclasses.replace(
-            new,
-            node_name=old.node_name,
-            source=old.source,
-            servers=old.servers,
-            traffic_metrics=old.traffic_metrics,
-            values={**new.values, **{key: old.values[key] for key in late if key in old.values}},
-        )
+        kept = new.keeping(self.config, [catalogue.BY_KEY[key].to for key in late])
+        return dataclasses.replace(kept, values={**new.values, **{key: self.config.values[key] for key in late}})
 
     async def _wait(self, changes: inotify.DirectoryChanges) -> None:
         """Wait for a change of the directory, for ``ask``, for the next attempt, and for ``POLL_S`` at most."""

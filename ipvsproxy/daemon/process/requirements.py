@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import structlog
 
-from ipvsproxy.config.settings import Ipvs
+from ipvsproxy.config.settings import Choices, Config, Drivers
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.loop.kernel import Kernel
@@ -65,6 +65,16 @@ def give_up(kernel: Kernel, *, api_servers: Iterable[RealServerKey], allowed: Co
     return [outcome.error or str(outcome.operation) for outcome in outcomes]
 
 
+def choices(config: Config, programs: Mapping[Family, Program], scheduler: str) -> Choices:
+    """The configuration on this host. ``scheduler`` is the configured one, or its replacement on a kernel without it."""
+    return config.on_host(
+        {family: program.random_fully for family, program in programs.items()},
+        scheduler,
+        next((program.backend for program in programs.values()), Backend.IPTABLES),
+        config.sysctls(host.kernel_version(), host.processor_count()),
+    )
+
+
 def demand(missing: Collection[Missing]) -> None:
     """Go on only if nothing is missing.
 
@@ -77,7 +87,7 @@ def demand(missing: Collection[Missing]) -> None:
 
 @contextlib.asynccontextmanager
 async def running_kernel(
-    chosen: Ipvs,
+    chosen: Drivers,
     on_applied: Callable[[Sequence[Outcome], float], None] = lambda _outcomes, _duration_s: None,
     on_late_rules: Callable[[], None] = lambda: None,
     *,
@@ -85,7 +95,7 @@ async def running_kernel(
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
     """Start the kernel thread after checking its requirements.
 
-    ``chosen`` says which drivers there are, and with what. The others are as for ``NodeKernel``; ``on_late_rules`` is called in
+    ``chosen`` says which drivers there are. The others are as for ``NodeKernel``; ``on_late_rules`` is called in
     the loop.
 
     Raises:

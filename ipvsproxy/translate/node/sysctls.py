@@ -21,11 +21,11 @@ class ConntrackChoices:
 
     max_per_core: int = 0
     minimum: int = 0
-    tcp_established_timeout_s: int = 0
-    tcp_close_wait_timeout_s: int = 0
+    tcp_established_timeout_s: float = 0
+    tcp_close_wait_timeout_s: float = 0
     tcp_be_liberal: bool = False
-    udp_timeout_s: int = 0
-    udp_stream_timeout_s: int = 0
+    udp_timeout_s: float = 0
+    udp_stream_timeout_s: float = 0
 
 
 def ipvs_sysctls(kernel_version: tuple[int, int], *, strict_arp: bool) -> Iterator[Sysctl]:
@@ -59,10 +59,10 @@ def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sy
     settings = (
         ("nf_conntrack_tcp_timeout_established", choices.tcp_established_timeout_s),
         ("nf_conntrack_tcp_timeout_close_wait", choices.tcp_close_wait_timeout_s),
-        ("nf_conntrack_tcp_be_liberal", int(choices.tcp_be_liberal)),
+        ("nf_conntrack_tcp_be_liberal", choices.tcp_be_liberal),
         ("nf_conntrack_udp_timeout", choices.udp_timeout_s),
         ("nf_conntrack_udp_timeout_stream", choices.udp_stream_timeout_s),
     )
     for name, value in settings:
-        if value:
-            yield Sysctl(f"net/netfilter/{name}", str(value))
+        if int(value):
+            yield Sysctl(f"net/netfilter/{name}", str(int(value)))

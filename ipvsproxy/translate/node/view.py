@@ -81,6 +81,14 @@ def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ..
     )
 
 
+def known_node_port_ranges(settings: Settings) -> tuple[Network, ...]:
+    """The ranges that are known without an API server: none if they depend on the Node object."""
+    bind_address = settings.bind_address
+    if settings.node_port_primary and (bind_address is None or bind_address.is_unspecified):
+        return ()
+    return node_port_ranges(settings, None)
+
+
 def _primary_addresses(settings: Settings, node: Node | None) -> Mapping[Family, Address]:
     """The first InternalIP of each family, else the first ExternalIP; a concrete bind address beats both."""
     addresses = dict(LOOPBACK)

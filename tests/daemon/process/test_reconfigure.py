@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ipvsproxy.daemon.loop.engine import EngineSettings
+from ipvsproxy.config.settings import EngineSettings
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from ipvsproxy.config import load
+from ipvsproxy.config import catalogue, load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.process import reload
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
+from ipvsproxy.model.kernel import ROUTE_PROTOCOL
+from ipvsproxy.model.rules import Backend
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n"
 NFTABLES = "ipvsproxy: {rulesBackend: nftables}"
@@ -124,9 +126,9 @@ async def test_a_new_file_is_applied_after_any_way_of_replacing_it(
     process = Process(path)
     async with process.running():
         replace(path, "ipvs: {scheduler: wrr}")
-        assert (await process.until_applied()).ipvs.scheduler == "wrr"
+        assert (await process.until_applied()).translation.scheduler == "wrr"
         replace(path, "ipvs: {scheduler: lc}")
-        assert (await process.until_applied()).ipvs.scheduler == "lc"
+        assert (await process.until_applied()).translation.scheduler == "lc"
     assert {"event": "configuration_changed", "log_level": "info", "applied": ["ipvs.scheduler"]} in logs
 
 
@@ -136,7 +138,7 @@ async def test_a_change_without_a_report_is_noticed_by_a_poll(path: pathlib.Path
     process = Process(path)
     async with process.running():
         write(path, "ipvs: {scheduler: wrr}")
-        assert (await process.until_applied()).ipvs.scheduler == "wrr"
+        assert (await process.until_applied()).translation.scheduler == "wrr"
 
 
 async def test_a_refused_file_leaves_the_former_one_in_force_and_names_field_and_line(path: pathlib.Path, logs: Logs) -> None:
@@ -169,7 +171,7 @@ async def test_a_file_that_could_not_be_read_is_read_again_without_a_change(
         await process.reloader.check(content)  # type: ignore[arg-type]  # its content a moment before
     write(path, "ipvs: {scheduler: wrr}")
     await process.reloader.check(path)
-    assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
+    assert [config.translation.scheduler for config in process.applied] == ["wrr"]
     assert process.outcomes == [False, False, False, True]
     assert [line["event"] for line in logs] == ["configuration_refused", "configuration_changed"]
 
@@ -202,7 +204,7 @@ async def test_a_failed_configuration_leaves_the_former_one_in_force_and_each_re
         assert process.reloader.config is before
     await process.reloader.check(path)
     await process.reloader.check(path)
-    assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
+    assert [config.translation.scheduler for config in process.applied] == ["wrr"]
     assert process.reloader.config is process.applied[0]
     assert process.outcomes == [False, False, False, True]
     assert [(line["event"], line.get("error")) for line in logs] == [
@@ -232,7 +234,7 @@ async def test_a_failed_configuration_waits_for_its_next_attempt_unless_there_is
     else:
         write(path, "ipvs: {scheduler: wrr}", "oomScoreAdj: 5")
     await process.reloader.check(path)
-    assert [config.ipvs.scheduler for config in process.applied] == ["wrr"]
+    assert [config.translation.scheduler for config in process.applied] == ["wrr"]
 
 
 async def test_a_file_that_changes_while_it_is_read_is_logged_once(path: pathlib.Path, logs: Logs) -> None:
@@ -269,7 +271,9 @@ async def test_a_setting_that_needs_a_restart_keeps_its_value_and_is_named(path:
     write(path, "hostnameOverride: other", "metricsBindAddress: 127.0.0.1:1", "ipvs: {strictARP: true}", NFTABLES)
     await process.reloader.check(path)
     (config,) = process.applied
-    assert (config.node_name, config.ipvs.strict_arp) == ("node-a", True)
+    assert (config.node_name, config.strict_arp) == ("node-a", True)
+    assert config.drivers.rules_backend is Backend.IPTABLES
+    assert config.on_host({}, "rr", Backend.IPTABLES, ()).settings.node_name == "node-a"
     assert config.servers == process.reloader.config.servers
     assert str(config.servers.metrics) == "127.0.0.1:10249"
     assert config.values["metricsBindAddress"] == "127.0.0.1:10249"
@@ -280,12 +284,23 @@ async def test_a_setting_that_needs_a_restart_keeps_its_value_and_is_named(path:
     }
 
 
+async def test_each_option_that_needs_a_restart_keeps_its_value_beside_one_that_is_applied(path: pathlib.Path) -> None:
+    process = Process(path)
+    allowed = "ipvsproxy: {allowServiceAddresses: [192.0.2.0/24], routeProtocol: 99, serviceMetricsLimit: 7, drainDeadline: 9s}"
+    write(path, allowed)
+    await process.reloader.check(path)
+    (config,) = process.applied
+    assert config.policy.drain_deadline_s == 9
+    assert (config.translation.allowed_addresses, config.drivers.route_protocol) == ((), ROUTE_PROTOCOL)
+    assert config.traffic_metrics.limit == 20_000
+
+
 async def test_a_flag_overrides_a_changed_file_as_well(path: pathlib.Path, logs: Logs) -> None:
     process = Process(path, "--hostname-override=node-b", "-v=2")
     write(path, "hostnameOverride: other", "logging: {verbosity: 9}", "iptables: {masqueradeBit: 15}")
     await process.reloader.check(path)
     (config,) = process.applied
-    assert (config.node_name, config.logging.verbosity, config.masquerade.bit) == ("node-b", 2, 15)
+    assert (config.node_name, config.logging.verbosity, config.translation.masquerade_bit) == ("node-b", 2, 15)
     assert logs[-1]["applied"] == ["iptables.masqueradeBit"]
 
 
@@ -313,9 +328,9 @@ async def test_without_a_file_a_signal_is_logged(logs: Logs) -> None:
 
 
 def test_every_field_of_ipvsproxy_except_applied_ones_needs_a_restart() -> None:
-    assert reload.needs_restart("ipvsproxy.manifests")
-    assert reload.needs_restart("ipvsproxy.routeProtocol")
-    assert reload.needs_restart("ipvsproxy.rulesBackend")
-    assert not reload.needs_restart("ipvsproxy.drainDeadline")
-    assert not reload.needs_restart("ipvsproxy.vipBinding")
-    assert not reload.needs_restart("ipvs.scheduler")
+    assert catalogue.BY_KEY["ipvsproxy.manifests"].restart
+    assert catalogue.BY_KEY["ipvsproxy.routeProtocol"].restart
+    assert catalogue.BY_KEY["ipvsproxy.rulesBackend"].restart
+    assert not catalogue.BY_KEY["ipvsproxy.drainDeadline"].restart
+    assert not catalogue.BY_KEY["ipvsproxy.vipBinding"].restart
+    assert not catalogue.BY_KEY["ipvs.scheduler"].restart

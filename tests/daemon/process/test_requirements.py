@@ -9,7 +9,7 @@ import threading
 import pytest
 import structlog.testing
 
-from ipvsproxy.config.settings import Ipvs
+from ipvsproxy.config.settings import Drivers
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.rate_limit import Bucket
 from ipvsproxy.daemon.process import requirements
@@ -80,7 +80,7 @@ async def test_the_chosen_variant_is_used_and_logged_as_are_rules_in_the_other_o
     monkeypatch.setattr(iptables_variant, "choose", lambda _: choice)
     monkeypatch.setattr(requirements, "NodeKernel", lambda *_, chosen, **__: made.append(chosen.commands))
     with structlog.testing.capture_logs() as logs:
-        async with requirements.running_kernel(Ipvs()):
+        async with requirements.running_kernel(Drivers()):
             pass
     assert made == [choice.commands] != [iptables.COMMANDS]
     assert logs[0] == {
@@ -133,7 +133,7 @@ async def test_a_kernel_that_does_not_answer_is_logged(monkeypatch: pytest.Monke
     monkeypatch.setattr(requirements, "NodeKernel", Silent)
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
     monkeypatch.setattr(requirements, "log", log := Log())
-    async with requirements.running_kernel(Ipvs()) as kernel:
+    async with requirements.running_kernel(Drivers()) as kernel:
         waiting = asyncio.create_task(kernel.call(lambda _: answers.wait(10)))
         await asyncio.wait_for(log.logged["kernel_slow"].wait(), 10)
         assert not waiting.done()
@@ -174,5 +174,5 @@ async def test_a_slow_step_of_the_start_is_logged_by_name_before_its_end(monkeyp
     monkeypatch.setattr(requirements, "SLOW_S", 0.05)
     monkeypatch.setattr(requirements, "log", log := Log())
     monkeypatch.setattr(log, "warning", note)
-    async with requirements.running_kernel(Ipvs()):
+    async with requirements.running_kernel(Drivers()):
         assert ("start_step_waits", step) in logged, "only this line lets the step end"

@@ -1,13 +1,45 @@
-"""The options of ``top``: taken out of a command line, with one error for each wrong one."""
+"""The options of commands that are no settings. ``tests/test_cli.py`` tests their refusal on a command line."""
 
 import pytest
 
-from ipvsproxy.config import top_options
-from ipvsproxy.config.top_options import Sort, TopOptions
+from ipvsproxy.config import commands
+from ipvsproxy.config.commands import Sort, TopOptions
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dry_run", "as_json", "rest"),
+    [
+        ([], False, False, []),
+        (["--dry-run", "--v=4"], True, False, ["--v=4"]),
+        (["--dry-run=true", "--output=json"], True, True, []),
+        (["--config", "--dry-run", "--dry_run=0"], False, False, ["--config", "--dry-run"]),
+        (["--output=json", "--", "--output=text", "-o"], False, True, ["--", "--output=text", "-o"]),
+        (["--dry-run", "--dry-run=false", "--output", "json", "-o=text", "x"], False, False, ["x"]),
+    ],
+)
+def test_options_are_split_from_the_rest_and_the_last_value_counts(
+    arguments: list[str],
+    dry_run: bool,  # noqa: FBT001 - a table
+    as_json: bool,  # noqa: FBT001 - a table
+    rest: list[str],
+) -> None:
+    assert commands.take_output(arguments) == (commands.Output(dry_run, as_json), rest)
+
+
+def test_wrong_values_are_reported() -> None:
+    own, _ = commands.take_output(["--dry-run=", "--output"])
+    assert [str(problem) for problem in own.problems] == [
+        "--dry-run: '' must be true or false",
+        "--output: '' must be one of text, json",
+    ]
 
 
 def test_without_options_the_defaults_count_and_other_arguments_stay() -> None:
-    assert top_options.take(["--kubeconfig", "x", "word", "-v=2"]) == (TopOptions(), ["--kubeconfig", "x", "word", "-v=2"], ())
+    assert commands.take_top_options(["--kubeconfig", "x", "word", "-v=2"]) == (
+        TopOptions(),
+        ["--kubeconfig", "x", "word", "-v=2"],
+        (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,7 +57,7 @@ def test_without_options_the_defaults_count_and_other_arguments_stay() -> None:
     ],
 )
 def test_each_option_is_read(arguments: list[str], options: TopOptions) -> None:
-    assert top_options.take(arguments) == (options, [], ())
+    assert commands.take_top_options(arguments) == (options, [], ())
 
 
 @pytest.mark.parametrize(
@@ -44,7 +76,7 @@ def test_each_option_is_read(arguments: list[str], options: TopOptions) -> None:
     ],
 )
 def test_a_wrong_value_is_named(argument: str, problem: str) -> None:
-    taken = top_options.take([argument, "--v=2"])
+    taken = commands.take_top_options([argument, "--v=2"])
     assert [str(one) for one in taken.problems] == [problem]
     assert taken.others == ["--v=2"]
     assert taken.options == TopOptions()

@@ -1,14 +1,15 @@
 """Covers the settings of each part of the program: each option reaches its place."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import pytest
 
-from ipvsproxy.daemon import wiring
-from ipvsproxy.daemon.loop.engine import EngineSettings
+from ipvsproxy.config.settings import Choices, EngineSettings
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.reconcile.reconciler import Policy
+from ipvsproxy.translate.node import view
 from ipvsproxy.translate.settings import Binding, LocalMode, Settings
 from tests.config import loading
 from tests.support import builders
@@ -16,13 +17,24 @@ from tests.support import builders
 BOTH = {Family.IPV4: True, Family.IPV6: False}
 
 
-def translation(*flags: str) -> Settings:
+def choices(
+    *flags: str,
+    families: Mapping[Family, bool] = BOTH,
+    scheduler: str = "",
+    kernel_version: tuple[int, int] = (6, 1),
+    processors: int = 4,
+) -> Choices:
     config = loading.from_flags(*flags)
-    return wiring.translation_settings(config, BOTH, config.ipvs.scheduler)
+    scheduler = scheduler or config.translation.scheduler
+    return config.on_host(families, scheduler, Backend.IPTABLES, config.sysctls(kernel_version, processors))
+
+
+def translation(*flags: str) -> Settings:
+    return choices(*flags).translation
 
 
 def engine(*flags: str, kernel_version: tuple[int, int] = (6, 1), processors: int = 4) -> EngineSettings:
-    return wiring.engine_settings(loading.from_flags(*flags), kernel_version, processors)
+    return choices(*flags, kernel_version=kernel_version, processors=processors).settings
 
 
 def values_by_path(settings: EngineSettings) -> dict[str, str]:
@@ -34,12 +46,12 @@ def test_defaults_are_those_of_translation() -> None:
 
 
 def test_only_families_with_a_program_are_served() -> None:
-    settings = wiring.translation_settings(loading.from_flags(), {Family.IPV6: True}, "rr")
+    settings = choices(families={Family.IPV6: True}).translation
     assert settings.families == {Family.IPV6}
 
 
 def test_the_scheduler_is_the_one_that_the_kernel_has() -> None:
-    assert wiring.translation_settings(loading.from_flags("--ipvs-scheduler=nosuch"), BOTH, "rr").scheduler == "rr"
+    assert choices("--ipvs-scheduler=nosuch", scheduler="rr").translation.scheduler == "rr"
 
 
 def test_options_reach_translation() -> None:
@@ -89,9 +101,9 @@ def test_the_detection_of_local_pods_reaches_translation(flags: list[str], mode:
 
 
 def test_excluded_ranges_and_the_deadline_of_drains_reach_the_reconciler() -> None:
-    config = loading.from_flags("--hostname-override=node-a", "--ipvs-exclude-cidrs=198.51.100.0/24", "--ipvs-drain-deadline=90s")
+    flags = ("--ipvs-exclude-cidrs=198.51.100.0/24", "--ipvs-drain-deadline=90s")
     excluded = builders.networks("198.51.100.0/24")
-    assert wiring.policy(config, [Family.IPV6]) == Policy(
+    assert choices(*flags, families={Family.IPV6: True}).policy == Policy(
         drain_deadline_s=90, excluded=excluded, families=frozenset({Family.IPV6})
     )
 
@@ -158,7 +170,7 @@ def test_connection_tracking_has_a_minimum_size_on_a_small_host() -> None:
     ("flags", "percent"), [([], 50), (["--mass-deletion-guard=20"], 20), (["--manifests=/x", "--mass-deletion-guard=20"], 0)]
 )
 def test_lists_of_an_api_server_can_be_doubted_and_a_directory_cannot(flags: list[str], percent: int) -> None:
-    assert wiring.guard(loading.from_flags(*flags)).percent == percent
+    assert loading.from_flags(*flags).guard_percent == percent
 
 
 @pytest.mark.parametrize(
@@ -171,7 +183,7 @@ def test_lists_of_an_api_server_can_be_doubted_and_a_directory_cannot(flags: lis
     ],
 )
 def test_without_an_api_server_node_port_ranges_come_from_flags_alone(flags: list[str], ranges: list[str]) -> None:
-    assert wiring.known_node_port_ranges(loading.from_flags(*flags)) == builders.networks(*ranges)
+    assert view.known_node_port_ranges(loading.from_flags(*flags).translation) == builders.networks(*ranges)
 
 
 @pytest.mark.parametrize(
@@ -199,4 +211,4 @@ def test_each_field_that_leaves_out_a_served_family_has_a_warning(
     flags: tuple[str, ...], families: Collection[Family], expected: list[str]
 ) -> None:
     config = loading.from_flags("--hostname-override=node-a", *flags)
-    assert list(wiring.warnings(config, list(families))) == expected
+    assert list(config.warnings(list(families))) == expected
