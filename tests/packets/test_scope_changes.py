@@ -263,3 +263,23 @@ def test_an_address_that_moved_while_no_process_ran_leads_no_other_client_to_its
         assert [one for one in marks(running) if not one.startswith(moved)] == [
             one for one in before if not one.startswith(moved)
         ]
+
+
+def test_a_service_whose_balancer_is_its_cluster_ip_or_a_node_port_of_its_own_serves_all_its_clients(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
+    with cluster.Cluster(laboratory, tmp_path, *API) as running:
+        same = service("same", 1, "r1", balancer=True, protocols=["TCP"], **LOCAL)
+        same[0]["status"] = {"loadBalancer": {"ingress": [{"ip": cluster.address("cluster 1", Family.IPV4)}]}}
+        crossed = service("crossed", 2, "r1", balancer=True, protocols=["TCP"], **LOCAL)
+        crossed[0]["status"] = {"loadBalancer": {"ingress": [{"ip": cluster.address("node", Family.IPV4)}]}}
+        crossed[0]["spec"]["ports"][0]["nodePort"] = 30080
+        crossed[0]["spec"]["ports"].append({"name": "other", "protocol": "TCP", "port": 30080, "nodePort": 30081})
+        running.have(same, crossed)
+        # Only an address of the cluster's own is reached from outside without a local endpoint.
+        assert ask(running, "client", "cluster 1").backends == backends("r1")
+        for client in ("p2", "host"):
+            assert ask(running, client, "cluster 1").backends == backends("r1")
+            assert ask(running, client, "node", 30080).backends == backends("r1")
+        (verified,) = running.run("verify --output=json")
+        assert json.loads(verified.output)["differences"] == []

@@ -16,7 +16,7 @@ from ipvsproxy.translate.rules.trace import Client
 from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
-from tests.translate.reading import members, state_of, texts
+from tests.translate.reading import backends, members, state_of, texts
 
 BALANCER = "192.0.2.80"
 API = Settings(scopes=TrafficScopes.API, cluster_networks=builders.networks("10.244.0.0/16"))
@@ -178,3 +178,69 @@ def test_what_does_not_come_to_the_second_scope_is_explained_without_its_rules()
         assert {one.chain.table for one in result.applied_rules} <= {"nat"}
     scoped = _trace(Client.POD, BALANCER, 80, has_scopes=True).applied_rules
     assert [one.chain.table for one in scoped][:2] == ["mangle", "mangle"]
+
+
+CLUSTER, ON_NODE = "10.96.0.80", "10.0.0.9"
+NODE = builders.NODE_ADDRESS
+HERE, ELSEWHERE = "10.244.0.5", "10.244.1.5"
+EVERYWHERE_A, EVERYWHERE_B = ({f"{one}:{port}" for one in (HERE, ELSEWHERE)} for port in (8080, 9090))
+LOCAL_A, LOCAL_B = ({f"{HERE}:{port}"} for port in (8080, 9090))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("addresses", "role", "contested"),
+    [
+        pytest.param({"load_balancer": [CLUSTER]}, "CLUSTER_IP", {(CLUSTER, 80): EVERYWHERE_A}, id="balancer, cluster IP"),
+        pytest.param({"external": [CLUSTER]}, "CLUSTER_IP", {(CLUSTER, 80): EVERYWHERE_A}, id="external IP, cluster IP"),
+        pytest.param({"cluster": [ON_NODE]}, "CLUSTER_IP", {(ON_NODE, 30080): EVERYWHERE_B}, id="node port, cluster IP"),
+        pytest.param({"load_balancer": [NODE]}, "", {(NODE, 30080): LOCAL_A}, id="balancer, node port of another port"),
+        pytest.param({"external": [NODE]}, "", {(NODE, 30080): LOCAL_A}, id="external IP, node port of another port"),
+        pytest.param(
+            {"external": [BALANCER], "load_balancer": [BALANCER]},
+            "LOAD_BALANCER",
+            {(BALANCER, 80): LOCAL_A, (BALANCER, 30080): LOCAL_B},
+            id="external IP, balancer",
+        ),
+    ],
+)
+def test_an_address_and_port_that_a_service_names_twice_has_one_role_and_at_most_one_scope(
+    addresses: dict[str, list[str]], role: str, contested: dict[tuple[str, int], set[str]], *, reverse: bool
+) -> None:
+    """Port 80 has the node port 30080, which is also the number of another port of the Service, with other endpoints."""
+    ports = [builders.service_port(80, name="a", node_port=30080), builders.service_port(30080, name="b", node_port=30081)]
+    service = builders.service(
+        "web",
+        *(reversed(ports) if reverse else ports),
+        kind=ServiceType.LOAD_BALANCER,
+        external_local=True,
+        cluster=addresses.get("cluster", [CLUSTER]),
+        external=addresses.get("external", ()),
+        load_balancer=addresses.get("load_balancer", ()),
+    )
+    slices = [
+        endpoint_slice(endpoint(HERE), endpoint(ELSEWHERE, OTHER_NODE), service="web", suffix=name, ports=(port,))
+        for name, port in (("a", builders.endpoint_port(8080, name="a")), ("b", builders.endpoint_port(9090, name="b")))
+    ]
+    view = builders.node_view()
+    node_addresses = (*view.node_port_addresses[Family.IPV4], *builders.addresses(ON_NODE))
+    view = dataclasses.replace(view, node_port_addresses={**view.node_port_addresses, Family.IPV4: node_addresses})
+    state = state_of(service, *slices, settings=API, view=view)
+    keys = [key for scope in state.rare.scopes for key in scope.virtual_servers]
+    assert len(keys) == len(set(keys)), "one mark for each"
+    for (address, number), expected in contested.items():
+        assert backends(state, address, number) == expected
+        scopes = [scope for scope in state.rare.scopes if builders.frontend(address, number) in scope.virtual_servers]
+        assert len(scopes) == (0 if role == "CLUSTER_IP" else 1)
+        roles = {
+            kind.name
+            for kind in (SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP_LOCAL, SetKind.LOAD_BALANCER)
+            if f"{address},tcp:{number}" in members(kind, state)
+        }
+        assert role in roles or not (role or roles)
+        assert role != "CLUSTER_IP" or roles == {role}
+
+
+def test_source_ranges_restrict_a_balancer_that_is_the_cluster_ip() -> None:
+    service = builders.service("web", cluster=[CLUSTER], load_balancer=[CLUSTER], source_ranges=["203.0.113.0/24"])
+    assert members(SetKind.LOAD_BALANCER_FIREWALL, state_of(service, settings=API)) == {f"{CLUSTER},tcp:80"}

@@ -140,11 +140,15 @@ def _frontends(
         Role.EXTERNAL_IP: service.options.external_addresses,
         Role.LOAD_BALANCER_IP: service.options.load_balancer_addresses,
     }
+    cluster_address = next((one for one in service.cluster_addresses if one.family is family), None)
+    roles = state.Roles(service, cluster_address, node_port_addresses)
     named = {address: role for role, those in reversed([*addresses.items()]) for address in those}
     for key, virtual_server in desired.virtual_servers.items():
         role = named.get(key.address) if key.port == port.port else None
         if role is None and key.port == port.node_port and key.address in node_port_addresses:
             role = Role.NODE_PORT
+        if role is not Role.CLUSTER_IP and roles.is_taken(port, key.address, key.port):
+            role = None
         if role and key.protocol is port.protocol and key.address.family is family:
             yield Frontend(role=role, virtual_server=virtual_server)
 

@@ -5,9 +5,11 @@ Rule 2: a family is served if the Service has a cluster IP of it, with all other
 Rule 3: every virtual server exists, with or without real servers. Without any, IPVS itself refuses the client.
 Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. Its virtual server is
 the same with and without it, so a packet that does not get its mark fares as with kube-proxy.
+Rule 5: an address and port has one role for its Service (see ``Roles``).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipvsproxy.model.annotations import NO_ANNOTATIONS
 from ipvsproxy.model.kernel import Flow, HealthListener
@@ -81,6 +83,33 @@ def translate(
     )
 
 
+class Roles:
+    """The role of each address and port that a Service may name twice: the first one counts.
+
+    The cluster IP goes before a node port, and both before other addresses, as between Services (``precedence``). Source ranges
+    of a load balancer restrict its address in any role, as with kube-proxy.
+    """
+
+    def __init__(self, service: Service, cluster_address: Address | None, node_port_addresses: Collection[Address]) -> None:
+        self._ports = service.ports
+        self._cluster_address = cluster_address
+        self._node_port_addresses = node_port_addresses
+
+    def is_taken(self, port: ServicePort, address: Address, number: int) -> bool:
+        """Whether an external address or node port of this port has a role of another port, or is the cluster IP."""
+        if address == self._cluster_address:
+            return (port.protocol, number) in self._cluster_ports
+        return number != port.node_port and address in self._node_port_addresses and (port.protocol, number) in self._node_ports
+
+    @functools.cached_property
+    def _cluster_ports(self) -> frozenset[tuple[Protocol, int]]:
+        return frozenset((port.protocol, port.port) for port in self._ports)
+
+    @functools.cached_property
+    def _node_ports(self) -> frozenset[tuple[Protocol, int]]:
+        return frozenset((port.protocol, port.node_port) for port in self._ports if port.node_port)
+
+
 class _FamilyState:
     """The desired state of a Service in one family, while it is being built."""
 
@@ -97,9 +126,11 @@ class _FamilyState:
         "is_restricted",
         "load_balancer_addresses",
         "local_endpoints",
+        "node_addresses",
         "options",
         "owner",
         "refused",
+        "roles",
         "scopes",
         "service",
         "set_names",
@@ -135,6 +166,8 @@ class _FamilyState:
         self.cluster_address = cluster_address
         self.load_balancer_addresses = _of(family, options.load_balancer_addresses)
         self.external_addresses = _of(family, options.external_addresses) if settings.external_addresses else []
+        self.node_addresses = view.node_port_addresses[family]
+        self.roles = Roles(service, cluster_address, self.node_addresses)
         ranges = [item for item in options.source_ranges if item.family is family] if options.source_ranges else []
         self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
         self.is_restricted = bool(self.source_ranges) or options.admits_nobody
@@ -219,28 +252,33 @@ class _FamilyState:
             external = self._weighed(choice.external.weights, by_key)
         self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
         self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
-        self._serve(self.cluster_address, port, internal)
+        self._serve(self.cluster_address, port.protocol, port.port, internal)
         self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
         self._bind(self.cluster_address)
-        local = self.options.external_traffic_local
-        for address in self.external_addresses:
-            self._serve(address, port, external)
-            self._enter(SetKind.EXTERNAL_IP_LOCAL if local else SetKind.EXTERNAL_IP, address, port.protocol, port.port)
-            self._bind_unless_elsewhere(address)
-        for address in self.load_balancer_addresses:
-            virtual_server = self._serve(address, port, external)
-            self._enter(SetKind.LOAD_BALANCER, address, port.protocol, port.port)
-            if local:
-                self._enter(SetKind.LOAD_BALANCER_LOCAL, address, port.protocol, port.port)
-            if self.is_restricted:
-                self._restrict(virtual_server)
-            self._bind_unless_elsewhere(address)
+        self._add_external_addresses(port, external)
         if port.node_port:
             self._add_node_port(port, external)
         if self.has_scopes:
             self._add_scope(port, choice, self._weighed(choice.cluster.weights, by_key))
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
+
+    def _add_external_addresses(self, port: ServicePort, external: Weights) -> None:
+        local = self.options.external_traffic_local
+        for address in self.external_addresses:
+            if not self.roles.is_taken(port, address, port.port):
+                self._serve(address, port.protocol, port.port, external)
+                self._enter(SetKind.EXTERNAL_IP_LOCAL if local else SetKind.EXTERNAL_IP, address, port.protocol, port.port)
+            self._bind_unless_elsewhere(address)
+        for address in self.load_balancer_addresses:
+            if not self.roles.is_taken(port, address, port.port):
+                self._serve(address, port.protocol, port.port, external)
+                self._enter(SetKind.LOAD_BALANCER, address, port.protocol, port.port)
+                if local:
+                    self._enter(SetKind.LOAD_BALANCER_LOCAL, address, port.protocol, port.port)
+            if self.is_restricted:
+                self._restrict(VirtualServerKey(port.protocol, address, port.port))
+            self._bind_unless_elsewhere(address)
 
     def _weigh(self, endpoints: Endpoints) -> Mapping[bytes, int] | None:
         """The weights of the endpoints of a port; None if each has weight 1."""
@@ -262,22 +300,18 @@ class _FamilyState:
             self.by_route[id(weights)] = ordered if by_key is None else treatment.weighed(ordered, by_key)
         return self.by_route[id(weights)]
 
-    def _serve(self, address: Address, port: ServicePort, weights: Weights) -> VirtualServerKey:
-        key = VirtualServerKey(port.protocol, address, port.port)
+    def _serve(self, address: Address, protocol: Protocol, number: int, weights: Weights) -> None:
+        key = VirtualServerKey(protocol, address, number)
         self.virtual_servers.setdefault(
             key, VirtualServer(key, self.virtual_server_settings, weights, self.owner, None, self.thresholds)
         )
-        return key
 
     def _add_node_port(self, port: ServicePort, weights: Weights) -> None:
-        addresses = self.view.node_port_addresses[self.family]
+        addresses = [one for one in self.node_addresses if not self.roles.is_taken(port, one, port.node_port)]
         every, local = _NODE_PORT_SETS[port.protocol]
         kinds = (every, local) if self.options.external_traffic_local else (every,)
         for address in addresses:
-            key = VirtualServerKey(port.protocol, address, port.node_port)
-            self.virtual_servers.setdefault(
-                key, VirtualServer(key, self.virtual_server_settings, weights, self.owner, None, self.thresholds)
-            )
+            self._serve(address, port.protocol, port.node_port, weights)
         for kind in kinds if addresses else ():
             if port.protocol is Protocol.SCTP:
                 for address in addresses:
@@ -287,13 +321,7 @@ class _FamilyState:
 
     def _add_scope(self, port: ServicePort, choice: topology.Choice, weights: Weights) -> None:
         """Add the scope of this node's clients, with these real servers, to the external addresses of a port."""
-        keys = [
-            VirtualServerKey(port.protocol, address, port.port)
-            for address in (*self.external_addresses, *self.load_balancer_addresses)
-        ]
-        if port.node_port:
-            node_addresses = self.view.node_port_addresses[self.family]
-            keys += (VirtualServerKey(port.protocol, address, port.node_port) for address in node_addresses)
+        keys = self._external_keys(port)
         if not keys:
             return
         if choice.lacks_local:
@@ -302,6 +330,12 @@ class _FamilyState:
         settings = self.how.settings_by_mark(self.settings.hash_scheduler, self.options.affinity_timeout_s)
         scope = ClusterScope(self.family, port.protocol, port.port, tuple(keys), settings, weights, self.thresholds)
         self.scopes.append(scope)
+
+    def _external_keys(self, port: ServicePort) -> Sequence[VirtualServerKey]:
+        """The virtual servers of a port on all of its addresses but the cluster IP."""
+        named = [(address, port.port) for address in (*self.external_addresses, *self.load_balancer_addresses)]
+        named += [(address, port.node_port) for address in self.node_addresses if port.node_port]
+        return [VirtualServerKey(port.protocol, *one) for one in dict.fromkeys(named) if not self.roles.is_taken(port, *one)]
 
     def _restrict(self, key: VirtualServerKey) -> None:
         """Admit the source ranges alone. The node's own clients have the service address as their source."""
@@ -320,12 +354,9 @@ class _FamilyState:
         serving = frozenset([RealServerKey(stem + endpoints.suffix) for stem, conditions in each if conditions.serving])
         if not serving:
             return
-        for address in (self.cluster_address, *self.external_addresses, *self.load_balancer_addresses):
-            self.flows[Flow(self.family, port.protocol, address, port.port)] = serving
-        if port.node_port:
-            for address in self.view.node_port_addresses[self.family]:
-                # On this node's addresses alone: flows to the same node port of other nodes are not ours.
-                self.flows[Flow(self.family, port.protocol, address, port.node_port)] = serving
+        # At node ports on this node's addresses alone: flows to the same node port of other nodes are not ours.
+        for key in (VirtualServerKey(port.protocol, self.cluster_address, port.port), *self._external_keys(port)):
+            self.flows[Flow(self.family, key.protocol, key.address, key.port)] = serving
 
     def _bind_unless_elsewhere(self, address: Address) -> None:
         if address not in self.view.elsewhere:
