@@ -116,12 +116,12 @@ def _run(node: lab.Lab, scopes: TrafficScopes, profile: str, directory: Path) ->
     world, running = _start(scopes, profile, directory)
     with running:
         running.wait_until_synced()
-        yield "P0", _settle(running, scopes, profile, "P0")
+        yield "P0", _settle(world, running, scopes, profile, "P0")
         if "P1" not in PHASES.get(profile, ()):
             return
         before = node.open("p1", "TCP", "10.96.16.1", 80)
         world.apply("P1")
-        state = _settle(running, scopes, profile, "P1")
+        state = _settle(world, running, scopes, profile, "P1")
         new = node.probe("p1", "TCP", "10.96.16.1", 80)
         state["graceful_termination"] = {
             "before": {"backend": before.backend, "outcome": "ok"},
@@ -134,15 +134,16 @@ def _run(node: lab.Lab, scopes: TrafficScopes, profile: str, directory: Path) ->
         before.abort()
         yield "P1", state
         world.apply("P2")
-        yield "P2", _settle(running, scopes, profile, "P2")
+        yield "P2", _settle(world, running, scopes, profile, "P2")
 
 
-def _settle(running: program.Program, scopes: TrafficScopes, profile: str, phase: str) -> State:
-    """The state, once it equals the recording, or has stopped changing and drains nothing.
+def _settle(world: golden_fixtures.World, running: program.Program, scopes: TrafficScopes, profile: str, phase: str) -> State:
+    """The state, once it equals the recording with its scopes, or has stopped changing and drains nothing.
 
-    A reading takes several programs, and the recordings have no second scopes, so a mark may still lack its virtual server.
+    A reading takes several programs, and scopes come last: a sync may go on between the programs.
     """
     recorded = golden_fixtures.recording(profile, phase)
+    recorded_scopes = dict(_recorded_scopes(world, recorded)) if scopes is WITH_SCOPES else {}
     state: State = {}
     changed_s = time.monotonic()
     deadline_s = changed_s + SETTLED_WITHIN_S
@@ -152,7 +153,8 @@ def _settle(running: program.Program, scopes: TrafficScopes, profile: str, phase
         before, state = state, golden_state.read_state(backend=cluster.BACKEND)
         now_s = time.monotonic()
         changed_s = changed_s if state == before else now_s
-        if not _report(scopes, profile, phase, state, SECTIONS) and scope_rows.is_whole(state):
+        has_scopes = scopes is WITHOUT_SCOPES or dict(_observed_scopes(state)) == recorded_scopes
+        if has_scopes and not _report(scopes, profile, phase, state, SECTIONS):
             return True
         draining = any(
             server["weight"] == 0 and row not in recorded["real_servers"] for row, server in state["real_servers"].items()
@@ -227,15 +229,16 @@ def _recorded_endpoints(recorded: Mapping[str, Any], server: str) -> frozenset[s
     return frozenset(endpoint for one, endpoint in rows if one == server)
 
 
-def _observed_scopes(state: State) -> Iterator[tuple[str, frozenset[str]]]:
+def _observed_scopes(state: State) -> Iterator[tuple[str, frozenset[str] | None]]:
+    """Each address that gives a mark, with the endpoints of the mark's virtual server; None without one."""
     for family in Family:
         for mark, members in scope_rows.marks_of(state["ipsets"], family).items():
             server = scope_rows.server_row(mark, family)
-            assert server in state["virtual_servers"]
+            endpoints = _recorded_endpoints(state, server) if server in state["virtual_servers"] else None
             for member in members:
                 address, _, port = member.partition(",")
                 protocol, _, number = port.partition(":")
-                yield f"{protocol.upper()} {_host(address)}:{number}", _recorded_endpoints(state, server)
+                yield f"{protocol.upper()} {_host(address)}:{number}", endpoints
 
 
 def _has_remote_endpoints_only(recorded: Mapping[str, Any], row: str) -> bool:
@@ -264,10 +267,10 @@ def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
     @functools.cache
     def answers(scopes: TrafficScopes) -> Mapping[str, lab.Result]:
-        _, running = _start(scopes, "default", tmp_path_factory.mktemp("probes"))
+        world, running = _start(scopes, "default", tmp_path_factory.mktemp("probes"))
         with running:
             running.wait_until_synced()
-            _settle(running, scopes, "default", "P0")
+            _settle(world, running, scopes, "default", "P0")
             return _probe_all(node)
 
     return answers

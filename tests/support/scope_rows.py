@@ -61,12 +61,6 @@ def marks_of(sets: Mapping[str, Any], family: Family) -> Mapping[int, list[str]]
     return {mark: sorted(addresses) for mark, addresses in found.items()}
 
 
-def is_whole(state: Mapping[str, Any]) -> bool:
-    """Whether each mark of an entry has its virtual server, and the reverse."""
-    given = {server_row(mark, family) for family in Family for mark in marks_of(state["ipsets"], family)}
-    return given == {row for row in state["virtual_servers"] if VIRTUAL_SERVER.fullmatch(row)}
-
-
 def _names(sets: Mapping[str, Any]) -> Mapping[FirewallMark, str]:
     return {
         FirewallMark.of(family, mark): addresses[0] for family in Family for mark, addresses in marks_of(sets, family).items()
