@@ -1,15 +1,17 @@
 """``ipvsproxy explain``: the reasons for all that is programmed for a Service, or at an address."""
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.commands import explain_text, inspection
+from ipvsproxy.commands import inspection
 from ipvsproxy.commands.comparison import Comparison
 from ipvsproxy.commands.inspection import Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.model.net import Address, host_port, parse_address
+from ipvsproxy.model.net import Address, Family, host_port, parse_address
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 
@@ -101,7 +103,149 @@ def run(config: Config, subject: Subject, *, as_json: bool) -> int:
 
     async def read(node: Inspected) -> int:
         document = await describe(node, subject)
-        inspection.show(document, explain_text.render(document, str(subject)), as_json=as_json)
+        inspection.show(document, render(document, str(subject)), as_json=as_json)
         return FOUND if document["services"] or document["unclaimed"] else UNKNOWN
 
     return inspection.run(config, read)
+
+
+_WHOLE = frozenset(family.bits for family in Family)
+"""The prefix lengths of single addresses."""
+_TRAFFIC = {
+    "internal": "the cluster IP",
+    "external": "all other addresses",
+    "cluster": "all other addresses, of clients of this node",
+}
+
+
+def render(document: Document, subject: str) -> Iterator[str]:
+    """The lines of a document about this subject."""
+    if not document["services"] and not document["unclaimed"]:
+        yield f"{subject}: no Service of this name, and no virtual server at this address"
+    for service in document["services"]:
+        yield from _service(service)
+    for one in document["unclaimed"]:
+        yield f"{one['virtualServer']}: {one['reason']}"
+        yield from _kernel(one["kernel"], "  ")
+
+
+def _service(service: Document) -> Iterator[str]:
+    facts = [service["type"]]
+    facts += [f"{side} traffic Local" for side in ("internal", "external") if service[f"{side}TrafficPolicy"] == "Local"]
+    if service["sessionAffinitySeconds"]:
+        facts.append(f"session affinity {service['sessionAffinitySeconds']} s")
+    if service["slowStartSeconds"]:
+        facts.append(f"slow start {service['slowStartSeconds']} s")
+    if service["drainDeadlineSeconds"]:
+        facts.append(f"drain deadline {service['drainDeadlineSeconds']} s")
+    yield f"Service {service['service']} ({', '.join(facts)})"
+    for one in service["notUsed"]:
+        field = f" {one['field']}" if one["field"] else ""
+        yield f"  not used: {one['object']}{field}: {one['reason']}"
+    for one in service["slicesNotUsed"]:
+        yield f"  not used: EndpointSlice {one['slice']}: {one['reason']}"
+    for port in service["ports"]:
+        yield from _port(service["service"], port, service["sourceRanges"])
+
+
+def _port(service: str, port: Document, source_ranges: Sequence[str]) -> Iterator[str]:
+    name = f" {port['name']!r}" if port["name"] else ""
+    node_port = f", node port {port['nodePort']}" if port["nodePort"] else ""
+    yield ""
+    yield f"  port{name} {port['protocol']} {port['port']}{node_port}, {port['family']}"
+    for one in port["virtualServers"]:
+        yield from _virtual_server(service, one, source_ranges)
+    if port["clusterScope"]:
+        yield from _cluster_scope(port["clusterScope"])
+    yield from _endpoints(port)
+    if port["hairpinSet"]:
+        yield f"    a pod that reaches itself: masqueraded by KUBE-POSTROUTING, set {port['hairpinSet']}"
+
+
+def _cluster_scope(scope: Document) -> Iterator[str]:
+    addresses = ", ".join(scope["addresses"])
+    if scope["virtualServer"] is None:
+        yield f"    NO SECOND SCOPE: no packet mark is left, so clients of this node are like all others at {addresses}"
+        return
+    yield f"    {scope['virtualServer']} (clients of this node at {addresses}), {_choices(scope)}"
+    yield from _kernel(scope["kernel"], "      ")
+
+
+def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -> Iterator[str]:
+    yield f"    {one['virtualServer']} ({one['role']}), {_choices(one)}"
+    if not one["held"]:
+        reasons = dict(zip(one["waiting"], one["reasons"], strict=True))
+        yield f"      NOT SERVED for this Service: {one['owner']} {reasons[service]}"
+    else:
+        for waiting, reason in zip(one["waiting"], one["reasons"], strict=True):
+            yield f"      also desired by {waiting}, which must wait: {service} {reason}"
+    if one["sourceRangesApply"]:
+        yield f"      only from {', '.join(source_ranges)}"
+        if not one["usableByThisNode"]:
+            yield "      this node itself is outside of these ranges and cannot use it (KUBE-IPVS-OUT-FILTER)"
+    for (outcome, rules), ways in itertools.groupby(one["masquerade"], key=lambda way: (_outcome(way), way["rules"])):
+        clients = " and ".join(f"from {way['from']}" for way in ways)
+        yield f"      {clients}: {outcome}"
+        yield from (f"        {rule}" for rule in rules)
+    yield from _kernel(one["kernel"], "      ")
+
+
+def _choices(one: Document) -> str:
+    """Scheduler, its flags, and thresholds."""
+    flags = [name for name in one["schedulerFlags"] if name != "thresholds"]
+    limits = Thresholds(one["maxConnections"] or 0, one["resumeConnections"] or 0)
+    words = one["scheduler"] + (f" ({', '.join(flags)})" if flags else "")
+    return f"{words}, {limits} of each endpoint" if limits != NO_THRESHOLDS else words
+
+
+def _outcome(way: Document) -> str:
+    if way["dropped"]:
+        return "dropped, since only other nodes have endpoints"
+    source = "masqueraded" if way["masqueraded"] else "the source address is kept"
+    return f"to the second scope, {source}" if way["marked"] else source
+
+
+def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
+    if kernel is None:
+        yield f"{indent}kernel: NOT THERE"
+        return
+    affinity = f", session affinity {kernel['sessionAffinitySeconds']} s" if kernel["sessionAffinitySeconds"] else ""
+    if affinity and kernel["sessionAffinityPrefixLength"] not in _WHOLE:
+        affinity += f" by /{kernel['sessionAffinityPrefixLength']}"
+    flags = f" ({', '.join(kernel['schedulerFlags'])})" if kernel["schedulerFlags"] else ""
+    nothing = "" if kernel["realServers"] else ", no real servers: clients are refused"
+    yield f"{indent}kernel: {kernel['scheduler']}{flags}{affinity}{nothing}"
+    for one in kernel["realServers"]:
+        counts = "" if one["active"] is None else f", connections: {one['active']} active, {one['inactive']} inactive"
+        state = "" if one["state"] == "serving" else f", {one['state']}"
+        weight = "" if one["weight"] is None else f" weight {one['weight']}"
+        if weight and one["ownWeight"] not in (None, one["weight"]):
+            weight += f" of {one['ownWeight']}"
+        yield f"{indent}  -> {one['realServer']}{weight}{counts}{state}"
+    for name in kernel["missing"]:
+        yield f"{indent}  -> {name} MISSING"
+
+
+def _endpoints(port: Document) -> Iterator[str]:
+    """One list for each kind of traffic, or one for all if their endpoints are the same."""
+    endpoints = port["endpoints"]
+    traffics = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
+    if port["clusterScope"] and port["clusterScope"]["virtualServer"]:
+        traffics.append("cluster")
+    if all(one["internal"] == one[traffic] for one in endpoints for traffic in traffics):
+        traffics = traffics[:1]
+    if not endpoints:
+        yield "    endpoints: none"
+    for traffic in traffics if endpoints else ():
+        to = _TRAFFIC[traffic]
+        yield "    endpoints:" if len(traffics) == 1 else f"    endpoints for traffic to {to}:"
+        for one in endpoints:
+            where = f" on {one['node']}" if one["node"] else ""
+            number = f" port {one['port']}" if one["port"] else ""
+            verdict = "in" if one[traffic]["used"] else f"OUT: {one[traffic]['reason']}{_hints(one, one[traffic]['code'])}"
+            yield f"      {one['address']}{number}{where}: {verdict}"
+
+
+def _hints(one: Document, code: str) -> str:
+    hints = {"hint_for_other_zone": one["zoneHints"], "hint_for_other_node": one["nodeHints"]}.get(code)
+    return f" ({', '.join(hints)})" if hints else ""

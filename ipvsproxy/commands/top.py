@@ -2,18 +2,21 @@
 
 import asyncio
 import contextlib
+import http
 import importlib
+import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Iterator, Mapping
 
-from ipvsproxy.commands import inspection, top_client, top_data, top_documents
+from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.inspection import Document
-from ipvsproxy.commands.top_client import Client, NoAnswerError, NotThereError
 from ipvsproxy.commands.top_data import Details, Picture, Question
 from ipvsproxy.config.commands import TopOptions
-from ipvsproxy.config.settings import Config
+from ipvsproxy.config.settings import Config, ListenAddress
+from ipvsproxy.model.net import host_port, parse_address
 
 SHOWN = 0
 PAGE_SIZE = 200
@@ -28,6 +31,97 @@ NODE_WIDTH = 120
 NO_TEXTUAL = (
     "the screen needs Textual, which the image has: pip install 'ipvsproxy[top]'; --once and --output=json work without it"
 )
+
+
+PATH = "/ui/api"
+TIMEOUT_S = 5.0
+"""The longest wait for a whole answer."""
+MOST_BYTES = 16 << 20
+"""The longest answer that is read."""
+
+
+class NoAnswerError(Exception):
+    """No ipvsproxy answers there; the message is a sentence that says what to do."""
+
+
+class NotThereError(NoAnswerError):
+    """An ipvsproxy answers, and does not know what it was asked for."""
+
+
+class Client:
+    """Asks one metrics server, with a connection for each question. ``url`` is where it is, without a path."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.url = url
+        self._timeout_s = timeout_s
+
+    async def get(self, what: str, /, **query: str | float) -> Document:
+        """The document of this name, with these parameters.
+
+        Raises:
+            NotThereError: the daemon does not know what it was asked for.
+            NoAnswerError: there is no answer.
+        """
+        path = f"{PATH}/{what}.json" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status, body = await self._ask(path)
+        except (OSError, ValueError) as error:
+            raise NoAnswerError(f"no ipvsproxy answers on {self.url}: {_reason(error)}") from error
+        try:
+            document = json.loads(body)
+        except ValueError:
+            document = None
+        if status != http.HTTPStatus.OK:
+            sentence = document.get("error") if isinstance(document, dict) else _HINTS.get(status)
+            kind = NotThereError if status == http.HTTPStatus.NOT_FOUND and isinstance(document, dict) else NoAnswerError
+            raise kind(f"{self.url} answers {PATH}/{what}.json with status {status}" + (f": {sentence}" if sentence else ""))
+        if not isinstance(document, dict):
+            raise NoAnswerError(f"{self.url} answers, but not as an ipvsproxy: {PATH}/{what}.json is not its JSON")
+        return document
+
+    async def _ask(self, path: str) -> tuple[int, bytes]:
+        """Status and body. Raises ValueError for what is not HTTP.
+
+        In HTTP/1.0 the end of the connection is that of the body, which comes as it is.
+        """
+        parts = urllib.parse.urlsplit(self.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+        try:
+            writer.write(f"GET {path} HTTP/1.0\r\nHost: {parts.netloc}\r\nAccept: application/json\r\n\r\n".encode())
+            answer = bytearray()
+            while piece := await reader.read(1 << 16):
+                answer += piece
+                if len(answer) > MOST_BYTES:
+                    raise ValueError(f"an answer of more than {MOST_BYTES} bytes")
+        finally:
+            writer.close()
+        head, _, body = bytes(answer).partition(b"\r\n\r\n")
+        version, _, status = head.partition(b" ")
+        if not version.startswith(b"HTTP/") or not status[:3].isdigit():
+            raise ValueError("the answer is not HTTP")
+        return int(status[:3]), body
+
+
+_HINTS: Mapping[int, str] = {
+    http.HTTPStatus.NOT_FOUND: "it is kube-proxy, or an ipvsproxy that is older or runs with --ui=false",
+}
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return (os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "") or str(error) or type(error).__name__
+
+
+def url_of(listen: ListenAddress | None) -> str:
+    """Where the metrics server is reached on this host; empty if the configuration turns it off."""
+    if listen is None:
+        return ""
+    address = listen.address
+    if address.is_unspecified:
+        address = parse_address("127.0.0.1" if len(address) == 4 else "::1")  # noqa: PLR2004 - IPv4
+    return f"http://{host_port(address, listen.port)}"
 
 
 @contextlib.contextmanager
@@ -72,7 +166,7 @@ class Daemon:
         """
         documents = await self.documents(question)
         with _reading(self._client.url):
-            return top_documents.picture(*documents)
+            return top_data.picture(*documents)
 
     async def details(self, name: str) -> Details | None:
         """One Service; None if there is none of this name.
@@ -85,7 +179,7 @@ class Daemon:
         except NotThereError:
             return None
         with _reading(self._client.url):
-            return top_documents.details(document)
+            return top_data.details(document)
 
     async def with_rates(self, question: Question) -> tuple[Document, Document]:
         """As ``documents``, after the second reading of the counters, if it comes soon.
@@ -114,7 +208,7 @@ def render(picture: Picture) -> Iterator[str]:
 
 def run(config: Config, options: TopOptions, *, as_json: bool) -> int:
     """``ipvsproxy top``; returns the exit status."""
-    url = options.server or top_client.url_of(config.servers.metrics)
+    url = options.server or url_of(config.servers.metrics)
     if not url:
         return _refuse(
             "the configuration turns the metrics server off: name one by --server, such as --server=http://127.0.0.1:10249"
@@ -147,7 +241,7 @@ def is_terminal() -> bool:
 def _print_once(url: str, node: Document, services: Document, *, as_json: bool) -> None:
     document = {"version": inspection.JSON_VERSION, "command": "top", "node": node, "services": services}
     with _reading(url):
-        picture = top_documents.picture(node, services)
+        picture = top_data.picture(node, services)
     inspection.show(document, render(picture), as_json=as_json)
 
 

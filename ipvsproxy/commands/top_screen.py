@@ -21,7 +21,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from ipvsproxy.commands import top_data
 from ipvsproxy.commands.inspection import printable
-from ipvsproxy.commands.top_client import NoAnswerError
+from ipvsproxy.commands.top import NoAnswerError
 from ipvsproxy.commands.top_data import Column, Details, Picture, Question
 from ipvsproxy.config.commands import Sort
 

@@ -9,8 +9,7 @@ import structlog
 
 from ipvsproxy.config.settings import Choices, Config
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.daemon.events.announcer import Announcer
-from ipvsproxy.daemon.events.recorder import Recorder
+from ipvsproxy.daemon.events import Announcer, Recorder
 from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks

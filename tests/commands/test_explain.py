@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from ipvsproxy.commands import explain, explain_text
+from ipvsproxy.commands import explain
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
@@ -29,7 +29,7 @@ async def _explain(kernel: FakeKernel, subject: str, *objects: ApiObject) -> Doc
 
 
 async def _text(kernel: FakeKernel, subject: str, *objects: ApiObject) -> list[str]:
-    return list(explain_text.render(await _explain(kernel, subject, *objects), subject))
+    return list(explain.render(await _explain(kernel, subject, *objects), subject))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_a_node_port_on_an_address_that_the_node_lost_goes_after_a_while()
 async def test_what_nobody_knows_is_said_so() -> None:
     document = await _explain(await synced_kernel(*WEB), "default/none", *WEB)
     assert document["services"] == document["unclaimed"] == []
-    assert list(explain_text.render(document, "default/none")) == [
+    assert list(explain.render(document, "default/none")) == [
         "default/none: no Service of this name, and no virtual server at this address"
     ]
 
@@ -205,7 +205,7 @@ BOTH_SCOPES = Settings(cluster_networks=builders.networks("10.244.0.0/16"), scop
 async def test_both_scopes_of_an_address_are_shown_with_their_endpoints_and_clients() -> None:
     kernel = await synced_kernel(*SHOP, translation=BOTH_SCOPES)
     document = await explain.describe(inspected(kernel, *SHOP, translation=BOTH_SCOPES), explain.parse_subject("default/shop"))
-    lines = list(explain_text.render(document, "default/shop"))
+    lines = list(explain.render(document, "default/shop"))
     assert "    mark 0x3fff (IPv4) (clients of this node at TCP 192.0.2.7:80), rr" in lines
     at = lines.index("    endpoints for traffic to all other addresses, of clients of this node:")
     assert lines[at + 1 :] == ["      10.244.0.1 port 8080 on node-a: in", "      10.244.1.1 port 8080 on node-b: in"] or lines[
@@ -221,7 +221,7 @@ async def test_clients_outside_of_an_address_without_local_endpoints_are_dropped
     objects = (*SHOP[:2], builders.endpoint_slice(endpoint("10.244.1.1", OTHER_NODE), service="shop"))
     kernel = await synced_kernel(*objects, translation=BOTH_SCOPES)
     document = await explain.describe(inspected(kernel, *objects, translation=BOTH_SCOPES), explain.parse_subject("192.0.2.7:80"))
-    text = "\n".join(explain_text.render(document, "192.0.2.7:80"))
+    text = "\n".join(explain.render(document, "192.0.2.7:80"))
     assert "from outside of the cluster: dropped, since only other nodes have endpoints" in text
     assert "  -> 10.244.1.1:8080 weight 1" in text
 

@@ -1,11 +1,19 @@
 """Figures, columns and lines of ``top``."""
 
+import copy
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
 from ipvsproxy.commands import top_data
-from ipvsproxy.commands.top_data import Details
-from tests.support import top_pictures
-from tests.support.top_pictures import endpoint, service
+from ipvsproxy.commands.top_data import Details, Endpoint
+from ipvsproxy.model.service import ApiObject, ServiceType
+from ipvsproxy.model.virtual_servers import Connections
+from tests.support import builders, top_pictures
+from tests.support.builders import OTHER_NODE, endpoint
+from tests.support.page_node import PageNode
+from tests.support.top_pictures import service
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,9 @@ def test_a_narrow_terminal_has_fewer_columns(width: int, titles: list[str]) -> N
 
 
 def test_a_service_is_told_with_what_is_wrong_and_its_notes() -> None:
-    details = Details(service(problems=["an endpoint is missing"]), (endpoint("10.244.0.1:8080"),), ("session affinity 60 s",))
+    details = Details(
+        service(problems=["an endpoint is missing"]), (top_pictures.endpoint("10.244.0.1:8080"),), ("session affinity 60 s",)
+    )
     assert list(top_data.service_lines(details)) == [
         "demo/web (ClusterIP): 10.96.0.80, fd00:10:96::80, 80/TCP",
         "3 endpoints get connections, 1 drain, 2 are not used; 1.5 conn/s, 12.3k B/s",
@@ -121,3 +131,147 @@ def test_control_characters_are_escaped_before_a_text_is_cut() -> None:
 
 def test_a_table_without_rows_has_no_texts() -> None:
     assert _cells(40) == []
+
+
+CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+HERE, THERE, GONE = (builders.backend(address) for address in ("10.244.0.1", "10.244.1.1", "10.244.9.9"))
+WEB = (
+    builders.node(),
+    builders.service("web", builders.service_port(80, name="http", node_port=30080), kind=ServiceType.NODE_PORT),
+    builders.endpoint_slice(
+        endpoint("10.244.0.1"),
+        endpoint("10.244.1.1", OTHER_NODE),
+        endpoint("10.244.0.9", ready=False),
+        ports=[builders.endpoint_port(8080, name="http")],
+    ),
+)
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[PageNode]:
+    one = PageNode()
+    one.begin_with(*WEB)
+    async with one.running():
+        await one.watcher.until(lambda: bool(one.watcher.summaries))
+        yield one
+
+
+async def _details(node: PageNode, name: str = "default/web") -> Details:
+    return top_data.details(await node.ask("service", name=name))
+
+
+def _states(details: Details) -> dict[str, str]:
+    return {one.address: f"{one.state}: {one.reason}" if one.reason else one.state for one in details.endpoints}
+
+
+async def test_a_picture_has_the_node_and_the_rows_in_their_order(node: PageNode) -> None:
+    services = await node.ask("services")
+    picture = top_data.picture(await node.ask("node"), services)
+    assert picture.node.name == builders.THIS_NODE
+    assert (picture.node.in_force, picture.node.reasons, picture.node.pending, picture.node.services) == (True, (), 0, 1)
+    assert picture.node.synced_ago_s is not None
+    assert (picture.matching, picture.page, picture.pages) == (1, 1, 1)
+    (web,) = picture.services
+    assert (web.name, web.type, web.addresses, web.ports) == ("default/web", "NodePort", ("10.96.0.10",), ("80:30080/TCP",))
+    assert (web.ready, web.draining, web.unused) == (2, 0, 1)
+
+
+async def test_a_node_that_never_synced_has_no_last_sync(node: PageNode) -> None:
+    document = {**await node.ask("node"), "syncs": [], "inForce": False, "reasons": ["the first list of Service is not complete"]}
+    services = {"services": [], "matching": 0, "page": 1, "pages": 1}
+    shown = list(top_data.node_lines(top_data.picture(document, services).node, 200))
+    assert shown[0] == "node-a: NOT IN FORCE: the first list of Service is not complete"
+    assert shown[1].endswith("synced - ago in -")
+
+
+async def test_addresses_that_the_daemon_does_not_name_are_counted(node: PageNode) -> None:
+    row = (await node.ask("services"))["services"][0]
+    one = top_data.service({**row, "addressCount": 20, "portCount": 3})
+    assert one.addresses == ("10.96.0.10", "and 19 more")
+    assert one.ports == ("80:30080/TCP", "and 2 more")
+
+
+async def test_each_endpoint_has_the_figures_of_all_its_virtual_servers(node: PageNode) -> None:
+    node.kernel.connection_counts[CLUSTER, HERE] = Connections(7, 3)
+    node.kernel.connection_counts[builders.frontend("192.168.0.10", 30080), HERE] = Connections(1, 2)
+    details = await _details(node)
+    assert details.service.name == "default/web"
+    assert details.endpoints[0] == Endpoint(
+        port="80:30080/TCP http",
+        address="10.244.0.1:8080",
+        node=builders.THIS_NODE,
+        zone="",
+        weight=1,
+        active=8,
+        inactive=5,
+        connections_s=None,
+        state="in",
+        reason="",
+    )
+    assert _states(details) == {"10.244.0.1:8080": "in", "10.244.1.1:8080": "in", "10.244.0.9:8080": "out: it is not ready"}
+
+
+async def test_draining_and_missing_real_servers_are_told() -> None:
+    document = await _document(*WEB)
+    kernel = document["service"]["ports"][0]["virtualServers"][0]["kernel"]
+    kernel["realServers"] = [one for one in kernel["realServers"] if one["realServer"] != str(THERE)]
+    kernel["realServers"].append({"realServer": str(GONE), "weight": 0, "active": 2, "inactive": 0, "state": "draining"})
+    kernel["missing"] = [str(THERE)]
+    details = top_data.details(document)
+    assert _states(details) == {
+        "10.244.0.1:8080": "in",
+        "10.244.1.1:8080": "MISSING: not in the kernel",
+        "10.244.0.9:8080": "out: it is not ready",
+        "10.244.9.9:8080": "draining",
+    }
+    assert (details.endpoints[-1].active, details.endpoints[-1].weight) == (2, 0)
+
+
+async def _document(*objects: ApiObject, name: str = "default/web") -> dict[str, Any]:
+    one = PageNode()
+    one.begin_with(*objects)
+    async with one.running():
+        await one.watcher.until(lambda: bool(one.watcher.summaries))
+        return copy.deepcopy(await one.ask("service", name=name))
+
+
+async def test_an_endpoint_that_gets_a_part_of_the_traffic_says_which() -> None:
+    local = builders.service("web", builders.service_port(80, name="http", node_port=30080), external_local=True)
+    details = top_data.details(await _document(WEB[0], local, WEB[2]))
+    assert _states(details)["10.244.1.1:8080"].startswith("in for the cluster IP: out for other addresses: it is on another node")
+    assert "externalTrafficPolicy Local" in details.notes
+
+
+async def test_what_a_service_is_besides_its_endpoints_is_told() -> None:
+    service = builders.service(
+        "web",
+        kind=ServiceType.LOAD_BALANCER,
+        load_balancer=["192.0.2.80"],
+        source_ranges=["203.0.113.0/24"],
+        affinity_timeout_s=60,
+    )
+    stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
+    document = await _document(builders.node(), service, stray)
+    document["service"]["notUsed"] = [
+        {"object": "Service default/web", "field": "spec.externalIPs[0]", "reason": "bad", "invalid": True}
+    ]
+    document["service"]["ports"][0]["virtualServers"][1]["kernel"] = None
+    assert top_data.details(document).notes == (
+        "session affinity 60 s",
+        "only from 203.0.113.0/24",
+        "not used: Service default/web spec.externalIPs[0]: bad",
+        "not used: EndpointSlice default/web-v6: the Service has no cluster IP of IPv6",
+        "TCP 192.0.2.80:80: not in the kernel",
+    )
+
+
+async def test_an_address_that_another_service_has_is_told() -> None:
+    younger = builders.service("younger", created_s=builders.CREATED_S + 1)
+    document = await _document(*WEB, younger, name="default/younger")
+    assert "TCP 10.96.0.10:80: not served, default/web has it" in top_data.details(document).notes
+
+
+async def test_an_address_of_ipv6_stands_in_brackets() -> None:
+    service = builders.service("web", cluster=["fd00::10"])
+    details = top_data.details(await _document(builders.node(), service, builders.endpoint_slice(endpoint("fd00:10::1"))))
+    assert _states(details) == {"[fd00:10::1]:8080": "in"}

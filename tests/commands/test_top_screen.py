@@ -10,7 +10,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
-from ipvsproxy.commands.top_client import NoAnswerError
+from ipvsproxy.commands.top import NoAnswerError
 from ipvsproxy.commands.top_data import Details, Picture, Question
 from ipvsproxy.commands.top_screen import HelpScreen, MainScreen, ServiceScreen, TopApp
 from ipvsproxy.config.commands import Sort

@@ -1,12 +1,14 @@
 """Makes series of prometheus_client from declared metrics: recorded ones, and those that are counted at a scrape."""
 
+import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, metrics_core
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from ipvsproxy.daemon.metrics import gauges, histogram, series
+from ipvsproxy.daemon.metrics import gauges, series
 from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.model.net import Family
 
@@ -63,20 +65,34 @@ class Recorded:
 
 
 class Histogram(Collector):
-    """A histogram in a registry. The one of prometheus_client writes bounds in another notation."""
+    """A histogram with bucket bounds in Go's notation. Only one thread may write a combination of label values; any may read.
+
+    Dashboards and recording rules name buckets by text: kube-proxy's ``le="1"`` is not prometheus_client's ``le="1.0"``.
+    """
 
     def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
         self._metric = metric
-        self._histogram = histogram.Histogram(metric.bounds)
-        self.show = self._histogram.show
-        self.observe = self._histogram.observe
+        self._texts = (*(f"{bound:g}" for bound in metric.bounds), "+Inf")
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
         registry.register(self)
 
+    def show(self, *labels: str) -> None:
+        """Show a series at zero before its first observation."""
+        self._counts.setdefault(labels, [0] * len(self._texts))
+        self._sums.setdefault(labels, 0.0)
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Count one observation."""
+        self.show(*labels)
+        self._counts[labels][bisect.bisect_left(self._metric.bounds, value)] += 1
+        self._sums[labels] += value
+
     def collect(self) -> Iterator[metrics_core.Metric]:
-        """The metric with its series, for the registry."""
+        """The metric with its series in the order of their first appearance, for the registry."""
         family = HistogramMetricFamily(self._metric.name, self._metric.meaning, labels=self._metric.labels)
-        for one in self._histogram.series():
-            family.add_metric(one.labels, one.buckets, one.total)
+        for labels, counts in list(self._counts.items()):
+            family.add_metric(labels, list(zip(self._texts, itertools.accumulate(counts), strict=True)), self._sums[labels])
         yield family
 
 

@@ -2,17 +2,26 @@
 
 Rule 1: it is built when somebody looks, in steps, and forgotten when nobody does.
 Rule 2: a change costs the rows of its Services alone; a search is made once, and kept up by change as well.
+
+A search is for a part of the name, the beginning of an address of a Service or endpoint (``10.244.1.`` finds a node's pods), a
+port or node port, or both as ``ipvsadm -Ln`` prints them: ``address:port``.
 """
 
+import functools
 import heapq
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ipvsproxy.daemon.ui import rows, search
+import msgspec
+
 from ipvsproxy.daemon.ui.rates import ServiceRates
-from ipvsproxy.daemon.ui.rows import Row
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.net import Address, parse_address
+from ipvsproxy.model.packed import pieces
+from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
+from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.marks import MarkedPort
@@ -98,8 +107,8 @@ class Board:
                 matching.discard(name)
             return True
         slices, state = self._store.slices_of(name), self._survey.states.get(name)
-        endpoints = rows.count_endpoints(slices, state, self._survey.draining_of, keys_of(self._survey, name))
-        problems = rows.problems(service, state, endpoints, self._troubles.of(name))
+        endpoints = count_endpoints(slices, state, self._survey.draining_of, keys_of(self._survey, name))
+        problems = problems_of(service, state, endpoints, self._troubles.of(name))
         known = self._rows.get(name)
         if known is None:
             self._names = revision
@@ -107,7 +116,7 @@ class Board:
             return False
         self._rows[service.name] = Row(endpoints, problems)
         for text, matching in self._matching.items():
-            (matching.add if search.parse(text).matches(service, slices) else matching.discard)(name)
+            (matching.add if parse_query(text).matches(service, slices) else matching.discard)(name)
         return True
 
     def finding(self, question: Question, found: list[ServiceName]) -> Iterator[None]:
@@ -137,7 +146,7 @@ class Board:
         return self._revision, 0
 
     def _searching(self, text: str) -> Iterator[None]:
-        query, matching = search.parse(text), set[ServiceName]()
+        query, matching = parse_query(text), set[ServiceName]()
         # Rows may come and go at a pause; ``_refresh`` does not know this search yet, so it is known from the start.
         self._matching[text] = matching
         _forget_oldest(self._matching)
@@ -192,12 +201,12 @@ class Board:
     def describe(self, name: ServiceName) -> dict[str, Any]:
         """The row of a known Service as a document."""
         service = self._store.services[name]
-        row = self._rows.get(name) or Row(rows.Endpoints(), ())
+        row = self._rows.get(name) or Row(Endpoints(), ())
         rates = self._rates.of(name)
         connections, traffic = self._rates.line(name)
         active = self._active.get(name)
         return {
-            **rows.describe(service, row),
+            **described(service, row),
             "connectionsPerSecond": rounded(rates.connections) if rates else None,
             "packetsPerSecond": rounded(rates.packets) if rates else None,
             "bytesPerSecond": rounded(rates.bytes) if rates else None,
@@ -255,7 +264,7 @@ class Troubles:
         for port in self._survey.without_scope[:ROWS_AT_ONCE]:
             text = f"port {port.port} has no second scope: all packet marks are in use (--ipvs-scope-mark-bits)"
             found.setdefault(port.service, []).append(text)
-        texts = {name: tuple(sentences[: rows.PROBLEMS]) for name, sentences in found.items()}
+        texts = {name: tuple(sentences[:PROBLEMS]) for name, sentences in found.items()}
         changed(name for name in {*texts, *self._texts} if texts.get(name) != self._texts.get(name))
         self._texts = texts
         yield
@@ -275,3 +284,169 @@ class Troubles:
             if text := self._failures.get(name):
                 found.setdefault(name, []).append(f"failed: {text}")
             found.setdefault(name, []).append(f"not in force yet: {count} kernel objects differ")
+
+
+PROBLEMS = 8
+"""The most sentences about what is wrong with a Service."""
+ADDRESSES = 16
+PORTS = 16
+
+
+class Endpoints(NamedTuple):
+    """The endpoints of a Service in numbers of addresses. ``ready`` ones are used by this node; no address counts twice."""
+
+    ready: int = 0
+    draining: int = 0
+    unused: int = 0
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """What is remembered of a Service."""
+
+    endpoints: Endpoints
+    problems: tuple[str, ...]
+
+
+def count_endpoints(
+    slices: Iterable[EndpointSlice],
+    state: ServiceState | None,
+    draining_of: Callable[[VirtualServerKey], Collection[RealServerKey]],
+    keys: Iterable[VirtualServerKey],
+) -> Endpoints:
+    """Count the endpoints of a Service whose virtual servers are ``keys``."""
+    known: set[bytes] = set()
+    for item in slices:
+        if item.family:
+            known.update(pieces(item.addresses, item.family.bits // 8))
+    used: set[bytes] = set()
+    for weights in _weights(state):
+        # Weight 0 is a choice: no new connections.
+        chosen = weights if isinstance(weights, EvenWeights) else (one for one, weight in weights.items() if weight)
+        used.update(bytes(one[:-PORT_SIZE]) for one in chosen)
+    draining = {bytes(one[:-PORT_SIZE]) for key in keys for one in draining_of(key)}
+    return _shared(len(used), len(draining - used), len(known - used - draining))
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(ready: int, draining: int, unused: int) -> Endpoints:
+    """One object for all Services with these numbers."""
+    return Endpoints(ready, draining, unused)
+
+
+def _weights(state: ServiceState | None) -> Collection[Weights]:
+    """The different weights of a Service's virtual servers: many share one object."""
+    if state is None:
+        return ()
+    every: tuple[Weights, ...] = (*(one.weights for one in state.served), *(one.weights for one in state.rare.scopes))
+    return {id(weights): weights for weights in every}.values()
+
+
+def problems_of(service: Service, state: ServiceState | None, endpoints: Endpoints, others: Sequence[str]) -> tuple[str, ...]:
+    """What is wrong with a Service, the most serious first. ``others`` are what the node knows of it."""
+    return tuple(dict.fromkeys((*others, *_own_problems(service, state, endpoints))))[:PROBLEMS]
+
+
+def _own_problems(service: Service, state: ServiceState | None, endpoints: Endpoints) -> Iterator[str]:
+    for one in (*service.skipped, *(state.rare.skipped if state else ())):
+        if one.invalid:
+            yield f"not used: {one}"
+    if service.not_served and service.not_served.invalid:
+        yield f"not served: {service.not_served}"
+    if service.not_served or not service.ports:
+        return
+    if not endpoints.ready:
+        yield f"none of its {endpoints.unused} endpoints is used" if endpoints.unused else "it has no endpoints"
+    elif state and state.rare.without_local_internal:
+        yield "its cluster IP has no endpoint on this node, where internalTrafficPolicy Local keeps the traffic"
+
+
+def described(service: Service, row: Row) -> dict[str, Any]:
+    """The row as a document, without traffic."""
+    options = service.options
+    addresses = (*service.cluster_addresses, *options.external_addresses, *options.load_balancer_addresses)
+    return {
+        "name": str(service.name),
+        "type": options.type.value,
+        "served": service.not_served is None,
+        "notServed": str(service.not_served) if service.not_served else "",
+        "addresses": [str(address) for address in addresses[:ADDRESSES]],
+        "addressCount": len(addresses),
+        "ports": [
+            {"name": one.name, "protocol": one.protocol.name, "port": one.port, "nodePort": one.node_port}
+            for one in service.ports[:PORTS]
+        ],
+        "portCount": len(service.ports),
+        "endpoints": row.endpoints._asdict(),
+        "problems": row.problems,
+    }
+
+
+LONGEST_QUERY = 200
+"""The most characters of a query."""
+_ADDRESS_START = re.compile(r"[0-9]+\.[0-9.]*|[0-9a-f]*:[0-9a-f:.]*")
+_HOST_PORT = re.compile(r"\[([0-9a-f:.]+)\]:([0-9]{1,5})|([0-9.]+):([0-9]{1,5})")
+
+
+class Query(NamedTuple):
+    """A search, read once. ``text`` is in lower case; ``address`` with ``port`` is ``address:port``."""
+
+    text: str
+    starts_address: bool = False
+    port: int | None = None
+    address: Address | None = None
+
+    def matches(self, service: Service, slices: Iterable[EndpointSlice]) -> bool:
+        """Whether a Service with these EndpointSlices matches."""
+        if self.text in str(service.name):  # names are in lower case
+            return True
+        if self.address is not None:
+            return self._is_at(service, slices, self.address)
+        if self.port is not None and any(self.port in (one.port, one.node_port) for one in service.ports):
+            return True
+        if not self.starts_address:
+            return False
+        return any(str(address).startswith(self.text) for address in (*_addresses(service), *_pods(slices)))
+
+    def _is_at(self, service: Service, slices: Iterable[EndpointSlice], address: Address) -> bool:
+        if address in _addresses(service):
+            return any(self.port == one.port for one in service.ports)
+        if any(self.port == one.node_port for one in service.ports):
+            return True  # of any address of the node
+        return any(
+            any(one.port == self.port for one in item.ports) and _has(item, address)
+            for item in slices
+            if item.family is address.family
+        )
+
+
+def parse_query(text: str) -> Query:
+    """Read a query. Every text is one."""
+    text = text.strip().lower()
+    if found := _HOST_PORT.fullmatch(text):
+        try:
+            address = parse_address(found[1] or found[3])
+        except ValueError:
+            return Query(text)
+        return Query(text, address=address, port=int(found[2] or found[4]))
+    return Query(
+        text,
+        starts_address=_ADDRESS_START.fullmatch(text) is not None,
+        port=int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None,  # noqa: PLR2004 - 65535
+    )
+
+
+def _addresses(service: Service) -> tuple[Address, ...]:
+    options = service.options
+    return (*service.cluster_addresses, *options.external_addresses, *options.load_balancer_addresses)
+
+
+def _pods(slices: Iterable[EndpointSlice]) -> Iterator[Address]:
+    return (endpoint.address for item in slices for endpoint in item.endpoints)
+
+
+def _has(item: EndpointSlice, address: Address) -> bool:
+    size, at = len(address), -1
+    while (at := item.addresses.find(address, at + 1)) >= 0:
+        if at % size == 0:  # else the bytes belong to two addresses
+            return True
+    return False

@@ -25,12 +25,12 @@ from ipvsproxy.daemon.http.routes import UI
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.daemon.ui import board, counters, event_log, node, search, viewers
+from ipvsproxy.daemon.ui import board, counters, node
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower, CounterReader
-from ipvsproxy.daemon.ui.event_log import EventLog
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.daemon.ui.history import History
+from ipvsproxy.daemon.ui.node import EventLog
+from ipvsproxy.daemon.ui.rates import History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.thread import KernelThread
@@ -125,7 +125,7 @@ class Pages:
             variants=lambda: {family: "nft" if one.variant == "nf_tables" else one.variant for family, one in programs().items()},
         )
         self._hosts = {"localhost", node_name.lower(), socket.gethostname().lower()}
-        self._viewers = viewers.Viewers()
+        self._viewers = counters.Viewers()
         self._history = History()
         self._events = EventLog()
         self._syncs = node.Syncs()
@@ -203,10 +203,10 @@ class Pages:
         describe = self._api.get(name.removeprefix("api/").removesuffix(".json")) if name.endswith(".json") else None
         if describe is None:
             raise RefusedError(404, f"there is no {request.path[:100]}; docs/ui.md lists what there is")
-        if not viewers.NAME.fullmatch(viewer := request.query.get("viewer", "")):
+        if not counters.NAME.fullmatch(viewer := request.query.get("viewer", "")):
             raise RefusedError(400, "viewer must be up to 32 letters, digits and hyphens")
         if not self._viewers.admit(viewer, self._clock()):
-            raise RefusedError(503, f"{viewers.MOST_VIEWERS} viewers look at this node already; close one of them")
+            raise RefusedError(503, f"{counters.MOST_VIEWERS} viewers look at this node already; close one of them")
         async with self._turn:
             return Answer(200, msgspec.json.encode(await describe(request.query)), {**HEADERS, "Content-Type": _JSON})
 
@@ -354,7 +354,7 @@ class Pages:
         return {
             "startedAt": self._identity.started_s,
             "last": self._events.last,
-            "events": [event_log.describe(event) for event in self._events.since(since)],
+            "events": [node.describe_event(event) for event in self._events.since(since)],
         }
 
 
@@ -399,8 +399,8 @@ def _question(query: Mapping[str, str]) -> Question:
     if order not in ("", "asc", "desc"):
         raise RefusedError(400, "order must be asc or desc")
     text = query.get("query", "")
-    if len(text) > search.LONGEST:
-        raise RefusedError(400, f"query must have at most {search.LONGEST} characters")
+    if len(text) > board.LONGEST_QUERY:
+        raise RefusedError(400, f"query must have at most {board.LONGEST_QUERY} characters")
     return Question(
         query=text.strip().lower(),
         sort=sort,

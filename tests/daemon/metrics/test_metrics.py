@@ -12,7 +12,7 @@ from prometheus_client import Metric, parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.metrics import gauges, histogram
+from ipvsproxy.daemon.metrics import gauges, series
 from ipvsproxy.daemon.metrics.gauges import Counted, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import Trouble
@@ -98,7 +98,7 @@ async def test_other_series_of_kube_proxy_are_those_that_it_adds_later() -> None
 
 async def test_the_buckets_of_network_programming_are_written_as_go_writes_them() -> None:
     row = _as_recorded(await _page(_metrics()))['kubeproxy_network_programming_duration_seconds{ip_family="IPv4"}']
-    assert row["buckets"] == [*(f"{bound:g}" for bound in histogram.SLOW_S), "+Inf"]
+    assert row["buckets"] == [*(f"{bound:g}" for bound in series.SLOW_S), "+Inf"]
     assert {"0.25", "1", "60", "300"} <= set(row["buckets"])
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ipvsproxy.daemon.base import slices
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.metrics import counter_totals, traffic
+from ipvsproxy.daemon.metrics import traffic
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.kernel.thread import ThreadWorker
@@ -83,18 +83,18 @@ async def test_a_scrape_pauses_as_often_as_its_size_demands(monkeypatch: pytest.
 
 
 async def test_a_scan_of_all_rows_for_each_row_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    book = counter_totals.Ledger.booking
+    book = traffic.Ledger.booking
 
-    def book_slowly(booked: counter_totals.Ledger, rows: Collection[Any], ownerless: Container[Hashable]) -> Iterator[None]:
+    def book_slowly(booked: traffic.Ledger, rows: Collection[Any], ownerless: Container[Hashable]) -> Iterator[None]:
         for row in rows:
             next(1 for other in rows if other.labels == row.labels)
         return book(booked, rows, ownerless)
 
-    monkeypatch.setattr(counter_totals.Ledger, "booking", book_slowly)
+    monkeypatch.setattr(traffic.Ledger, "booking", book_slowly)
     assert await grows_too_fast(monkeypatch)
 
 
 async def test_work_without_pauses_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counter_totals, "ROWS_AT_ONCE", 10**9)
+    monkeypatch.setattr(traffic, "ROWS_AT_ONCE", 10**9)
     monkeypatch.setattr(traffic, "ROWS_AT_ONCE", 10**9)
     assert await holds_the_loop(monkeypatch)

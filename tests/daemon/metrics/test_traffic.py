@@ -10,15 +10,16 @@ import threading
 from collections.abc import Awaitable, Collection, Container, Coroutine, Iterator, Mapping
 from typing import Any, cast
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.metrics.counter_totals import Row
 from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.traffic import FRESH_S, LONGEST_PAUSE_S, Traffic
+from ipvsproxy.daemon.metrics.traffic import FRESH_S, LONGEST_PAUSE_S, ROWS_AT_ONCE, Ledger, Row, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread, ThreadWorker, Worker
@@ -246,7 +247,7 @@ async def test_counters_that_are_missing_from_one_reading_are_not_counted_twice(
 
 
 async def test_a_booking_that_stops_in_the_middle_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipvsproxy.daemon.metrics.counter_totals.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
     services = [builders.service(f"s{number}", cluster=[f"10.96.0.{number}"]) for number in range(1, 6)]
     scene = Scene(*services)
     keys = [builders.frontend(f"10.96.0.{number}", 80) for number in range(1, 6)]
@@ -435,3 +436,43 @@ async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
     for types in (plain, opened):
         assert types["ipvsproxy_service_bytes"] == types["ipvsproxy_endpoint_connections"] == "counter"
         assert types["ipvsproxy_endpoint_open_connections"] == "gauge"
+
+
+MANY = 10 * ROWS_AT_ONCE
+
+
+def rows(count: int) -> list[Row]:
+    return [Row(number, f"label {number}", Counters(1)) for number in range(count)]
+
+
+def pauses(ledger: Ledger, some: list[Row]) -> int:
+    return sum(1 for _ in ledger.booking(some))
+
+
+def test_a_booking_pauses_while_many_rows_come_stay_or_go() -> None:
+    ledger = Ledger(MANY)
+    assert pauses(ledger, rows(MANY)) == 20, "marking, and booking"
+    assert pauses(ledger, rows(MANY)) == 40, "and scanning totals and objects that stay"
+    assert pauses(ledger, []) == 40, "scanning, and forgetting"
+    assert not ledger.totals
+    assert not ledger._last
+
+
+@hypothesis.given(st.lists(st.dictionaries(st.integers(0, 4), st.integers(0, 3)), max_size=8))
+def test_a_total_grows_by_new_counts_and_is_forgotten_with_the_last_object_of_its_labels(
+    rounds: list[dict[int, int]],
+) -> None:
+    """Two objects for each label; each round adds connections to its objects."""
+    ledger = Ledger(10)
+    counted: dict[int, int] = {}
+    expected: dict[str, int] = {}
+    for added in rounds:
+        counted = {key: counted.get(key, 0) + more for key, more in added.items()}
+        labels = {key: f"label {key // 2}" for key in added}
+        expected = {label: total for label, total in expected.items() if label in labels.values()}
+        for key, more in added.items():
+            if more:
+                expected[labels[key]] = expected.get(labels[key], 0) + more
+        list(ledger.booking([Row(key, labels[key], Counters(count)) for key, count in counted.items()]))
+        assert {label: total.counts[0] for label, total in ledger.totals.items()} == expected
+    assert ledger._last.keys() == counted.keys()

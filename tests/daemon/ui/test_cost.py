@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon.ui import board, counters, viewers
+from ipvsproxy.daemon.ui import board, counters
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import Opened
 from ipvsproxy.daemon.ui.explanation import Explainer
@@ -142,7 +142,7 @@ async def test_a_viewer_takes_less_than_a_kilobyte_for_each_service_and_gives_it
                     await node.quiet(REMEMBERED * counters.SAMPLE_S / 4)
                 gc.collect()
                 taken.append(tracemalloc.get_traced_memory()[0])
-            await node.quiet(viewers.IDLE_S + 2 * AUDIT_INTERVAL_S)
+            await node.quiet(counters.IDLE_S + 2 * AUDIT_INTERVAL_S)
             gc.collect()
             taken.append(tracemalloc.get_traced_memory()[0])
         finally:

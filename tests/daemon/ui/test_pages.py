@@ -16,7 +16,7 @@ import pytest
 
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.server import Request
-from ipvsproxy.daemon.ui import counters, pages, viewers
+from ipvsproxy.daemon.ui import counters, pages
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import Connections, RealServers
@@ -328,7 +328,7 @@ async def test_an_answer_that_cost_much_is_kept_for_a_while() -> None:
                 await node.quiet(wait_s)
                 ages.append(round((await node.ask("service", name="default/web"))["now"] - first, 1))
         assert ages == [0.5, 9.5, 10.5, 0, 0, 10.5]
-        await node.quiet(viewers.IDLE_S + 40)
+        await node.quiet(counters.IDLE_S + 40)
         assert not node.pages._told
 
 
@@ -397,7 +397,7 @@ async def test_a_while_after_the_last_viewer_all_is_forgotten() -> None:
             await node.ask("services")
             await node.quiet(SAMPLE_S)
         assert node.traffic.readings > 2
-        await node.quiet(viewers.IDLE_S + 70)
+        await node.quiet(counters.IDLE_S + 70)
         readings = node.traffic.readings
         assert node.pages._board is None
         await node.quiet(300)
@@ -414,7 +414,7 @@ async def test_more_viewers_than_allowed_are_refused_with_a_sentence() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
-        for number in range(viewers.MOST_VIEWERS):
+        for number in range(counters.MOST_VIEWERS):
             await node.ask("events", viewer=f"v{number}")
         assert await _refusal(node, "events", viewer="late") == (503, "16 viewers look at this node already; close one of them")
         assert (await _refusal(node, "events", viewer="<b>"))[0] == 400

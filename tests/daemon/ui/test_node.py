@@ -1,7 +1,7 @@
 """Covers what becomes an event, and in which words."""
 
-from ipvsproxy.daemon.ui import event_log
-from ipvsproxy.daemon.ui.event_log import EVENTS, LONGEST_TEXT, EventLog
+from ipvsproxy.daemon.ui import node
+from ipvsproxy.daemon.ui.node import EVENTS, LONGEST_TEXT, EventLog
 from ipvsproxy.model.kernel import BoundAddresses
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
@@ -31,7 +31,7 @@ def test_a_sync_with_changes_is_an_event_with_its_services_and_times() -> None:
         summaries.summary(changes, report=_report(add_real_server=2, remove_virtual_server=1), waited_s=0.5, applied_s=0.25), AT_S
     )
     (event,) = log.since(0)
-    assert event_log.describe(event) == {
+    assert node.describe_event(event) == {
         "id": 1,
         "at": AT_S,
         "kind": "sync",

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon.events.announcer import SET_FULL, Announcer
-from ipvsproxy.daemon.events.recorder import (
+from ipvsproxy.daemon.events import (
     BURST,
     OBJECT_BURST,
     OBJECT_REFILL_S,
     REFILL_S,
+    SET_FULL,
     SPREAD_S,
+    Announcer,
     KubernetesEvent,
     Recorder,
     Regarding,

@@ -1,6 +1,6 @@
 """Covers how many may look."""
 
-from ipvsproxy.daemon.ui.viewers import IDLE_S, MOST_VIEWERS, NAME, VIEWER_S, Viewers
+from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, VIEWER_S, Viewers
 
 
 def test_so_many_may_look_and_no_more_until_one_has_gone() -> None:

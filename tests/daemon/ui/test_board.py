@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.daemon.ui import search
+from ipvsproxy.daemon.ui import board
 from ipvsproxy.model.service import ServiceType
 from tests.support import builders
 from tests.support.builders import endpoint
@@ -49,7 +49,7 @@ SLICES = (
     ],
 )
 def test_a_search_finds_by_name_address_port_and_pod_address(text: str) -> None:
-    assert search.parse(text).matches(WEB, SLICES)
+    assert board.parse_query(text).matches(WEB, SLICES)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_a_search_finds_by_name_address_port_and_pod_address(text: str) -> None:
     ],
 )
 def test_a_search_finds_nothing_else(text: str) -> None:
-    assert not search.parse(text).matches(WEB, SLICES)
+    assert not board.parse_query(text).matches(WEB, SLICES)
 
 
 def test_an_address_is_not_found_across_two_neighbours() -> None:
     item = builders.endpoint_slice(endpoint("10.244.1.11"), endpoint("10.244.1.12"), namespace="shop")
     across = "1.11.10.244"
     assert bytes(map(int, across.split("."))) in item.addresses
-    assert not search.parse(f"{across}:8080").matches(WEB, [item])
+    assert not board.parse_query(f"{across}:8080").matches(WEB, [item])
