@@ -161,6 +161,7 @@ class _Node:
             first_lists.serve_later(self._store, self._source, functools.partial(self._give_up_api_servers, kernel, engine)),
             reloader.run(),
             pages.run(),
+            lifecycle.watch_descriptors(),
         )
         servers = (
             *routes.servers(self._config.servers, self._health_routes.answer, self._metrics_routes.answer),
@@ -236,6 +237,7 @@ class _Node:
             stale=self._staleness.stale,
             leftovers=lambda: self._leftovers.present,
             other_backend=lambda: bool(self._other_backend.reasons),
+            unopened_ports=lambda: self._health_checks.unopened,
         )
         traffic = Traffic(
             kernel=counters,

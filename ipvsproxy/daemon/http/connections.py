@@ -18,11 +18,11 @@ _silent.disabled = True  # aiohttp would log a traceback for every client that d
 
 
 class Connections(web.Server):
-    """Makes the protocol of each new connection. Its connections are in the order of their beginning."""
+    """Makes the protocol of each new connection, and says to the room whether it is idle."""
 
-    def __init__(self, handler: server.Handler) -> None:
+    def __init__(self, handler: server.Handler, room: server.Room) -> None:
         super().__init__(
-            functools.partial(_respond, handler),
+            functools.partial(_respond, handler, room),
             request_factory=_make_request,
             keepalive_timeout=server.IDLE_S,
             lingering_time=0,
@@ -33,13 +33,17 @@ class Connections(web.Server):
             access_log=None,
             logger=_silent,
         )
+        self._room = room
 
-    def __call__(self) -> web.RequestHandler:
-        """As in aiohttp, within ``server.CONNECTIONS``."""
-        connections = self.connections
-        for oldest in connections[: max(0, len(connections) + 1 - server.CONNECTIONS)]:
-            oldest.force_close()
-        return super().__call__()
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """As in aiohttp."""
+        super().connection_made(handler, transport)
+        self._room.note(handler, transport, is_busy=False)
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """As in aiohttp."""
+        super().connection_lost(handler, exc)
+        self._room.forget(handler)
 
 
 class _Request(web.BaseRequest):
@@ -67,7 +71,17 @@ def _begin(answer: Answer, method: str) -> web.StreamResponse:
     return response
 
 
-async def _respond(handler: server.Handler, request: web.BaseRequest) -> web.StreamResponse:
+async def _respond(handler: server.Handler, room: server.Room, request: web.BaseRequest) -> web.StreamResponse:
+    if transport := request.transport:
+        room.note(request.protocol, transport, is_busy=True)
+    try:
+        return await _answer(handler, request)
+    finally:
+        if request.transport:
+            room.note(request.protocol, request.transport, is_busy=False)
+
+
+async def _answer(handler: server.Handler, request: web.BaseRequest) -> web.StreamResponse:
     headers = {name.lower(): value for name, value in request.headers.items()}
     asked = server.Request(request.path, request.query, headers, request.method)
     try:

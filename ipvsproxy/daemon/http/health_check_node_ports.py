@@ -4,10 +4,13 @@ Rule 1: a port of a family answers for the Service that owns it in the core's ta
 the port answers there as in the other family: load balancers use any address of the node.
 Rule 2: a listener is opened and closed, but never restarted: each request looks up its answer.
 Rule 3: an address that cannot be bound is tried again with growing pauses, and delays no other address.
+Rule 4: all listeners have half of the descriptors of this process at most, and all of their connections together a quarter. The
+rest is for the kernel, programs, the API server and the servers of this node.
 """
 
 import asyncio
 import contextlib
+import errno
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -26,6 +29,8 @@ from ipvsproxy.model.service import ServiceName
 NOT_DESIRED = Answer(answers.UNAVAILABLE, b"", answers.TEXT)
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
+CONNECTIONS = 256
+"""The most connections of all ports together."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -51,18 +56,23 @@ Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]
 """Opens a listener with this answer on an address and port of one family; raises OSError."""
 
 
-async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> Listener:
-    """Listen on an address and port of one family, with one answer for any request; raises OSError."""
+def opener() -> Open:
+    """What opens real listeners, with room for connections that they share."""
+    room = server.Room(max(1, min(CONNECTIONS, server.descriptors() // 4)))
 
-    async def respond(_request: server.Request) -> Answer:
-        return answer()
+    async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> Listener:
+        async def respond(_request: server.Request) -> Answer:
+            return answer()
 
-    return await server.listen(address, port, respond, one_family=True)
+        return await server.listen(address, port, respond, one_family=True, room=room)
+
+    return open_listener
 
 
 class _Failure(NamedTuple):
     backoff: Backoff
     due_s: float
+    reason: str
 
 
 class HealthChecks:
@@ -72,13 +82,13 @@ class HealthChecks:
         self,
         *,
         is_healthy: Callable[[], bool],
-        open_listener: Open = open_listener,
+        open_listener: Open | None = None,
         on_failure: Callable[[ServiceName, int, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_failure`` gets the Service and port that could not be opened, and why."""
         self._is_healthy = is_healthy
-        self._open_listener = open_listener
+        self._open_listener = open_listener or opener()
         self._on_failure = on_failure
         self._clock = clock
         self._dice = random.Random()  # noqa: S311  # no secret
@@ -98,6 +108,11 @@ class HealthChecks:
         if addresses != self._addresses:
             self._addresses = addresses
             self._changed.set()
+
+    @property
+    def unopened(self) -> int:
+        """The number of desired listeners that could not be opened."""
+        return len(self._failures)
 
     async def run(self) -> None:
         """Open and close listeners for ever. Cancellation closes all of them."""
@@ -146,18 +161,24 @@ class HealthChecks:
         if failure and self._clock() < failure.due_s:
             return
         try:
-            self._open[endpoint] = await self._open_listener(*endpoint, lambda: self._answer(endpoint))
+            await self._open_within_share(endpoint)
         except OSError as error:
             backoff = failure.backoff if failure else Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=self._dice)
             delay_s = backoff.next_s()
-            self._failures[endpoint] = _Failure(backoff, self._clock() + delay_s)
             reason = error.strerror or str(error)
-            log.error("health_check_port_not_opened", address=str(endpoint), error=reason, retry_in_s=round(delay_s, 1))
+            self._failures[endpoint] = _Failure(backoff, self._clock() + delay_s, reason)
+            if failure is None or failure.reason != reason:
+                log.error("health_check_port_not_opened", address=str(endpoint), error=reason, retry_in_s=round(delay_s, 1))
             if self._on_failure and (check := self._check_at(endpoint)):
                 self._on_failure(check.owner.service, endpoint.port, reason)
         else:
             self._failures.pop(endpoint, None)
             self._log_change("health_check_port_opened", endpoint)
+
+    async def _open_within_share(self, endpoint: Endpoint) -> None:
+        if len(self._open) >= (most := server.descriptors() // 2):
+            raise OSError(errno.EMFILE, f"{most} ports are open, for which half of this process's descriptors are meant")
+        self._open[endpoint] = await self._open_listener(*endpoint, lambda: self._answer(endpoint))
 
     def _log_change(self, event: str, endpoint: Endpoint) -> None:
         if logs.shows(logs.CHANGES_VERBOSITY):

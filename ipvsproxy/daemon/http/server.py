@@ -2,14 +2,16 @@
 
 Rule 1: bounds limit a client: the number of connections, the time for its request and for reading its answer, and the size of
 its headers. The server waits for no body except the first bytes of a PUT.
-Rule 2: at the largest number of connections, a new one closes the oldest one. So a client with many connections cannot keep
-others out.
+Rule 2: at the largest number of connections, a new one ends the one that has been idle for the longest time. So a client with
+many connections cannot keep others out. A connection is accepted only if there is room, so that the kernel's queue holds what has
+no descriptor yet.
 Rule 3: a server listens at once, and loads what answers at the first connection: aiohttp's server takes 12 ms (100 on the test
 kernel), and a start needs no answer of ours.
 """
 
 import asyncio
 import errno
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ipvsproxy.daemon.http import connections
 
 CONNECTIONS = 64
+"""The most connections of a server, of which there are two. Each has a sixteenth of the descriptors at most."""
 IDLE_S = 75.0
 """The longest time for a request, counted from the answer before it."""
 ANSWER_S = 10.0
@@ -35,6 +38,8 @@ BODY_BYTES = 64
 BACKLOG = 128
 RETRY_S = 5.0
 """The pause between two attempts to listen, as in kube-proxy."""
+NO_ROOM_S = 0.1
+"""The pause after a connection for which the host has no descriptor or no memory."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -57,46 +62,113 @@ class BindError(Exception):
     """A server cannot listen on its address."""
 
 
+def descriptors() -> int:
+    """The most descriptors that this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
+
+
+class Room:
+    """The room for connections of one or more servers."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._beginning = 0
+        self._idle: dict[object, asyncio.Transport] = {}
+        self._busy: dict[object, asyncio.Transport] = {}
+
+    def is_free(self) -> bool:
+        """Whether there is room now. If not, a connection is ended: one that is idle if there is any."""
+        if self._beginning + len(self._idle) + len(self._busy) < self._most:
+            return True
+        open_ones = (one for held in (self._idle, self._busy) for one in held.values() if not one.is_closing())
+        if longest_idle := next(open_ones, None):
+            longest_idle.abort()
+        return False
+
+    def begin(self, make: Callable[[], asyncio.Protocol], client: socket.socket) -> "asyncio.Task[None]":
+        """Begin an accepted connection, which has its place from now on."""
+        self._beginning += 1
+        return asyncio.create_task(self._begin(make, client))
+
+    async def _begin(self, make: Callable[[], asyncio.Protocol], client: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(make, client)
+        except OSError:
+            client.close()
+        finally:
+            self._beginning -= 1
+
+    def note(self, connection: object, transport: asyncio.Transport, *, is_busy: bool) -> None:
+        """A connection is idle, or busy with a request, from now on."""
+        self.forget(connection)
+        (self._busy if is_busy else self._idle)[connection] = transport
+
+    def forget(self, connection: object) -> None:
+        """A connection has ended."""
+        self._idle.pop(connection, None)
+        self._busy.pop(connection, None)
+
+
 class Listener:
     """A listening socket with its HTTP server."""
 
-    def __init__(self, server: asyncio.Server, connections: "_Connections") -> None:
-        self._server = server
-        self._connections = connections
+    def __init__(self, bound: socket.socket, handler: Handler, room: Room) -> None:
+        self._bound = bound
+        self._handler = handler
+        self._room = room
+        self._loop = asyncio.get_running_loop()
+        self._connections: connections.Connections | None = None
+        self._beginning: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        bound.setblocking(False)
+        self._listen()
 
     @property
     def port(self) -> int:
         """The port number, also if ``listen`` was called with port 0."""
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self._bound.getsockname()[1])
 
     async def close(self) -> None:
         """Stop listening, then close every connection; running answers have ``CLOSE_S`` to end."""
-        self._server.close()
-        await self._connections.close()
+        if self._pause:
+            self._pause.cancel()
+        self._loop.remove_reader(self._bound)
+        self._bound.close()
+        if self._beginning:
+            await asyncio.wait(self._beginning)
+        if self._connections is not None:
+            self._connections.pre_shutdown()
+            await self._connections.shutdown(CLOSE_S)
 
+    def _listen(self) -> None:
+        self._loop.add_reader(self._bound, self._accept)
 
-class _Connections:
-    """Makes the protocol of each connection. What it needs is imported for the first one (rule 3)."""
-
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-        self._made: connections.Connections | None = None
-
-    def __call__(self) -> asyncio.Protocol:
-        if self._made is None:
+    def _accept(self) -> None:
+        if not self._room.is_free():
+            return  # the loop calls again at once
+        try:
+            client, _ = self._bound.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError:
+            self._loop.remove_reader(self._bound)
+            self._pause = self._loop.call_later(NO_ROOM_S, self._listen)
+            return
+        client.setblocking(False)
+        if self._connections is None:
             from ipvsproxy.daemon.http import connections  # noqa: PLC0415 - rule 3
 
-            self._made = connections.Connections(self._handler)
-        return self._made()
-
-    async def close(self) -> None:
-        if self._made is not None:
-            self._made.pre_shutdown()
-            await self._made.shutdown(CLOSE_S)
+            self._connections = connections.Connections(self._handler, self._room)
+        task = self._room.begin(self._connections, client)
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
 
 
-async def listen(address: Address, port: int, handler: Handler, *, one_family: bool = False) -> Listener:
-    """Answer HTTP on an address.
+async def listen(
+    address: Address, port: int, handler: Handler, *, one_family: bool = False, room: Room | None = None
+) -> Listener:
+    """Answer HTTP on an address. Without ``room``, the server has room of its own.
 
     The unspecified address of either family stands for all addresses of both, as in Go programs; with ``one_family`` for all
     addresses of its own family.
@@ -105,13 +177,7 @@ async def listen(address: Address, port: int, handler: Handler, *, one_family: b
         OSError: the address cannot be bound.
     """
     bound = _bind(address, port, one_family=one_family)
-    made = _Connections(handler)
-    try:
-        server = await asyncio.get_running_loop().create_server(made, sock=bound)
-    except BaseException:
-        bound.close()
-        raise
-    return Listener(server, made)
+    return Listener(bound, handler, room or Room(max(1, min(CONNECTIONS, descriptors() // 16))))
 
 
 async def serve(name: str, address: Address, port: int, handler: Handler, *, hard_fail: bool = False) -> None:

@@ -35,6 +35,7 @@ class Sources:
     stale: Callable[[], Collection[ObjectKind]] = tuple
     leftovers: Callable[[], Mapping[AnyPlace, bool]] = dict
     other_backend: Callable[[], bool] = bool
+    unopened_ports: Callable[[], int] = int
 
 
 class Watch(NamedTuple):
@@ -51,7 +52,8 @@ class Snapshot:
 
     ``kernel`` is desired and observed state in numbers. ``untaken`` are changes that no sync has taken, by kind of API object.
     ``unreadable`` counts parts of the kernel; ``leftovers`` says whether rules of another proxy may remain in a place,
-    ``other_backend`` whether something of ours in the other backend does. Ages are 0 without an object that has one.
+    ``other_backend`` whether something of ours in the other backend does; ``unopened_ports`` counts health-check ports. Ages
+    are 0 without an object that has one.
     """
 
     kernel: Statistics
@@ -61,6 +63,7 @@ class Snapshot:
     unreadable: int
     leftovers: Mapping[AnyPlace, bool]
     other_backend: bool
+    unopened_ports: int
     watches: Mapping[ObjectKind, Watch]
 
 
@@ -83,6 +86,7 @@ def take_snapshot(sources: Sources) -> Snapshot:
         unreadable=len(sources.status.unreadable()),
         leftovers=sources.leftovers(),
         other_backend=sources.other_backend(),
+        unopened_ports=sources.unopened_ports(),
         watches={
             kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else now - watch.contact_s)
             for kind, watch in sources.watches().items()
@@ -100,6 +104,7 @@ def gauges(snapshot: Snapshot, families: Collection[Family]) -> Iterator[Counted
     places = snapshot.leftovers.items()
     yield Counted(series.LEFTOVER_RULES, {(place.family.label, str(place.variant)): is_there for place, is_there in places})
     yield _one(series.OTHER_BACKEND_LEFT, snapshot.other_backend)
+    yield _one(series.UNOPENED_PORTS, snapshot.unopened_ports)
     # By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``.
     by_length = {family.bits // 8: family for family in families}
     virtual_servers, real_servers = (dict.fromkeys(families, 0) for _ in range(2))

@@ -171,6 +171,10 @@ OTHER_BACKEND_LEFT = _gauge(
     "ipvsproxy_other_backend_left",
     "Whether sets, or the table of nftables, that the other --rules-backend holds of ours resist removal.",
 )
+UNOPENED_PORTS = _gauge(
+    "ipvsproxy_health_check_ports_unopened",
+    "Addresses and ports of health-check node ports that could not be opened, as for want of descriptors.",
+)
 VIRTUAL_SERVERS = _gauge("ipvsproxy_virtual_servers", "Virtual servers of ours.", *BY_FAMILY)
 REAL_SERVERS = _gauge("ipvsproxy_real_servers", "Real servers of ours.", *BY_FAMILY)
 ADDRESSES = _gauge("ipvsproxy_addresses", "Addresses on kube-ipvs0.", *BY_FAMILY)

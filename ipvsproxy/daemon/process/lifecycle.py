@@ -4,7 +4,9 @@ import asyncio
 import concurrent.futures
 import ctypes
 import errno
+import os
 import pathlib
+import resource
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -24,6 +26,7 @@ CANNOT_START = 2
 """Exit status if a requirement is missing that this process cannot provide. Nothing was programmed."""
 LAST_ANSWERS_S = 0.5
 """How long a stopping process still answers that it is unhealthy."""
+DESCRIPTORS_INTERVAL_S = 5.0
 LARGE_BYTES = 1 << 20
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h
 
@@ -73,6 +76,7 @@ async def _abandoning_threads(main: Coroutine[None, None, int]) -> int:
 def begin(config: Config, signals: Signals) -> None:
     """Handle signals from now on, and log notices about the configuration."""
     use_little_memory()
+    take_all_descriptors()
     signals.install(on_hangup=lambda: None)  # the configuration file is read soon anyway
     for notice in config.notices:
         log.warning("configuration_notice", notice=str(notice))
@@ -101,6 +105,43 @@ def use_little_memory() -> None:
         library.mallopt(_ARENA_MAX, 1)
     except AttributeError:
         log.debug("memory_left_to_c_library", reason="it has no mallopt")
+
+
+def take_all_descriptors() -> None:
+    """Raise the number of descriptors to the hard limit, as every Go program does.
+
+    Programs that this process starts inherit it. It is of use for those that open many files, and harms none that waits by
+    ``select``, as it gets standard streams alone: the kernel gives out the lowest free numbers.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.debug("descriptor_limit_not_raised", error=str(error))
+
+
+async def watch_descriptors() -> None:
+    """Log it, for ever, when three quarters of the descriptors are in use, and when they no longer are."""
+    was_near = False
+    while True:
+        limit = server.descriptors()
+        is_near = lowest_free_descriptor() > limit * 3 // 4
+        if is_near and not was_near:
+            log.warning("descriptors_near_limit", limit=limit, hint="health-check node ports have three quarters at most")
+        elif was_near and not is_near:
+            log.info("descriptors_no_longer_near_limit", limit=limit)
+        was_near = is_near
+        await asyncio.sleep(DESCRIPTORS_INTERVAL_S)
+
+
+def lowest_free_descriptor() -> int:
+    """The lowest descriptor that is not in use, which is no more than the number of those in use; the limit without any."""
+    try:
+        number = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return server.descriptors()
+    os.close(number)
+    return number
 
 
 def set_oom_score(score: int) -> None:

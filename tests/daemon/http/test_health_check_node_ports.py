@@ -6,11 +6,14 @@ Listeners are doubles, in virtual time; one test goes over real sockets.
 import asyncio
 import contextlib
 import json
+import pathlib
 import socket
 from collections.abc import Callable, Mapping
 
+import pytest
 import structlog.testing
 
+from ipvsproxy.daemon.http import answers, health_check_node_ports, server
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
@@ -192,7 +195,7 @@ async def test_a_port_in_use_is_tried_again_with_growing_pauses_and_delays_no_ot
             assert delay_s is not None
             delays.append(delay_s)
     assert 30 <= delays[-1] <= 60
-    assert [line["error"] for line in logs if line["log_level"] == "error"] == ["Address already in use"] * 13
+    assert [line["error"] for line in logs if line["log_level"] == "error"] == ["Address already in use"]
     ports.taken.clear()
     ports.clock.now += delays[-1]
     assert await ports.checks.adjust() is None
@@ -241,3 +244,54 @@ async def test_over_real_sockets_a_port_answers_any_path_and_method() -> None:
             "serviceProxyHealthy": True,
         }
     await checks.close()
+
+
+async def test_ports_leave_half_of_the_descriptors_to_others_and_a_free_one_is_taken_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "descriptors", lambda: 4)
+    ports = Ports()
+    ports.put(*(state(f"web-{number}", ports={30000 + number: 1}) for number in range(3)))
+    with structlog.testing.capture_logs() as logs:
+        delay_s = await ports.checks.adjust()
+    assert len(ports.answers) == 2
+    assert ports.checks.unopened == 1
+    assert [line["event"] for line in logs] == ["health_check_port_not_opened"]
+    assert "2 ports are open" in logs[0]["error"]
+    ports.remove("web-0")
+    assert delay_s is not None
+    ports.clock.now += delay_s
+    assert await ports.checks.adjust() is None
+    assert ports.answers.keys() == {"0.0.0.0:30001", "0.0.0.0:30002"}
+    assert ports.checks.unopened == 0
+
+
+async def test_connections_to_all_ports_have_one_bound_and_idle_ones_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outsider with many connections to each port keeps no probe out, and ends no connection that is in use."""
+    monkeypatch.setattr(health_check_node_ports, "CONNECTIONS", 8)
+    open_listener = health_check_node_ports.opener()
+    ports, (loopback,) = [_free_port() for _ in range(3)], builders.addresses("127.0.0.1")
+    listeners = [await open_listener(loopback, port, lambda: answers.OK_PAGE) for port in ports]
+    before = _open_descriptors()
+    async with contextlib.AsyncExitStack() as held:
+        asker, writer = await held.enter_async_context(http_client.connection(ports[0]))
+        for _ in range(10):
+            for port in ports:
+                await held.enter_async_context(http_client.connection(port))
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await http_client.read_answer(asker)).status == 200
+        for port in ports:
+            assert (await http_client.ask(port, "/")).status == 200
+        assert _open_descriptors() <= before + 31 + 8, "31 clients and 8 connections"
+    for listener in listeners:
+        await listener.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _open_descriptors() -> int:
+    return len(list(pathlib.Path("/proc/self/fd").iterdir()))

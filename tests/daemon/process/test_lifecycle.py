@@ -135,3 +135,39 @@ def test_a_thread_that_cannot_be_started_is_an_error_of_the_system_for_its_calle
     monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
     config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
     assert lifecycle.run(config, main()) == 0
+
+
+_DESCRIPTORS = """
+import asyncio, os, resource, structlog.testing
+from ipvsproxy.daemon.process import lifecycle
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
+lifecycle.take_all_descriptors()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (128, 128)
+assert lifecycle.lowest_free_descriptor() < 64
+lifecycle.DESCRIPTORS_INTERVAL_S = 0
+
+async def look(logs, count):
+    async with asyncio.timeout(30):
+        watching = asyncio.create_task(lifecycle.watch_descriptors())
+        for event in ("descriptors_near_limit", "descriptors_no_longer_near_limit"):
+            held = []
+            while event == "descriptors_near_limit" and len(held) < count:
+                try:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+                except OSError:
+                    break
+            while event not in [line["event"] for line in logs]:
+                await asyncio.sleep(0)
+            for descriptor in held:
+                os.close(descriptor)
+        watching.cancel()
+
+for count in (100, 1000):  # three quarters, and all
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(look(logs, count))
+    assert [line["event"] for line in logs] == ["descriptors_near_limit", "descriptors_no_longer_near_limit"], logs
+"""
+
+
+def test_the_limit_of_descriptors_is_raised_and_its_vicinity_is_logged() -> None:
+    subprocess.run([sys.executable, "-c", _DESCRIPTORS], check=True, timeout=60)
