@@ -73,7 +73,7 @@ def _parse() -> argparse.Namespace:
         "--only",
         type=plan.KINDS.__getitem__,
         metavar="KIND",
-        help="instead of drawn steps, run this bad moment or harm alone: " + ", ".join(plan.KINDS),
+        help="instead of drawn steps, run this bad moment, trouble or harm alone: " + ", ".join(plan.KINDS),
     )
     parser.add_argument("--quick", action="store_true", help="run verify only at the end of each history")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file, after each history")

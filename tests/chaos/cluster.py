@@ -4,9 +4,11 @@ import asyncio
 import collections
 import copy
 import enum
+import itertools
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -23,13 +25,15 @@ BACKUPS = 4
 """How many changes a restored backup lacks."""
 REFUSALS = 2
 """How many successive requests are refused."""
+UNREADABLE_S = 1.0
+"""Longer than a change waits for others."""
 GARBAGE_LINE = b"{]\n"
 
 RESOURCES = {"Service": api_store.SERVICES, "EndpointSlice": api_store.ENDPOINT_SLICES, "Node": api_store.NODES}
 
 
 class Trouble(enum.Enum):
-    """Kinds of trouble between the cluster and the program. All but the last concern an API server."""
+    """Kinds of trouble between the cluster and the program. All but the last two concern an API server."""
 
     CUT = "watch cut"
     CUT_IN_LINE = "watch cut in a line"
@@ -41,6 +45,7 @@ class Trouble(enum.Enum):
     UNAUTHORIZED = "requests refused with 401"
     RESTORED = "older revision"
     GARBAGE_FILE = "garbage in the directory"
+    UNREADABLE_FILES = "files that cannot be read for a moment"
 
 
 class Cluster(Protocol):
@@ -64,22 +69,38 @@ class Directory:
     def __init__(self, path: Path) -> None:
         path.mkdir()
         self._path = path
+        self._targets: Path | None = None
+        self._numbers = itertools.count()
         self.flag = f"--manifests={path}"
 
     def apply(self, put: Iterable[Object], gone: Iterable[Key]) -> None:
         """As ``Cluster`` says."""
+        targets: dict[Path, str] = {}
         for item in put:
             path = self._file(key_of(item))
             draft = path.with_name(f".{path.name}")
-            draft.write_text(json.dumps(item))
+            if self._targets:
+                target = self._targets / f"{next(self._numbers)}.yaml"
+                draft.symlink_to(target)
+                targets[target] = json.dumps(item)
+            else:
+                draft.write_text(json.dumps(item))
             draft.rename(path)
+        if targets:
+            time.sleep(UNREADABLE_S)
+        for target, text in targets.items():  # nothing happens in the directory itself
+            target.write_text(text)
         for key in gone:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a file that is not a manifest."""
-        assert kind is Trouble.GARBAGE_FILE
-        (self._path / "garbage.yaml").write_bytes(dice.randbytes(200))
+        """Write a file that is not a manifest, or let each later file lead to one that comes a moment later."""
+        if kind is Trouble.GARBAGE_FILE:
+            (self._path / "garbage.yaml").write_bytes(dice.randbytes(200))
+        else:
+            assert kind is Trouble.UNREADABLE_FILES
+            self._targets = self._path.with_name("targets")
+            self._targets.mkdir(exist_ok=True)
 
     def close(self) -> None:
         """As ``Cluster`` says."""

@@ -26,7 +26,8 @@ HARM_SHARE = 0.1
 """Takes half a minute, so a short history has none."""
 DIRECTORY_EVERY = 4
 """Of this many histories, the last has a directory as source, the others an API server."""
-SERVER_TROUBLES = [kind for kind in Trouble if kind is not Trouble.GARBAGE_FILE]
+DIRECTORY_TROUBLES = [Trouble.GARBAGE_FILE, Trouble.UNREADABLE_FILES]
+SERVER_TROUBLES = [kind for kind in Trouble if kind not in DIRECTORY_TROUBLES]
 MOMENTS: Mapping[Backend, Sequence[Moment]] = {
     Backend.IPTABLES: [kind for kind in Moment if kind is not Moment.LOCKED_MOVE],
     Backend.NFTABLES: [kind for kind in Moment if kind is not Moment.NATIVE_RULE],
@@ -48,23 +49,25 @@ class Plan(NamedTuple):
     moments: Sequence[Moment] = ()
 
 
-KINDS: dict[str, Moment | harm.Harm] = {kind.name.lower().replace("_", "-"): kind for kind in Moment}
+Special = Moment | harm.Harm | Trouble
+KINDS: dict[str, Special] = {kind.name.lower().replace("_", "-"): kind for kind in (*Moment, *Trouble)}
 KINDS |= {f"{one.when.name}-{one.drift.__name__}".lower().replace("_", "-"): one for one in harm.HARMS}
-"""Bad moments and harms by their names on the command line."""
+"""Bad moments, troubles and harms by their names on the command line."""
 
 
-def name_of(kind: Moment | harm.Harm) -> str:
+def name_of(kind: Special) -> str:
     """The name on the command line."""
     return next(name for name, one in KINDS.items() if one is kind)
 
 
-def only(*kinds: Moment | harm.Harm, has_server: bool = True) -> Plan:
-    """A plan of these bad moments and harms alone."""
+def only(*kinds: Special) -> Plan:
+    """A plan of these bad moments, troubles and harms alone."""
     return Plan(
-        ["moment" if isinstance(kind, Moment) else "harm" for kind in kinds],
-        has_server,
+        ["moment" if isinstance(kind, Moment) else "trouble" if isinstance(kind, Trouble) else "harm" for kind in kinds],
+        has_server=not any(kind in DIRECTORY_TROUBLES for kind in kinds),
         moments=[kind for kind in kinds if isinstance(kind, Moment)],
-        harms=[kind for kind in kinds if not isinstance(kind, Moment)],
+        harms=[kind for kind in kinds if isinstance(kind, harm.Harm)],
+        troubles=[kind for kind in kinds if isinstance(kind, Trouble)],
     )
 
 
@@ -95,7 +98,9 @@ def draw(seed: int, number: int, length: int, backend: Backend = Backend.IPTABLE
         _in_turn(seed, number, drift.DRIFTS, drifts),
         _in_turn(seed, number, harm.HARMS, harms),
         _in_turn(seed, number, list(Kind), faults),
-        _in_turn(seed, with_server, SERVER_TROUBLES, troubles) if has_server else [Trouble.GARBAGE_FILE] * troubles,
+        _in_turn(seed, with_server, SERVER_TROUBLES, troubles)
+        if has_server
+        else _in_turn(seed, number // DIRECTORY_EVERY, DIRECTORY_TROUBLES, troubles),
         _in_turn(
             seed,
             with_server if has_server else number // DIRECTORY_EVERY,

@@ -10,6 +10,7 @@ import pytest
 
 from ipvsproxy.model.rules import Backend
 from tests.chaos import bad_moments, broken, moments, plan
+from tests.chaos.cluster import Trouble
 from tests.chaos.configuration import SCHEDULERS, Configuration
 from tests.chaos.figures import Figures
 from tests.chaos.harm import HARMS, Harm
@@ -42,7 +43,7 @@ def _node() -> Iterator[lab.Lab]:
         yield node
 
 
-def live_through(node: lab.Lab, directory: Path, *kinds: Moment | Harm, without: Moment | None = None) -> Figures:
+def live_through(node: lab.Lab, directory: Path, *kinds: plan.Special, without: Moment | None = None) -> Figures:
     figures = Figures()
     History(plan.only(*kinds), SEED, node, directory, figures, quick=True, without=without, backend=BACKEND).run()
     return figures
@@ -53,8 +54,8 @@ def test_each_moment_has_an_act_and_a_fix_to_remove_has_its_violation() -> None:
     assert set(broken.WITHOUT_MEND) == set(FOUND)
 
 
-def test_each_bad_moment_and_harm_has_a_name_on_the_command_line() -> None:
-    assert set(plan.KINDS.values()) == {*Moment, *HARMS}
+def test_each_bad_moment_trouble_and_harm_has_a_name_on_the_command_line() -> None:
+    assert set(plan.KINDS.values()) == {*Moment, *Trouble, *HARMS}
     assert plan.name_of(plan.KINDS["stopped-clear-ipvs"]) == "stopped-clear-ipvs"
     assert plan.only(Moment.STALLED_LOG, HARMS[0]).steps == ["moment", "harm"]
 
@@ -128,11 +129,17 @@ def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> 
     assert (figures.lost, figures.broken) == (0, 0)
 
 
-@UNMENDED
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
-def test_the_program_survives_a_stalled_log_and_exhausted_descriptors(node: lab.Lab, tmp_path: Path) -> None:
-    figures = live_through(node, tmp_path, Moment.STALLED_LOG, Moment.FULL_DESCRIPTORS)
+def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_later(node: lab.Lab, tmp_path: Path) -> None:
+    assert live_through(node, tmp_path, Trouble.UNREADABLE_FILES).troubles.total() == 1
+
+
+@pytest.mark.kernel
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", [Moment.STALLED_LOG, pytest.param(Moment.FULL_DESCRIPTORS, marks=UNMENDED)])
+def test_the_program_survives_a_stalled_log_and_exhausted_descriptors(node: lab.Lab, tmp_path: Path, kind: Moment) -> None:
+    figures = live_through(node, tmp_path, kind)
     assert (figures.lost, figures.broken) == (0, 0)
 
 
