@@ -78,6 +78,8 @@ class MemoryApi:
 class Source:
     """The program's reflectors, connected to a ``MemoryApi``."""
 
+    problem = ""
+
     def __init__(self, api: MemoryApi) -> None:
         @contextlib.asynccontextmanager
         async def connect() -> AsyncIterator[reflector.Connection]:
