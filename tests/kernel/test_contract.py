@@ -1,7 +1,6 @@
 """The contract of every kernel: the fake one, and the real one with either backend of rules and sets.
 
-Left out: what a test cannot bring about in a real kernel by operations alone (``tests/support/test_fake_kernel.py`` has
-it for the fake).
+Left out: what a test cannot bring about in a real kernel by operations alone.
 """
 
 import contextlib

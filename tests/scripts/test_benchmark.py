@@ -60,19 +60,6 @@ def test_the_whole_program_is_measured_without_a_kernel() -> None:
         assert served[part]["counts"]["system calls"] >= served[part]["counts"]["calls"]
 
 
-def test_a_measurement_that_takes_longer_than_its_limit_is_stopped_and_its_like_is_not_begun() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("a network namespace needs root")
-    pages = {"pages": [SERVICES, ENDPOINTS]}
-    like = [["cold", {**pages, "recording": "one", "limit_s": 0.01}], ["cold", pages], ["replay", {"recording": "one"}]]
-    own = ["own", {"what": "cold", "arguments": pages}]
-    command = ["unshare", "--net", "--mount", sys.executable, "-m", "scripts.benchmark.guest", json.dumps([*like, own])]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    *stopped, started = map(json.loads, done.stdout.splitlines())
-    assert stopped == [{"stopped_s": 0.01}] * 3
-    assert started["failed"] == started["pending"] == 0
-
-
 def test_a_figure_beyond_its_target_is_a_miss() -> None:
     rows = [figures.Row("start 10x1", "wall s, best", 2.0, 1.0), figures.Row("idle", "processor %", 0.1, 0.2)]
     heading, miss, good = report.table(rows, {("idle", "processor %"): 0.2})
