@@ -43,7 +43,7 @@ _OURS: Mapping[Family, Skeleton] = {
 class Kernel(Protocol):
     """The part of ``NodeKernel`` that a cleanup needs."""
 
-    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+    def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
         """Read all objects that may be ours."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:

@@ -41,7 +41,7 @@ class PlanningKernel:
         self._real = kernel
         self.operations: list[Operation] = []
 
-    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+    def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
         """As ``Kernel``; an incomplete reading is an error.
 
         Raises:
@@ -53,7 +53,7 @@ class PlanningKernel:
         return observed
 
     def poll(
-        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
+        self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
         """Read nothing: a plan ends with the first sync, which reads the kernel by ``observe``."""
         del sets, families, sysctls, thorough, whole

@@ -142,13 +142,16 @@ class NodeKernel:
         for driver in (self.ipvs, self._addresses, self._routes, self._conntrack, self._rule_changes, self._backend):
             driver.close()
 
-    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
-        """Read all that may be ours: these sets, the rules of these families, these settings, and all objects of other kinds."""
+    def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
+        """Reads all that may be ours.
+
+        These are these sets and settings, rules and virtual servers of these families, and all objects of other kinds.
+        """
         errors: list[str] = []
         addresses = _attempt(self._addresses.observe, errors)
         observed_sets = _attempt(lambda: self._backend.sets.observe(sets), errors)
         skeletons = {family: self._read_rules(family, self._fingerprint(family), errors) for family in families}
-        virtual_servers = _attempt(self.ipvs.observe, errors)
+        virtual_servers = _attempt(lambda: self.ipvs.observe(families), errors)
         return dataclasses.replace(
             _of_addresses(addresses),
             routes=_attempt(self._routes.observe, errors),
@@ -164,7 +167,7 @@ class NodeKernel:
         )
 
     def poll(
-        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
+        self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
         """As ``observe``, part by part; other calls may come between the parts.
 
@@ -205,8 +208,11 @@ class NodeKernel:
                 image = self._read_rules(family, fingerprint, errors)
                 yield Observation(skeletons={family: image} if image else {}, errors=tuple(errors), is_of_rules=True)
         try:
-            for reading in self.ipvs.observe_in_parts() if thorough else self.ipvs.observe_changed(whole=whole):
+            readings = self.ipvs.observe_in_parts(families) if thorough else self.ipvs.observe_changed(families, whole=whole)
+            for reading in readings:
                 yield Observation(some_virtual_servers=reading)
+            if thorough:
+                yield Observation(has_shown_virtual_servers=True)
         except KernelError as error:
             yield Observation(errors=(str(error),))
 

@@ -20,15 +20,17 @@ class Observation:
     stays.
 
     ``sets`` and ``virtual_servers`` are complete. ``some_sets`` and ``some_virtual_servers`` do not mention others; None stands
-    for an object that does not exist. ``set_copy``: whether a ``SetCopy`` exists. ``skeletons`` lacks families that are not in
-    use, ``sysctls`` lacks paths that this kernel does not have. ``addresses`` are on the dummy device, ``routes`` are those that
-    a local route of ours leads to, ``interface_addresses`` are on all other interfaces. ``foreign_virtual_servers`` is the number
-    of virtual servers of protocols that no Service has. ``errors`` has one line for each field that could not be read.
-    ``is_of_rules``: this part only has rules.
+    for an object that does not exist. ``has_shown_virtual_servers``: the parts of an audit up to this one have shown all of
+    them. ``set_copy``: whether a ``SetCopy`` exists. ``skeletons`` lacks families that are not in use, ``sysctls`` lacks paths
+    that this kernel does not have. ``addresses`` are on the dummy device, ``routes`` are those that a local route of ours leads
+    to, ``interface_addresses`` are on all other interfaces. ``foreign_virtual_servers`` is the number of virtual servers of
+    protocols that no Service has. ``errors`` has one line for each field that could not be read. ``is_of_rules``: this part only
+    has rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
     some_virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer | None] = dataclasses.field(default_factory=dict)
+    has_shown_virtual_servers: bool = False
     foreign_virtual_servers: int = 0
     sets: Mapping[str, AbstractSet[SetEntry]] | None = None
     some_sets: Mapping[str, AbstractSet[SetEntry] | None] = dataclasses.field(default_factory=dict)

@@ -56,15 +56,11 @@ SCHEDULER_FALLBACK = 0x8
 """The first scheduler flag. For ``sh`` and ``mh``: a client of a real server that takes no connections goes to another one."""
 SCHEDULER_PORT = 0x10
 """The second scheduler flag. For ``sh`` and ``mh``: the hash includes the source port."""
-HAS_THRESHOLDS = 0x20
-"""The third scheduler flag, which no scheduler reads. It shows that our real servers have thresholds: to ask every virtual server
-for these would take a question for each.
-"""
-SCHEDULER_FLAGS = SCHEDULER_FALLBACK | SCHEDULER_PORT | HAS_THRESHOLDS
-"""The flags that ``/proc/net/ip_vs`` does not show."""
+SCHEDULER_FLAGS = SCHEDULER_FALLBACK | SCHEDULER_PORT | 0x20
+"""The flags that a scheduler defines; none defines the third."""
 
 
-_FLAG_NAMES: Mapping[int, str] = {SCHEDULER_FALLBACK: "fallback", SCHEDULER_PORT: "port", HAS_THRESHOLDS: "thresholds"}
+_FLAG_NAMES: Mapping[int, str] = {SCHEDULER_FALLBACK: "fallback", SCHEDULER_PORT: "port"}
 
 
 class VirtualServerSettings(NamedTuple):
@@ -134,20 +130,18 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 class ObservedVirtualServer(msgspec.Struct, gc=False):
     """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
 
-    ``thresholds`` has the real servers that have any, and is None or empty without them. ``flags_known`` is false for a reading
-    of ``/proc/net/ip_vs``, which shows neither scheduler flags nor thresholds; these then count as equal.
+    ``thresholds`` has the real servers that have any, and is None or empty without them.
     Do not change an object that another module made: its reader may return it again, and a ``VirtualServer`` may share its
     weights. Change a copy.
     """
 
     settings: VirtualServerSettings
     real_servers: Mapping[RealServerKey, int]
-    flags_known: bool = True
     thresholds: Mapping[RealServerKey, Thresholds] | None = None
 
     def has(self, real_servers: Mapping[RealServerKey, int]) -> "ObservedVirtualServer":
         """The same with these real servers."""
-        return ObservedVirtualServer(self.settings, real_servers, self.flags_known, self.thresholds)
+        return ObservedVirtualServer(self.settings, real_servers, self.thresholds)
 
 
 @Kind(

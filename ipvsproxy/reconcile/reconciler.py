@@ -140,6 +140,10 @@ class Reconciler:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include."""
         return self._tables.set_names(), list(self._tables.sysctls.desired)
 
+    def begin_audit(self) -> None:
+        """Begins a reading of the whole kernel in parts: virtual servers that none of them shows are gone at its end."""
+        self._observer.begin_audit()
+
     def observing(self, observed: Observation, now: float) -> Iterator[None]:
         """Take in a reading of the kernel, or a part of one, with pauses."""
         return self._observer.observing(observed, now)
@@ -322,6 +326,8 @@ class Reconciler:
         for outcome in outcomes:
             operation = outcome.operation
             verb, item = operation
+            if isinstance(item, RealServers | VirtualServer):
+                self._tables.virtual_servers.note_change(item.virtual_server if isinstance(item, RealServers) else item.key)
             verb_and_kind = (verb, kind_of(item))
             count = count_objects(item)
             if outcome.surprise:

@@ -245,7 +245,7 @@ async def test_settings_that_a_service_chooses_are_told() -> None:
     assert lines[1].startswith("  not used: Service default/web metadata.annotations[ipvsproxy.io/slow-start]: the scheduler mh")
     limits = "connections at most 10, again below 5 of each endpoint"
     assert f"    TCP 10.96.0.10:80 (cluster IP), mh (fallback), {limits}" in lines
-    assert "      kernel: mh (fallback, thresholds), session affinity 600 s by /24" in lines
+    assert "      kernel: mh (fallback), session affinity 600 s by /24" in lines
     assert "        -> 10.244.0.1:8080 weight 5, connections: 0 active, 0 inactive" in lines
     assert "        -> 10.244.1.1:8080 weight 0, connections: 0 active, 0 inactive, no new connections" in lines
 

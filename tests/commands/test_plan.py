@@ -121,7 +121,7 @@ async def test_settings_that_a_service_chooses_are_shown() -> None:
     given = ServiceAnnotations(given=ALL_ANNOTATIONS, scheduler="wrr", weights=rules, thresholds=Thresholds(10, 5))
     chosen = (WEB[0], builders.with_options(WEB[1], annotations=given), WEB[2])
     lines = list(plan.render(await _plan(kernel, *chosen)))
-    assert "     ~ TCP 10.96.0.10:80 wrr (thresholds)  [default/web]" in lines
+    assert "     ~ TCP 10.96.0.10:80 wrr  [default/web]" in lines
     limits = "connections at most 10, again below 5"
     assert f"     ~   -> 10.244.0.1:8080 weight 5, {limits}  [default/web]" in lines
     assert any(f"weight 0 (keeps its connections, gets no new ones), {limits}" in line for line in lines)

@@ -1,8 +1,8 @@
-"""Targets with answers of the kernel or of iptables: netlink messages, ``/proc/net/ip_vs``, the text of ``iptables-save``."""
+"""Targets with answers of the kernel or of iptables: netlink messages, the text of ``iptables-save``."""
 
-import pathlib
+import errno
+import socket
 import struct
-import tempfile
 from collections.abc import Callable, Iterator
 
 from ipvsproxy.kernel.base import message, netlink
@@ -10,7 +10,6 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipset import driver as ipset
 from ipvsproxy.kernel.iptables import text as iptables_text
 from ipvsproxy.kernel.ipvs import driver as ipvs
-from ipvsproxy.kernel.ipvs import listing as ipvs_listing
 from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
 from ipvsproxy.kernel.network import addresses, conntrack, notify
 from ipvsproxy.kernel.nftables import foreign_rules
@@ -38,28 +37,6 @@ def netlink_answers(data: bytes) -> None:
     """Any answer to any request of the drivers. Only ``KernelError`` may be raised, and every address must be valid."""
     chooser = Chooser(data)
     _READERS[chooser.integer(0, len(_READERS) - 1)](chooser)
-
-
-def ip_vs(data: bytes) -> None:
-    """Any content of ``/proc/net/ip_vs`` after its heading, or with another heading."""
-    with tempfile.NamedTemporaryFile("wb") as file:
-        file.write(data if data.startswith(b"IP") else _HEADING.encode() + data)
-        file.flush()
-        try:
-            for piece in ipvs_listing.pieces(pathlib.Path(file.name)):
-                for block in ipvs_listing.blocks(piece):
-                    _read_block(block)
-        except ValueError as error:
-            _check_reason(error)
-
-
-def _read_block(block: ipvs_listing.Block) -> None:
-    heading = ipvs_listing.heading(block)
-    weights = ipvs_listing.weights(block.real_servers)
-    assert weights.keys() == ipvs_listing.connections(block.real_servers).keys()
-    assert ipvs_listing.without_connections(block).startswith(block.heading)
-    for address in (*((heading.key.address,) if heading else ()), *(one.address for one in weights)):
-        _check(address)
 
 
 def iptables_save(data: bytes) -> None:
@@ -131,12 +108,13 @@ def _read_ipvs(chooser: Chooser) -> None:
         else:
             yield from answer(sent)
 
-    with tempfile.NamedTemporaryFile("w") as table:
-        table.write(_HEADING)
-        table.flush()
-        driver = ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(reply), pathlib.Path(table.name))
-        for key in driver.observe():
-            _check(key.address)
+    driver = ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(reply), ask=_refuse)
+    for key in driver.observe():
+        _check(key.address)
+
+
+def _refuse(_asking: socket.socket, _level: int, _option: int, _question: bytearray, action: str) -> int:
+    raise KernelError(action=action, errno=errno.ENOPROTOOPT)
 
 
 def _read_ipvs_number(chooser: Chooser) -> None:

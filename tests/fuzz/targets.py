@@ -8,7 +8,6 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "decoder": api.decoder,
     "config": configuration.config,
     "netlink": kernel_answers.netlink_answers,
-    "ip_vs": kernel_answers.ip_vs,
     "iptables_save": kernel_answers.iptables_save,
     "rules": rules.rules,
 }

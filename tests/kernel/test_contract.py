@@ -28,7 +28,6 @@ from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, Rule, SetMark, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import (
-    HAS_THRESHOLDS,
     PERSISTENT,
     SCHEDULER_PORT,
     Connections,
@@ -646,7 +645,7 @@ def test_several_addresses_without_their_device_are_refused_one_by_one(kernel: K
 
 @FAMILIES
 def test_thresholds_come_back_as_they_were_set(kernel: Kernel, family: Family) -> None:
-    virtual = server(family, flags=HAS_THRESHOLDS)
+    virtual = server(family)
     one, two = real_server(virtual), real_server(virtual, port=8081, weight=65535)
     add(kernel, virtual, one._replace(thresholds=Thresholds(1_000_000, 65536)), two)
     (observed,) = virtual_servers(kernel).values()
@@ -657,13 +656,6 @@ def test_thresholds_come_back_as_they_were_set(kernel: Kernel, family: Family) -
     (observed,) = virtual_servers(kernel).values()
     assert observed.thresholds == {two.key: Thresholds(3)}
     apply(kernel, Verb.REMOVE, two)
-    (observed,) = virtual_servers(kernel).values()
-    assert not observed.thresholds
-
-
-def test_thresholds_of_a_virtual_server_without_the_flag_are_not_read(kernel: Kernel) -> None:
-    virtual = server()
-    add(kernel, virtual, real_server(virtual)._replace(thresholds=Thresholds(3)))
     (observed,) = virtual_servers(kernel).values()
     assert not observed.thresholds
 
@@ -683,7 +675,7 @@ def test_the_network_of_session_affinity_comes_back_as_it_was_set(kernel: Kernel
     apply(kernel, Verb.SET, wider)
     (observed,) = virtual_servers(kernel).values()
     assert observed.settings == wider.settings
-    for part in kernel.poll((), (), (), thorough=False, whole=True):
+    for part in kernel.poll((), tuple(Family), (), thorough=False, whole=True):
         for polled in part.some_virtual_servers.values():
             assert polled is not None
             assert polled.settings.prefix_length == length

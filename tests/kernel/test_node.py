@@ -51,7 +51,7 @@ ENTRY = SetEntry("KUBE-CLUSTER-IP", KEY.address, Protocol.TCP, 80)
 ENTRIES = SetEntries.of(ENTRY)
 SETTINGS = VirtualServerSettings("rr")
 SEEN = ObservedVirtualServer(SETTINGS, {BACKEND: 1})
-FLAGLESS = ObservedVirtualServer(SETTINGS, {BACKEND: 1}, flags_known=False)
+POLLED = ObservedVirtualServer(SETTINGS, {BACKEND: 2})
 ON_ETH0 = builders.interface_address("eth0", builders.NODE_ADDRESS)
 IMAGES = {family: ObservedSkeleton(family=family, chains={}, jumps=frozenset()) for family in Family}
 ITEMS: Mapping[str, Sequence[Item]] = {
@@ -110,10 +110,10 @@ class Double:
 
     def observe_changed(self, *arguments: Any, **named: Any) -> Any:
         if self._name == "ipvs":
-            return self._parts(FLAGLESS)
+            return self._parts(POLLED)
         return self.observe(*arguments)
 
-    def observe_in_parts(self) -> Iterator[Any]:
+    def observe_in_parts(self, _families: object) -> Iterator[Any]:
         return self._parts(SEEN)
 
     def _parts(self, observed: ObservedVirtualServer) -> Iterator[Any]:
@@ -155,7 +155,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
     answers: Mapping[str, Callable[..., Any]] = {
         "Iptables": lambda family: IMAGES[family],
-        "Ipvs": lambda: {KEY: SEEN},
+        "Ipvs": lambda _families: {KEY: SEEN},
         "Ipset": lambda names: {name: Held(frozenset({ENTRY})) for name in names},
         "Address": lambda: (True, frozenset({KEY.address}), (ON_ETH0,)),
         "Route": lambda: frozenset({OTHER_KEY.address}),
@@ -300,7 +300,7 @@ def test_rules_are_read_ahead_and_a_failure_is_left_to_the_reading_that_counts(k
     assert observe(target).skeletons == IMAGES, "what was read ahead is observed all the same"
 
 
-def test_a_poll_shows_everything_except_scheduler_flags(kernel: Kernel) -> None:
+def test_a_poll_shows_everything(kernel: Kernel) -> None:
     target = new_node()
     whole = observe(target)
     assert kernel.broken == set()
@@ -308,7 +308,7 @@ def test_a_poll_shows_everything_except_scheduler_flags(kernel: Kernel) -> None:
         whole,
         virtual_servers=None,
         foreign_virtual_servers=0,
-        some_virtual_servers={KEY: FLAGLESS, OTHER_KEY: None},
+        some_virtual_servers={KEY: POLLED, OTHER_KEY: None},
         sets=None,
         set_copy=None,
         some_sets={"KUBE-CLUSTER-IP": frozenset({ENTRY})},
@@ -325,6 +325,7 @@ def test_a_thorough_poll_returns_everything_whatever_was_returned_before(kernel:
             virtual_servers=None,
             foreign_virtual_servers=0,
             some_virtual_servers={KEY: SEEN, OTHER_KEY: None},
+            has_shown_virtual_servers=True,
             sets=None,
             some_sets={"KUBE-CLUSTER-IP": frozenset({ENTRY})},
         )
@@ -338,7 +339,7 @@ def test_a_poll_has_parts_between_which_other_calls_may_write(kernel: Kernel) ->
     asked = [set(part.some_sets) for part in parts if part.some_sets]
     assert set().union(*asked) == set(names)
     assert max(map(len, asked)) == node.SETS_AT_ONCE
-    assert [part.some_virtual_servers for part in parts[-2:]] == [{KEY: FLAGLESS}, {OTHER_KEY: None}]
+    assert [part.some_virtual_servers for part in parts[-2:]] == [{KEY: POLLED}, {OTHER_KEY: None}]
     assert kernel.applied == []
 
 

@@ -34,10 +34,9 @@ def observed(
     weights: Mapping[RealServerKey, int] | None = None,
     *,
     settings: VirtualServerSettings = ROUND_ROBIN,
-    flags_known: bool = True,
 ) -> KernelVirtualServer:
     """A virtual server in the kernel."""
-    return KernelVirtualServer(settings, dict(weights or {}), flags_known)
+    return KernelVirtualServer(settings, dict(weights or {}))
 
 
 def state(

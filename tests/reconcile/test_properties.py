@@ -350,7 +350,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
 
 
 def _copy(server: fake_kernel.KernelVirtualServer) -> fake_kernel.KernelVirtualServer:
-    return fake_kernel.KernelVirtualServer(server.settings, dict(server.real_servers), server.flags_known)
+    return fake_kernel.KernelVirtualServer(server.settings, dict(server.real_servers))
 
 
 AnyHistory.TestCase.settings = hypothesis.settings(

@@ -8,7 +8,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, Wei
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
-from ipvsproxy.model.virtual_servers import HAS_THRESHOLDS, SCHEDULER_FALLBACK, Connections, RealServers, VirtualServer
+from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, Connections, RealServers, VirtualServer
 from ipvsproxy.translate.settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -142,16 +142,16 @@ def test_drift_of_flags_weights_and_thresholds_is_repaired() -> None:
     rules = WeightRules({}, {}, 3)
     node = running(web(scheduler="mh", scheduler_flags=SCHEDULER_FALLBACK, weights=rules, thresholds=Thresholds(10)))
     server = node.kernel.virtual_servers[KEY]
-    assert server.settings.flags == SCHEDULER_FALLBACK | HAS_THRESHOLDS
+    assert server.settings.flags == SCHEDULER_FALLBACK
     assert server.thresholds == {ONE: Thresholds(10), TWO: Thresholds(10)}
-    server.settings = server.settings._replace(flags=HAS_THRESHOLDS)
+    server.settings = server.settings._replace(flags=0)
     server.real_servers[ONE] = 9
     server.thresholds = {TWO: Thresholds(99)}
     node.observe()
     assert node.reconciler.take_drift_news().drifted == {"virtual_server": 1}
     node.sync()
     repaired = node.kernel.virtual_servers[KEY]
-    assert repaired.settings.flags == SCHEDULER_FALLBACK | HAS_THRESHOLDS
+    assert repaired.settings.flags == SCHEDULER_FALLBACK
     assert repaired.real_servers == {ONE: 3, TWO: 3}
     assert repaired.thresholds == {ONE: Thresholds(10), TWO: Thresholds(10)}
 

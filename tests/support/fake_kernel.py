@@ -32,8 +32,6 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Threshold
 from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, ObservedSkeleton, Rule, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, SetCopy, SetEntries, SetType
 from ipvsproxy.model.virtual_servers import (
-    HAS_THRESHOLDS,
-    SCHEDULER_FLAGS,
     Connections,
     FirewallMark,
     ObservedVirtualServer,
@@ -61,7 +59,6 @@ if TYPE_CHECKING:
         """One whose real servers a test may change, in the role of another program."""
 
         real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # that is its point
-        flags_known: bool = True
         thresholds: Mapping[RealServerKey, Thresholds] | None = None
 else:
     KernelVirtualServer = ObservedVirtualServer
@@ -173,10 +170,7 @@ class FakeKernel:
         thorough: bool = False,
         whole: bool = True,
     ) -> Iterator[Observation]:
-        """As ``observe``, part by part; without scheduler flags unless ``thorough``, without virtual servers unless ``whole``.
-
-        That is how the kernel is polled if there are virtual servers of IPv6.
-        """
+        """As ``observe``, part by part; without virtual servers unless ``whole``. A ``thorough`` one shows no absent ones."""
         if thorough:
             self.audits += 1
         else:
@@ -194,10 +188,12 @@ class FakeKernel:
             self._reported.clear()
         for key in () if observation.virtual_servers is None or not whole else sorted(self._known, key=str):
             present = self.virtual_servers.get(key)
-            shown = present and _without_flags(present)
-            if key not in self._reported or self._reported[key] != shown:
+            shown = present and _copy(present)
+            if (key not in self._reported or self._reported[key] != shown) and (present or not thorough):
                 self._reported[key] = shown
-                yield Observation(some_virtual_servers={key: _copy(present) if present and thorough else shown})
+                yield Observation(some_virtual_servers={key: shown})
+        if thorough and observation.virtual_servers is not None:
+            yield Observation(has_shown_virtual_servers=True)
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
         """The addresses of all interfaces except the device of the Service addresses."""
@@ -317,7 +313,6 @@ class FakeKernel:
             self.virtual_servers[item.key] = KernelVirtualServer(item.settings, {})
         else:
             there.settings = item.settings
-            there.flags_known = True
         return (there is None) is (verb is Verb.SET)
 
     def _change_real_server(self, verb: Verb, item: RealServers) -> bool:
@@ -430,14 +425,7 @@ def _set_thresholds(server: KernelVirtualServer, key: RealServerKey, thresholds:
 
 
 def _copy(present: KernelVirtualServer) -> ObservedVirtualServer:
-    # Only a virtual server with the flag is asked for thresholds.
-    thresholds = present.thresholds if present.settings.flags & HAS_THRESHOLDS else None
-    return ObservedVirtualServer(present.settings, dict(present.real_servers), present.flags_known, thresholds)
-
-
-def _without_flags(present: KernelVirtualServer) -> ObservedVirtualServer:
-    settings = present.settings._replace(flags=present.settings.flags & ~SCHEDULER_FLAGS)
-    return ObservedVirtualServer(settings, dict(present.real_servers), flags_known=False)
+    return ObservedVirtualServer(present.settings, dict(present.real_servers), present.thresholds)
 
 
 def _identity(item: Item) -> object:

@@ -17,14 +17,14 @@ from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 class Kernel(Protocol):
     """Reads and programs the kernel."""
 
-    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+    def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
         """Read everything: these sets, the rules of these families, these settings (paths), and all other objects.
 
         A part that cannot be read is None, and has a sentence in ``errors``.
         """
 
     def poll(
-        self, sets: Sequence[str], families: Iterable[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
+        self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
         """The same part by part, each read when it is asked for. Unless ``thorough``, only parts that may have changed.
 
@@ -61,7 +61,7 @@ class Kernel(Protocol):
 class ReadableKernel(Protocol):
     """Reads the kernel, for commands that change nothing. The methods are those of ``Kernel``."""
 
-    def observe(self, sets: Collection[str], families: Iterable[Family], sysctls: Iterable[str]) -> Observation:
+    def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
         """As ``Kernel``."""
 
     def interface_addresses(self) -> tuple[InterfaceAddress, ...]:

@@ -37,8 +37,7 @@ The longer a poll takes, the rarer polls of its kind are. 10,000 Services of 10 
 read, 0.02 s otherwise.
 """
 AUDIT_SHARE = 0.1
-"""The same share for audits. The kernel walks its table from the beginning for each 4 kB that it prints, so the cost of a reading
-grows with the square of the table's size."""
+"""The same share for audits."""
 REST_FACTOR = 4
 """The pause after a reading, as a multiple of its cost, up to ``POLL_INTERVAL_S``. It holds for notifications, too: a program
 that changes the kernel all the time must not cost us a processor."""
@@ -187,6 +186,7 @@ class KernelReader:
                 self._whole_poll_due_s = math.inf
             if is_audit:
                 self._audit_due_s = math.inf
+                self._reconciler.begin_audit()
             sets, families, sysctls = self._subjects()
             parts = await self._kernel.call(
                 lambda kernel: kernel.poll(sets, families, sysctls, thorough=is_audit, whole=is_whole)

@@ -4,7 +4,6 @@ import enum
 import os
 import pathlib
 import threading
-from collections.abc import Mapping
 
 from ipvsproxy.model.annotations import SCHEDULERS
 
@@ -56,19 +55,3 @@ def schedulers(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
     """The schedulers that the files of this kernel's modules show, of those that an annotation may name."""
     missing = (ModuleState.MISSING, ModuleState.UNKNOWN)
     return tuple(name for name in SCHEDULERS if module_state(f"ip_vs_{name}", root) not in missing)
-
-
-def scheduler_uses(root: pathlib.Path = pathlib.Path("/")) -> Mapping[str, int] | None:
-    """How many virtual servers have each loaded scheduler, in all network namespaces of this kernel; None if that is unknown.
-
-    A virtual server holds one reference to the module of its scheduler (net/netfilter/ipvs/ip_vs_sched.c,
-    ``ip_vs_scheduler_get``). Where IPVS is built in, so may be its schedulers, which have no count. Other modules of IPVS count
-    as schedulers.
-    """
-    folder = root / "sys/module"
-    try:
-        if not (folder / "ip_vs/refcnt").exists():
-            return None
-        return {path.parent.name.removeprefix("ip_vs_"): int(path.read_text()) for path in folder.glob("ip_vs_*/refcnt")}
-    except (OSError, ValueError):
-        return None

@@ -2,34 +2,27 @@
 
 import contextlib
 import errno
-import functools
-import pathlib
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyroute2.netlink import NETLINK_GENERIC
 
-from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base import message, netlink, sockopt
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs import entries as ipvs_entries
 from ipvsproxy.kernel.ipvs import handover as ipvs_handover
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
-from ipvsproxy.kernel.ipvs import pages as ipvs_pages
-from ipvsproxy.kernel.ipvs import table as ipvs_table
+from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
 from ipvsproxy.kernel.ipvs.connections import ConnectionReader
 from ipvsproxy.model.kernel import Timeouts
-from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, RealServerKey, Thresholds
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
-    HASHED,
-    PERSISTENT,
     Connections,
-    FirewallMark,
     ObservedVirtualServer,
     RealServers,
     VirtualServer,
@@ -37,26 +30,8 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerSettings,
 )
 
-LISTED_PER_QUESTION = 2
-"""So many virtual servers of ``/proc/net/ip_vs`` are read in the time of a question about one."""
-
-_PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
-_SERVICE, _DESTINATION = 1, 2
-# One layout for all dumps: a new layout has to walk its first message, which takes as long as a dump.
-_SETTINGS = message.Layout(
-    [
-        message.Field((_SERVICE, kind), code)
-        for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"), (9, "4s"))
-    ]
-)
-_MARKED_SETTINGS = message.Layout(
-    [message.Field((_SERVICE, kind), code) for kind, code in ((1, "H"), (5, "I"), (6, "s"), (7, "I"), (8, "I"), (9, "4s"))]
-)
+_DESTINATION = 2
 _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
-_METHODS = 0x7
-"""The bits of a real server's flags that are its forwarding method; 0 is masquerading (include/uapi/linux/ip_vs.h,
-IP_VS_CONN_F_FWD_MASK).
-"""
 _REAL_SERVER = message.Layout(
     [
         message.Field((_DESTINATION, kind), code)
@@ -82,55 +57,51 @@ class IpvsDriver:
     def __init__(
         self,
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
-        table: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs"),
         counts: ConnectionReader | None = None,
-        entries: ipvs_entries.EntryReader | None = None,
+        ask: ipvs_readings.Ask = sockopt.ask_in,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``counts`` reads connections, and ``entries`` the table, where there is a faster way than netlink and ``table``."""
+        """``counts`` reads connections where there is a faster way than netlink. ``ask`` is as ``sockopt.ask_in``."""
         self._sleep = sleep
         self._counts = counts or ConnectionReader()
         self.traffic = ipvs_traffic.TrafficReader(connect)
-        self._make_table = functools.partial(ipvs_table.TableReader, table, self._settings, self._virtual_server)
-        self._table = self._make_table()
-        pages = ipvs_pages.PageReader(table, ipvs_entries.name_of)
-        self._entries = entries or ipvs_entries.EntryReader(self._virtual_server, pages=pages)
-        self._reads_entries = False
-        """Whether the last reading of everything met no IPv6, and none was written since."""
         self._channel = netlink.Channel(NETLINK_GENERIC, connect)
         self._family_number = 0
         self._encoder = ipvs_message.Encoder(0)
         self._renew()
+        self._older_interface = ipvs_readings.SockoptReader(self._virtual_server, ask)
+        by_netlink = frozenset(Family) - ({Family.IPV4} if self._older_interface.is_there() else set())
+        netlink_reader = ipvs_readings.NetlinkReader(by_netlink, self._rows, self._values)
+        self._readers: Mapping[Family, ipvs_readings.FamilyReader[Any]] = {
+            family: netlink_reader if family in by_netlink else self._older_interface for family in Family
+        }
 
     def close(self) -> None:
         """Close the sockets."""
         self._channel.close()
         self._counts.close()
-        self._entries.close()
+        self._older_interface.close()
 
     @property
     def foreign(self) -> int:
         """The number of virtual servers that the last reading left out: those of another protocol, which are never ours."""
-        return self._entries.foreign if self._reads_entries else self._table.foreign
+        return sum(reader.foreign for reader in dict.fromkeys(self._readers.values()))
 
-    def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
-        """All virtual servers by key.
-
-        If there are none of IPv6, they are read by ``getsockopt`` (see ``entries``). Whether there are any, the uses of
-        schedulers tell, if they are as many as virtual servers of IPv4; or else a netlink dump. Otherwise settings come from that
-        dump, real servers from ``/proc/net/ip_vs``; virtual servers that the file skips (see ``table``) are read one by one.
+    def observe(self, families: Iterable[Family] = tuple(Family)) -> dict[VirtualServerKey, ObservedVirtualServer]:
+        """All virtual servers of these families by key.
 
         Raises:
             KernelError: a part could not be read.
         """
         try:
-            return {key: observed for part in self.observe_in_parts() for key, observed in part.items() if observed is not None}
+            parts = self.observe_in_parts(families)
+            return {key: observed for part in parts for key, observed in part.items() if observed is not None}
         except KernelError:
-            self._table.forget()  # the caller gets none of it
-            self._entries.forget()
+            for reader in self._readers.values():  # the caller gets none of it
+                reader.forget()
             raise
 
-    def observe_in_parts(self) -> Iterator[ipvs_table.Reading]:
+    def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
         """As ``observe``, part by part; other calls may come between the parts. The next poll reads what these calls write.
 
         None stands for a virtual server that no longer exists.
@@ -138,41 +109,27 @@ class IpvsDriver:
         Raises:
             KernelError: a part could not be read. The parts before it are valid.
         """
-        # A dump of a hundred thousand takes seconds: the kernel walks its table from the beginning for each part.
-        settings = {} if self._entries.shows_all() else self._settings()
-        if all(key.address.family is Family.IPV4 for key in settings) and self._entries.is_there():
-            if not self._reads_entries:
-                self._table = self._make_table()  # what it knows would take memory, and become old
-                self._reads_entries = True
-            self._entries.forget()
-            return self._entries.read(whole=True)
-        self._reads_entries = False
-        return self._table.read_with(settings)
+        for reader in self._readers_of(families):
+            reader.forget()
+            yield from reader.read(whole=True)
 
-    def observe_changed(self, *, whole: bool) -> Iterator[ipvs_table.Reading]:
+    def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
         """As ``observe_in_parts``, but only virtual servers that have changed or were written since they were last returned.
 
-        Without IPv6, this includes everything if it is ``whole``; otherwise no weights and no exchanged real servers, and what
-        was written here waits for a whole reading (see ``entries``). One of IPv6 that another program has added waits for
-        ``observe``.
-
-        With IPv6, only a whole reading reads anything, and does not show scheduler flags. Virtual servers that the file skips
-        (see ``table``) are read one by one if they are known or were added here; one that another program has added waits
-        for ``observe``.
+        Unless ``whole``, no weights and no exchanged real servers, of IPv6 no real servers, and nothing that was written here.
 
         Raises:
             KernelError: a part could not be read. The parts before it are valid.
         """
-        if self._reads_entries:
-            return self._entries.read(whole=whole)
-        return self._table.read() if whole else iter(())
+        for reader in self._readers_of(families):
+            yield from reader.read(whole=whole)
+
+    def _readers_of(self, families: Iterable[Family]) -> Iterable[ipvs_readings.FamilyReader[Any]]:
+        return dict.fromkeys(self._readers[family] for family in families)
 
     def _note(self, key: VirtualServerKey, *, is_there: bool) -> None:
         """Note a write for the next reading."""
-        if self._reads_entries and key.address.family is Family.IPV6:
-            self._reads_entries = False  # until an audit finds that there are none again
-            self._entries.forget()
-        (self._entries if self._reads_entries else self._table).note(key, is_there=is_there)
+        self._readers[key.address.family].note(key, is_there=is_there)
 
     def refusal_with(self, scheduler: str) -> int:
         """The kernel's error for an invalid virtual server with this scheduler, which the kernel looks up first.
@@ -197,9 +154,6 @@ class IpvsDriver:
         Raises:
             KernelError: the connections could not be read.
         """
-        if len(keys) * LISTED_PER_QUESTION > max(self._table.size, self._entries.size):
-            listed = self._table.connections()
-            return {key: listed[key] if key in listed else self._connections(key) for key in keys}
         return {key: self._connections(key) for key in keys}
 
     def read_timeouts(self) -> Timeouts:
@@ -359,8 +313,8 @@ class IpvsDriver:
                 raise
             return self._channel.gather(request(self._encoder), action, read_part)
 
-    def _settings(self) -> dict[VirtualServerKey, VirtualServerSettings]:
-        return dict(self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", _read_settings))
+    def _rows(self) -> list[ipvs_readings.NetlinkRow]:
+        return self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", ipvs_readings.rows_of)
 
     def _settings_of(self, key: VirtualServerKey) -> VirtualServerSettings | None:
         action = f"read {key}"
@@ -370,21 +324,18 @@ class IpvsDriver:
             if error.errno == errno.ESRCH:
                 return None
             raise
-        for _, settings in _read_settings([(data, start + ipvs_message.GENERIC_HEADER, end)]):
-            return settings
+        for _, *values in ipvs_readings.rows_of([(data, start + ipvs_message.GENERIC_HEADER, end)]):
+            return ipvs_readings.settings_of(key.address.family, *values)
         raise KernelError(action=action, detail="the answer is incomplete")
 
     def _virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
         settings = self._settings_of(key)
         if settings is None:
             return None
-        weights: dict[RealServerKey, int] = {}
-        thresholds: dict[RealServerKey, Thresholds] = {}
-        for real_server, (method, weight, upper, lower) in self._real_servers(key, _REAL_SERVER):
-            weights[real_server] = NOT_MASQUERADED if method & _METHODS else weight
-            if upper or lower:
-                thresholds[real_server] = Thresholds(upper, lower)
-        return ObservedVirtualServer(settings, weights, thresholds=thresholds or None)
+        return ipvs_readings.observed(settings, list(self._values(key)))
+
+    def _values(self, key: VirtualServerKey) -> Iterator[ipvs_readings.RealServerValues]:
+        return ((real_server, *values) for real_server, values in self._real_servers(key, _REAL_SERVER))  # type: ignore[misc]
 
     def _connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
         counts = self._counts.read(key)
@@ -399,7 +350,7 @@ class IpvsDriver:
             if values is None:
                 raise KernelError(action=f"list the real servers of {key}", detail=ipvs_message.NO_ADDRESS_FAMILY)
             family, address, port, *others = values
-            yield RealServerKey(_address(family, address) + port), others
+            yield RealServerKey(ipvs_readings.address_of(family, address) + port), others
 
 
 class AbsentIpvs(IpvsDriver):
@@ -413,44 +364,21 @@ class AbsentIpvs(IpvsDriver):
     def close(self) -> None:
         """Close nothing."""
 
-    def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
+    def observe(self, families: Iterable[Family] = tuple(Family)) -> dict[VirtualServerKey, ObservedVirtualServer]:
         """No virtual servers."""
+        del families
         return {}
 
-    def observe_in_parts(self) -> Iterator[ipvs_table.Reading]:
+    def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
         """No virtual servers."""
+        del families
         return iter(())
 
-    def observe_changed(self, *, whole: bool) -> Iterator[ipvs_table.Reading]:
+    def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
         """No virtual servers."""
-        del whole
+        del families, whole
         return iter(())
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Refuse every operation."""
         return [Outcome(operation, f"{operation}: this kernel has no IPVS", errno.ENOENT) for operation in operations]
-
-
-def _read_settings(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[tuple[VirtualServerKey, VirtualServerSettings]]:
-    """The settings in messages about virtual servers, without those of other protocols."""
-    for part in parts:
-        if (values := _SETTINGS.read(*part)) is not None:
-            family, protocol, address, port, *settings = values
-            if protocol in _PROTOCOLS:
-                key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
-                yield key, _shared_settings(key.address.family, *settings)
-        elif (values := _MARKED_SETTINGS.read(*part)) is not None:
-            family, mark, *settings = values
-            yield FirewallMark.of(Family(family), mark), _shared_settings(Family(family), *settings)
-
-
-@functools.lru_cache(maxsize=1024)
-def _shared_settings(family: Family, scheduler: bytes, flags: int, timeout_s: int, netmask: bytes) -> VirtualServerSettings:
-    """One object for all virtual servers with equal settings."""
-    name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
-    prefix_length = ipvs_message.network_length(family, netmask) if flags & PERSISTENT else 0
-    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, prefix_length)
-
-
-def _address(family: int, packed: bytes) -> Address:
-    return Address(packed[:4] if family == Family.IPV4 else packed)

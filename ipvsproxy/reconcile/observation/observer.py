@@ -17,7 +17,7 @@ from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, 
 from ipvsproxy.reconcile.observation.drift import Drifts, Place
 from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE
-from ipvsproxy.reconcile.virtual_servers import diff, ownership
+from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 _WITNESSES = frozenset({"set_entry", "address", "route"})
@@ -83,21 +83,19 @@ class Observer:
             if not self.has_observed_all and not self._unread:
                 self.has_observed_all = True
             self.newcomers.clear()
-        if observed.some_virtual_servers:
-            some = {key: self._as_known(key, one) for key, one in observed.some_virtual_servers.items()}
-            yield from self._recall_drains(some.items(), now)
-            yield from tables.virtual_servers.observing_some(some, self._is_ours({}))
+        yield from self._take_in(observed.some_virtual_servers, now)
+        if observed.has_shown_virtual_servers:
+            unshown = yield from tables.virtual_servers.ending_reading()
+            yield from self._take_in(unshown, now)
         self._note_drift(now, in_parts=observed.virtual_servers is None)
 
-    def _as_known(self, key: VirtualServerKey, observed: ObservedVirtualServer | None) -> ObservedVirtualServer | None:
-        """A virtual server of a poll, with the known flags and thresholds, which a poll does not show.
+    def begin_audit(self) -> None:
+        """Begins a reading of everything in parts."""
+        self._tables.virtual_servers.begin_reading()
 
-        If all else is equal, it is the known object, which shares its weights with desired state.
-        """
-        known = self._tables.virtual_servers.observed.get(key)
-        if known is None or observed is None:
-            return observed
-        return known if diff.equals_known(observed, known) else diff.with_known(observed, known)
+    def _take_in(self, some: Mapping[VirtualServerKey, ObservedVirtualServer | None], now: float) -> Iterator[None]:
+        yield from self._recall_drains(some.items(), now)
+        yield from self._tables.virtual_servers.observing_some(some, self._is_ours({}))
 
     def concluding(self, now: float) -> Iterator[None]:
         """Conclude a reading after its last part: only the whole reading shows which virtual servers are foreign.

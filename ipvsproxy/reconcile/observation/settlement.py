@@ -107,7 +107,7 @@ class Settlement:
         thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
         if verb is not Verb.REMOVE and item.thresholds != NO_THRESHOLDS:
             thresholds |= dict.fromkeys(item.keys, item.thresholds)
-        changed = ObservedVirtualServer(observed.settings, observed.real_servers, observed.flags_known, thresholds or None)
+        changed = ObservedVirtualServer(observed.settings, observed.real_servers, thresholds or None)
         table.exchange(key, changed)
 
     def _weights_to_change(self, key: VirtualServerKey, observed: ObservedVirtualServer) -> dict[RealServerKey, int]:

@@ -7,8 +7,7 @@ has the key. The rank is the owner itself, unless the table gets a function for 
 Rule 3: an observed key without an owner is removed only if it is ours, and not protected.
 """
 
-import itertools
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -62,6 +61,8 @@ class Table(Generic[K, V, W]):
         self._pending: dict[K, None] = {}
         self._surplus: dict[K, None] = {}
         self._was_observed = False
+        self._shown: set[K] | None = None
+        """The keys that the complete reading under way has shown, and those changed since it began; None between readings."""
         self.drifted = 0
         """The number of drifted keys since the first observation: observed otherwise than before, and not as desired."""
         self._drifted_keys: list[K] = []
@@ -184,39 +185,53 @@ class Table(Generic[K, V, W]):
             pass
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> Iterator[None]:
-        """As ``observe``, with a pause after each ``KEYS_AT_ONCE`` keys. Nothing else may be done to the table meanwhile.
+        """As ``observe``, in steps of ``KEYS_AT_ONCE`` keys. Nothing else may be done to the table between two steps.
 
-        Only new and vanished keys, and keys whose value is another object than before, are compared. An equal value keeps the
-        known object.
+        An equal value keeps the known object.
         """
-        return self._observing(listing, listing.items(), is_ours)
+        self.begin_reading()
+        yield from self.observing_some(listing, is_ours)
+        gone = yield from self.ending_reading()
+        yield from self.observing_some(gone, is_ours)
+        self._was_observed = True
 
     def observing_all(self, keys: AbstractSet[K], value: W, is_ours: Callable[[K], bool]) -> Iterator[None]:
         """As ``observing``; all observed keys have this value."""
-        return self._observing(keys, zip(keys, itertools.repeat(value), strict=False), is_ours)
+        return self.observing(dict.fromkeys(keys, value), is_ours)
 
-    def _observing(self, keys: Container[K], listing: Iterable[tuple[K, W]], is_ours: Callable[[K], bool]) -> Iterator[None]:
-        observed, foreign = self._observed, self._foreign
-        suspects: dict[K, W | None] = {}
-        remaining = iter(observed)
-        while keys_before := list(itertools.islice(remaining, KEYS_AT_ONCE)):
-            suspects |= {key: None for key in keys_before if key not in keys}
-            yield
-        for number, (key, value) in enumerate(listing, 1):
-            if observed.get(key) is not value or key in foreign:
-                suspects[key] = value
+    def begin_reading(self) -> None:
+        """Begins a complete reading, whose parts are passed to ``observing_some``."""
+        self._shown = set()
+
+    def ending_reading(self) -> Generator[None, None, Mapping[K, None]]:
+        """Ends a complete reading. Returns the observed keys that are gone, for ``observing_some``.
+
+        A key is gone if no part has shown it, and no change was tried since the reading began. Nothing is gone if no reading has
+        begun.
+        """
+        shown, self._shown = self._shown, None
+        gone: dict[K, None] = {}
+        for number, key in enumerate(self._observed if shown is not None else (), 1):
+            if shown is not None and key not in shown:
+                gone[key] = None
             if number % KEYS_AT_ONCE == 0:
                 yield
-        yield from self.observing_some(suspects, is_ours)
-        self._was_observed = True
+        return gone
+
+    def note_change(self, key: K) -> None:
+        """Notes that a change of this key was tried, with any outcome: a reading under way may have missed it."""
+        if self._shown is not None:
+            self._shown.add(key)
 
     def observing_some(self, observed_now: Mapping[K, W | None], is_ours: Callable[[K], bool]) -> Iterator[None]:
         """As ``observing``, for some keys: None for an absent one. Other keys do not change."""
-        observed, foreign = self._observed, self._foreign
+        observed, foreign, shown = self._observed, self._foreign, self._shown
         self._known_to_differ = {key for key in observed_now if key in self._pending or key in self._surplus}
         for number, (key, value) in enumerate(observed_now.items(), 1):
             before = observed.get(key)
-            if key in foreign or before != value:
+            if shown is not None and value is not None:
+                shown.add(key)
+            if key in foreign or (before is not value and before != value):
                 if value is None:
                     del observed[key]
                     foreign.discard(key)
@@ -255,6 +270,7 @@ class Table(Generic[K, V, W]):
         """Record that we have set this value in the kernel, or (None) removed the key: it is ours now."""
         if self._foreign:
             self._foreign.discard(key)
+        self.note_change(key)
         if value is None:
             self._observed.pop(key, None)
         else:

@@ -7,55 +7,19 @@ from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds, plain
 from ipvsproxy.model.virtual_servers import (
-    SCHEDULER_FLAGS,
     ObservedVirtualServer,
     RealServers,
     VirtualServer,
     VirtualServerKey,
-    VirtualServerSettings,
 )
 
 MayRemove = Callable[[VirtualServerKey, RealServerKey], bool | None]
 """Whether the drain of a real server is over; None if it has not begun."""
 
 
-def settings_differ(desired: VirtualServerSettings, observed: ObservedVirtualServer) -> bool:
-    """Whether a virtual server must be set. Flags that the reading does not show count as equal."""
-    if desired == observed.settings:
-        return False
-    if observed.flags_known:
-        return True
-    return without_scheduler_flags(desired) != without_scheduler_flags(observed.settings)
-
-
-def without_scheduler_flags(settings: VirtualServerSettings) -> VirtualServerSettings:
-    """The settings as ``/proc/net/ip_vs`` shows them."""
-    return settings._replace(flags=settings.flags & ~SCHEDULER_FLAGS)
-
-
-def equals_known(observed: ObservedVirtualServer, known: ObservedVirtualServer) -> bool:
-    """Whether a virtual server, read without scheduler flags, equals the known one, which has them."""
-    return (
-        known.flags_known
-        and not observed.flags_known
-        and not settings_differ(known.settings, observed)
-        and observed.real_servers == known.real_servers
-    )
-
-
-def with_known(observed: ObservedVirtualServer, known: ObservedVirtualServer) -> ObservedVirtualServer:
-    """A virtual server that was read without scheduler flags and thresholds, with the known ones."""
-    settings = observed.settings
-    if observed.flags_known or not known.flags_known or settings.scheduler != known.settings.scheduler:
-        return observed
-    flags = settings.flags | (known.settings.flags & SCHEDULER_FLAGS)
-    thresholds = {key: value for key, value in (known.thresholds or {}).items() if key in observed.real_servers}
-    return ObservedVirtualServer(settings._replace(flags=flags), observed.real_servers, thresholds=thresholds or None)
-
-
 def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove: MayRemove) -> bool:
     """Whether any operation is needed now. A draining real server needs none."""
-    if settings_differ(desired.settings, observed) or _any_threshold_differs(desired, observed):
+    if desired.settings != observed.settings or _any_threshold_differs(desired, observed):
         return True
     if observed.real_servers is desired.weights or observed.real_servers == desired.weights:
         return any(_still_drains(desired, may_remove))
@@ -67,9 +31,9 @@ def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove:
 
 
 def _any_threshold_differs(desired: VirtualServer, observed: ObservedVirtualServer) -> bool:
-    """Whether a desired real server that is there has other thresholds. Those that the reading does not show count as equal."""
+    """Whether a desired real server that is there has other thresholds."""
     thresholds, observed_thresholds = desired.thresholds, observed.thresholds
-    if (thresholds is NO_THRESHOLDS and not observed_thresholds) or not observed.flags_known:
+    if thresholds is NO_THRESHOLDS and not observed_thresholds:
         return False
     weights = plain(observed.real_servers)
     return any(_thresholds_of(observed_thresholds, key) != thresholds for key in desired.weights.plain() if key in weights)
@@ -129,11 +93,11 @@ def virtual_server_operations(
         else:
             yield from _by_weight(desired)
         return
-    if settings_differ(desired.settings, observed):
+    if desired.settings != observed.settings:
         yield Operation(Verb.SET, desired)
     weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
     thresholds, observed_thresholds = desired.thresholds, observed.thresholds
-    has_equal_thresholds = not observed.flags_known or (thresholds == NO_THRESHOLDS and not observed_thresholds)
+    has_equal_thresholds = thresholds == NO_THRESHOLDS and not observed_thresholds
     for packed, desired_weight in desired_weights.items():
         weight, real_server = weights.get(packed), RealServerKey(packed)
         if (

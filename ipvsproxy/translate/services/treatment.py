@@ -22,7 +22,7 @@ from ipvsproxy.model.annotations import (
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, Thresholds, UnevenWeights, Weights
 from ipvsproxy.model.service import Conditions, EndpointSlice, Service, ServiceOptions, Skipped
-from ipvsproxy.model.virtual_servers import HAS_THRESHOLDS, PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
 from ipvsproxy.translate.services.endpoints import Endpoints
 from ipvsproxy.translate.settings import Settings
 
@@ -62,7 +62,7 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def settings(self, family: Family, affinity_timeout_s: int) -> VirtualServerSettings:
         """The settings of the Service's virtual servers of a family."""
-        return _settings(self.scheduler, self._flags, affinity_timeout_s, self.prefix_lengths[family is Family.IPV6])
+        return _settings(self.scheduler, self.flags, affinity_timeout_s, self.prefix_lengths[family is Family.IPV6])
 
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int) -> VirtualServerSettings:
         """Those of the virtual servers of second scopes.
@@ -71,19 +71,15 @@ class Treatment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         ``ip_vs_sched_persist``), so a scheduler that goes by the client's address has to do.
         """
         if not affinity_timeout_s:
-            return _settings(self.scheduler, self._flags, 0, 0)
+            return _settings(self.scheduler, self.flags, 0, 0)
         scheduler = self.scheduler if self.scheduler in HASH_SCHEDULERS else hash_scheduler
-        flags = self._flags if self.scheduler in HASH_SCHEDULERS else self._flags & HAS_THRESHOLDS
+        flags = self.flags if self.scheduler in HASH_SCHEDULERS else 0
         return _settings(scheduler, flags & ~SCHEDULER_PORT, 0, 0)
 
     @property
     def is_ordered(self) -> bool:
         """Whether the order of real servers decides to which of them a client goes, so that it must be the same on all nodes."""
         return self.scheduler in ORDERED_SCHEDULERS
-
-    @property
-    def _flags(self) -> int:
-        return self.flags | (HAS_THRESHOLDS if self.thresholds != NO_THRESHOLDS else 0)
 
     def weighs(self, slices: list[EndpointSlice]) -> bool:
         """Whether endpoints of these slices may have other weights than 1."""

@@ -11,7 +11,6 @@ from ipvsproxy.daemon.loop import reader
 from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.reconcile.observation import drift
-from ipvsproxy.translate.settings import Settings
 from tests.daemon.loop.test_engine import SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -58,21 +57,6 @@ async def test_what_another_program_adds_for_all_other_keys_of_a_set_is_drift_th
         assert sorted(node.done) == sorted(f"remove set_entry {name} *" for name in node.kernel.sets)
         assert [line["set_entry"] for line in logs if line["event"] == "drift_found"] == [count]
         assert sum(summary.drifted.get("set_entry", 0) for summary in node.watcher.summaries) == count
-        assert_from_scratch(node)
-
-
-@in_virtual_time
-async def test_scheduler_flags_are_observed_by_the_next_audit() -> None:
-    node = MemoryNode(settings=Settings(scheduler="mh"))
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(AUDIT_INTERVAL_S / 2)
-        server = node.kernel.virtual_servers[WEB_KEY]
-        server.settings = server.settings._replace(flags=0)
-        node.kernel.forget()
-        await node.quiet(AUDIT_INTERVAL_S / 2 - 1)
-        assert node.done == [], "a poll does not read them"
-        await node.quiet(1)
         assert_from_scratch(node)
 
 

@@ -43,14 +43,3 @@ def test_without_its_files_nothing_is_known_of_a_module(tmp_path: pathlib.Path) 
 def test_the_schedulers_of_a_kernel_are_those_with_a_module(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert modules.schedulers(root) == ("rr",)
     assert modules.schedulers(tmp_path / "nothing") == ()
-
-
-def test_the_uses_of_schedulers_are_the_references_to_their_modules(tmp_path: pathlib.Path) -> None:
-    assert modules.scheduler_uses(tmp_path) is None, "without IPVS, or with one that is built in"
-    for name, count in (("ip_vs", 4), ("ip_vs_rr", 3), ("ip_vs_mh", 0)):
-        (tmp_path / "sys/module" / name).mkdir(parents=True)
-        (tmp_path / "sys/module" / name / "refcnt").write_text(f"{count}\n")
-    (tmp_path / "sys/module/ip_vs_wrr").mkdir()
-    assert modules.scheduler_uses(tmp_path) == {"rr": 3, "mh": 0}
-    (tmp_path / "sys/module/ip_vs_mh/refcnt").write_text("?\n")
-    assert modules.scheduler_uses(tmp_path) is None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ipvsproxy.kernel.ipvs import driver as ipvs
-from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
@@ -36,4 +36,4 @@ def clean(outcomes: Sequence[Outcome]) -> bool:
 
 def changes(driver: ipvs.IpvsDriver) -> Mapping[VirtualServerKey, ObservedVirtualServer | None]:
     """The virtual servers of a whole listing."""
-    return {key: observed for reading in driver.observe_changed(whole=True) for key, observed in reading.items()}
+    return {key: observed for reading in driver.observe_changed(tuple(Family), whole=True) for key, observed in reading.items()}

@@ -139,7 +139,6 @@ def test_ipv6_is_not_asked_for() -> None:
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("number", [0, 1, FIRST_ROOM - 1, FIRST_ROOM, FIRST_ROOM + 1, 600])
 def test_the_connections_are_the_same_as_by_netlink(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(ipvs, "LISTED_PER_QUESTION", 0)
     keys = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
     with (
         contextlib.closing(ipvs.IpvsDriver()) as driver,

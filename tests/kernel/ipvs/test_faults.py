@@ -1,9 +1,9 @@
-"""The IPVS driver on a fake socket and a file: answers that were lost, and listings that are not understood."""
+"""The IPVS driver on a fake socket: answers that were lost or are not understood."""
 
 import errno
-import pathlib
+import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 
@@ -11,15 +11,8 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
-from tests.kernel.ipvs.examples import changes, clean, operations, real, server
+from tests.kernel.ipvs.examples import clean, operations, real, server
 from tests.support import fake_netlink
-
-LISTING = """\
-IP Virtual Server version 1.2.1 (size=4096)
-Prot LocalAddress:Port Scheduler Flags
-  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
-"""
 
 
 class Kernel:
@@ -38,15 +31,17 @@ class Kernel:
         return [self.answer(sequence)] if self.answers is None else self.answers
 
 
-def fake(tmp_path: pathlib.Path, content: str) -> tuple[ipvs.IpvsDriver, Kernel]:
-    table = tmp_path / "ip_vs"
-    table.write_text(content)
+def refuse(_asking: socket.socket, _level: int, _option: int, _question: bytearray, action: str) -> int:
+    raise KernelError(action=action, errno=errno.ENOPROTOOPT)
+
+
+def fake() -> tuple[ipvs.IpvsDriver, Kernel]:
     kernel = Kernel()
-    return ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(kernel), table), kernel
+    return ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(kernel), ask=refuse), kernel
 
 
-def test_operations_whose_answer_was_lost_are_errors_and_those_after_a_new_socket_are_not(tmp_path: pathlib.Path) -> None:
-    driver, kernel = fake(tmp_path, LISTING)
+def test_operations_whose_answer_was_lost_are_errors_and_those_after_a_new_socket_are_not() -> None:
+    driver, kernel = fake()
     one = server("10.96.0.1")
     kernel.answers = []
     outcomes = driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1")))
@@ -56,8 +51,8 @@ def test_operations_whose_answer_was_lost_are_errors_and_those_after_a_new_socke
     assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"))))
 
 
-def test_a_removal_whose_answer_was_lost_is_not_done(tmp_path: pathlib.Path) -> None:
-    driver, kernel = fake(tmp_path, LISTING)
+def test_a_removal_whose_answer_was_lost_is_not_done() -> None:
+    driver, kernel = fake()
     kernel.answers = [fake_netlink.OVERRUN]
     (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
     assert "answer was lost" in outcome.error
@@ -66,78 +61,27 @@ def test_a_removal_whose_answer_was_lost_is_not_done(tmp_path: pathlib.Path) -> 
 @pytest.mark.parametrize(
     ("number", "has_error", "surprise"), [(errno.ESRCH, False, True), (errno.ENOENT, True, False)], ids=["ESRCH", "ENOENT"]
 )
-def test_only_one_error_means_that_a_virtual_server_is_gone_already(
-    tmp_path: pathlib.Path, number: int, *, has_error: bool, surprise: bool
-) -> None:
-    driver, kernel = fake(tmp_path, LISTING)
+def test_only_one_error_means_that_a_virtual_server_is_gone_already(number: int, *, has_error: bool, surprise: bool) -> None:
+    driver, kernel = fake()
     kernel.answer = lambda sequence: fake_netlink.error(sequence, number)
     (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))
     assert (bool(outcome.error), outcome.surprise) == (has_error, surprise)
 
 
-@pytest.mark.parametrize("content", ["", LISTING + "TCP  rubbish\n"])
-def test_a_listing_that_is_not_understood_is_an_error(tmp_path: pathlib.Path, content: str) -> None:
-    driver, _ = fake(tmp_path, content)
-    with pytest.raises(KernelError, match="ip_vs"):
-        driver.observe()
-    with pytest.raises(KernelError, match="ip_vs"):
-        changes(driver)
-
-
-def test_a_listing_whose_timeouts_cannot_be_converted_to_seconds_is_an_error(tmp_path: pathlib.Path) -> None:
-    driver, _ = fake(tmp_path, LISTING + "TCP  0A600001:0050 rr persistent 60000 FFFFFFFF\n")
-    with pytest.raises(KernelError, match="it changed while it was read"):
-        changes(driver)
-
-
-def test_a_missing_listing_is_an_error(tmp_path: pathlib.Path) -> None:
-    driver, _ = fake(tmp_path, LISTING)
-    (tmp_path / "ip_vs").unlink()
-    with pytest.raises(KernelError, match="No such file"):
-        driver.observe()
-
-
-@pytest.mark.parametrize("read", [changes, ipvs.IpvsDriver.observe])
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (lambda sequence: fake_netlink.error(sequence, errno.EPERM), "Operation not permitted"),
-        (lambda sequence: fake_netlink.message(sequence, bytes(4)), "the answer is incomplete"),
-    ],
-    ids=["refused", "incomplete"],
-)
-def test_a_skipped_virtual_server_that_netlink_cannot_read_is_an_error(
-    tmp_path: pathlib.Path,
-    answer: Callable[[int], fake_netlink.Answer],
-    reason: str,
-    read: Callable[[ipvs.IpvsDriver], Mapping[VirtualServerKey, ObservedVirtualServer | None]],
-) -> None:
-    driver, kernel = fake(tmp_path, LISTING)
-    driver.apply(operations(Verb.ADD, server("10.96.0.1")))
-    kernel.answer = answer
-    for _ in range(2):  # it is not forgotten by the failure
-        with pytest.raises(KernelError, match=f"read TCP 10.96.0.1:80: .*{reason}"):
-            read(driver)
-    kernel.answer = lambda sequence: fake_netlink.error(sequence, errno.ESRCH)
-    assert not any(read(driver).values())
-
-
 @pytest.mark.parametrize(("number", "has_ipv6"), [(errno.EINVAL, True), (errno.EAFNOSUPPORT, False)])
-def test_ipvs_without_ipv6_does_not_look_at_a_virtual_server_of_ipv6(
-    tmp_path: pathlib.Path, number: int, *, has_ipv6: bool
-) -> None:
-    driver, kernel = fake(tmp_path, LISTING)
+def test_ipvs_without_ipv6_does_not_look_at_a_virtual_server_of_ipv6(number: int, *, has_ipv6: bool) -> None:
+    driver, kernel = fake()
     kernel.answer = lambda sequence: fake_netlink.error(sequence, number)
     assert driver.has_ipv6() == has_ipv6
 
 
-def test_a_lost_answer_does_not_prove_that_ipvs_has_no_ipv6(tmp_path: pathlib.Path) -> None:
-    driver, kernel = fake(tmp_path, LISTING)
+def test_a_lost_answer_does_not_prove_that_ipvs_has_no_ipv6() -> None:
+    driver, kernel = fake()
     kernel.answers = []
     assert driver.has_ipv6()
 
 
-def test_a_real_server_without_an_address_family_is_an_error_and_not_absent(tmp_path: pathlib.Path) -> None:
+def test_a_real_server_without_an_address_family_is_an_error_and_not_absent() -> None:
     one = server("fd00:96::1")
     values = ((1, bytes(16)), (2, bytes(2)), (3, bytes(4)), (4, bytes(4)), (7, bytes(4)), (8, bytes(4)))
     destination = b"".join(fake_netlink.attribute(number, value) for number, value in values)
@@ -149,7 +93,6 @@ def test_a_real_server_without_an_address_family_is_an_error_and_not_absent(tmp_
         told = bytes(4) + fake_netlink.attribute(2, destination)
         return [fake_netlink.message(sequence, told), fake_netlink.done(sequence)]
 
-    (tmp_path / "ip_vs").write_text(LISTING)
-    driver = ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(answer), tmp_path / "ip_vs")
+    driver = ipvs.IpvsDriver(lambda _protocol: fake_netlink.FakeSocket(answer), ask=refuse)
     with pytest.raises(KernelError, match=r"lacks an attribute: use Linux 3\.18 or later"):
         driver.connections([one.key])

@@ -252,10 +252,9 @@ def test_an_equal_virtual_server_of_a_poll_keeps_the_known_object() -> None:
     observed = node.reconciler._tables.virtual_servers.observed
     before, shown = observed[KEY], node.kernel.observe().virtual_servers
     assert shown is not None
-    without_flags = ObservedVirtualServer(shown[KEY].settings, dict(shown[KEY].real_servers), flags_known=False)
-    poll(node, {KEY: without_flags})
+    poll(node, {KEY: ObservedVirtualServer(shown[KEY].settings, dict(shown[KEY].real_servers))})
     assert observed[KEY] is before
-    poll(node, {KEY: ObservedVirtualServer(shown[KEY].settings, {ONE: 3}, flags_known=False)})
+    poll(node, {KEY: ObservedVirtualServer(shown[KEY].settings, {ONE: 3})})
     assert observed[KEY] is not before
 
 
@@ -270,7 +269,7 @@ def test_a_virtual_server_that_differs_in_a_poll_is_drift_and_repaired() -> None
 
 def test_a_poll_that_shows_other_settings_is_drift_although_the_real_servers_are_the_same() -> None:
     node = running("10.244.0.1")
-    poll(node, {KEY: examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"), flags_known=False)})
+    poll(node, {KEY: examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))})
     assert node.reconciler._drifts.take_news().drifted == {"virtual_server": 1}
     assert node.plan().operations == [Operation(Verb.SET, node.reconciler._tables.virtual_servers.desired[KEY])]
 

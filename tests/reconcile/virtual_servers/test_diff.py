@@ -54,22 +54,6 @@ def test_other_settings_are_set_in_place_and_the_real_servers_stay(settings: Vir
     assert operations(desired, examples.observed({ONE: 1}, settings=settings)) == [Operation(Verb.SET, desired)]
 
 
-def test_scheduler_flags_that_a_listing_does_not_show_count_as_equal() -> None:
-    desired = examples.virtual_server(KEY, settings=MAGLEV)
-    unknown = VirtualServerSettings("mh")
-    assert operations(desired, examples.observed(settings=unknown, flags_known=False)) == []
-    assert operations(desired, examples.observed(settings=unknown)) == [Operation(Verb.SET, desired)]
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [VirtualServerSettings("rr"), VirtualServerSettings("mh", PERSISTENT), VirtualServerSettings("mh", 0, 10800)],
-)
-def test_settings_that_such_a_listing_shows_are_compared(settings: VirtualServerSettings) -> None:
-    desired = examples.virtual_server(KEY, settings=MAGLEV)
-    assert operations(desired, examples.observed(settings=settings, flags_known=False)) == [Operation(Verb.SET, desired)]
-
-
 @pytest.mark.checklist(69)
 def test_a_missing_virtual_server_is_added_before_its_real_servers() -> None:
     desired = examples.virtual_server(KEY, ONE)
@@ -197,11 +181,10 @@ def test_a_drain_ends_if_its_real_server_is_desired_with_weight_zero() -> None:
     assert not diff.differs(wish, seen, lambda _key, _one: None)
 
 
-def test_thresholds_are_compared_as_far_as_they_are_known() -> None:
+def test_thresholds_are_compared() -> None:
     wish = weighed({ONE: 1, TWO: 1}, LIMITS)
     result = operations(wish, limited({ONE: 1, TWO: 1}, {ONE: LIMITS, TWO: Thresholds(9)}))
     assert result == [Operation(Verb.SET, RealServers(KEY, (TWO,), 1, LIMITS))]
-    assert operations(wish, examples.observed({ONE: 1, TWO: 1}, flags_known=False)) == []
     without = weighed({ONE: 1})
     assert operations(without, limited({ONE: 1}, {ONE: LIMITS})) == [Operation(Verb.SET, RealServers.of(KEY, ONE))]
     assert diff.differs(without, limited({ONE: 1}, {ONE: LIMITS}), lambda _key, _one: None)
@@ -211,14 +194,3 @@ def test_thresholds_are_compared_as_far_as_they_are_known() -> None:
 def test_a_draining_real_server_keeps_its_thresholds() -> None:
     result = operations(weighed({TWO: 1}), limited({ONE: 0, TWO: 1}, {ONE: LIMITS}), over=False)
     assert result == []
-
-
-def test_a_poll_keeps_the_known_flags_and_thresholds() -> None:
-    flagged = VirtualServerSettings("mh", SCHEDULER_PORT)
-    known = ObservedVirtualServer(flagged, {ONE: 1, TWO: 1}, thresholds={ONE: LIMITS, TWO: LIMITS})
-    polled = ObservedVirtualServer(VirtualServerSettings("mh"), {ONE: 3}, flags_known=False)
-    assert diff.with_known(polled, known) == ObservedVirtualServer(flagged, {ONE: 3}, thresholds={ONE: LIMITS})
-    other = ObservedVirtualServer(VirtualServerSettings("rr"), {ONE: 3}, flags_known=False)
-    assert diff.with_known(other, known) is other
-    unknown = ObservedVirtualServer(VirtualServerSettings("mh"), {ONE: 1}, flags_known=False)
-    assert diff.with_known(polled, unknown) is polled

@@ -11,7 +11,6 @@ from ipvsproxy.model.real_servers import EvenWeights, Thresholds, UnevenWeights
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceType
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import (
-    HAS_THRESHOLDS,
     PERSISTENT,
     SCHEDULER_FALLBACK,
     SCHEDULER_PORT,
@@ -82,7 +81,7 @@ def test_a_service_without_annotations_shares_the_weights_and_the_settings_of_al
         ({"scheduler": "sh", "scheduler_flags": SCHEDULER_FALLBACK}, "rr", VirtualServerSettings("sh", SCHEDULER_FALLBACK)),
         ({"scheduler_flags": 0}, "mh", VirtualServerSettings("mh")),
         ({"weights": WeightRules()}, "mh", VirtualServerSettings("mh", SCHEDULER_PORT)),
-        ({"thresholds": Thresholds(5)}, "rr", VirtualServerSettings("rr", HAS_THRESHOLDS)),
+        ({"thresholds": Thresholds(5)}, "rr", VirtualServerSettings("rr")),
     ],
 )
 def test_an_annotation_replaces_the_settings_of_the_node(
@@ -272,14 +271,14 @@ def test_the_second_scope_follows() -> None:
     state = state_of(scoped(**values), SLICE)
     (scope,) = state.rare.scopes
     assert {str(key.address): weight for key, weight in scope.weights.items()} == {NEAR: 3, FAR: 0}
-    assert (scope.settings, scope.thresholds) == (VirtualServerSettings("wrr", HAS_THRESHOLDS), Thresholds(5))
+    assert (scope.settings, scope.thresholds) == (VirtualServerSettings("wrr"), Thresholds(5))
 
 
 @pytest.mark.parametrize(
     ("values", "settings"),
     [
         ({"scheduler": "wrr"}, VirtualServerSettings("mh")),
-        ({"scheduler": "wrr", "thresholds": Thresholds(5)}, VirtualServerSettings("mh", HAS_THRESHOLDS)),
+        ({"scheduler": "wrr", "thresholds": Thresholds(5)}, VirtualServerSettings("mh")),
         (
             {"scheduler": "sh", "scheduler_flags": SCHEDULER_PORT | SCHEDULER_FALLBACK, "prefix_lengths": (24, 0)},
             VirtualServerSettings("sh", SCHEDULER_FALLBACK),
