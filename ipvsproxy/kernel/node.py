@@ -30,6 +30,7 @@ from ipvsproxy.kernel.network.conntrack import ConntrackDriver
 from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables
+from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
 from ipvsproxy.model.kind import DriverName
@@ -92,6 +93,8 @@ class NodeKernel:
         self._sysctls = SysctlDriver()
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
+        self._former_sets: NftSetsDriver | None = None
+        """The sets in nftables, until rules of iptables have taken the place of those that look into them."""
         self._fingerprints: dict[Family, object] = {}
         self._without_fingerprint: set[Family] = set()
         """The families whose rules had no fingerprint at the last reading."""
@@ -141,6 +144,8 @@ class NodeKernel:
         """Close all sockets."""
         for driver in (self.ipvs, self._addresses, self._routes, self._conntrack, self._rule_changes, self._backend):
             driver.close()
+        if self._former_sets is not None:
+            self._former_sets.close()
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
         """Reads all that may be ours.
@@ -252,16 +257,21 @@ class NodeKernel:
         return fingerprint
 
     def inherit_sets(self, families: Collection[Family]) -> int:
-        """Copy entries that may witness virtual servers from what the other backend holds. Returns how many.
+        """Copy entries from what the other backend holds, where a former process has left it. Returns how many.
 
-        A former process with the other backend has left them there. Entries of ours stay as they are.
+        Entries of ours stay as they are. Rules in nftables are in force a moment after their sets, so only entries that may
+        witness virtual servers are copied there. Rules of iptables may have to wait for a lock, or for a program. Until then, the
+        old rules in nftables decide about packets: all of their entries are copied, and from now on ``apply`` changes them, too.
 
         Raises:
             KernelError: the sets could not be read.
         """
-        names = [name for name, one in IP_SETS.items() if one.kind in WITNESS_KINDS and one.family in families]
-        other = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not self.backend)
+        is_iptables = self.backend is Backend.IPTABLES
+        other = Backend.NFTABLES if is_iptables else Backend.IPTABLES
+        names = [name for name, one in IP_SETS.items() if one.family in families and (is_iptables or one.kind in WITNESS_KINDS)]
         former = {name: one for name, one in _as_ours(rules_backend.held_sets(other, names)).items() if one}
+        if former and is_iptables:
+            self._former_sets = self._former_sets or NftSetsDriver()
         ours = self._backend.sets.observe(former) if former else {}
         operations: list[Operation] = []
         count = 0
@@ -287,6 +297,9 @@ class NodeKernel:
         if self.backend is Backend.NFTABLES:
             return rules_backend.remove_ipsets()
         rules_backend.remove_table()
+        if self._former_sets is not None:
+            self._former_sets.close()
+            self._former_sets = None
         return ()
 
     def lacking(self, *, by_interface: bool) -> tuple[Lack, ...]:
@@ -345,6 +358,7 @@ class NodeKernel:
         done: list[tuple[list[Outcome], float]] = []
         for driver, group in itertools.groupby(operations, key=lambda operation: self._drivers[type(operation.item)]):
             run = list(group)
+            self._keep_current(run)
             try:
                 applied = driver.apply(run)
             except KernelError as error:
@@ -358,6 +372,12 @@ class NodeKernel:
         for applied, duration_s in done:  # after all operations, because nothing waits for the durations
             self._on_applied(applied, duration_s)
         return outcomes
+
+    def _keep_current(self, run: Iterable[Operation]) -> None:
+        """Changes entries of sets also for the old rules in nftables. They come first: a killed process leaves no gap there."""
+        if self._former_sets is not None:
+            with contextlib.suppress(KernelError):
+                self._former_sets.apply([operation for operation in run if isinstance(operation.item, SetEntries)])
 
     def _forget_fingerprints(self, run: Iterable[Operation]) -> None:
         """Make the next poll read rules that were written: another program may have undone the change."""

@@ -24,13 +24,25 @@ from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Backend, ChainKey
-from ipvsproxy.model.sets import IP_SETS
+from ipvsproxy.model.sets import IP_SETS, SetKind
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 _NO_TABLE = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
 """The errors that mean: no such table, or no nf_tables."""
 
+
+_WITH_EXCEPTIONS = frozenset(
+    {
+        SetKind.IPVS_IPS,
+        SetKind.LOAD_BALANCER_FIREWALL,
+        SetKind.LOAD_BALANCER,
+        SetKind.NODE_PORT_TCP,
+        SetKind.NODE_PORT_UDP,
+        SetKind.NODE_PORT_SCTP,
+    }
+)
+"""Sets by which a packet is refused or masqueraded, unless another set has it as well: they are emptied before those."""
 
 ATTEMPTS = 5
 """How often the removal of the table is tried anew because other programs have changed their rules meanwhile."""
@@ -193,13 +205,20 @@ def _table_has_ours() -> bool:
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
     """Remove the ipsets that have the names of ours, without loading ipset for that. Returns those that stay in use by a rule.
 
+    Those are emptied: a rule that cannot be removed now, because another program holds the lock of iptables, is not to decide
+    about packets by entries that nobody keeps current.
+
     Raises:
         KernelError: one stays for another reason.
     """
     if not (sys / "module/ip_set").exists():
         return ()
     with contextlib.closing(IpsetDriver()) as driver:
-        outcomes = driver.apply([Operation(Verb.REMOVE, ip_set) for ip_set in IP_SETS.values()])
+        ordered = sorted(IP_SETS.values(), key=lambda ip_set: ip_set.kind not in _WITH_EXCEPTIONS)
+        outcomes = driver.apply([Operation(Verb.REMOVE, ip_set) for ip_set in ordered])
+        for one in outcomes:
+            if one.errno == ipset.IN_USE:
+                driver.empty(str(one.operation.item))
     removed = [one.operation.item for one in outcomes if not one.error and not one.surprise]
     if removed:
         log.info("other_backend_removed", backend="iptables")

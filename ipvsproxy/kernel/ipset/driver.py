@@ -108,6 +108,10 @@ class IpsetDriver(SetsDriver):
     def _destroy(self, name: str) -> int:
         return self._channel.do(ipset_message.destruction(name))
 
+    def empty(self, name: str) -> None:
+        """Removes all entries of a set."""
+        self._channel.do(ipset_message.flush(name))
+
     def _explain(self, number: int, set_type: SetType | None) -> str:
         return explain(number, set_type)
 

@@ -119,6 +119,11 @@ def destruction(name: str) -> bytes:
     return _encoded(ipset.IPSET_CMD_DESTROY, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
 
 
+def flush(name: str) -> bytes:
+    """The message that removes all entries of a set."""
+    return _encoded(ipset.IPSET_CMD_FLUSH, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
+
+
 def swap(name: str, other: str) -> bytes:
     """The message that exchanges the contents of two sets of one type."""
     attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # the attribute of the second name

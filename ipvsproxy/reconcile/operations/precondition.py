@@ -112,7 +112,7 @@ def may_be_removed(tables: Tables, entry: SetEntry) -> bool:
         return True
     firewall = _firewall_entry(key)
     table = tables.entries[firewall.set]
-    return firewall not in table.observed or (firewall in table.desired and _has_ranges_in_force(tables, firewall))
+    return firewall not in table.observed or (firewall in table.desired and _has_all_ranges(tables, firewall))
 
 
 def not_masqueraded_yet(tables: Tables) -> Collection[VirtualServerKey]:
@@ -165,8 +165,11 @@ def _may_be_reached(tables: Tables, key: VirtualServerKey) -> bool:
 
 def _has_ranges_in_force(tables: Tables, firewall: SetEntry) -> bool:
     """Whether all admitted sources of a virtual server pass its desired firewall."""
-    if tables.lacks_rules(IP_SETS[firewall.set].family):
-        return False
+    return not tables.lacks_rules(IP_SETS[firewall.set].family) and _has_all_ranges(tables, firewall)
+
+
+def _has_all_ranges(tables: Tables, firewall: SetEntry) -> bool:
+    """Whether no entry of a source range is missing that a virtual server's desired firewall admits."""
     key = ownership.virtual_server_of(firewall)
     state = tables.states[tables.entries[firewall.set].desired[firewall].service]
     return not any(
