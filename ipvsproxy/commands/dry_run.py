@@ -25,7 +25,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.process import lifecycle
-from ipvsproxy.daemon.process.signals import Signals
+from ipvsproxy.daemon.process.lifecycle import Signals
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import Source

@@ -14,7 +14,7 @@ from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
-from ipvsproxy.daemon.loop import interfaces, journal, leftovers, rules_follower
+from ipvsproxy.daemon.loop import journal, leftovers, notifications
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.other_backend import OtherBackend
@@ -23,12 +23,11 @@ from ipvsproxy.daemon.metrics import gauges
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
+from ipvsproxy.daemon.process.lifecycle import Signals
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
-from ipvsproxy.daemon.process.signals import Signals
 from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.daemon.sources.source import Source
-from ipvsproxy.daemon.sources.staleness import Staleness
+from ipvsproxy.daemon.sources.source import Source, Staleness
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.daemon.ui.pages import Sources as PageSources
 from ipvsproxy.kernel import host
@@ -148,8 +147,10 @@ class _Node:
         )
         work = (
             # Interfaces and rules are followed before they are read, so that no change is missed.
-            interfaces.follow(engine, await kernel.call(lambda node: node.ports), self._config.drivers.route_protocol),
-            rules_follower.follow(engine, await kernel.call(lambda node: node.rules_changes)),
+            notifications.follow_interfaces(
+                engine, await kernel.call(lambda node: node.ports), self._config.drivers.route_protocol
+            ),
+            notifications.follow_rules(engine, await kernel.call(lambda node: node.rules_changes)),
             kernel.call(lambda node: node.read_rules(tuple(self._programs))),  # these processes run while the lists arrive
             self._source.run(lambda events: self._deliver(events, engine)),
             engine.run(),

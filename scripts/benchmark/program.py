@@ -14,7 +14,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon import app
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
-from ipvsproxy.daemon.process.signals import Signals
+from ipvsproxy.daemon.process.lifecycle import Signals
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.store.objects import Changes
 from scripts.benchmark import workload

@@ -6,22 +6,22 @@ Rule 2: a Service is translated after a change to it, its endpoints or the view 
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import structlog
 
 from ipvsproxy.daemon.loop import journal
-from ipvsproxy.daemon.loop.refusals import Refusals
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress, Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import Node, ServiceName
+from ipvsproxy.model.service import Node, ObjectKind, Service, ServiceName, Skipped
 from ipvsproxy.model.sets import SetKind
+from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
-from ipvsproxy.store.objects import Changes, Store
+from ipvsproxy.store.objects import Changes, Complaint, Store
 from ipvsproxy.translate.node import view
 from ipvsproxy.translate.node.lingering import Lingering
 from ipvsproxy.translate.rules import skeleton
@@ -64,7 +64,7 @@ class Translator:
     ) -> None:
         self.settings = settings
         self._known_schedulers: set[str] = set()
-        self._refusals = Refusals()
+        self._refusals = _Refusals()
         self._node_name = node_name
         self._sysctls = sysctls
         self._timeouts = timeouts
@@ -222,3 +222,26 @@ class Translator:
             if self._skeleton_inputs.get(family) != inputs:
                 self._skeleton_inputs[family] = inputs
                 self._reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, **inputs._asdict()))
+
+
+class _Refusals:
+    """Remembers the refused parts of each Service, and complains of each once, and again after a change."""
+
+    def __init__(self) -> None:
+        self._refused: dict[ServiceName, tuple[Skipped, ...]] = {}
+        self._complaints: list[Complaint] = []
+
+    def note(self, name: ServiceName, service: Service | None, desired: ServiceState | None) -> None:
+        """Take note of a translated Service: parts skipped by translation, and not by parsing, were refused."""
+        before = self._refused.pop(name, ())
+        if service is None or desired is None or service.not_served or len(desired.rare.skipped) == len(service.skipped):
+            return
+        refused = desired.rare.skipped[len(service.skipped) :]
+        self._refused[name] = refused
+        if refused != before:
+            self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
+
+    def take(self) -> Collection[Complaint]:
+        """The complaints since the last call."""
+        complaints, self._complaints = self._complaints, []
+        return complaints

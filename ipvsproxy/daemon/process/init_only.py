@@ -7,7 +7,7 @@ import structlog
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.process import lifecycle, requirements
-from ipvsproxy.daemon.process.signals import Signals
+from ipvsproxy.daemon.process.lifecycle import Signals
 from ipvsproxy.kernel import host
 from ipvsproxy.model.plan import Operation, Verb
 

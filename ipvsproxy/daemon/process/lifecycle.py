@@ -1,4 +1,4 @@
-"""The life of a process of run, --init-only and --dry-run: how it begins, waits, stops, and reports why it ended."""
+"""The life of a process of run, --init-only and --dry-run: how it begins, waits, stops, and reports why it ended; its signals."""
 
 import asyncio
 import concurrent.futures
@@ -7,7 +7,9 @@ import errno
 import os
 import pathlib
 import resource
+import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -18,7 +20,6 @@ from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.process.signals import Signals
 
 FAILED = 1
 """Exit status if an address cannot be bound with bindAddressHardFail, or if --init-only has failed."""
@@ -27,6 +28,8 @@ CANNOT_START = 2
 LAST_ANSWERS_S = 0.5
 """How long a stopping process still answers that it is unhealthy."""
 DESCRIPTORS_INTERVAL_S = 5.0
+STOP_WITHIN_S = 1.7
+"""The longest time from the signal to the end. The end does not wait longer for a kernel or a program that hangs."""
 LARGE_BYTES = 1 << 20
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h
 
@@ -49,6 +52,37 @@ def run(config: Config, main: Coroutine[None, None, int]) -> int:
     except server.BindError as error:
         sys.stderr.write(f"ipvsproxy: {error}\n")
         return FAILED
+
+
+class Signals:
+    """Signals: SIGTERM and SIGINT end the process, SIGHUP reloads its configuration.
+
+    They are handled from ``install`` until ``close``. ``end`` ends the process at once.
+    """
+
+    def __init__(self, end: Callable[[int], object] = os._exit) -> None:
+        self.stopping = asyncio.Event()
+        self._end = end
+        self._deadline: threading.Timer | None = None
+
+    def install(self, on_hangup: Callable[[], object]) -> None:
+        """Handle signals in the running loop. Another call replaces ``on_hangup``, which SIGHUP calls."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGHUP, on_hangup)
+
+    def _stop(self) -> None:
+        self.stopping.set()
+        if self._deadline is None:
+            self._deadline = threading.Timer(STOP_WITHIN_S, self._end, (0,))
+            self._deadline.daemon = True
+            self._deadline.start()
+
+    def close(self) -> None:
+        """Cancel the forced end, because the process has stopped in time."""
+        if self._deadline is not None:
+            self._deadline.cancel()
 
 
 class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):

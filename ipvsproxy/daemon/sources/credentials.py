@@ -2,17 +2,128 @@
 
 kubernetes-asyncio reads them, except for credential plugins: their answers are put into the kubeconfig before. Messages of the
 library and of YAML that may repeat secrets are not shown.
+
+A credential plugin runs once at a time, for a bounded time, and without a leftover of its process group. The protocol is on the
+page "Authenticating", section "client-go credential plugins". The client library has a runner of its own, which does not end a
+program that hangs.
 """
 
+import asyncio
 import base64
+import contextlib
+import json
 import os
 import pathlib
-from typing import Any
+import signal
+from typing import Annotated, Any
 
 import msgspec
 import yaml
 
-from ipvsproxy.daemon.sources import credential_plugin, kubernetes_client
+from ipvsproxy.daemon.sources import kubernetes_client
+
+PLUGIN_TIMEOUT_S = 15.0
+"""Shorter than the wait of a command for its first lists, so that its last message names the plugin."""
+
+
+class PluginError(Exception):
+    """The plugin has given no credentials. The message names it."""
+
+
+class PluginVariable(msgspec.Struct, frozen=True):
+    """A variable of the plugin's environment."""
+
+    name: str
+    value: str
+
+
+class Plugin(msgspec.Struct, frozen=True, rename="camel"):
+    """The used fields of the entry ``exec`` of a user of a kubeconfig."""
+
+    api_version: str
+    command: Annotated[str, msgspec.Meta(min_length=1)]
+    args: tuple[str, ...] | None = None
+    env: tuple[PluginVariable, ...] | None = None
+
+
+class PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """The credentials: a token, or a client certificate and its key in PEM, or both."""
+
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+
+
+class _Answer(msgspec.Struct, rename="camel"):
+    api_version: str
+    kind: str
+    status: PluginStatus
+
+
+class PluginRunner:
+    """Runs at most one plugin. Callers that ask the same plugin at the same time share its answer."""
+
+    def __init__(self) -> None:
+        self._plugin: Plugin | None = None
+        self._run: asyncio.Task[PluginStatus] | None = None
+
+    async def ask(self, plugin: Plugin) -> PluginStatus:
+        """The present credentials of a plugin.
+
+        Raises:
+            PluginError: the plugin cannot be run, fails, does not end in time, or gives no credentials.
+        """
+        while self._run and not self._run.done() and self._plugin != plugin:
+            await asyncio.wait([self._run])
+        if not self._run or self._run.done():
+            self._plugin, self._run = plugin, asyncio.create_task(_ask(plugin), name="credential plugin")
+        return await asyncio.shield(self._run)
+
+
+async def _ask(plugin: Plugin) -> PluginStatus:
+    name = f"credential plugin {plugin.command}"
+    try:
+        async with asyncio.timeout(PLUGIN_TIMEOUT_S):
+            status, output, errors = await _output(plugin)
+    except TimeoutError as error:
+        raise PluginError(f"{name} has not ended after {PLUGIN_TIMEOUT_S:.0f} s, and was killed") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else ""
+        raise PluginError(f"{name} cannot be run: {reason or type(error).__name__}") from error
+    if status:
+        raise PluginError(f"{name}: exit status {status}. {errors.decode(errors='replace').strip()}")
+    try:
+        answer = msgspec.json.decode(output, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # Not repeated: it may contain secrets.
+        raise PluginError(f"{name}: its answer is no ExecCredential with a status") from error
+    if answer.api_version != plugin.api_version:
+        raise PluginError(f"{name}: its answer is not of version {plugin.api_version}")
+    if not answer.status.token and not (answer.status.client_certificate_data and answer.status.client_key_data):
+        raise PluginError(f"{name}: its answer has neither a token nor a certificate with its key")
+    return answer.status
+
+
+async def _output(plugin: Plugin) -> tuple[int, bytes, bytes]:
+    """Exit status, standard output, standard error. Kills the plugin's process group in any case."""
+    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    given = {variable.name: variable.value for variable in plugin.env or ()}
+    process = await asyncio.create_subprocess_exec(
+        plugin.command,
+        *(plugin.args or ()),
+        env={**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(info)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        output, errors = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    return process.returncode or 0, output, errors
+
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 LONGEST_MESSAGE = 300
@@ -33,7 +144,7 @@ class Credentials:
         self._kubeconfig = kubeconfig
         self._master = master
         self._service_account = service_account
-        self._plugins = credential_plugin.Runner()
+        self._plugins = PluginRunner()
 
     async def check(self) -> kubernetes_client.Configuration:
         """As ``read``, without a credential plugin, which may fail at the start like an API server that does not answer.
@@ -51,7 +162,7 @@ class Credentials:
         """
         return await self._load(self._plugins)
 
-    async def _load(self, plugins: credential_plugin.Runner | None) -> kubernetes_client.Configuration:
+    async def _load(self, plugins: PluginRunner | None) -> kubernetes_client.Configuration:
         configuration = kubernetes_client.Configuration(host="")
         if self._kubeconfig:
             await _load_kubeconfig(pathlib.Path(self._kubeconfig), configuration, plugins)
@@ -69,7 +180,7 @@ class Credentials:
 
 
 async def _load_kubeconfig(
-    path: pathlib.Path, configuration: kubernetes_client.Configuration, plugins: credential_plugin.Runner | None
+    path: pathlib.Path, configuration: kubernetes_client.Configuration, plugins: PluginRunner | None
 ) -> None:
     try:
         content = _content(path)
@@ -78,7 +189,7 @@ async def _load_kubeconfig(
     except OSError as error:
         file = error.filename or "credentials"
         raise SourceError(f"kubeconfig {path}: {file}: {error.strerror or 'cannot be read'}") from error
-    except (kubernetes_client.ConfigException, credential_plugin.PluginError) as error:
+    except (kubernetes_client.ConfigException, PluginError) as error:
         raise SourceError(f"kubeconfig {path}: {one_line(str(error))}") from error
     except msgspec.ValidationError as error:
         raise SourceError(f"kubeconfig {path}: the user's exec: {error}") from error
@@ -105,12 +216,12 @@ def _loader(path: pathlib.Path, content: dict[str, Any]) -> kubernetes_client.Ku
     return kubernetes_client.KubeConfigLoader(config_dict=content, config_base_path=str(path.absolute().parent))
 
 
-async def _put_answer(content: dict[str, Any], plugins: credential_plugin.Runner | None) -> None:
+async def _put_answer(content: dict[str, Any], plugins: PluginRunner | None) -> None:
     """Replace the plugin of the current user by its answer; without ``plugins``, by nothing."""
     user = _current_user(content)
     if "exec" not in user or "auth-provider" in user:  # as in the library, which prefers the provider
         return
-    plugin = msgspec.convert(user.pop("exec"), credential_plugin.Plugin)
+    plugin = msgspec.convert(user.pop("exec"), Plugin)
     if plugins is None:
         return
     status = await plugins.ask(plugin)

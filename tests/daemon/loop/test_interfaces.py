@@ -9,7 +9,7 @@ from typing import Self
 
 import pytest
 
-from ipvsproxy.daemon.loop import interfaces
+from ipvsproxy.daemon.loop import notifications
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network import notify
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL, InterfaceAddress
@@ -93,7 +93,7 @@ async def test_a_change_by_another_program_has_the_loop_read_the_kernel(
     listener: Listener, change: notify.Change, expected: str
 ) -> None:
     engine = Calls()
-    following = asyncio.create_task(interfaces.follow(engine, NODE, ROUTE_PROTOCOL))  # type: ignore[arg-type]  # doubles
+    following = asyncio.create_task(notifications.follow_interfaces(engine, NODE, ROUTE_PROTOCOL))  # type: ignore[arg-type]  # doubles
     listener.changes = [change]
     listener.wake()
     await engine.arrived.wait()
@@ -108,5 +108,5 @@ async def test_a_listener_that_breaks_ends_the_process(listener: Listener) -> No
     listener.is_broken = True
     listener.wake()
     with pytest.raises(KernelError, match="listen for changes"):
-        await interfaces.follow(Calls(), NODE, ROUTE_PROTOCOL)  # type: ignore[arg-type]  # doubles
+        await notifications.follow_interfaces(Calls(), NODE, ROUTE_PROTOCOL)  # type: ignore[arg-type]  # doubles
     assert listener.is_closed

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from ipvsproxy.daemon.process import signals
+from ipvsproxy.daemon.process import lifecycle
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_process_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    monkeypatch.setattr(signals, "STOP_WITHIN_S", 0.05)
+    monkeypatch.setattr(lifecycle, "STOP_WITHIN_S", 0.05)
     statuses: list[int] = []
     is_over = threading.Event()
 
@@ -20,7 +20,7 @@ async def test_a_process_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyP
         statuses.append(status)
         is_over.set()
 
-    installed = signals.Signals(end)
+    installed = lifecycle.Signals(end)
     installed.install(lambda: None)
     os.kill(os.getpid(), number)
     await asyncio.wait_for(installed.stopping.wait(), 5)
@@ -30,9 +30,9 @@ async def test_a_process_that_hangs_is_ended_in_time(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_process_that_stops_in_time_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "STOP_WITHIN_S", 0.05)
+    monkeypatch.setattr(lifecycle, "STOP_WITHIN_S", 0.05)
     statuses: list[int] = []
-    installed = signals.Signals(statuses.append)
+    installed = lifecycle.Signals(statuses.append)
     installed.install(lambda: None)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(installed.stopping.wait(), 5)
@@ -44,7 +44,7 @@ async def test_a_process_that_stops_in_time_ends_by_itself(monkeypatch: pytest.M
 
 async def test_a_hangup_calls_the_last_callback_and_does_not_stop_the_process() -> None:
     called = asyncio.Event()
-    installed = signals.Signals()
+    installed = lifecycle.Signals()
     installed.install(lambda: None)
     installed.install(called.set)
     os.kill(os.getpid(), signal.SIGHUP)

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from ipvsproxy.daemon.sources import credential_plugin, credentials
-from ipvsproxy.daemon.sources.credential_plugin import Plugin, PluginError, Runner, Status, Variable
+from ipvsproxy.daemon.sources import credentials
+from ipvsproxy.daemon.sources.credentials import Plugin, PluginError, PluginRunner, PluginStatus, PluginVariable
 from ipvsproxy.daemon.sources.reflector import Trouble
 from tests.support import api_server
 from tests.support.api_server import ApiServer
@@ -45,9 +45,9 @@ def wait_until_ended(pids: list[str]) -> None:
 
 async def test_a_hanging_plugin_is_killed_with_its_children(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = tmp_path / "pids"
-    monkeypatch.setattr(credential_plugin, "TIMEOUT_S", 2.0)
+    monkeypatch.setattr(credentials, "PLUGIN_TIMEOUT_S", 2.0)
     with pytest.raises(PluginError, match="credential plugin /bin/sh has not ended after 2 s, and was killed"):
-        await Runner().ask(shell(f"sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"))
+        await PluginRunner().ask(shell(f"sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"))
     plugin, child = pids.read_text().split()
     wait_until_ended([plugin, child])
 
@@ -55,8 +55,8 @@ async def test_a_hanging_plugin_is_killed_with_its_children(tmp_path: pathlib.Pa
 async def test_callers_of_the_same_plugin_share_its_answer(tmp_path: pathlib.Path) -> None:
     runs = tmp_path / "runs"
     plugin = shell(f"echo run >> {runs}; echo '{answer(token='x')}'")
-    runner = Runner()
-    assert await asyncio.gather(*[runner.ask(plugin) for _ in range(3)]) == [Status(token="x")] * 3
+    runner = PluginRunner()
+    assert await asyncio.gather(*[runner.ask(plugin) for _ in range(3)]) == [PluginStatus(token="x")] * 3
     assert runs.read_text().split() == ["run"]
     await runner.ask(plugin)
     assert runs.read_text().split() == ["run", "run"], "an answer is not kept: the next one may differ"
@@ -64,7 +64,7 @@ async def test_callers_of_the_same_plugin_share_its_answer(tmp_path: pathlib.Pat
 
 async def test_another_plugin_waits_until_the_first_has_ended(tmp_path: pathlib.Path) -> None:
     runs = tmp_path / "runs"
-    runner = Runner()
+    runner = PluginRunner()
     script = f"echo begin >> {runs}; echo end >> {runs}; echo '{answer(token='x')}'"
     await asyncio.gather(runner.ask(shell(script)), runner.ask(shell(f"true; {script}")))
     assert runs.read_text().split() == ["begin", "end", "begin", "end"]
@@ -73,20 +73,20 @@ async def test_another_plugin_waits_until_the_first_has_ended(tmp_path: pathlib.
 async def test_a_cancelled_caller_does_not_end_the_plugin_for_others(tmp_path: pathlib.Path) -> None:
     go = tmp_path / "go"
     plugin = shell(f"while ! test -e {go}; do :; done; echo '{answer(token='x')}'")
-    runner = Runner()
+    runner = PluginRunner()
     leaves, stays = (asyncio.create_task(runner.ask(plugin)) for _ in range(2))
     await asyncio.sleep(0)
     leaves.cancel()
     go.touch()
-    assert await stays == Status(token="x")
+    assert await stays == PluginStatus(token="x")
     assert leaves.cancelled()
 
 
 async def test_a_plugin_gets_its_environment_and_its_request() -> None:
     script = 'printf \'{"apiVersion":"%s","kind":"ExecCredential","status":{"token":"%s"}}\' "$WHICH" "${#KUBERNETES_EXEC_INFO}"'
-    plugin = Plugin(VERSION, "/bin/sh", ("-c", script), (Variable("WHICH", VERSION),))
+    plugin = Plugin(VERSION, "/bin/sh", ("-c", script), (PluginVariable("WHICH", VERSION),))
     request = json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "spec": {"interactive": False}})
-    assert await Runner().ask(plugin) == Status(token=str(len(request)))
+    assert await PluginRunner().ask(plugin) == PluginStatus(token=str(len(request)))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ async def test_a_plugin_gets_its_environment_and_its_request() -> None:
 )
 async def test_a_plugin_that_fails_is_named_without_secrets(plugin: Plugin, sentence: str) -> None:
     with pytest.raises(PluginError) as raised:
-        await Runner().ask(plugin)
+        await PluginRunner().ask(plugin)
     assert str(raised.value).startswith(sentence)
     assert "secret" not in str(raised.value)
 

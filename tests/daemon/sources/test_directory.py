@@ -15,7 +15,7 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.sources import directory, manifests
+from ipvsproxy.daemon.sources import directory
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
 
@@ -209,14 +209,14 @@ async def test_a_file_is_read_again_until_it_can_be_and_its_objects_stay_meanwhi
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No second change comes: only the source itself can make up for the failed reading."""
-    real, attempts = manifests.read_file, 0
+    real, attempts = directory.read_file, 0
     monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.01)
     (tmp_path / "a.yaml").write_text(manifest("a"))
     source, sink = directory.DirectorySource(str(tmp_path), settle_s=0.005), Sink()
     status = Status(families=[Family.IPV4], sync_period_s=30, clock=time.monotonic, wall_clock=time.time)
     status.source_problem = lambda: source.problem
 
-    def fail_thrice(path: pathlib.Path) -> manifests.FileContent:
+    def fail_thrice(path: pathlib.Path) -> directory.FileContent:
         nonlocal attempts
         attempts += 1
         if attempts <= 3:
@@ -228,7 +228,7 @@ async def test_a_file_is_read_again_until_it_can_be_and_its_objects_stay_meanwhi
         task = asyncio.create_task(source.run(sink.deliver))
         await sink.batch(0)
         assert not status.is_turned_away
-        monkeypatch.setattr(manifests, "read_file", fail_thrice)
+        monkeypatch.setattr(directory, "read_file", fail_thrice)
         (tmp_path / "a.yaml").write_text(manifest("a", "10.0.0.2"))
         assert await sink.batch(1) == ["Put a"]
         task.cancel()
@@ -244,14 +244,14 @@ async def test_the_first_list_waits_a_while_for_files_that_cannot_be_read(
     (tmp_path / "a.yaml").write_text(manifest("a"))
     (tmp_path / "b.yaml").symlink_to("nowhere")
     reads = 0
-    real = manifests.read_file
+    real = directory.read_file
 
-    def count(path: pathlib.Path) -> manifests.FileContent:
+    def count(path: pathlib.Path) -> directory.FileContent:
         nonlocal reads
         reads += path.name == "b.yaml"
         return real(path)
 
-    monkeypatch.setattr(manifests, "read_file", count)
+    monkeypatch.setattr(directory, "read_file", count)
     async with following(tmp_path) as sink:
         assert await sink.batch(0) == ["Put a"]
         assert reads == directory.FIRST_READS + 1

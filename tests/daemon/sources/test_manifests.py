@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ipvsproxy.daemon.sources import manifests
+from ipvsproxy.daemon.sources import directory
+from ipvsproxy.daemon.sources.directory import Manifests
 from ipvsproxy.model.service import (
     ApiServersFound,
     EndpointSlice,
@@ -42,7 +43,7 @@ class World:
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
-        self.manifests = manifests.Manifests()
+        self.manifests = Manifests()
         self.files: set[str] = set()
 
     def write(self, **files: str) -> list[Event]:
@@ -50,7 +51,7 @@ class World:
         for stem, content in files.items():
             path = self.directory / f"{stem}.yaml"
             path.write_text(content)
-            read[path.name] = manifests.read_file(path)
+            read[path.name] = directory.read_file(path)
         self.files |= set(read)
         return self.manifests.update(read, self.files)
 
@@ -83,7 +84,7 @@ def address(event: Event) -> str:
     ("name", "is_one"), [("a.yaml", 1), ("a.yml", 1), ("a.json", 1), ("a.yaml~", 0), (".a.yaml", 0), ("a", 0)]
 )
 def test_files_are_chosen_by_suffix_and_hidden_ones_are_not(name: str, is_one: int) -> None:
-    assert manifests.is_manifest(name) == bool(is_one)
+    assert directory.is_manifest(name) == bool(is_one)
 
 
 def test_a_file_may_have_several_documents_and_other_kinds(world: World) -> None:
@@ -115,13 +116,13 @@ def test_a_list_counts_as_its_items(world: World) -> None:
 def test_json_is_read(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "web.json"
     path.write_text(json.dumps(service("web")))
-    assert list(manifests.read_file(path).objects) == [(ObjectKind.SERVICE, ServiceName("default", "web"))]
+    assert list(directory.read_file(path).objects) == [(ObjectKind.SERVICE, ServiceName("default", "web"))]
 
 
 def test_json_that_is_nested_too_deeply_is_rejected(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "deep.json"
     path.write_text("[" * 100_000)
-    (rejected,) = manifests.read_file(path).rejected
+    (rejected,) = directory.read_file(path).rejected
     assert rejected.reason == "is nested more than 100 levels deep"
 
 

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from ipvsproxy.daemon.http import answers
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.daemon.sources.staleness import Staleness
+from ipvsproxy.daemon.sources.source import Staleness
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ObjectKind
 from tests.support import builders

@@ -1,16 +1,19 @@
-"""Notifies the loop of addresses, interfaces and local routes that other programs change."""
+"""Notifies the loop of what other programs change: addresses, interfaces, local routes, our table of nftables."""
 
 import asyncio
 from collections.abc import Collection, Iterable
 from typing import assert_never
 
+import structlog
+
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network import notify
+from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.model.kernel import DEVICE
 
 
-async def follow(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
+async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
     """Have the engine read the kernel when another program changes addresses, interfaces or local routes of ours.
 
     ``own_ports`` are the port ids of the sockets by which this process changes addresses and routes; it may grow meanwhile.
@@ -52,3 +55,24 @@ def _pass_on(engine: Engine, changes: Iterable[notify.Change]) -> None:
                 engine.kernel_changed()
             case never:
                 assert_never(never)
+
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+async def follow_rules(engine: Engine, changes: NftChanges | None) -> None:
+    """Has the engine read rules and sets when another program changes our table of nftables, until the socket of it is lost."""
+    if changes is None:
+        return
+    loop = asyncio.get_running_loop()
+    changed = asyncio.Event()
+    while (watched := changes.fileno()) is not None:
+        loop.add_reader(watched, changed.set)
+        try:
+            await changed.wait()
+        finally:
+            loop.remove_reader(watched)
+        changed.clear()
+        if changes.read():
+            engine.rules_changed()
+    log.warning("nftables_notifications_lost", error=changes.reason, hint="polls compare the generation of nf_tables instead")
