@@ -19,7 +19,7 @@ from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.other_backend import OtherBackend
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.metrics import gauges
+from ipvsproxy.daemon.metrics import registry
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
@@ -229,7 +229,7 @@ class _Node:
 
     def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> None:
         """Connect the metrics to the parts that they show."""
-        figures = gauges.Sources(
+        figures = registry.Sources(
             survey=engine.survey,
             store=self._store,
             status=self._status,

@@ -24,8 +24,8 @@ from ipvsproxy.daemon.base.slices import in_slices
 from ipvsproxy.daemon.http import answers
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.metrics import gauges, series
-from ipvsproxy.daemon.metrics.registry import Recorded, Tables
+from ipvsproxy.daemon.metrics import series
+from ipvsproxy.daemon.metrics.registry import Recorded, Sources, Tables
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.model.kernel import FlowCleaning
@@ -67,7 +67,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
 
-    def show(self, families: Collection[Family], sources: gauges.Sources, traffic: Traffic | None = None) -> None:
+    def show(self, families: Collection[Family], sources: Sources, traffic: Traffic | None = None) -> None:
         """Show the series of these families, sources and traffic from now on."""
         self._traffic = traffic
         self._families = tuple(sorted(families))

@@ -11,12 +11,13 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Iterator, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
 
 from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE, CounterReader
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.base.errors import KernelError
@@ -37,8 +38,6 @@ LONGEST_READING_S = 5.0
 its table from the beginning for each 32 kB, which takes longer with 100,000 virtual servers."""
 LONGEST_PAUSE_S = 120.0
 """A reading that began so long ago begins anew: after a long pause, its figures would be old."""
-SERVERS_AT_ONCE = 50
-"""The number of virtual servers in one reading of real servers: about 5 ms, for which programming may have to wait."""
 LINES_AT_ONCE = 200
 """Some 30 kB: rendering a page of megabytes at once blocks the loop, and needs new memory each time."""
 OTHERS = "(others)"
@@ -184,16 +183,6 @@ class _Reading:
     counters: dict[VirtualServerKey, Counters] = dataclasses.field(default_factory=dict)
     left: list[VirtualServerKey] = dataclasses.field(default_factory=list)
     endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = dataclasses.field(default_factory=dict)
-
-
-class CounterReader(Protocol):
-    """Reads the counters of IPVS in the kernel's thread. Both methods raise KernelError if that fails."""
-
-    def services(self, always: Container[VirtualServerKey]) -> Iterator[Mapping[VirtualServerKey, Counters]]:
-        """The counters of virtual servers, part by part. Virtual servers at zero are left out, except for ``always``."""
-
-    def endpoints(self, keys: Collection[VirtualServerKey]) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
-        """The counters of each real server of these virtual servers; empty for an absent virtual server."""
 
 
 class Traffic:

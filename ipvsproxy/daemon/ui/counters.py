@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeVar
 
 import structlog
 
 from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE, CounterReader
 from ipvsproxy.daemon.ui import board, rates
 from ipvsproxy.daemon.ui.rates import History, Rates, ServiceRates
 from ipvsproxy.kernel.base.errors import KernelError
@@ -24,15 +25,13 @@ from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
+from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 
 SAMPLE_S = 2.0
 SHARE = 0.007
 QUIET_S = 10.0
 """The least time between two readings while nobody looks."""
-SERVERS_AT_ONCE = 50
-"""The virtual servers whose real servers are read at once: about 5 ms, for which programming may have to wait."""
 SERVERS_OF_PAGES = 100
 """The most virtual servers whose real servers are read for the pages of all viewers."""
 SERVERS_OF_SERVICE = 400
@@ -72,19 +71,6 @@ class Viewers:
 T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-class CounterReader(Protocol):
-    """Reads the counters of IPVS in the kernel's thread. Every method raises KernelError if that fails."""
-
-    def totals(self) -> Counters:
-        """The counters of the whole node."""
-
-    def services(self, always: Container[VirtualServerKey]) -> Iterator[Mapping[VirtualServerKey, Counters]]:
-        """As in ``metrics.traffic``."""
-
-    def endpoints(self, keys: Collection[VirtualServerKey]) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
-        """As in ``metrics.traffic``."""
 
 
 Traffic = Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]

@@ -23,11 +23,12 @@ from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.routes import UI
 from ipvsproxy.daemon.http.server import Request
+from ipvsproxy.daemon.loop.kernel import CounterReader
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.daemon.ui import board, counters, node
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
-from ipvsproxy.daemon.ui.counters import CounterFollower, CounterReader
+from ipvsproxy.daemon.ui.counters import CounterFollower
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.daemon.ui.node import EventLog
 from ipvsproxy.daemon.ui.rates import History

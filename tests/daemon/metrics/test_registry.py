@@ -1,10 +1,203 @@
-"""Covers the buckets of an observation, and the notation of bounds."""
+"""Covers the counts of a scrape by family, set and kind, without foreign objects, and the ages."""
+
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
-from ipvsproxy.daemon.metrics import series
-from ipvsproxy.daemon.metrics.registry import Histogram
+from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.loop.leftovers import AnyPlace
+from ipvsproxy.daemon.metrics import registry, series
+from ipvsproxy.daemon.metrics.registry import Histogram, Sources
 from ipvsproxy.daemon.metrics.series import Metric, Type
+from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.kernel.iptables.leftover_rules import Place
+from ipvsproxy.kernel.iptables.variant import Variant
+from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.observation import Observation
+from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.service import ObjectKind, Put, ServiceName
+from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
+from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import Connections, ObservedVirtualServer, VirtualServer, VirtualServerSettings
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.store.objects import Store
+from tests.support import builders
+from tests.support.draining import show_draining
+from tests.support.summaries import Clock
+
+BOTH = (Family.IPV4, Family.IPV6)
+KINDS = ("device", "set", "set_entry", "rules", "virtual_server", "address", "route", "sysctl")
+OWNER = Owner(0, ServiceName(builders.NAMESPACE, "web"))
+WEB_KEY = builders.frontend("10.96.0.10", 80)
+POD, OTHER_POD = builders.backend("10.244.0.5"), builders.backend("10.244.0.6")
+CLUSTER_IPS = IpSet(SetKind.CLUSTER_IP, Family.IPV4).name
+
+
+class Figures:
+    """All sources of a scrape, at second 100."""
+
+    def __init__(self) -> None:
+        self.clock = Clock(100.0)
+        self.reconciler = Reconciler(Policy())
+        self.store = Store(started_s=0)
+        self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=self.clock)
+        self.watches: Mapping[ObjectKind, WatchStatus] = {}
+        self.leftovers: Mapping[AnyPlace, bool] = {}
+        self.other_backend = False
+
+    def put_web(self) -> None:
+        """Desire a virtual server without real servers."""
+        settings = VirtualServerSettings("rr")
+        self.reconciler.put(OWNER.service, ServiceState(owner=OWNER, served=(VirtualServer(WEB_KEY, settings, owner=OWNER),)))
+
+    def read(self) -> dict[str, dict[tuple[str, ...], float]]:
+        sources = Sources(
+            survey=self.reconciler.survey,
+            store=self.store,
+            status=self.status,
+            clock=self.clock,
+            watches=lambda: self.watches,
+            leftovers=lambda: self.leftovers,
+            other_backend=lambda: self.other_backend,
+        )
+        return {one.metric.name: dict(one.values) for one in registry.gauges(registry.take_snapshot(sources), BOTH) if one}
+
+
+def _server(*backends: str) -> ObservedVirtualServer:
+    return ObservedVirtualServer(VirtualServerSettings("rr"), {builders.backend(one): 1 for one in backends})
+
+
+def test_leftover_rules_are_shown_by_family_and_variant() -> None:
+    figures = Figures()
+    assert figures.read()["ipvsproxy_leftover_rules"] == {}
+    figures.leftovers = {
+        Place(Variant.NF_TABLES, Family.IPV4, is_used=True): False,
+        Place(Variant.LEGACY, Family.IPV6, is_used=False): True,
+        TablePlace(Family.IPV4, "kube-proxy"): True,
+    }
+    assert figures.read()["ipvsproxy_leftover_rules"] == {
+        ("IPv4", "nf_tables"): 0,
+        ("IPv6", "legacy"): 1,
+        ("IPv4", "nftables"): 1,
+    }
+
+
+def test_what_the_other_backend_still_holds_is_shown() -> None:
+    figures = Figures()
+    for figures.other_backend in (False, True):
+        assert figures.read()["ipvsproxy_other_backend_left"] == {(): figures.other_backend}
+
+
+def test_virtual_and_real_servers_are_counted_by_family_without_foreign_ones() -> None:
+    figures = Figures()
+    ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
+    foreign = builders.frontend("192.0.2.1", 80)
+    figures.reconciler.observe(
+        Observation(
+            virtual_servers={
+                ours[0]: _server("10.244.0.5", "10.244.0.6"),
+                ours[1]: _server("fd00:10:244::5"),
+                foreign: _server("10.244.0.7"),
+            },
+            sets={},
+            addresses=frozenset(key.address for key in ours),
+            routes=frozenset({ours[1].address}),
+            interface_addresses=(),
+        ),
+        now=0,
+    )
+    values = figures.read()
+    assert values["ipvsproxy_virtual_servers"] == {("IPv4",): 1, ("IPv6",): 1}
+    assert values["ipvsproxy_real_servers"] == {("IPv4",): 2, ("IPv6",): 1}
+    assert values["ipvsproxy_addresses"] == {("IPv4",): 1, ("IPv6",): 1}
+    assert values["ipvsproxy_routes"] == {("IPv4",): 0, ("IPv6",): 1}
+
+
+def test_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
+    figures = Figures()
+    figures.reconciler.put_node(BOTH, (), None)
+    assert figures.read()["ipvsproxy_pending"][("set",)] == 34
+    entry = SetEntry(CLUSTER_IPS, parse_address("10.96.0.10"), None, 80)
+    figures.reconciler.observe(Observation(sets={CLUSTER_IPS: frozenset({entry})}, device=True), now=0)
+    values = figures.read()
+    assert len(values["ipvsproxy_set_entries"]) == 34
+    assert values["ipvsproxy_set_entries"][CLUSTER_IPS,] == 1
+    assert values["ipvsproxy_pending"][("set_entry",)] == 1
+    assert values["ipvsproxy_pending"][("device",)] == 0
+
+
+def test_drains_have_a_number_and_the_age_of_the_oldest() -> None:
+    figures = Figures()
+    figures.put_web()
+    assert figures.read()["ipvsproxy_oldest_drain_age_seconds"] == {(): 0}
+    show_draining(figures.reconciler, WEB_KEY, POD, now=40)
+    show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
+    values = figures.read()
+    assert values["ipvsproxy_drains"] == {(): 2}
+    assert values["ipvsproxy_oldest_drain_age_seconds"] == {(): 60}
+
+
+def test_a_real_server_without_connections_counts_as_waiting_instead_of_draining() -> None:
+    figures = Figures()
+    figures.put_web()
+    show_draining(figures.reconciler, WEB_KEY, POD, now=40)
+    show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
+    figures.reconciler.note_connections({WEB_KEY: {OTHER_POD: Connections(1, 0)}}, 80)
+    values = figures.read()
+    assert values["ipvsproxy_drains"] == {(): 1}
+    assert values["ipvsproxy_waiting_removals"] == {(): 1}
+    assert values["ipvsproxy_oldest_drain_age_seconds"] == {(): 30}
+    show_draining(figures.reconciler, WEB_KEY, OTHER_POD, now=90)
+    assert figures.read()["ipvsproxy_waiting_removals"] == {(): 0}
+
+
+def test_changes_that_no_sync_has_taken_are_pending_and_have_an_age() -> None:
+    figures = Figures()
+    web = builders.service()
+    figures.store.deliver([Put(ObjectKind.SERVICE, web.name, web)], now=100)
+    figures.clock.now += 5
+    values = figures.read()
+    assert values["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 1}
+    assert values["kubeproxy_sync_proxy_rules_endpoint_changes_pending"] == {(): 0}
+    assert values["ipvsproxy_oldest_change_age_seconds"] == {(): 5}
+    figures.store.take()
+    assert figures.read()["kubeproxy_sync_proxy_rules_service_changes_pending"] == {(): 0}
+
+
+def test_watches_show_whether_they_are_open_and_the_age_of_their_last_contact() -> None:
+    figures = Figures()
+    figures.watches = {
+        ObjectKind.SERVICE: WatchStatus(connected=True, contact_s=90.0),
+        ObjectKind.NODE: WatchStatus(),
+    }
+    values = figures.read()
+    assert values["ipvsproxy_watch_connected"] == {("Service",): 1, ("Node",): 0}
+    assert values["ipvsproxy_watch_contact_age_seconds"] == {("Service",): 10}
+
+
+def test_drift_is_counted_by_kind() -> None:
+    figures = Figures()
+    address = parse_address("10.96.0.10")
+    figures.reconciler.put(OWNER.service, ServiceState(owner=OWNER, addresses=(address,)))
+    for addresses in (frozenset({address}), frozenset()):
+        figures.reconciler.observe(Observation(addresses=addresses), now=0)
+    drift = figures.read()["ipvsproxy_drift_total"]
+    assert drift == {(kind,): float(kind == "address") for kind in KINDS}
+
+
+def test_counting_many_objects_pauses() -> None:
+    figures, many = Figures(), 3 * registry.OBJECTS_AT_ONCE
+    addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
+    figures.reconciler.observe(
+        Observation(
+            virtual_servers={builders.frontend(one, 80): _server() for one in addresses},
+            addresses=frozenset(builders.addresses(*addresses)),
+        ),
+        0,
+    )
+    sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status, clock=figures.clock)
+    assert sum(one is None for one in registry.gauges(registry.take_snapshot(sources), BOTH)) == 3 + 3
 
 
 def _histogram(*bounds: float) -> tuple[Histogram, CollectorRegistry]:

@@ -17,8 +17,8 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.metrics.gauges import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.daemon.metrics.registry import Sources
 from ipvsproxy.daemon.metrics.traffic import FRESH_S, LONGEST_PAUSE_S, ROWS_AT_ONCE, Ledger, Row, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
@@ -60,6 +60,9 @@ class Ipvs:
         self.error: KernelError | None = None
         self.readings = 0
         self.read_endpoints: list[VirtualServerKey] = []
+
+    def totals(self) -> Counters:
+        raise AssertionError("a scrape does not ask for the totals")
 
     def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         """The counters in two parts."""

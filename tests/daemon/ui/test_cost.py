@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE
 from ipvsproxy.daemon.ui import board, counters
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import Opened
@@ -119,7 +120,7 @@ async def test_a_service_of_many_endpoints_is_told_with_pauses() -> None:
         assert len(document["ports"][0]["endpoints"]) == count
         opened, traffic = Opened(), node.traffic.endpoints(board.keys_of(survey, name))
         for now in (1.0, 2.0):
-            assert len(list(opened.taking(traffic, now))) == count // counters.SERVERS_AT_ONCE
+            assert len(list(opened.taking(traffic, now))) == count // SERVERS_AT_ONCE
         assert sum(map(len, opened.counts.values())) == count
 
 
