@@ -5,6 +5,7 @@ desires another value, and a fight helps neither.
 Rule 2: this holds for one desired value. A new desired value is programmed at once.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -61,6 +62,7 @@ class Drifts:
         self._drifted: Counter[str] = Counter()
         self._left_alone: dict[Place, int] = {}
         self._places: dict[Place, _History] = {}
+        """The place that has been calm for longest comes first."""
         self._contested: set[Place] = set()
         self._withheld: dict[Place, float] = {}
 
@@ -71,7 +73,7 @@ class Drifts:
     def note(self, place: Place, desired: object, now: float) -> None:
         """Record drift at a place. ``desired`` None: nothing is desired there."""
         self._drifted[place.kind] += 1
-        last = self._places.get(place)
+        last = self._places.pop(place, None)
         again = last is not None and last.desired == desired and now - last.last_s <= CALM_S
         times = last.times + 1 if last is not None and again else 1
         excess = times - FREE_HEALS
@@ -100,7 +102,8 @@ class Drifts:
 
     def forget_calm(self, now: float) -> None:
         """Forget places that have been calm for ``CALM_S``."""
-        for place in [place for place, history in self._places.items() if now - history.last_s > CALM_S]:
+        calm = list(itertools.takewhile(lambda known: now - known[1].last_s > CALM_S, self._places.items()))
+        for place, _ in calm:
             del self._places[place]
             self._contested.discard(place)
 

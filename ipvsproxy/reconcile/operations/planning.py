@@ -19,11 +19,12 @@ def desired_operations(tables: Tables, drains: Drains, *, together: bool) -> Ite
     ``together``: several entries of one set are one operation, and so are several addresses or local routes.
     """
     yield from _foundation(tables)
-    for name, table in tables.unequal_entries():
-        entries = tuple(precondition.may_be_added(tables, name, table.pending))
+    has_ranges = precondition.ranges_in_force(tables)
+    for name, _ in tables.unequal_entries():
+        entries = tuple(precondition.may_be_added(tables, name, has_ranges))
         if entries:
             yield from _split(Operation(Verb.ADD, SetEntries(name, entries)), together=together)
-    held_back = precondition.held_back(tables)
+    held_back = precondition.held_back(tables, has_ranges)
     not_masqueraded_yet = precondition.not_masqueraded_yet(tables)
     still_given = precondition.still_given(tables)
     virtual_servers = tables.virtual_servers
@@ -37,15 +38,11 @@ def desired_operations(tables: Tables, drains: Drains, *, together: bool) -> Ite
                 operations = itertools.islice(operations, 1)  # the virtual server itself
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
     for object_class, binding in tables.bindings.items():
-        addresses = tuple(
-            address for address in binding.pending if precondition.may_become_local(tables, binding.owners_of(address), address)
-        )
+        addresses = tuple(precondition.may_become_local(tables, binding))
         if addresses:
             yield from _split(Operation(Verb.ADD, object_class(addresses)), together=together)
-    for flow in tables.flows.pending:
-        keep = tables.flows.desired[flow]
-        if precondition.leads_only_to(tables, flow, keep):
-            yield Operation(Verb.REMOVE, FlowCleaning(flow, keep.real_servers))
+    for flow, keep in precondition.may_be_cleaned(tables):
+        yield Operation(Verb.REMOVE, FlowCleaning(flow, keep.real_servers))
 
 
 def _split(operation: Operation, *, together: bool) -> Iterable[Operation]:
@@ -89,12 +86,12 @@ def surplus_operations(
                 yield Operation(Verb.REMOVE, key)
     if not has_observed_all:
         return
-    witnesses = ownership.Witnesses(going)
+    witnesses, lacking = ownership.Witnesses(going), precondition.lacking_ranges(tables)
     for name, table in tables.unequal_entries():
         entries = tuple(
             entry
             for entry in table.surplus
-            if entry not in keeping and not witnesses.need(entry) and precondition.may_be_removed(tables, entry)
+            if entry not in keeping and not witnesses.need(entry) and precondition.may_be_removed(tables, entry, lacking)
         )
         if entries:
             yield from _split(Operation(Verb.REMOVE, SetEntries(name, entries)), together=together)

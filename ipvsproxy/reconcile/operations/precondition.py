@@ -18,36 +18,56 @@ between it would not be local, and nearly every connection would break.
 """
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ipvsproxy.model.kernel import Flow
 from ipvsproxy.model.net import Address
 from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.rules import Rule, TakeMark
+from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
-from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile.operations import order
 from ipvsproxy.reconcile.tables.node import Keep, Tables
+from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 
+_HasRanges = Callable[[SetEntry], bool]
 
-def held_back(tables: Tables) -> Collection[VirtualServerKey]:
+
+def lacking_ranges(tables: Tables) -> Collection[VirtualServerKey | None]:
+    """The virtual servers of which an entry of a source range is missing."""
+    return {ownership.virtual_server_of(entry) for name in order.RANGE_SETS for entry in tables.entries[name].pending}
+
+
+def ranges_in_force(tables: Tables) -> _HasRanges:
+    """A test whether all admitted sources of a virtual server pass its firewall entry."""
+    without_rules = {family for family in tables.skeletons.pending if tables.lacks_rules(family)}
+    lacking = lacking_ranges(tables)
+    return lambda firewall: (
+        IP_SETS[firewall.set].family not in without_rules and ownership.virtual_server_of(firewall) not in lacking
+    )
+
+
+def held_back(tables: Tables, has_ranges: _HasRanges) -> Collection[VirtualServerKey]:
     """The desired, missing virtual servers that may not be added yet (rule 1)."""
     if not any(tables.entries[name].desired for name in order.FIREWALL_SETS):
         return frozenset()
+
+    def waits(firewall: SetEntry) -> bool:
+        table = tables.entries[firewall.set]
+        return firewall in table.desired and (firewall in table.pending or not has_ranges(firewall))
+
     table = tables.virtual_servers
-    return {key for key in table.pending if key not in table.observed and not _may_be_reached(tables, key)}
+    return {key for key in table.pending if key not in table.observed and waits(_firewall_entry(key))}
 
 
-def may_become_local(tables: Tables, owners: Iterable[Owner], address: Address) -> bool:
-    """Whether an address has a virtual server of one of these owners (rule 5)."""
+def may_become_local(tables: Tables, binding: Table[Address, Owner, bool]) -> Collection[Address]:
+    """The pending addresses of a binding that have a virtual server of one of their owners (rule 5)."""
     observed = tables.virtual_servers.observed
-    for owner in owners:
-        for item in tables.states[owner.service].served:
-            key = item.key
-            if key.address == address and key in observed:
-                return True
-    return False
+    services = {owner.service for address in binding.pending for owner in binding.owners_of(address)}
+    served = {item.key.address for name in services for item in tables.states[name].served if item.key in observed}
+    return tuple(address for address in binding.pending if address in served)
 
 
 def stays_local(tables: Tables, address: Address) -> bool:
@@ -55,15 +75,18 @@ def stays_local(tables: Tables, address: Address) -> bool:
     return not any(address in table.pending for table in tables.bindings.values())
 
 
-def may_be_added(tables: Tables, name: str, entries: Iterable[SetEntry]) -> Iterable[SetEntry]:
-    """The entries of one set that shut out no admitted source (rule 2), and lose no answers (rule 4)."""
+def may_be_added(tables: Tables, name: str, has_ranges: _HasRanges) -> Iterable[SetEntry]:
+    """The pending entries of one set that shut out no admitted source (rule 2), and lose no answers (rule 4)."""
+    table = tables.entries[name]
+    entries = table.pending
     if name in order.FIREWALL_SETS:
-        return (entry for entry in entries if _has_ranges_in_force(tables, entry))
+        return filter(has_ranges, entries)
     if name in order.LOCAL_SETS:
-        return (entry for entry in entries if not _leads_elsewhere(tables, entry))
+        elsewhere = _leading_elsewhere(tables, {owner.service for owner in map(table.desired.__getitem__, entries)})
+        return (entry for entry in entries if (table.desired[entry].service, _names(entry)) not in elsewhere)
     if name in order.SCOPE_SETS:
         # The kernel has one entry for each of these, whatever its mark: the removal of the old one would remove the new one.
-        taken = {ownership.virtual_server_of(entry) for entry in tables.entries[name].surplus}
+        taken = {ownership.virtual_server_of(entry) for entry in table.surplus}
         return (
             entry for entry in entries if ownership.virtual_server_of(entry) not in taken and _is_served_by_mark(tables, entry)
         )
@@ -105,14 +128,14 @@ def _names_set(rule: Rule, name: str) -> bool:
     return (rule.set is not None and rule.set.set == name) or (isinstance(target, TakeMark) and target.match.set == name)
 
 
-def may_be_removed(tables: Tables, entry: SetEntry) -> bool:
-    """False for a source range while it alone may admit a source (rule 2)."""
+def may_be_removed(tables: Tables, entry: SetEntry, lacking: Collection[VirtualServerKey | None]) -> bool:
+    """False for a source range while it alone may admit a source (rule 2). ``lacking`` are those of ``lacking_ranges``."""
     key = ownership.virtual_server_of(entry) if entry.set in order.RANGE_SETS else None
     if key is None:
         return True
     firewall = _firewall_entry(key)
     table = tables.entries[firewall.set]
-    return firewall not in table.observed or (firewall in table.desired and _has_all_ranges(tables, firewall))
+    return firewall not in table.observed or (firewall in table.desired and key not in lacking)
 
 
 def not_masqueraded_yet(tables: Tables) -> Collection[VirtualServerKey]:
@@ -123,60 +146,48 @@ def not_masqueraded_yet(tables: Tables) -> Collection[VirtualServerKey]:
     return {key for key in tables.virtual_servers.pending if key in going or ownership.node_port(key) in going}
 
 
-def leads_only_to(tables: Tables, flow: Flow, keep: Keep) -> bool:
-    """Whether the virtual servers of a flow exist without a real server that is neither kept nor desired (rule 3)."""
+def may_be_cleaned(tables: Tables) -> Iterable[tuple[Flow, Keep]]:
+    """The pending flows whose virtual servers exist without a real server that is neither kept nor desired (rule 3).
+
+    Packets of a flow come to the virtual server of its address, or to the one whose mark the address gives.
+    """
+    table, flows = tables.virtual_servers, tables.flows
+    marks = {
+        (name, ownership.virtual_server_of(entry)): _mark_given_by(entry)
+        for name in {flows.desired[flow].owner.service for flow in flows.pending}
+        if tables.states[name].rare.scopes
+        for entry in tables.states[name].entries
+        if isinstance(entry, MarkedEntry)
+    }
+    for flow in flows.pending:
+        keep, key = flows.desired[flow], VirtualServerKey(flow.protocol, flow.address, flow.port)
+        if all(
+            one in table.observed
+            and table.observed[one].real_servers.keys() <= keep.real_servers | table.desired[one].real_servers
+            for one in (key, marks.get((keep.owner.service, key)))
+            if one is not None
+        ):
+            yield flow, keep
+
+
+def _leading_elsewhere(
+    tables: Tables, services: Iterable[ServiceName]
+) -> Collection[tuple[ServiceName, VirtualServerKey | ownership.NodePort | None]]:
+    """Virtual servers and node ports of Services whose new connections may go to an undesired real server."""
     table = tables.virtual_servers
-    return all(
-        key in table.observed and table.observed[key].real_servers.keys() <= keep.real_servers | table.desired[key].real_servers
-        for key in (item.key for item in tables.states[keep.owner.service].served if _may_carry(item, flow))
-    )
-
-
-def _may_carry(item: VirtualServer, flow: Flow) -> bool:
-    """Whether packets of a flow may come to a virtual server of its Service: to that of its address, or to one by mark."""
-    if isinstance(item.key, FirewallMark):
-        return item.marked is flow.protocol and item.key.family is flow.family
-    return item.key == VirtualServerKey(flow.protocol, flow.address, flow.port)
-
-
-def _leads_elsewhere(tables: Tables, entry: SetEntry) -> bool:
-    """Whether new connections to a virtual server that an entry names may go to an undesired real server."""
-    table, named = tables.virtual_servers, _names(entry)
-    return any(
-        weight and real_server not in real_servers
-        for key in (item.key for item in tables.states[tables.entries[entry.set].desired[entry].service].served)
-        if key in table.observed and named in (key, ownership.node_port(key))
-        for real_servers in (table.desired[key].real_servers,)
-        for real_server, weight in table.observed[key].real_servers.items()
-    )
+    return {
+        (name, named)
+        for name in services
+        for key in (item.key for item in tables.states[name].served)
+        if key in table.observed and table.observed[key].real_servers is not (desired := table.desired[key]).weights
+        if any(weight and one not in desired.real_servers for one, weight in table.observed[key].real_servers.items())
+        for named in (key, ownership.node_port(key))
+    }
 
 
 def _names(entry: SetEntry) -> VirtualServerKey | ownership.NodePort | None:
     """The virtual server or node port that an entry of ``LOCAL_SETS`` names."""
     return ownership.node_port_of(entry) or ownership.virtual_server_of(entry)
-
-
-def _may_be_reached(tables: Tables, key: VirtualServerKey) -> bool:
-    """Whether a virtual server has no source ranges, or has them in force."""
-    firewall = _firewall_entry(key)
-    table = tables.entries[firewall.set]
-    return firewall not in table.desired or (firewall not in table.pending and _has_ranges_in_force(tables, firewall))
-
-
-def _has_ranges_in_force(tables: Tables, firewall: SetEntry) -> bool:
-    """Whether all admitted sources of a virtual server pass its desired firewall."""
-    return not tables.lacks_rules(IP_SETS[firewall.set].family) and _has_all_ranges(tables, firewall)
-
-
-def _has_all_ranges(tables: Tables, firewall: SetEntry) -> bool:
-    """Whether no entry of a source range is missing that a virtual server's desired firewall admits."""
-    key = ownership.virtual_server_of(firewall)
-    state = tables.states[tables.entries[firewall.set].desired[firewall].service]
-    return not any(
-        entry in tables.entries[entry.set].pending
-        for entry in state.entries
-        if entry.set in order.RANGE_SETS and ownership.virtual_server_of(entry) == key
-    )
 
 
 def _firewall_entry(key: VirtualServerKey) -> SetEntry:

@@ -116,9 +116,9 @@ def _cluster_addresses(spec: schema.ServiceSpec, skipped: list[Skipped]) -> tupl
     if len(addresses) == 1:
         return addresses
     first_of_family = {address.family: address for address in reversed(addresses)}
-    more = [address for address in addresses if first_of_family[address.family] is not address]
+    more = (address for address in addresses if first_of_family[address.family] is not address)
     skipped.extend(Skipped("spec.clusterIPs", f"{address}: a second address of one family") for address in more)
-    return tuple(address for address in addresses if address not in more)
+    return tuple(address for address in addresses if first_of_family[address.family] is address)
 
 
 def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:

@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from ipvsproxy.model.net import Address
+from ipvsproxy.model.net import Address, Protocol
 from ipvsproxy.model.packed import pieces
 from ipvsproxy.model.real_servers import PORT_SIZE, split
 from ipvsproxy.model.service import Conditions, EndpointSlice, ServicePort
 
 K = TypeVar("K", bound=bytes)
+SlicesByPort = Mapping[tuple[str, Protocol], Sequence[tuple[EndpointSlice, int]]]
+"""Slices by name and protocol of a port, each with its number of that port."""
 
 
 class Endpoints(NamedTuple):
@@ -39,26 +41,22 @@ class Endpoints(NamedTuple):
         return {stem + self.suffix: conditions for stem, conditions in zip(self.stems, self.conditions, strict=True)}
 
 
-NO_ENDPOINTS = Endpoints()
+def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
+    """The slices that have a port of a name and protocol, each with the number of that port."""
+    by_port: dict[tuple[str, Protocol], list[tuple[EndpointSlice, int]]] = {}
+    for item in slices:
+        for one in item.ports:
+            by_port.setdefault((one.name, one.protocol), []).append((item, one.port))
+    return by_port
 
 
-def find_endpoints(slices: Sequence[EndpointSlice], port: ServicePort) -> Endpoints:
+def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
     """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
 
     The slices must be of one family. An address counts once: a later entry replaces an earlier one, unless the later one is
     terminating. A new pod may have the address of a terminating one.
     """
-    if len(slices) == 1 and len(slices[0].ports) == 1:  # nearly all Services
-        (item,) = slices
-        (one,) = item.ports
-        if one.name != port.name or one.protocol is not port.protocol:
-            return NO_ENDPOINTS
-        stems = _addresses(item)
-        if len(stems) == 1 or len(set(stems)) == len(stems):
-            return Endpoints(stems, item.conditions, one.port.to_bytes(PORT_SIZE, "big"))
-    matching = [
-        (item, one.port) for item in slices for one in item.ports if one.name == port.name and one.protocol is port.protocol
-    ]
+    matching = by_port.get((port.name, port.protocol), ())
     numbers = {number for _, number in matching}
     if len(numbers) == 1:
         stems, conditions = _joined([item for item, _ in matching])

@@ -5,10 +5,11 @@ Rule: nothing is decided here. Desired state comes from ``state.translate``; rea
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Conditions, Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
@@ -100,12 +101,30 @@ def explaining(
     ordered = sorted(slices, key=lambda item: item.name)
     desired = state.translate(service, ordered, view, settings)
     families = [address.family for address in service.cluster_addresses if address.family in settings.families]
+    mine = {family: [item for item in ordered if item.family is family] for family in families}
+    by_port = {family: endpoints.slices_by_port(slices_of_family) for family, slices_of_family in mine.items()}
+    frontends = _frontends(service, desired, view)
     ports = [] if service.not_served else [(port, family) for port in service.ports for family in families]
     by_slice = {f"EndpointSlice {item.name}": item.skipped for item in ordered}
     yield
     uses: list[PortUse] = []
     for port, family in ports:
-        uses.append((yield from _port_use(desired, service, port, ordered, view, family=family)))
+        found = endpoints.find_endpoints(by_port[family], port)
+        choice = state.routes_of_port(service, port, family, found, view)
+        numbers: dict[EndpointSliceName, list[int]] = {}
+        for item, number in by_port[family].get((port.name, port.protocol), ()):
+            numbers.setdefault(item.name, []).append(number)
+        used: list[EndpointUse] = []
+        explained: set[RealServerKey] = set()
+        by_key = found.by_key()
+        for item in mine[family]:
+            for use in _uses(item, port, by_key, choice, explained, numbers=numbers.get(item.name, ())):
+                used.append(use)
+                if len(used) % ENDPOINTS_AT_ONCE == 0:
+                    yield
+        own = (port.protocol, family, port.port, False), (port.protocol, family, port.node_port, True)
+        at_port = tuple(itertools.chain.from_iterable(frontends.get(one, ()) for one in own))
+        uses.append(PortUse(port=port, family=family, frontends=at_port, endpoints=tuple(used)))
     return Explanation(
         service=service,
         desired=desired,
@@ -114,43 +133,32 @@ def explaining(
     )
 
 
-def _port_use(
-    desired: ServiceState, service: Service, port: ServicePort, slices: Iterable[EndpointSlice], view: NodeView, *, family: Family
-) -> Generator[None, None, PortUse]:
-    mine = [item for item in slices if item.family is family]
-    all_endpoints = endpoints.find_endpoints(mine, port)
-    choice = state.routes_of_port(service, port, family, all_endpoints, view)
-    explained: set[RealServerKey] = set()
-    by_key = all_endpoints.by_key()
-    uses: list[EndpointUse] = []
-    for item in mine:
-        for use in _uses(item, port, by_key, choice, explained):
-            uses.append(use)
-            if len(uses) % ENDPOINTS_AT_ONCE == 0:
-                yield
-    frontends = _frontends(service, desired, port, view.node_port_addresses[family], family)
-    return PortUse(port=port, family=family, frontends=tuple(frontends), endpoints=tuple(uses))
-
-
 def _frontends(
-    service: Service, desired: ServiceState, port: ServicePort, node_port_addresses: Collection[Address], family: Family
-) -> Iterator[Frontend]:
+    service: Service, desired: ServiceState, view: NodeView
+) -> Mapping[tuple[Protocol, Family, int, bool], list[Frontend]]:
+    """The virtual servers of a Service by protocol, family, number, and whether that is the number of a node port."""
     addresses: Mapping[Role, Iterable[Address]] = {
         Role.CLUSTER_IP: service.cluster_addresses,
         Role.EXTERNAL_IP: service.options.external_addresses,
         Role.LOAD_BALANCER_IP: service.options.load_balancer_addresses,
     }
-    cluster_address = next((one for one in service.cluster_addresses if one.family is family), None)
-    roles = state.Roles(service, cluster_address, node_port_addresses)
     named = {address: role for role, those in reversed([*addresses.items()]) for address in those}
-    for key, virtual_server in desired.virtual_servers.items():
-        role = named.get(key.address) if key.port == port.port else None
-        if role is None and key.port == port.node_port and key.address in node_port_addresses:
+    of_node = frozenset(address for those in view.node_port_addresses.values() for address in those)
+    ports = {(port.protocol, port.port) for port in service.ports}
+    node_ports = {(port.protocol, port.node_port) for port in service.ports if port.node_port}
+    of_other_ports = {(port.protocol, port.node_port) for port in service.ports if port.node_port != port.port}
+    frontends: dict[tuple[Protocol, Family, int, bool], list[Frontend]] = {}
+    for virtual_server in desired.served:
+        key = virtual_server.key
+        number = (key.protocol, key.port)
+        role = named.get(key.address) if number in ports else None
+        # A node port goes before the other addresses of another port, as in ``state.Roles``.
+        if key.address in of_node and role is not Role.CLUSTER_IP and number in (of_other_ports if role else node_ports):
             role = Role.NODE_PORT
-        if role is not Role.CLUSTER_IP and roles.is_taken(port, key.address, key.port):
-            role = None
-        if role and key.protocol is port.protocol and key.address.family is family:
-            yield Frontend(role=role, virtual_server=virtual_server)
+        if role:
+            place = (key.protocol, key.address.family, key.port, role is Role.NODE_PORT)
+            frontends.setdefault(place, []).append(Frontend(role=role, virtual_server=virtual_server))
+    return frontends
 
 
 def _uses(
@@ -159,8 +167,9 @@ def _uses(
     by_key: Mapping[bytes, Conditions],
     choice: topology.Choice,
     explained: set[RealServerKey],
+    *,
+    numbers: Collection[int],
 ) -> Iterator[EndpointUse]:
-    numbers = [one.port for one in item.ports if one.name == port.name and one.protocol is port.protocol]
     if not numbers:
         name = f"named {port.name!r}" if port.name else "without a name"
         reason = NotUsed("no_such_port", f"its EndpointSlice has no {port.protocol.name} port {name}")

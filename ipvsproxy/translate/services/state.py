@@ -22,7 +22,7 @@ from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceSt
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
 from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.services import refusal, topology, treatment
-from ipvsproxy.translate.services.endpoints import Endpoints, find_endpoints
+from ipvsproxy.translate.services.endpoints import Endpoints, find_endpoints, slices_by_port
 from ipvsproxy.translate.settings import Binding, Settings, TrafficScopes
 
 _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
@@ -220,10 +220,10 @@ class _FamilyState:
     def add(self, slices: list[EndpointSlice]) -> None:
         """Add every port, and the health check."""
         port_number, local_ready = self.options.health_check_node_port, set[Address]()
-        here = self.view.name
+        here, by_port = self.view.name, slices_by_port(slices)
         self.weighs = self.how.weighs(slices)
         for port in self.service.ports:
-            endpoints = find_endpoints(slices, port)
+            endpoints = find_endpoints(by_port, port)
             each = zip(endpoints.stems, endpoints.conditions, strict=True)
             local = [stem for stem, conditions in each if conditions.node_name == here]
             self._add_port(port, endpoints, local)

@@ -11,10 +11,12 @@ import pytest
 from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
+from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Side, Skeleton, TakeMark, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntries, SetEntry, SetKind
-from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer, VirtualServerKey
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.state import ClusterScope, Rarities, ServiceState
+from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.operations import precondition
 from ipvsproxy.reconcile.tables.node import Keep, Tables
 from tests.reconcile import examples, simulation
@@ -366,14 +368,32 @@ def test_a_set_is_not_destroyed_while_a_rule_that_is_in_force_names_it() -> None
         assert precondition.may_be_destroyed(tables, IpSet(SetKind.NO_LOCAL, Family.IPV4))
 
 
-@pytest.mark.parametrize(("family", "protocol"), [(Family.IPV6, Protocol.UDP), (Family.IPV4, Protocol.TCP)])
-def test_a_scope_of_another_family_or_protocol_holds_no_flow_up(family: Family, protocol: Protocol) -> None:
-    flow, keep = examples.flow(ADDRESS, 80), Keep(examples.OLD, frozenset())
-    for key, marked, is_held_up in (
-        (FirewallMark.of(family, 1), protocol, False),
-        (FirewallMark.of(Family.IPV4, 1), Protocol.UDP, True),
-    ):
-        tables = Tables(lambda _desired, _observed: False, lambda _: False)
-        server = VirtualServer(key, examples.ROUND_ROBIN, owner=examples.OLD, marked=marked)
-        tables.put(examples.OLD.service, examples.state(examples.OLD).with_objects((server,), ()))
-        assert precondition.leads_only_to(tables, flow, keep) is not is_held_up
+@pytest.mark.parametrize(("port", "is_held_up"), [(80, True), (81, False)])
+def test_a_flow_waits_for_the_virtual_server_of_its_mark_and_of_no_other(port: int, *, is_held_up: bool) -> None:
+    flow, key, mark = examples.flow(ADDRESS, 80), builders.frontend(ADDRESS, 80, Protocol.UDP), FirewallMark.of(Family.IPV4, 1)
+    gives = MarkedEntry(IpSet(SetKind.SCOPE, Family.IPV4).name, key.address, Protocol.UDP, port, mark=1, mask=1)
+    scope = ClusterScope(
+        Family.IPV4,
+        Protocol.UDP,
+        port,
+        (builders.frontend(ADDRESS, port, Protocol.UDP),),
+        examples.ROUND_ROBIN,
+        EvenWeights.of([]),
+    )
+    state = ServiceState(
+        owner=examples.OLD,
+        served=(
+            examples.virtual_server(key),
+            VirtualServer(mark, examples.ROUND_ROBIN, owner=examples.OLD, marked=Protocol.UDP),
+        ),
+        entries=(gives,),
+        rare=Rarities(flows={flow: frozenset()}, scopes=(scope,)),
+    )
+    tables = Tables(lambda _desired, _observed: False, lambda _: False)
+    tables.put(examples.OLD.service, state)
+    tables.virtual_servers.confirm(key, ObservedVirtualServer(examples.ROUND_ROBIN, {}))
+    tables.flows.confirm(flow, frozenset([builders.backend("10.244.0.9")]))
+    held_up = [] if is_held_up else [(flow, Keep(examples.OLD, frozenset()))]
+    assert list(precondition.may_be_cleaned(tables)) == held_up
+    tables.virtual_servers.confirm(mark, ObservedVirtualServer(examples.ROUND_ROBIN, {}))
+    assert list(precondition.may_be_cleaned(tables)) == [(flow, Keep(examples.OLD, frozenset()))]

@@ -309,7 +309,7 @@ def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> N
         return isinstance(operation.item, RealServers) and isinstance(operation.item.virtual_server, FirewallMark)
 
     def cleans(operation: Operation) -> bool:
-        return isinstance(operation.item, FlowCleaning)
+        return isinstance(operation.item, FlowCleaning) and str(operation.item.flow.address) == BALANCER
 
     planned = node.plan().operations
     assert any(map(is_of_mark, planned))

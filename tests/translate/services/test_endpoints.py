@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Conditions, Endpoint, EndpointPort, EndpointSlice
-from ipvsproxy.translate.services.endpoints import find_endpoints
+from ipvsproxy.translate.services.endpoints import find_endpoints, slices_by_port
 from tests.support import builders
 from tests.support.builders import draining, endpoint
 
@@ -37,7 +37,7 @@ def test_endpoints_are_those_of_all_slices_with_the_port_each_once(some: Some) -
         builders.endpoint_slice(*endpoints, suffix=str(number), ports=[*ports, *OTHERS])
         for number, (endpoints, ports) in enumerate(some)
     ]
-    endpoints_found, expected = find_endpoints(slices, PORT), _expected(slices)
+    endpoints_found, expected = find_endpoints(slices_by_port(slices), PORT), _expected(slices)
     assert endpoints_found.by_key() == expected
     assert [stem + endpoints_found.suffix for stem in endpoints_found.stems] == list(expected), (
         "in the order in which the slices name them"
@@ -50,6 +50,7 @@ def test_endpoints_are_those_of_all_slices_with_the_port_each_once(some: Some) -
 def test_an_address_that_one_slice_names_twice_counts_once_and_the_pod_that_runs_counts() -> None:
     twice = [draining("10.244.0.1"), endpoint("10.244.0.1"), draining("10.244.0.1"), endpoint("10.244.0.2")]
     for endpoints, expected in ((twice, ["10.244.0.1", "10.244.0.2"]), (twice[:2], ["10.244.0.1"])):
-        found = find_endpoints([builders.endpoint_slice(*endpoints, ports=[EndpointPort("http", Protocol.TCP, 8080)])], PORT)
+        item = builders.endpoint_slice(*endpoints, ports=[EndpointPort("http", Protocol.TCP, 8080)])
+        found = find_endpoints(slices_by_port([item]), PORT)
         assert [str(address) for address, _ in found.split(found.stems)] == expected
         assert not any(one.terminating for one in found.conditions)
