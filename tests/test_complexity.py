@@ -1,15 +1,23 @@
 """The cost of a change from the watch line to the bytes for the kernel, counted, not timed.
 
-The program's own code decodes, translates, reconciles and encodes; only sockets are left out. No count may depend on the number
-of Services, or on the number of endpoints of a Service. scripts/bench has figures in seconds.
+The program's own code decodes, translates, reconciles and encodes; only sockets are left out. No count of messages may depend
+on the number of Services, or on the number of endpoints of a Service. The count of executed lines may grow with the length of a
+field that a tenant writes, but no faster than n log n. scripts/bench has figures in seconds.
 """
 
 import collections
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+import math
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
+import ipvsproxy
+from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.kernel.backend_drivers import Driver
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset.driver import IpsetDriver
@@ -17,7 +25,7 @@ from ipvsproxy.kernel.ipvs.driver import IpvsDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.model.service import Gone, ObjectKind, Put, Service
+from ipvsproxy.model.service import Gone, Listed, ObjectKey, ObjectKind, Put, Service, ServiceName
 from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.translate.api import decode
@@ -181,3 +189,267 @@ async def test_a_change_reads_nothing_of_the_kernel(wire: Callable[[], Wire]) ->
             await served.quiet()
     assert used.counted["readings"] == 0
     assert used.counted["messages"] == 9
+
+
+# The lines that are executed for a field of length n.
+
+SHORT, LONG = 16, 64
+MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
+"""n log n, and a little for what begins with a few."""
+SHARE = 0.02
+"""The lines of a function count if they are this share of all lines or more: a quadratic one soon is, a constant step never."""
+
+Item = tuple[ObjectKind, dict[str, Any]]
+Lines = collections.Counter[types.CodeType]
+
+
+def address(number: int, first: int) -> str:
+    return f"{first}.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+
+
+def exposed(
+    name: str = "web",
+    *,
+    number: int = 0,
+    ports: int = 1,
+    protocol: str = "TCP",
+    cluster: int = 1,
+    external: int = 0,
+    balanced: int = 0,
+    ranges: int = 0,
+    is_local: bool = False,
+    node_ports: bool = False,
+    labels: int = 0,
+    **annotations: str,
+) -> Item:
+    """A Service as the API has it."""
+    addresses = [f"10.96.{number // 250}.{number % 250 + 1}", *(address(one, 12) for one in range(cluster - 1))]
+    spec: dict[str, Any] = {
+        "type": "LoadBalancer",
+        "clusterIP": addresses[0],
+        "clusterIPs": addresses,
+        "externalIPs": [address(one + 1, 11) for one in range(external)],
+        "loadBalancerSourceRanges": [f"{address(2 * one, 20)}/31" for one in range(ranges)],
+        "ports": [
+            {"name": f"p{one}", "port": one + 1, "protocol": protocol, "nodePort": 30000 + one if node_ports else 0}
+            for one in range(ports)
+        ],
+    }
+    if is_local:
+        spec |= {"externalTrafficPolicy": "Local", "healthCheckNodePort": 32000 + number}
+    metadata = {
+        "name": name,
+        "namespace": "default",
+        "creationTimestamp": f"2026-01-01T00:{number // 60:02}:{number % 60:02}Z",
+        "labels": {f"label-{one}": "x" for one in range(labels)},
+        "annotations": {f"ipvsproxy.io/{one.replace('_', '-')}": text for one, text in annotations.items()},
+    }
+    ingress = [{"ip": address(one + 1, 13)} for one in range(balanced)]
+    return ObjectKind.SERVICE, {"metadata": metadata, "spec": spec, "status": {"loadBalancer": {"ingress": ingress}}}
+
+
+def sliced(
+    name: str = "a",
+    *,
+    endpoints: int = 2,
+    first: int = 0,
+    ports: int = 1,
+    protocol: str = "TCP",
+    addresses: int = 1,
+    hints: int = 0,
+    labels: int = 0,
+    is_here: bool = False,
+    is_one_pod: bool = False,
+) -> Item:
+    """An EndpointSlice of the Service web."""
+    listed = [
+        {
+            "addresses": [
+                address(first if is_one_pod else first + one, 100),
+                *(address(more, 60) for more in range(addresses - 1)),
+            ],
+            "conditions": {"ready": True},
+            "nodeName": builders.THIS_NODE if is_here else f"node-{one}",
+            "zone": f"zone-{one}",
+            "hints": {
+                "forZones": [{"name": f"z{more}"} for more in range(hints)],
+                "forNodes": [{"name": f"n{more}"} for more in range(hints)],
+            },
+        }
+        for one in range(endpoints)
+    ]
+    metadata = {
+        "name": f"web-{name}",
+        "namespace": "default",
+        "labels": {"kubernetes.io/service-name": "web", **{f"label-{one}": "x" for one in range(labels)}},
+    }
+    numbers = [{"name": f"p{one}", "port": 8000 + one, "protocol": protocol} for one in range(ports)]
+    return ObjectKind.ENDPOINT_SLICE, {"metadata": metadata, "addressType": "IPv4", "ports": numbers, "endpoints": listed}
+
+
+def this_node(*, addresses: int = 1, ranges: int = 1, labels: int = 0) -> Item:
+    """The Node as the API has it."""
+    listed = [builders.NODE_ADDRESS, *(address(one, 71) for one in range(addresses - 1))]
+    metadata = {"name": builders.THIS_NODE, "labels": {f"label-{one}": "x" for one in range(labels)}}
+    spec = {
+        "podCIDRs": [f"{address(one << 8, 70)}/24" for one in range(ranges)],
+        "taints": [{"key": f"t{one}"} for one in range(labels)],
+    }
+    return ObjectKind.NODE, {
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"addresses": [{"type": "InternalIP", "address": one} for one in listed]},
+    }
+
+
+def weights_of(kind: str, count: int) -> str:
+    return ",".join(f"{kind}/{kind}-{one}={one % 99 + 1}" for one in range(count))
+
+
+LONG_FIELDS: Mapping[str, Callable[[int], list[Item]]] = {
+    "ports": lambda n: [exposed(ports=n), sliced(ports=n)],
+    "ports of UDP": lambda n: [exposed(ports=n, protocol="UDP"), sliced(ports=n, protocol="UDP")],
+    "node ports": lambda n: [exposed(ports=n, node_ports=True), sliced(ports=n)],
+    "node ports of SCTP": lambda n: [exposed(ports=n, node_ports=True, protocol="SCTP"), sliced(ports=n, protocol="SCTP")],
+    "node ports with policy Local": lambda n: [exposed(ports=n, node_ports=True, is_local=True), sliced(ports=n)],
+    "external addresses": lambda n: [exposed(external=n), sliced()],
+    "external addresses of UDP": lambda n: [exposed(external=n, protocol="UDP"), sliced(protocol="UDP")],
+    "external addresses with policy Local": lambda n: [exposed(external=n, is_local=True), sliced()],
+    "addresses of load balancers": lambda n: [exposed(balanced=n), sliced(is_here=True)],
+    "addresses of load balancers for five ports with policy Local": lambda n: [
+        exposed(ports=5, balanced=n, is_local=True),
+        sliced(ports=5),
+    ],
+    "ports with policy Local for five load balancers": lambda n: [exposed(ports=n, balanced=5, is_local=True), sliced(ports=n)],
+    "ports of UDP with policy Local": lambda n: [
+        exposed(ports=n, balanced=1, is_local=True, protocol="UDP"),
+        sliced(ports=n, protocol="UDP"),
+    ],
+    "addresses of load balancers with a source range": lambda n: [
+        exposed(balanced=n, ranges=1, is_local=True, protocol="UDP"),
+        sliced(protocol="UDP"),
+    ],
+    "source ranges": lambda n: [exposed(balanced=1, ranges=n), sliced()],
+    "cluster addresses": lambda n: [exposed(cluster=n), sliced()],
+    "labels of a Service": lambda n: [exposed(labels=n), sliced()],
+    "weights of nodes": lambda n: [exposed(weights=weights_of("node", n)), sliced(endpoints=n)],
+    "weights of zones with limits": lambda n: [
+        exposed(weights=weights_of("zone", n), max_connections="500"),
+        sliced(endpoints=n),
+    ],
+    "an unknown scheduler": lambda n: [exposed(scheduler="x" * n, scheduler_flags="sh-port," * n), sliced()],
+    "endpoints with slow start": lambda n: [exposed(slow_start="30s"), sliced(endpoints=n)],
+    "endpoints": lambda n: [exposed(), sliced(endpoints=n)],
+    "endpoints of UDP": lambda n: [exposed(protocol="UDP"), sliced(protocol="UDP", endpoints=n)],
+    "endpoints on this node": lambda n: [exposed(), sliced(endpoints=n, is_here=True)],
+    "addresses of an endpoint": lambda n: [exposed(), sliced(addresses=n)],
+    "ports of a slice": lambda n: [exposed(), sliced(ports=n)],
+    "hints": lambda n: [exposed(), sliced(hints=n)],
+    "labels of a slice": lambda n: [exposed(), sliced(labels=n)],
+    "slices": lambda n: [exposed(), *(sliced(str(one), first=3 * one, endpoints=3) for one in range(n))],
+    "slices with one pod": lambda n: [exposed(), *(sliced(str(one), endpoints=3) for one in range(n))],
+    "endpoints with one pod": lambda n: [exposed(), sliced(endpoints=n, is_one_pod=True)],
+    "addresses of the node": lambda n: [exposed(external=2, node_ports=True), sliced(), this_node(addresses=n)],
+    "ranges of pods": lambda n: [exposed(external=2), sliced(), this_node(ranges=n)],
+    "labels and taints of the node": lambda n: [exposed(), sliced(), this_node(labels=n)],
+    "Services with one external address": lambda n: [exposed(f"s{one}", external=1, number=one) for one in range(n)],
+    "Services with one node port": lambda n: [exposed(f"s{one}", node_ports=True, number=one) for one in range(n)],
+    "two Services with the same addresses": lambda n: [exposed(external=n), exposed("other", external=n, number=1), sliced()],
+    "two Services with the same node ports": lambda n: [
+        exposed(ports=n, node_ports=True),
+        exposed("other", ports=n, node_ports=True, number=1),
+        sliced(ports=n),
+    ],
+}
+"""Objects with a field of length n, for each field of a Service, an EndpointSlice and a Node that may be long."""
+
+
+class Steps:
+    """Counts the lines of the program that are executed, by stage and function."""
+
+    def __init__(self) -> None:
+        self.of_stages: dict[str, Lines] = {}
+
+    @contextlib.contextmanager
+    def counting(self, stage: str) -> Iterator[None]:
+        lines = self.of_stages[stage] = Lines()
+        package = ipvsproxy.__path__[0]
+
+        def local(frame: types.FrameType, event: str, _: object) -> Any:
+            lines[frame.f_code] += event == "line"
+            return local
+
+        def calls(frame: types.FrameType, _event: str, _: object) -> Any:
+            lines[frame.f_code] += 1
+            return local if frame.f_code.co_filename.startswith(package) else None
+
+        before = sys.gettrace()
+        sys.settrace(calls)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+        for code in [code for code in lines if not code.co_filename.startswith(package)]:
+            del lines[code]
+
+
+def event_of(kind: ObjectKind, item: dict[str, Any]) -> Put:
+    event = decode.decode_watch_line(kind, json.dumps({"type": "MODIFIED", "object": item}).encode()).event
+    assert isinstance(event, Put)
+    return event
+
+
+async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
+    """The lines for these objects, from the watch line to the kernel and the page, until they are gone again."""
+    steps, served = Steps(), MemoryNode(kernel)
+    items = items if any(kind is ObjectKind.NODE for kind, _ in items) else [*items, this_node()]
+    async with served.running():
+        with steps.counting("decode"):
+            events = [event_of(*item) for item in items]
+        keys: dict[ObjectKind, set[ObjectKey]] = {kind: set() for kind in ObjectKind}
+        for event in events:
+            keys[event.kind].add(event.key)
+        with steps.counting("program"):
+            served.deliver([*events, *(Listed(kind, frozenset(keys[kind])) for kind in ObjectKind)])
+            await served.quiet()
+        survey, name = served.engine.survey, events[0].key
+        assert isinstance(name, ServiceName)
+        with steps.counting("explain"):
+            list(survey.differences(lambda *_: ""))
+            view = served.watcher.summaries[-1].view
+            explainer = Explainer(survey=survey, store=served.store, translation=served.settings, view=view, counts={})
+            explainer.service(name, {item.key for item in survey.states[name].served} & survey.virtual_servers.keys())
+        kind, item = items[-2]
+        if kind is ObjectKind.ENDPOINT_SLICE:
+            added = {"addresses": ["10.222.1.1"], "conditions": {"ready": True}, "nodeName": "other"}
+            with steps.counting("add an endpoint"):
+                served.deliver([event_of(kind, {**item, "endpoints": [*item["endpoints"], added]})])
+                await served.quiet()
+        kernel.virtual_servers.clear()
+        kernel.addresses.clear()
+        for ip_set in kernel.sets.values():
+            ip_set.entries.clear()
+        with steps.counting("heal"):
+            served.engine.kernel_changed()
+            await served.quiet(memory_node.DRIFT_CHECK_INTERVAL_S)
+            list(survey.differences(lambda *_: ""))
+        assert not list(survey.differences(lambda *_: ""))
+        with steps.counting("remove"):
+            served.deliver([Gone(ObjectKind.SERVICE, key) for key in keys[ObjectKind.SERVICE]])
+            await served.quiet(2)
+    return steps.of_stages
+
+
+@pytest.mark.parametrize("field", LONG_FIELDS)
+@in_virtual_time
+async def test_a_long_field_takes_steps_in_proportion_to_its_length(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    short, long = [await steps_of(Wire(monkeypatch, Backend.IPTABLES), LONG_FIELDS[field](length)) for length in (SHORT, LONG)]
+    for stage, lines in long.items():
+        total = lines.total()
+        assert total <= MOST_GROWTH * short[stage].total(), (stage, lines.most_common(5))
+        worse = {
+            code.co_qualname: (short[stage][code], count)
+            for code, count in lines.items()
+            if count > SHARE * total and count > MOST_GROWTH * max(short[stage][code], SHORT)
+        }
+        assert not worse, (stage, worse)

@@ -99,7 +99,7 @@ class Reconciler:
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
         has_deadlines = self._drains.has_deadlines or (state is not None and state.rare.drain_deadline_s)
-        if not (has_deadlines or self._tables.virtual_servers.is_contested):  # nearly always
+        if not (has_deadlines or self._tables.virtual_servers.contested):  # nearly always
             self._tables.put(name, state)
             return
         before = self._tables.states.get(name)

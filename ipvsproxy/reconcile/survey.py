@@ -146,6 +146,10 @@ class Survey:
         """Virtual servers that several Services desire, with the reasons."""
         return self._tables.conflicts()
 
+    def conflict(self, key: VirtualServerKey) -> Conflict | None:
+        """The conflict about one virtual server, if several Services desire it."""
+        return self._tables.conflict(key)
+
     def is_desired_entry(self, entry: SetEntry) -> bool:
         """Whether a set should have this entry."""
         return entry in self._tables.entries[entry.set].desired
@@ -209,7 +213,7 @@ class Survey:
             set_entries={ip_set.name: len(tables.entries[ip_set.name].observed) for ip_set in tables.sets.desired},
             pending={kind: sum(len(one.pending) + len(one.surplus) for one in tables) for kind, tables in by_kind.items()},
             drifted={kind: sum(one.drifted for one in tables) for kind, tables in by_kind.items()},
-            conflicts=sum(1 for _ in tables.conflicts()),
+            conflicts=tables.virtual_servers.contested,
             without_scope=tables.scopes.marks.waiting_count,
             drains=len(drains) - drains.waiting,
             waiting_removals=drains.waiting,

@@ -4,14 +4,15 @@ Rule: nothing is decided here. Reasons come from ``explain`` and ``trace`` of ``
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, LocalRoutes
-from ipvsproxy.model.net import Address, Protocol
+from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
+from ipvsproxy.model.state import ClusterScope
 from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.marks import MarkedPort
@@ -30,6 +31,22 @@ Counts = Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
 
 Hairpins = Mapping[tuple[Protocol, Address, int], str]
 """The set in which an endpoint is that may reach itself, by protocol, address and port."""
+
+
+class _Indexed(NamedTuple):
+    """What is looked up of a Service for each of its ports and virtual servers.
+
+    ``scopes`` are by family, protocol and port. Packets to ``scoped`` virtual servers get the mark of a second scope. This node
+    may not use the ``refused`` ones.
+    """
+
+    service: Service
+    hairpins: Hairpins
+    scopes: Mapping[tuple[Family, Protocol, int], ClusterScope]
+    scoped: Collection[VirtualServerKey]
+    refused: Collection[VirtualServerKey]
+
+
 ENDPOINTS_AT_ONCE = 50
 """Endpoints that are described without a pause: less than a millisecond of work."""
 
@@ -87,13 +104,13 @@ class Explainer:
             "slicesNotUsed": self._slices_not_used(service, slices),
             "ports": [],
         }
-        hairpins = _hairpins(explained.desired.entries)
+        indexed = self._index(explained)
         for use in explained.ports:
             frontends = [one for one in use.frontends if one.virtual_server.key in keys]
             if frontends:
                 port: Document = {}
                 document["ports"].append(port)
-                yield from self._describing_port(explained, use, frontends, hairpins, port)
+                yield from self._describing_port(indexed, use, frontends, port)
 
     def _slices_not_used(self, service: Service, slices: Iterable[EndpointSlice]) -> list[Document]:
         unserved = explain.unserved_slices(service, slices, self._translation)
@@ -101,10 +118,9 @@ class Explainer:
 
     def _describing_port(
         self,
-        explained: explain.Explanation,
+        indexed: _Indexed,
         use: explain.PortUse,
         frontends: Iterable[explain.Frontend],
-        hairpins: Hairpins,
         port: Document,
     ) -> Iterator[None]:
         port |= {
@@ -114,29 +130,41 @@ class Explainer:
             "nodePort": use.port.node_port,
             "family": use.family.label,
             "virtualServers": [],
-            "clusterScope": (yield from self._cluster_scope(explained, use)),
+            "clusterScope": (yield from self._cluster_scope(indexed, use)),
             "endpoints": [],
             "hairpinSet": "",
         }
         for frontend in frontends:
             if frontend.virtual_server.key in self._survey.virtual_servers:  # it may go at a pause
-                port["virtualServers"].append(described := self._frontend(explained, frontend))
+                port["virtualServers"].append(described := self._frontend(indexed, frontend))
                 described["kernel"] = yield from self._kernel(frontend.virtual_server.key, frontend.virtual_server)
             yield
         for number, one in enumerate(use.endpoints, 1):
             port["endpoints"].append(_endpoint(one))
-            port["hairpinSet"] = port["hairpinSet"] or hairpins.get((use.port.protocol, one.endpoint.address, one.port), "")
+            port["hairpinSet"] = port["hairpinSet"] or indexed.hairpins.get(
+                (use.port.protocol, one.endpoint.address, one.port), ""
+            )
             if number % ENDPOINTS_AT_ONCE == 0:
                 yield
 
-    def _cluster_scope(self, explained: explain.Explanation, use: explain.PortUse) -> Generator[None, None, Document | None]:
+    def _index(self, explained: explain.Explanation) -> _Indexed:
+        name, rare = explained.service.name, explained.desired.rare
+        scopes = {(one.family, one.protocol, one.port): one for one in rare.scopes}
+        marked = (one for one in rare.scopes if self._survey.scope(MarkedPort(name, one.protocol, one.port), one.family))
+        return _Indexed(
+            service=explained.service,
+            hairpins=_hairpins(explained.desired.entries),
+            scopes=scopes,
+            scoped=frozenset(key for one in marked for key in one.virtual_servers),
+            refused=frozenset(rare.refused),
+        )
+
+    def _cluster_scope(self, indexed: _Indexed, use: explain.PortUse) -> Generator[None, None, Document | None]:
         """The second scope of the port's external addresses; None without one."""
-        port = (use.family, use.port.protocol, use.port.port)
-        scopes = explained.desired.rare.scopes
-        scope = next((one for one in scopes if (one.family, one.protocol, one.port) == port), None)
+        scope = indexed.scopes.get((use.family, use.port.protocol, use.port.port))
         if scope is None:
             return None
-        key = self._survey.scope(MarkedPort(explained.service.name, scope.protocol, scope.port), scope.family)
+        key = self._survey.scope(MarkedPort(indexed.service.name, scope.protocol, scope.port), scope.family)
         return {
             "virtualServer": str(key) if key else None,
             "addresses": [str(one) for one in scope.virtual_servers],
@@ -144,17 +172,11 @@ class Explainer:
             "kernel": (yield from self._kernel(key, self._survey.sides(key).desired)) if key else None,
         }
 
-    def _has_scope(self, explained: explain.Explanation, key: VirtualServerKey) -> bool:
-        """Whether packets to an address get the mark of a second scope."""
-        scopes = (one for one in explained.desired.rare.scopes if key in one.virtual_servers)
-        name = explained.service.name
-        return any(self._survey.scope(MarkedPort(name, one.protocol, one.port), one.family) for one in scopes)
-
-    def _frontend(self, explained: explain.Explanation, frontend: explain.Frontend) -> Document:
+    def _frontend(self, indexed: _Indexed, frontend: explain.Frontend) -> Document:
         desired = frontend.virtual_server
-        key, owner = desired.key, self._survey.states[explained.service.name].owner
-        conflict = next((one for one in self._survey.conflicts() if one.key == key), None)
-        is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(explained.service.options.source_ranges)
+        key, owner = desired.key, self._survey.states[indexed.service.name].owner
+        conflict = self._survey.conflict(key)
+        is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(indexed.service.options.source_ranges)
         return {
             "virtualServer": str(key),
             "role": frontend.role.value,
@@ -165,8 +187,8 @@ class Explainer:
             "reasons": list(conflict.reasons) if conflict else [],
             **_choices(desired.settings, desired.thresholds),
             "sourceRangesApply": is_restricted,
-            "usableByThisNode": key not in explained.desired.rare.refused,
-            "masquerade": [self._masquerade(client, key, has_scopes=self._has_scope(explained, key)) for client in trace.Client],
+            "usableByThisNode": key not in indexed.refused,
+            "masquerade": [self._masquerade(client, key, has_scopes=key in indexed.scoped) for client in trace.Client],
         }
 
     def _masquerade(self, client: trace.Client, key: VirtualServerKey, *, has_scopes: bool) -> Document:

@@ -37,11 +37,8 @@ class Settlement:
                 self._virtual_server(verb, item)
             case SetEntries() | BoundAddresses() | LocalRoutes():
                 table = tables.table(item)
-                if verb is Verb.REMOVE:
-                    for key in item.keys:
-                        table.confirm(key, None)
-                else:
-                    table.confirm_all(item.keys, True)
+                for key in item.keys:
+                    table.confirm(key, True if verb is not Verb.REMOVE else None)
             case Sysctl() | Timeouts() | Skeleton() | FlowCleaning():
                 tables.table(item).confirm(item.key, item.in_force)
             case _:

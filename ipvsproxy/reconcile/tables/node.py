@@ -83,6 +83,8 @@ class Tables:
         self._states: dict[ServiceName, ServiceState] = {}
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
         """The entries of Services that do not have all of their virtual servers, and so fewer entries than in their state."""
+        self._entries_by_service: dict[ServiceName, frozenset[SetEntry]] = {}
+        """The entries of Services that were compared with others for a virtual server."""
         self._restricting: dict[ServiceName, ServiceState] = {}
         self._in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
         """The virtual servers that the desired rules of a family name one by one."""
@@ -241,6 +243,7 @@ class Tables:
 
     def _put(self, name: ServiceName, state: ServiceState | None) -> None:
         before = self._states.pop(name, None)
+        self._entries_by_service.pop(name, None)
         self._restricting.pop(name, None)
         affected: set[Owner] = set()
         if before and (state is None or before.owner != state.owner):
@@ -258,17 +261,18 @@ class Tables:
             self.scopes.note_change(owner.service)
 
     def _rank_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Rank:
-        return precedence.rank(self._states[owner.service], key)
+        entries = self._entries_by_service.get(owner.service)
+        if entries is None:
+            entries = self._entries_by_service[owner.service] = frozenset(self._states[owner.service].entries)
+        return precedence.rank(owner, entries, key)
 
     def _rank_again(self, state: ServiceState) -> set[Owner]:
         """Rank a Service's virtual servers again: its role may have changed. Only contested keys are compared."""
-        if not self.virtual_servers.is_contested:
+        if not self.virtual_servers.contested:
             return set()
-        return set().union(*[self.virtual_servers.rank_again(item.key) for item in state.served])
+        return set().union(*[self.virtual_servers.rank_again(item.key, state.owner) for item in state.served])
 
     def _desire(self, owner: Owner, before: ServiceState, after: ServiceState) -> set[Owner]:
-        if before is _NOTHING and not after.rare.flows:
-            return self._desire_first(owner, after)
         affected = self.virtual_servers.replace(owner, before.virtual_servers, after.virtual_servers)
         if before.addresses != after.addresses:
             self.addresses.replace(owner, presence(before.addresses, owner), presence(after.addresses, owner))
@@ -280,22 +284,6 @@ class Tables:
             self.health_checks.replace(owner, _checks(owner, before), _checks(owner, after))
         self._desire_entries(owner, before, after)
         return affected - {owner}
-
-    def _desire_first(self, owner: Owner, state: ServiceState) -> set[Owner]:
-        """As ``_desire``, for a Service without former state: at a start, all Services. It takes 2 µs for one port, not 4."""
-        affected: set[Owner] = set()
-        for item in state.served:
-            loser = self.virtual_servers.desire(item.key, owner, item)
-            if loser is not None:
-                affected.add(loser)
-        for address in state.addresses:
-            self.addresses.desire(address, owner, owner)
-        for address in state.routes:
-            self.routes.desire(address, owner, owner)
-        if state.rare.local_endpoints:
-            self.health_checks.replace(owner, {}, _checks(owner, state))
-        self._desire_entries(owner, _NOTHING, state)
-        return affected
 
     def _desire_flows(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
@@ -327,7 +315,7 @@ class Tables:
                 self.entries[entry.set].desire(entry, owner, owner)
 
     def _rightful_entries(self, owner: Owner, state: ServiceState) -> tuple[SetEntry, ...]:
-        if not self.virtual_servers.is_contested:
+        if not self.virtual_servers.contested:
             return state.entries
         lost = {key for key in state.virtual_servers if not self.virtual_servers.is_owned_by(key, owner)}
         if not lost:
@@ -391,9 +379,16 @@ class Tables:
 
     def conflicts(self) -> Iterator[Conflict]:
         """Virtual servers that several Services desire, with the reasons."""
-        for one in self.virtual_servers.conflicts():
-            winner, *waiting = (self._rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
-            yield one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
+        return map(self._with_reasons, self.virtual_servers.conflicts())
+
+    def conflict(self, key: VirtualServerKey) -> Conflict | None:
+        """The conflict about one virtual server."""
+        conflict = self.virtual_servers.conflict(key)
+        return conflict and self._with_reasons(conflict)
+
+    def _with_reasons(self, one: Conflict) -> Conflict:
+        winner, *waiting = (self._rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
+        return one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
 
 
 def _keeps(owner: Owner, flows: Mapping[Flow, frozenset[RealServerKey]]) -> Mapping[Flow, Keep]:

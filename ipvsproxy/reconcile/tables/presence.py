@@ -78,7 +78,9 @@ class PresenceTable(table.Table[K, Owner, bool]):
         self._observed = self._present = Present(self._desired, self._pending)
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
-        """As in ``Table``; an observed, undesired key stays observed."""
+        """As in ``Table``; an observed, undesired key stays observed, and an absent one stays absent."""
+        if key not in self._desired and key not in self._present:
+            self._pending[key] = None
         loser = super().desire(key, owner, value)
         self._present.forget(key)
         return loser
@@ -91,20 +93,6 @@ class PresenceTable(table.Table[K, Owner, bool]):
         if key in self._desired:
             self._present.forget(key)
         return heir
-
-    def confirm_all(self, keys: Iterable[K], value: bool) -> None:  # noqa: FBT001 - as in ``Table``
-        """As in ``Table``. A foreign key is observed, so it is not pending.
-
-        A key takes 0.1 µs here, and 0.7 µs in ``confirm``: a start confirms several entries of each Service.
-        """
-        pending = self._pending
-        for key in keys:
-            if key in pending:
-                del pending[key]
-            else:
-                self.confirm(key, value)
-        table.shrink(pending)
-        self._note_inequality()
 
 
 def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:

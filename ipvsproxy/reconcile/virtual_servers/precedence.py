@@ -7,12 +7,12 @@ Rule 3: the older Service goes first.
 """
 
 import enum
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
-from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 
@@ -38,15 +38,15 @@ _OTHERS = {
 }
 
 
-def rank(state: ServiceState, key: VirtualServerKey) -> Rank:
-    """The rank of a Service that desires this virtual server.
+def rank(owner: Owner, entries: Collection[SetEntry], key: VirtualServerKey) -> Rank:
+    """The rank of a Service with these set entries that desires this virtual server.
 
-    Its set entries show the role: entries of a node port do not name its address, or are in a set of node ports.
+    They show the role: entries of a node port do not name its address, or are in a set of node ports.
     """
     family = key.address.family
 
     def has_entry_in(name: str) -> bool:
-        return SetEntry(name, key.address, key.protocol, key.port) in state.entries
+        return SetEntry(name, key.address, key.protocol, key.port) in entries
 
     if has_entry_in(_CLUSTER_IPS[family]):
         role = Role.CLUSTER_IP
@@ -54,7 +54,7 @@ def rank(state: ServiceState, key: VirtualServerKey) -> Rank:
         role = Role.OTHER_ADDRESS
     else:
         role = Role.NODE_PORT
-    return Rank(role, state.owner)
+    return Rank(role, owner)
 
 
 def reason(winner: Rank, other: Rank) -> str:

@@ -26,7 +26,8 @@ def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
 def test_a_desired_and_observed_key_takes_no_memory_of_its_own() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("abc", OLD))
-    table.confirm_all("ab", True)
+    for key in "ab":
+        table.confirm(key, True)
     assert (list(table.observed), list(table.pending)) == (["a", "b"], ["c"])
     assert (table._present.undesired, len(table.observed)) == ({}, 2)
     table.replace(OLD, presence("abc", OLD), {})
@@ -38,7 +39,8 @@ def test_a_table_whose_pending_keys_are_all_confirmed_is_equal_again() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False, unequal)
     table.replace(OLD, {}, presence("ab", OLD))
     assert list(unequal) == [table]
-    table.confirm_all("ab", True)
+    for key in "ab":
+        table.confirm(key, True)
     assert not unequal
 
 
@@ -58,13 +60,6 @@ def test_a_key_that_was_lost_while_it_was_desired_is_absent_when_nobody_desires_
     for owner in OWNERS[1:]:
         table.release("a", owner)
     assert (list(table.observed), len(table.observed), list(table.surplus)) == ([], 0, [])
-
-
-def test_an_undesired_key_is_observed_too_when_it_is_confirmed_with_others() -> None:
-    table: PresenceTable[str] = PresenceTable(lambda _: False)
-    table.replace(OLD, {}, presence("a", OLD))
-    table.confirm_all("ab", True)
-    assert (list(table.observed), list(table.pending), list(table.surplus)) == (["a", "b"], [], ["b"])
 
 
 def test_what_is_confirmed_again_stays_as_it_is() -> None:
@@ -140,11 +135,6 @@ class BothTables(stateful.RuleBasedStateMachine):
         for table in self.both:
             table.confirm(key, value)
 
-    @stateful.rule(keys=st.lists(KEYS, unique=True))
-    def confirm_all(self, keys: list[str]) -> None:
-        for table in self.both:
-            table.confirm_all(keys, True)
-
     @stateful.rule(data=st.data())
     def exchange(self, data: st.DataObject) -> None:
         if self.model.observed:
@@ -180,7 +170,7 @@ class BothTables(stateful.RuleBasedStateMachine):
         assert set(table.foreign) == set(model.foreign)
         assert table.drifted == model.drifted
         assert list(table.conflicts()) == list(model.conflicts())
-        assert table.is_contested == model.is_contested
+        assert table.contested == model.contested
         assert [bool(tables) for tables in self.unequal] == [bool([*model.pending, *model.surplus])] * 2
 
 

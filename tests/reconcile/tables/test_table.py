@@ -1,7 +1,6 @@
 """A table of any kind: owners, pending and foreign keys. Left out: the contents of tables (``test_node``)."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.service import ServiceName
@@ -48,32 +47,6 @@ def test_a_desired_value_given_up_before_it_was_in_force_leaves_nothing_to_do() 
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.replace(OLD, {"key": (OLD, 1)}, {})
     assert pending(numbers) == []
-
-
-def test_several_keys_that_are_confirmed_at_once_are_as_one_by_one() -> None:
-    found = []
-    for at_once in (True, False):
-        unequal: dict[Table[Any, Any, Any], None] = {}
-        numbers: Table[str, tuple[Owner, int], int] = Table(
-            lambda desired: desired[0], lambda desired, observed: desired[1] != observed, lambda _: False, unequal
-        )
-        numbers.observe({"theirs": 3, "unwanted": 3}, lambda _: False)
-        keys = ["new", "other value", "theirs", "unwanted", "in force"]
-        numbers.replace(OLD, {}, {key: (OLD, 1 if key == "other value" else 2) for key in (*keys, "left") if key != "unwanted"})
-        numbers.confirm("in force", 2)
-        for together in (keys,) if at_once else ():
-            numbers.confirm_all(together, 2)
-        for key in () if at_once else keys:
-            numbers.confirm(key, 2)
-        before = pending(numbers), dict(numbers.observed), set(numbers.foreign), bool(unequal)
-        for key in ("other value", "left"):
-            numbers.replace(OLD, {key: (OLD, 1)}, {key: (OLD, 4)})
-        numbers.confirm("unwanted", None)
-        numbers.confirm_all(("other value", "left"), 4)
-        found.append((before, pending(numbers), dict(numbers.observed), bool(unequal)))
-    assert found[0] == found[1]
-    (differing, *_, is_unequal), *_, is_unequal_at_last = found[0]
-    assert (differing, is_unequal, is_unequal_at_last) == (["other value", "left", "unwanted"], True, False)
 
 
 def test_the_oldest_owner_has_the_key_in_any_order() -> None:
@@ -308,3 +281,38 @@ def test_a_key_that_is_noticed_alone_counts_as_well() -> None:
     numbers.confirm("key", 1)
     numbers.notice("key", 2)
     assert (numbers.drifted, pending(numbers)) == (1, ["key"])
+
+
+def test_an_owner_that_waited_and_gains_the_key_by_its_new_rank_waits_no_longer() -> None:
+    ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
+    numbers: Table[str, tuple[Owner, int], int] = Table(
+        lambda desired: desired[0],
+        lambda desired, observed: desired[1] != observed,
+        lambda _: False,
+        rank=lambda _, owner: ranks[owner],
+    )
+    for owner in (OLD, MIDDLE, YOUNG):
+        numbers.desire("key", owner, (owner, 1))
+    ranks[YOUNG] = 0
+    assert numbers.desire("key", YOUNG, (YOUNG, 2)) == OLD
+    assert list(numbers.owners_of("key")) == [YOUNG, OLD, MIDDLE]
+    ranks[OLD] = 4
+    assert numbers.rank_again("key", OLD) == set()
+    assert numbers.release("key", YOUNG) == MIDDLE
+    assert list(numbers.owners_of("key")) == [MIDDLE, OLD]
+
+
+def test_a_rank_that_changes_again_and_again_leaves_the_turns_as_they_are() -> None:
+    ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
+    numbers: Table[str, tuple[Owner, int], int] = Table(
+        lambda desired: desired[0],
+        lambda desired, observed: desired[1] != observed,
+        lambda _: False,
+        rank=lambda _, owner: ranks[owner],
+    )
+    for owner in (OLD, MIDDLE, YOUNG):
+        numbers.desire("key", owner, (owner, 1))
+    for rank in (4, 3, 5, 3, 2.5, 3, 4, 6):
+        ranks[MIDDLE] = rank
+        assert numbers.rank_again("key", MIDDLE) == set()
+    assert numbers.release("key", OLD) == YOUNG

@@ -42,19 +42,19 @@ def owner_of(tables: Tables) -> Owner:
     ],
 )
 def test_entries_show_the_role_of_a_virtual_server_for_its_service(kind: SetKind, role: Role) -> None:
-    assert precedence.rank(by(OLD, kind), KEY) == (role, OLD)
+    assert precedence.rank(OLD, by(OLD, kind).entries, KEY) == (role, OLD)
 
 
 def test_a_node_port_of_sctp_names_its_address_and_is_one_all_the_same() -> None:
     key = builders.frontend("172.18.0.2", 30080, Protocol.SCTP)
     state = examples.state(OLD, key, entries=[examples.entry(SetKind.NODE_PORT_SCTP, key)])
-    assert precedence.rank(state, key).role is Role.NODE_PORT
+    assert precedence.rank(state.owner, state.entries, key).role is Role.NODE_PORT
 
 
 def test_an_ipv6_cluster_ip_is_one_too() -> None:
     key = builders.frontend("fd00:10:96::a", 80)
     entry = SetEntry(IpSet(SetKind.CLUSTER_IP, Family.IPV6).name, parse_address("fd00:10:96::a"), Protocol.TCP, 80)
-    assert precedence.rank(examples.state(OLD, key, entries=[entry]), key).role is Role.CLUSTER_IP
+    assert precedence.rank(OLD, [entry], key).role is Role.CLUSTER_IP
 
 
 @pytest.mark.parametrize("asked_for", OTHERS)
@@ -117,7 +117,7 @@ def test_an_uncontested_virtual_server_has_its_service_while_others_are_conteste
     put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.EXTERNAL_IP))
     alone = builders.frontend("10.96.0.201", 80)
     put(tables, examples.state(OLDEST, alone))
-    assert tables.virtual_servers.rank_again(alone) == set()
+    assert tables.virtual_servers.rank_again(alone, OLDEST) == set()
     assert tables.virtual_servers.desired[alone].owner == OLDEST
 
 
