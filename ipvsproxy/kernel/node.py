@@ -200,12 +200,14 @@ class NodeKernel:
             errors = []
             yield Observation(set_copy=_attempt(self._backend.sets.has_copy, errors), errors=tuple(errors))
         step = 1 if thorough else SETS_AT_ONCE
+        unread: list[str] = []
         for start in range(0, len(sets), step):
-            errors = []
-            observed_sets = _attempt(functools.partial(self._backend.sets.observe_changed, sets[start : start + step]), errors)
-            yield Observation(some_sets={} if observed_sets is None else _as_ours(observed_sets), errors=tuple(errors))
-            if observed_sets is None:
-                break
+            changed: dict[str, ObservedSet | None] = {}
+            for name in sets[start : start + step]:  # one that cannot be read keeps no other from being read
+                changed |= _attempt(functools.partial(self._backend.sets.observe_changed, (name,)), unread) or {}
+            yield Observation(some_sets=_as_ours(changed))
+        if unread:
+            yield Observation(errors=tuple(unread[:1]))
         for family in families:
             fingerprint = self._fingerprint(family)
             if thorough or (fingerprint is not None and fingerprint != self._fingerprints.get(family)):

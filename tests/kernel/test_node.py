@@ -105,6 +105,9 @@ class Double:
 
     def observe(self, *arguments: Any) -> Any:
         self._kernel.check(self._name)
+        if self._name == "ipset":
+            for name in arguments[0]:
+                self._kernel.check(name)
         self._kernel.asked[self._name] = arguments
         return self._answer(*arguments)
 
@@ -348,6 +351,15 @@ def test_unreadable_sets_are_one_error_of_a_poll(kernel: Kernel) -> None:
     parts = list(new_node().poll([ip_set.name for ip_set in IP_SETS.values()], list(Family), [], thorough=False, whole=True))
     assert [error for part in parts for error in part.errors] == ["use ipset: No buffer space available"]
     assert parts[-1].some_virtual_servers == {OTHER_KEY: None}, "the others are looked at"
+
+
+def test_a_set_that_cannot_be_read_keeps_no_other_from_being_read(kernel: Kernel) -> None:
+    names = [ip_set.name for ip_set in IP_SETS.values()]
+    kernel.broken = {names[2]}
+    for thorough in (False, True):
+        parts = list(new_node().poll(names, [], [], thorough=thorough, whole=True))
+        assert set().union(*(part.some_sets for part in parts)) == set(names) - kernel.broken
+        assert len([error for part in parts for error in part.errors]) == 1
 
 
 def test_virtual_servers_are_returned_as_far_as_they_could_be_read(kernel: Kernel) -> None:
