@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from ipvsproxy.config.settings import EngineSettings
-from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel.base.errors import KernelError

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import structlog
 
-from ipvsproxy.daemon.base import rate_limit
+from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.sources.reflector import ApiError, Post
@@ -106,8 +106,8 @@ class Recorder:
         self._clock = clock
         self._wall_clock = wall_clock
         self._dice = dice or random.Random()  # noqa: S311 - no secret
-        self._all = rate_limit.Bucket(BURST, REFILL_S, clock())
-        self._objects: rate_limit.RateLimits[Regarding] = rate_limit.RateLimits(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
+        self._all = timing.Bucket(BURST, REFILL_S, clock())
+        self._objects: timing.RateLimits[Regarding] = timing.RateLimits(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
         self._repeats: dict[KubernetesEvent, int] = {}
         self._pending: dict[KubernetesEvent, _Pending] = {}
         self._wake = asyncio.Event()

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base.backoff import Backoff
+from ipvsproxy.daemon.base.timing import Backoff
 from ipvsproxy.daemon.http import answers, server
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort

@@ -21,7 +21,7 @@ import structlog
 
 from ipvsproxy.config.settings import EngineSettings
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop import garbage, journal
 from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.daemon.loop.reader import KernelReader

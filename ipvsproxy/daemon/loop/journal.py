@@ -8,7 +8,7 @@ from typing import assert_never
 import structlog
 
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base import rate_limit
+from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, Sysctl
 from ipvsproxy.model.plan import Outcome, Verb, one_by_one
@@ -106,9 +106,9 @@ class Journal:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lines = rate_limit.Bucket(BURST, REFILL_S, clock())
-        self._syncs = rate_limit.Bucket(SYNCS_BURST, SYNCS_REFILL_S, clock())
-        self._subjects: rate_limit.RateLimits[object] = rate_limit.RateLimits(SUBJECT_BURST, SUBJECT_REFILL_S, MOST_SUBJECTS)
+        self._lines = timing.Bucket(BURST, REFILL_S, clock())
+        self._syncs = timing.Bucket(SYNCS_BURST, SYNCS_REFILL_S, clock())
+        self._subjects: timing.RateLimits[object] = timing.RateLimits(SUBJECT_BURST, SUBJECT_REFILL_S, MOST_SUBJECTS)
         self._untold = 0
         self._untold_syncs = 0
         self._conflicts: frozenset[Conflict] = frozenset()

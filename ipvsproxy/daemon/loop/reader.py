@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import structlog
 
-from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.journal import Journal
 from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.kernel.base.errors import KernelError

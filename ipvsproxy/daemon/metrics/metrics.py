@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.http import answers
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.loop.summary import SyncSummary

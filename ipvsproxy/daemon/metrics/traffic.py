@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE, CounterReader
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.series import Metric

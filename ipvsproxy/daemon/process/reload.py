@@ -22,7 +22,7 @@ from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base import inotify
-from ipvsproxy.daemon.base.backoff import Backoff
+from ipvsproxy.daemon.base.timing import Backoff
 
 POLL_S = 10.0
 """The interval of polls of the file without a report of a change."""

@@ -15,7 +15,7 @@ import structlog
 
 from ipvsproxy.config.settings import Choices, Config, Drivers
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.daemon.base.rate_limit import Bucket
+from ipvsproxy.daemon.base.timing import Bucket
 from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend

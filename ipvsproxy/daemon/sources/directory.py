@@ -21,7 +21,7 @@ import structlog
 import yaml
 
 from ipvsproxy.daemon.base import inotify
-from ipvsproxy.daemon.base.backoff import Backoff
+from ipvsproxy.daemon.base.timing import Backoff
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
 from ipvsproxy.translate.api import decode, targets

@@ -29,7 +29,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, assert_never
 
-from ipvsproxy.daemon.base import backoff
+from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.sources import stream
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
 from ipvsproxy.translate.api import decode, list_reader
@@ -233,9 +233,9 @@ class Reflector:
         self._asked_for_s = math.inf
         self._list_again_at_s = math.inf
         self._freshness = stream.Freshness()
-        self._retries = backoff.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
+        self._retries = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
         # A sequence of its own: a list that succeeds resets the other one, but lists must not be repeated in a tight loop.
-        self._repeated_lists = backoff.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
+        self._repeated_lists = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
 
     def list_again(self, at_s: float) -> None:
         """List once more, at this time (of ``Pace.now``) or at most ``CONFIRMATION_SPREAD_S`` later.

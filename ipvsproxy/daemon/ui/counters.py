@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import structlog
 
-from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE, CounterReader
 from ipvsproxy.daemon.ui import board, rates
 from ipvsproxy.daemon.ui.rates import History, Rates, ServiceRates

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ipvsproxy.daemon.base.slices import in_slices
+from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.routes import UI

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon.base import slices
+from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics import traffic
 from ipvsproxy.daemon.metrics.metrics import Metrics
@@ -50,7 +50,7 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
         pauses.append(steps.here)
 
     with monkeypatch.context() as patched, counted() as steps:
-        patched.setattr(slices, "SLICE_S", 0.0)
+        patched.setattr(timing, "SLICE_S", 0.0)
         patched.setattr(asyncio, "sleep", pause)
         answer = await metrics.expose()
         pauses.append(steps.here)

@@ -11,7 +11,7 @@ import structlog.testing
 
 from ipvsproxy.config.settings import Drivers
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.daemon.base.rate_limit import Bucket
+from ipvsproxy.daemon.base.timing import Bucket
 from ipvsproxy.daemon.process import requirements
 from ipvsproxy.kernel import host, instance
 from ipvsproxy.kernel.iptables import driver as iptables

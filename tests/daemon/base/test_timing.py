@@ -1,0 +1,51 @@
+"""Covers the rate limits alone. ``test_journal`` and ``test_recorder`` cover their use."""
+
+import random
+
+from ipvsproxy.daemon.base import timing
+from ipvsproxy.daemon.base.timing import Bucket, RateLimits
+
+
+def test_a_rate_limit_refills_up_to_its_burst() -> None:
+    bucket = Bucket(2, 10.0, 0)
+    assert [bucket.take(now) for now in (0, 0, 0, 9, 10, 19, 20)] == [True, True, False, False, True, False, True]
+    assert [bucket.take(1000) for _ in range(3)] == [True, True, False]
+
+
+def test_each_subject_has_its_own_rate_limit_and_the_oldest_is_forgotten() -> None:
+    limits: RateLimits[str] = RateLimits(1, 10.0, 2)
+    assert [limits.take(subject, 0) for subject in ("a", "a", "b", "b")] == [True, False, True, False]
+    assert limits.take("c", 0)
+    assert [limits.take(subject, 0) for subject in ("b", "a")] == [False, True]
+
+
+class Highest(random.Random):
+    """Always the upper end."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return max(a, b)
+
+
+def test_delays_double_up_to_the_bound() -> None:
+    delays = timing.Backoff(first_s=0.5, longest_s=3, dice=Highest())
+    assert [delays.next_s() for _ in range(5)] == [0.5, 1, 2, 3, 3]
+
+
+def test_delays_begin_anew_after_a_success() -> None:
+    delays = timing.Backoff(first_s=0.5, longest_s=3, dice=Highest())
+    delays.next_s()
+    delays.next_s()
+    delays.reset()
+    assert (delays.next_s(), delays.attempts) == (0.5, 1)
+
+
+def test_delays_are_spread_over_the_upper_half_of_their_bound() -> None:
+    delays = timing.Backoff(first_s=8, longest_s=8, dice=random.Random(1))
+    drawn = [delays.next_s() for _ in range(200)]
+    assert all(4 <= delay <= 8 for delay in drawn)
+    assert max(drawn) - min(drawn) > 3.5
+
+
+def test_an_outage_of_weeks_does_not_overflow() -> None:
+    delays = timing.Backoff(first_s=0.8, longest_s=30, dice=Highest())
+    assert [delays.next_s() for _ in range(5000)][-1] == 30
