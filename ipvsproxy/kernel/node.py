@@ -261,6 +261,9 @@ class NodeKernel:
     def inherit_sets(self, families: Collection[Family]) -> int:
         """Copy entries from what the other backend holds, where a former process has left it. Returns how many.
 
+        Without our device or a local route of ours, no process has served in this boot. A saved ruleset has brought all entries
+        there are, which say nothing about virtual servers of this boot: they are removed, and none is copied.
+
         Entries of ours stay as they are. Rules in nftables are in force a moment after their sets, so only entries that may
         witness virtual servers are copied there. Rules of iptables may have to wait for a lock, or for a program. Until then, the
         old rules in nftables decide about packets: all of their entries are copied, and from now on ``apply`` changes them, too.
@@ -268,6 +271,9 @@ class NodeKernel:
         Raises:
             KernelError: the sets could not be read.
         """
+        if not self._addresses.observe().device and not self._routes.observe():
+            self._empty_sets(families)
+            return 0
         is_iptables = self.backend is Backend.IPTABLES
         other = Backend.NFTABLES if is_iptables else Backend.IPTABLES
         names = [name for name, one in IP_SETS.items() if one.family in families and (is_iptables or one.kind in WITNESS_KINDS)]
@@ -287,6 +293,14 @@ class NodeKernel:
             if outcome.error:
                 log.warning("set_not_inherited", error=outcome.error)
         return count
+
+    def _empty_sets(self, families: Collection[Family]) -> None:
+        names = [name for name, one in IP_SETS.items() if one.family in families]
+        saved = {name: one.entries for name, one in self._backend.sets.observe(names).items() if one.entries}
+        operations = [Operation(Verb.REMOVE, SetEntries(name, tuple(entries))) for name, entries in saved.items()]
+        for outcome in self._backend.writes_sets.apply(operations) if operations else ():
+            if outcome.error:
+                log.warning("saved_set_not_emptied", error=outcome.error)
 
     def remove_other_backend(self) -> Collection[str]:
         """Remove what the other backend holds of ours: ipsets, or the table of nftables. Returns the sets that rules still use.

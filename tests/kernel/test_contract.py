@@ -726,6 +726,7 @@ def test_entries_are_inherited_from_the_other_backend_and_kept_current_in_nftabl
     other = next(one for one in BACKENDS if one is not backend)
     with contextlib.closing(opened(other)) as former, contextlib.closing(opened(backend)) as real:
         assert real.inherit_sets(tuple(Family)) == 0
+        add(former, Device(DEVICE))
         kinds = (SetKind.SCOPE, SetKind.NODE_PORT_TCP, SetKind.CLUSTER_IP)
         add(former, *(IpSet(kind, Family.IPV4) for kind in kinds), marked, node_port, of_addresses)
         assert real.inherit_sets([Family.IPV6]) == 0
@@ -744,4 +745,7 @@ def test_entries_are_inherited_from_the_other_backend_and_kept_current_in_nftabl
             subprocess.run(command, capture_output=True, check=False)
         assert real.inherit_sets(tuple(Family)) == 0
         assert sets(real)[marked.set] == {marked}, "a mark in use stays"
+        apply(former, Verb.REMOVE, Device(DEVICE))
+        assert real.inherit_sets(tuple(Family)) == 0
+        assert not any(sets(real).values()), "entries from before this boot"
         assert sets(former)[of_addresses.set] == {of_addresses}

@@ -200,3 +200,21 @@ def listed() -> list[str]:
     """Our table without its handles, in an order that does not depend on the sets' memory."""
     done = subprocess.run(("nft", "list", "ruleset"), capture_output=True, text=True, check=True)
     return sorted(word for line in done.stdout.splitlines() for word in line.strip().split(", "))
+
+
+def test_a_ruleset_saved_before_a_boot_loads_again_and_witnesses_no_virtual_server(laboratory: lab.Lab, tmp_path: Path) -> None:
+    theirs = {("TCP", cluster.address("node", Family.IPV4), 30001), ("TCP", cluster.address("balancer 1", Family.IPV4), 80)}
+    with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
+        running.have(*SERVICES)
+        assert theirs <= set(running.virtual_servers())
+        running.program.__exit__(None, None, None)
+        saved = laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy")
+        cluster.clear()
+        laboratory.run("node", "nft", "-f", "-", stdin=saved)
+        for _, address, port in theirs:
+            laboratory.run("node", "ipvsadm", "-A", "-t", f"{address}:{port}", "-s", "wrr")
+        running.objects = list(service("other", 4, "p1"))
+        running.start()
+        wait_until(lambda: ("TCP", cluster.address("cluster 4", Family.IPV4), 80) in running.virtual_servers(), "served")
+        wait_until(lambda: "30001" not in laboratory.run("node", "nft", "list", "table", "inet", "ipvsproxy"), "current")
+        assert theirs <= set(running.virtual_servers()), "other programs have made these in this boot"
