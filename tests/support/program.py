@@ -115,6 +115,10 @@ class Program:
         self._process.kill()
         self._process.wait()
 
+    def wait_for_end(self, within_s: float) -> None:
+        """Wait until it has ended by itself."""
+        self._process.wait(within_s)
+
     @property
     def process_id(self) -> int:
         """The process number of the program."""
