@@ -8,7 +8,7 @@ import contextlib
 import errno
 import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -53,12 +53,13 @@ T = TypeVar("T")
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-def give_up(kernel: Kernel, *, api_servers: Iterable[RealServerKey], allowed: Collection[Network]) -> list[str]:
+def give_up(kernel: Kernel, *, api_servers: Collection[RealServerKey], allowed: Collection[Network]) -> list[str]:
     """Remove what hides these API servers from this node; returns what was done, and what has failed, one sentence each.
 
     Witnesses stay while a virtual server that has them could not be removed.
     """
-    todo = cleanup.give_up(kernel.observe(tuple(IP_SETS), (), ()), api_servers, allowed)
+    observed = kernel.observe(tuple(IP_SETS), {one.address.family for one in api_servers}, ())
+    todo = cleanup.give_up(observed, api_servers, allowed)
     outcomes = kernel.apply(todo.virtual_servers)
     if not any(outcome.error for outcome in outcomes):
         outcomes += kernel.apply(todo.witnesses)

@@ -54,7 +54,7 @@ def give_up(observed: Observation, api_servers: Iterable[RealServerKey], allowed
     """The removals of all that takes connections to these API servers in, instead of letting them out of this node.
 
     Each API server's address goes from our device and our routes, and what we have at its port. A cluster IP stays: it is the
-    way to the API servers, and its entries show it. So do ``allowed`` addresses, and everything if the sets could not be read.
+    way to the API servers, and its entries show it. So do ``allowed`` addresses, and everything if a part could not be read.
     """
     cluster_ips = {
         entry.address
@@ -65,7 +65,9 @@ def give_up(observed: Observation, api_servers: Iterable[RealServerKey], allowed
     places = {
         VirtualServerKey(Protocol.TCP, one.address, one.port): None
         for one in sorted(api_servers)
-        if observed.sets is not None and one.address not in cluster_ips and not any(net.contains(one.address) for net in allowed)
+        if may_remove_witnesses(observed)
+        and one.address not in cluster_ips
+        and not any(net.contains(one.address) for net in allowed)
     }
     return Cleanup(
         virtual_servers=tuple(one for one in _virtual_servers(observed, (), ()) if one.item.key in places),

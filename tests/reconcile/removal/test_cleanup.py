@@ -132,8 +132,9 @@ def test_a_cluster_ip_by_which_the_api_server_is_reached_is_never_given_up() -> 
     assert cleanup.give_up(hiding(entry), [API_SERVER], ()).operations == ()
 
 
-def test_nothing_is_given_up_that_may_be_a_cluster_ip_because_sets_are_unreadable() -> None:
+def test_nothing_is_given_up_while_a_part_that_tells_whose_it_is_cannot_be_read() -> None:
     assert cleanup.give_up(dataclasses.replace(hiding(), sets=None), [API_SERVER], ()).operations == ()
+    assert cleanup.give_up(dataclasses.replace(hiding(), virtual_servers=None), [API_SERVER], ()).operations == ()
 
 
 def test_an_allowed_address_of_an_api_server_is_not_given_up() -> None:
