@@ -13,7 +13,6 @@ import pathlib
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from ipvsproxy.model.net import Family
 from tests.support import api_server, golden_state, lab_agent, left_rules, patience
 from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
-from tests.support.program import run_in_turn
+from tests.support.program import PYTHON, python_environment, run_in_turn
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
@@ -40,7 +39,7 @@ XTABLES_LOCK = pathlib.Path("/run/xtables.lock")
 LOCK_HELD_S = 12
 """Longer than twice iptables' wait for its lock."""
 BETWEEN_LOOKS_S = 0.5
-MAIN = ("-m", "ipvsproxy")
+MAIN = (*PYTHON, "-m", "ipvsproxy")
 
 State = Mapping[str, Any]
 
@@ -82,7 +81,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(*flags: str) -> AsyncIterator[Running]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *MAIN, *FLAGS, *flags, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        *MAIN, *FLAGS, *flags, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=python_environment()
     )
     try:
         yield Running(process, [])
@@ -95,7 +94,11 @@ async def running(*flags: str) -> AsyncIterator[Running]:
 async def run(*command: str) -> tuple[int, str]:
     """Run a command to its end; returns status and standard error."""
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=python_environment(),
     )
     _, error = await asyncio.wait_for(process.communicate(), SYNCED_WITHIN_S)
     assert process.returncode is not None
@@ -105,7 +108,11 @@ async def run(*command: str) -> tuple[int, str]:
 async def run_for_output(*command: str) -> tuple[int, str]:
     """Run a command to its end; returns status and standard output."""
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=python_environment(),
     )
     output, _ = await asyncio.wait_for(process.communicate(), SYNCED_WITHIN_S)
     assert process.returncode is not None
@@ -393,7 +400,7 @@ async def test_node_ports_on_an_address_lost_meanwhile_are_removed_and_foreign_o
         assert set(others) <= rows
         assert any(row.startswith(f"TCP {kept}:30001") for row in rows)
         assert await program.stop() == 0
-    _, output = await run_for_output(sys.executable, *MAIN, "doctor")
+    _, output = await run_for_output(*MAIN, "doctor")
     assert all(row.partition(" ")[2] in output for row in others), output
     assert "but none is served on the address" in output
 
@@ -494,7 +501,7 @@ def test_errors_are_reported_in_a_sentence_and_nothing_is_programmed() -> None:
 
 async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
     before = read_state()
-    status, error = await run(*without_privileges(), sys.executable, *MAIN, *FLAGS, f"--manifests={folder}")
+    status, error = await run(*without_privileges(), *MAIN, *FLAGS, f"--manifests={folder}")
     assert status == 2
     assert "it has no CAP_NET_ADMIN" in error.splitlines()[-2]
     assert read_state() == before
@@ -503,13 +510,13 @@ async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
 async def test_a_device_of_our_name_and_another_kind_ends_it_and_stays(folder: pathlib.Path) -> None:
     assert (await run("ip", "link", "add", "kube-ipvs0", "type", "bridge"))[0] == 0
     before = read_state()
-    status, error = await run(sys.executable, *MAIN, *FLAGS, f"--manifests={folder}")
+    status, error = await run(*MAIN, *FLAGS, f"--manifests={folder}")
     assert (status, error.splitlines()[-2:]) == (
         2,
         ["ipvsproxy: kube-ipvs0 is a bridge device, not a dummy: remove or rename it", "ipvsproxy: nothing was programmed"],
     )
     assert read_state() == before
-    status, output = await run_for_output(sys.executable, *MAIN, "doctor")
+    status, output = await run_for_output(*MAIN, "doctor")
     assert status != 0
     assert "kube-ipvs0 is a bridge device, not a dummy" in output
 

@@ -137,7 +137,7 @@ def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_later(node: lab.Lab
 
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", [Moment.STALLED_LOG, pytest.param(Moment.FULL_DESCRIPTORS, marks=UNMENDED)])
+@pytest.mark.parametrize("kind", [Moment.STALLED_LOG, Moment.FULL_DESCRIPTORS])
 def test_the_program_survives_a_stalled_log_and_exhausted_descriptors(node: lab.Lab, tmp_path: Path, kind: Moment) -> None:
     figures = live_through(node, tmp_path, kind)
     assert (figures.lost, figures.broken) == (0, 0)

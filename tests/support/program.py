@@ -22,8 +22,7 @@ STARTER = ("-m", "tests.support.old_program", OLD_KERNEL) if OLD_KERNEL else ("-
 OTHER_VERSION = os.environ.get("IPVSPROXY_TEST_PROGRAM", "")
 """A folder with the package of another version, which is the program under test then; empty for this one."""
 PYTHON = (sys.executable, "-P") if OTHER_VERSION else (sys.executable,)
-ENVIRONMENT = {"PYTHONPATH": f"{OTHER_VERSION}:{Path.cwd()}"} if OTHER_VERSION else {}
-"""Python and its environment, with which this version is imported."""
+"""Python, which imports that version in the ``python_environment``."""
 _ONE_AFTER_THE_OTHER = """
 import contextlib, io, json, os, sys
 from ipvsproxy import cli
@@ -45,6 +44,11 @@ class Ended(NamedTuple):
     error: str
 
 
+def python_environment() -> dict[str, str]:
+    """The environment of ``PYTHON``."""
+    return os.environ | ({"PYTHONPATH": f"{OTHER_VERSION}:{Path.cwd()}"} if OTHER_VERSION else {})
+
+
 def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
     """Run several command lines that end by themselves, in one process, because each start takes seconds on user-mode Linux.
 
@@ -59,7 +63,7 @@ def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
         text=True,
         check=True,
         timeout=patience.seconds(within_s),
-        env=os.environ | ENVIRONMENT,
+        env=python_environment(),
     )
     return [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
 
@@ -90,7 +94,7 @@ class Program:
         self._command = [*PYTHON, *starter, "--proxy-mode=ipvs", *source, *flags]
         self._log = log
         self._output = output
-        self._environment = os.environ | ENVIRONMENT | (dict(environment or {}))
+        self._environment = python_environment() | (dict(environment or {}))
         if path:
             self._environment |= {"PATH": f"{path}:{os.environ['PATH']}"}
 
