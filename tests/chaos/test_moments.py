@@ -34,8 +34,6 @@ FOUND: dict[Moment, str] = {
 SLOWLY_FOUND = {Moment.LOCKED_RESTART, Moment.NATIVE_RULE, Moment.SILENT_PROXY}
 """It takes a minute or more until they are found, because the history waits for what never happens."""
 
-UNMENDED = pytest.mark.xfail(reason="the program has these faults; the mark goes with each mend", strict=False)
-
 
 @pytest.fixture(scope="module", name="node")
 def _node() -> Iterator[lab.Lab]:
@@ -143,7 +141,6 @@ def test_the_program_survives_a_stalled_log_and_exhausted_descriptors(node: lab.
     assert (figures.lost, figures.broken) == (0, 0)
 
 
-@UNMENDED
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(BACKEND is not Backend.NFTABLES, reason="needs nf_tables")
@@ -156,7 +153,6 @@ def test_a_start_with_nftables_under_a_held_lock_leaves_no_decision_to_old_entri
     assert live_through(node, tmp_path, Moment.LOCKED_MOVE).lost == 0
 
 
-@UNMENDED
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
