@@ -41,7 +41,7 @@ def kernel() -> Iterator[None]:
             (netlink.Channel, "dumping", lambda _channel, _request, _action: iter(())),
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
             (ipvs_connections.ConnectionReader, "read", lambda _reader, _key: None),
-            (ipvs.IpvsDriver, "observe", lambda _driver: nothing),
+            (ipvs.IpvsDriver, "observe", lambda _driver, _families=(): nothing),
             (node.NodeKernel, "poll", lambda *_, **__: iter(())),  # nothing has changed
             (addresses.AddressDriver, "_find", lambda _driver: addresses._Link(2, "kube-ipvs0", "dummy")),
             (addresses.AddressDriver, "_apply_device", lambda _driver, operation: Outcome(operation)),
