@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import ipvsproxy.kernel
 from ipvsproxy.commands.checks import OLDEST
-from ipvsproxy.translate.node import sysctls
-from ipvsproxy.translate.node.sysctls import ConntrackChoices
+from ipvsproxy.translate import settings
+from ipvsproxy.translate.settings import ConntrackChoices
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs/compatibility.md"
 KERNELS, YOUNG, BASIC = (
@@ -79,7 +79,7 @@ def test_every_setting_that_is_written_stands_in_the_table() -> None:
         udp_timeout_s=1,
         udp_stream_timeout_s=1,
     )
-    written = (*sysctls.ipvs_sysctls((5, 4), strict_arp=True), *sysctls.conntrack_sysctls(choices, 4))
+    written = (*settings.ipvs_sysctls((5, 4), strict_arp=True), *settings.conntrack_sysctls(choices, 4))
     paths = {one.path if one.path.startswith("/") else one.path.replace("/", ".") for one in written}
     assert len(paths) == 14
     assert sorted(paths - PARTS) == []

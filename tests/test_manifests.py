@@ -20,7 +20,7 @@ from ipvsproxy.daemon.sources import reflector, watch
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.service import Skipped
-from ipvsproxy.translate.api import annotations, schema
+from ipvsproxy.translate.api import fields, schema
 
 ROOT = pathlib.Path(__file__).parents[1]
 MANIFESTS = ROOT / "manifests"
@@ -90,9 +90,9 @@ def test_the_example_has_every_annotation_and_none_is_wrong() -> None:
     for each in objects:
         text = each["metadata"]["annotations"]
         if each["kind"] == "Service":
-            annotations.parse_service_annotations(msgspec.convert(text, schema.ServiceAnnotations), skipped)
+            fields.parse_service_annotations(msgspec.convert(text, schema.ServiceAnnotations), skipped)
         else:
-            assert annotations.parse_slice_weight(text[Annotation.WEIGHT.whole], skipped) == 1
+            assert fields.parse_slice_weight(text[Annotation.WEIGHT.whole], skipped) == 1
     assert skipped == []
 
 

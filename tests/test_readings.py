@@ -18,9 +18,9 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.driver import IpvsDriver
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.kernel.ipvs.test_readings import Table

@@ -11,12 +11,11 @@ from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.nft_table import NftTable
-from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.rules import Backend, NftTable
 from ipvsproxy.model.virtual_servers import FirewallMark
 from ipvsproxy.reconcile.removal import leftover_tables, leftovers
 from ipvsproxy.reconcile.virtual_servers import ownership
-from ipvsproxy.translate.node import view
+from ipvsproxy.translate import view
 from ipvsproxy.translate.settings import Binding, TrafficScopes
 
 LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"

@@ -22,13 +22,12 @@ from ipvsproxy.kernel.ipvs.driver import AbsentIpvs
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.model.net import Family, Network
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.sets import IP_SETS, IpSet
+from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.removal import cleanup
-from ipvsproxy.translate.node import view
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton, view
 
 CLEAN = 0
 NOT_CLEAN = 1
@@ -36,7 +35,7 @@ NOT_CLEAN = 1
 
 _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 _OURS: Mapping[Family, Skeleton] = {
-    family: Skeleton(family=family, chains=dict.fromkeys(chains.CHAINS, ()), jumps=chains.JUMPS) for family in Family
+    family: Skeleton(family=family, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS) for family in Family
 }
 
 
@@ -125,7 +124,7 @@ def _clean_here(config: Config, *, dry_run: bool) -> Result:
             if not dry_run:
                 closing.enter_context(contextlib.closing(Instance()))
             results = []
-            for backend in rules_backend.to_clean(chains.CHAINS):
+            for backend in rules_backend.to_clean(skeleton.CHAINS):
                 node = closing.enter_context(_this_node(config.drivers.route_protocol, backend))
                 results.append(clean(node, config.policy.excluded, node_port_ranges, dry_run=dry_run))
             return _joined(results)
@@ -151,10 +150,10 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
         skipped.append("virtual servers: this kernel has no IPVS loaded")
     variants = iptables_variant.installed()
     has_choice = backend is Backend.IPTABLES and shutil.which("iptables")  # a choice may make the kernel load its modules
-    commands = iptables_variant.choose(chains.CHAINS).commands if has_choice else iptables.COMMANDS
+    commands = iptables_variant.choose(skeleton.CHAINS).commands if has_choice else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
     chosen = ChosenBackend(backend, commands)
-    made = NodeKernel(chains.CHAINS, chains.JUMPS, chosen=chosen, ipvs=ipvs, route_protocol=route_protocol)
+    made = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, chosen=chosen, ipvs=ipvs, route_protocol=route_protocol)
     with contextlib.closing(made) as kernel:
         programs = {}
         for family in Family:
@@ -169,7 +168,9 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
             leftovers.of_iptables(kernel.leftover_rules, kernel.leftover_rules.places(programs))
             | leftovers.of_nftables(kernel.leftover_tables),
             tuple(
-                IptablesDriver(chains=chains.CHAINS, jumps=chains.JUMPS, commands=names) for names in others if names != commands
+                IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=names)
+                for names in others
+                if names != commands
             ),
             tuple(programs),
             tuple(skipped),

@@ -19,7 +19,7 @@ from ipvsproxy.model.net import Address
 from ipvsproxy.reconcile.compare import Difference
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Changes, Store
-from ipvsproxy.translate.node import view as views
+from ipvsproxy.translate import view as views
 from ipvsproxy.translate.settings import Settings
 
 

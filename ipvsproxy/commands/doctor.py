@@ -16,7 +16,7 @@ from ipvsproxy.kernel import facts, host, rules_backend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton
 
 FINE = 0
 FAILING = 1
@@ -35,8 +35,8 @@ async def examine(config: Config) -> Sequence[Finding]:
         modules=(*await asyncio.to_thread(_modules, config.drivers.rules_backend), f"ip_vs_{config.translation.scheduler}"),
         sysctls=(*(item.path for item in sysctls), *checks.ADVISED),
         ports=ports,
-        chains=chains.CHAINS,
-        jumps=chains.JUMPS,
+        chains=skeleton.CHAINS,
+        jumps=skeleton.JUMPS,
         route_protocol=config.drivers.route_protocol,
         backend=config.drivers.rules_backend,
         by_interface=config.translation.detect_local.is_by_interface,

@@ -39,9 +39,8 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event, ObjectKind
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.store.mass_deletion import Guard
-from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.store.objects import Guard, Store
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import Settings
 
 CANNOT_TELL = 2
@@ -201,11 +200,11 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
         runs_iptables = backend is Backend.IPTABLES
         if missing := (*host.missing_privileges(runs_iptables=runs_iptables), *host.missing_features()):
             raise CannotStartError(*missing)
-        choice = await asyncio.to_thread(iptables_variant.choose, chains.CHAINS) if runs_iptables else None
+        choice = await asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS) if runs_iptables else None
         make = functools.partial(
             NodeKernel,
-            chains.CHAINS,
-            chains.JUMPS,
+            skeleton.CHAINS,
+            skeleton.JUMPS,
             chosen=ChosenBackend(backend, choice.commands) if choice else ChosenBackend(backend),
             route_protocol=config.drivers.route_protocol,
         )

@@ -19,9 +19,9 @@ from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import InterfaceAddress, Timeouts
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.operations import order
 from ipvsproxy.reconcile.survey import Survey

@@ -9,7 +9,7 @@ from ipvsproxy.commands.comparison import Comparison
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.reconcile.compare import Difference
-from ipvsproxy.translate.node.lingering import GRACE_S
+from ipvsproxy.translate.view import GRACE_S
 
 EQUAL = 0
 DIFFERENT = 1

@@ -14,9 +14,7 @@ from ipvsproxy.model.kernel import ROUTE_PROTOCOL, Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.node import sysctls
-from ipvsproxy.translate.node.sysctls import ConntrackChoices
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.settings import ConntrackChoices, Settings, conntrack_sysctls, ipvs_sysctls
 
 
 class Command(enum.Enum):
@@ -168,8 +166,8 @@ class Config:
     def sysctls(self, kernel_version: tuple[int, int], processors: int) -> tuple[Sysctl, ...]:
         """The desired settings of the kernel on such a host."""
         return (
-            *sysctls.ipvs_sysctls(kernel_version, strict_arp=self.strict_arp),
-            *sysctls.conntrack_sysctls(self.conntrack, processors),
+            *ipvs_sysctls(kernel_version, strict_arp=self.strict_arp),
+            *conntrack_sysctls(self.conntrack, processors),
         )
 
     def on_host(

@@ -17,8 +17,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.node.sysctls import ConntrackChoices
-from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.settings import ConntrackChoices, LocalMode, Settings
 
 HEALTH_PORT = 10256
 METRICS_PORT = 10249

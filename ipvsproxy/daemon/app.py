@@ -38,8 +38,7 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import Event
-from ipvsproxy.store.mass_deletion import Guard
-from ipvsproxy.store.objects import Store
+from ipvsproxy.store.objects import Guard, Store
 
 SCHEDULER_MISSING, API_SERVER_HIDDEN = "SchedulerMissing", "ApiServerHidden"
 """The reasons of notices."""

@@ -24,10 +24,9 @@ from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.nft_table import NftTable
-from ipvsproxy.model.observation import Observation
-from ipvsproxy.model.rules import Backend, ChainKey, Jump
+from ipvsproxy.model.rules import Backend, ChainKey, Jump, NftTable
 from ipvsproxy.model.sets import IP_SETS
+from ipvsproxy.model.state import Observation
 
 _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 _UP = 0x1  # IFF_UP

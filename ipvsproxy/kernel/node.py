@@ -35,11 +35,11 @@ from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
 from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.sets import IP_SETS, WITNESS_KINDS, ForeignElement, SetEntries, SetEntry
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 
 SETS_AT_ONCE = 5

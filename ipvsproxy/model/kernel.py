@@ -5,9 +5,8 @@ from typing import NamedTuple, Self
 
 from ipvsproxy.model.kind import DriverName, Kind, Stage
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetCopy, SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 

@@ -1,6 +1,7 @@
 """Packet-filter rules as data: the matches and the target of each rule, without the syntax of any program.
 
-A backend in ``kernel/`` writes and reads them. All other rooms only compare values.
+A backend in ``kernel/`` writes and reads them. All other rooms only compare values. Rules that another proxy has left behind, and
+the tables of other programs, are data as well.
 """
 
 import dataclasses
@@ -231,3 +232,82 @@ class ObservedSkeleton:
 
 def _only_drops(rules: Sequence[ObservedRule]) -> bool:
     return len(rules) > 1 and all(isinstance(rule, Rule) and rule.target is Verdict.DROP for rule in rules)
+
+
+class Reference(NamedTuple):
+    """A rule that leads to another chain: the chain with the rule, the rule as the backend prints it, and the other chain."""
+
+    source: ChainKey
+    text: str
+    target: ChainKey
+
+    def __str__(self) -> str:
+        return f"-t {self.source.table} -A {self.source.chain} {self.text}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeftRules:
+    """The leftover chains in the tables of one family, and the references to them.
+
+    ``chains`` has the number of rules of each requested chain. ``references`` are the rules of all other chains that lead to one
+    of them. ``hidden`` are tables that iptables cannot show, because they hold rules that only nft understands.
+    """
+
+    chains: Mapping[ChainKey, int] = dataclasses.field(default_factory=dict)
+    references: tuple[Reference, ...] = ()
+    hidden: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """The changes that remove leftover rules. Each table changes as a whole, or not at all.
+
+    First the rules in ``references`` are deleted, then the chains in ``emptied`` lose their rules, then those in ``deleted`` are
+    deleted; each of these is also in ``emptied``. ``staying`` are references of other programs, which keep their chains in place.
+    ``held_back`` is the reason if nothing can be removed now, else empty.
+    """
+
+    references: tuple[Reference, ...] = ()
+    emptied: tuple[ChainKey, ...] = ()
+    deleted: tuple[ChainKey, ...] = ()
+    staying: tuple[Reference, ...] = ()
+    held_back: str = ""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything has to be removed, now or later."""
+        return bool(self.references or self.emptied or self.held_back)
+
+
+class BaseChain(NamedTuple):
+    """The place of a chain that packets meet by themselves.
+
+    ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` has its name in nft, such as ``input``; empty if it has none here. Of
+    two chains of a hook, packets meet the one with the lower ``priority`` first. ``drops``: its policy is to drop a packet.
+    """
+
+    kind: str
+    hook: str
+    priority: int
+    drops: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NftTable:
+    """A table without its elements, and of its rules only what they mean to packets of Services.
+
+    ``family`` has its name in nft: ``ip``, ``ip6``, ``inet``, ... For the tables of iptables-legacy, it is the program's name.
+    ``comment`` is empty without one. ``chains`` has the place of each base chain, and None for the other chains. ``maps`` are the
+    names of the sets that map their elements to something. ``closed`` are the base chains of type ``filter`` that refuse every
+    packet that no rule accepts before: by their policy, or by their last rule.
+    """
+
+    family: str
+    name: str
+    comment: str = ""
+    chains: Mapping[str, BaseChain | None] = dataclasses.field(default_factory=dict)
+    maps: frozenset[str] = frozenset()
+    closed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.name}"

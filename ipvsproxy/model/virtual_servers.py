@@ -7,8 +7,8 @@ import msgspec
 
 from ipvsproxy.model.kind import DriverName, Kind, Stage
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
-from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.real_servers import NO_REAL_SERVERS, NO_THRESHOLDS, RealServerKey, Thresholds, Weights
+from ipvsproxy.model.service import NODE_OWNER, Owner
 
 
 class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from ipvsproxy.model import plan
 from ipvsproxy.model.kernel import TIMEOUTS, FlowCleaning, Sysctl, Timeouts
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
 from ipvsproxy.model.rules import ObservedRule, ObservedSkeleton, Skeleton
+from ipvsproxy.model.service import Owner
 from ipvsproxy.model.sets import IpSet
 from ipvsproxy.model.virtual_servers import (
     ObservedVirtualServer,

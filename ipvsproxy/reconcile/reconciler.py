@@ -15,13 +15,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Network
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, as_tried_again, count_objects, kind_of
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.observation import observer

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 from ipvsproxy.model.kernel import BoundAddresses, HealthCheck, HealthCheckPort, LocalRoutes
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import KINDS, Item
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import SetEntry, mark_entry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey

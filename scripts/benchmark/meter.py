@@ -22,7 +22,7 @@ from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.reconcile import reconciler
 from ipvsproxy.store import objects
-from ipvsproxy.translate.api import list_reader
+from ipvsproxy.translate.api import decode
 from scripts.benchmark import calls, recording
 
 PROTOCOLS = {0: "addresses", 12: "ipset and conntrack", 16: "ipvs"}
@@ -90,8 +90,8 @@ class Meter:
 
     def _cover(self) -> None:
         for owner, function, name in (
-            (list_reader.ListReader, "feed", "decode"),
-            (list_reader.ListReader, "finish", "decode"),
+            (decode.ListReader, "feed", "decode"),
+            (decode.ListReader, "finish", "decode"),
             (objects.Store, "deliver", "store"),
             (translator.Translator, "update_view", "view"),
             (translator.Translator, "put_skeletons", "rules"),

@@ -41,9 +41,9 @@ def _wait_for_all_parts() -> None:
 
 def _grant_no_grace() -> None:
     """Remove node ports with their address at once."""
-    from ipvsproxy.translate.node import lingering  # noqa: PLC0415 - as above
+    from ipvsproxy.translate import view  # noqa: PLC0415 - as above
 
-    lingering.GRACE_S = 0.0
+    view.GRACE_S = 0.0
 
 
 def _bear_silence() -> None:

@@ -15,9 +15,9 @@ from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.node.view import view_node
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import Binding, Settings
+from ipvsproxy.translate.view import view_node
 from tests.chaos import foreign
 from tests.chaos.world import NODE, Object
 from tests.support import builders, golden_state, golden_translation, scope_rows

@@ -17,10 +17,9 @@ from ipvsproxy.kernel.iptables.variant import Choice, Variant
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.nft_table import BaseChain, NftTable
-from ipvsproxy.model.observation import Observation
-from ipvsproxy.model.rules import Backend, ChainKey
+from ipvsproxy.model.rules import Backend, BaseChain, ChainKey, NftTable
 from ipvsproxy.model.sets import SetKind
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerSettings
 from tests.reconcile import examples
 from tests.support import builders, left_tables

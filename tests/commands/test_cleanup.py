@@ -23,15 +23,14 @@ from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables.driver import IptablesDriver
 from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
-from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import ChainKey, LeftRules, Reference
 from ipvsproxy.model.sets import IpSet, SetKind
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers.ownership import EVERYWHERE
-from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders, golden_fixtures, golden_state, lab, left_rules, left_tables, memory_node
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
@@ -173,7 +172,7 @@ def test_the_copy_that_a_kill_during_an_enlargement_left_is_named_and_goes(kerne
     assert not kernel.set_copy
 
 
-OTHER_RULES = LeftRules(chains={chains.CHAINS[0]: 2})
+OTHER_RULES = LeftRules(chains={skeleton.CHAINS[0]: 2})
 MODE_RULES = LeftRules(chains={CHAIN: 2})
 
 
@@ -458,7 +457,7 @@ def test_on_a_real_kernel_kube_proxys_nftables_tables_go_without_the_program_nft
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
 def test_rules_of_both_variants_go_where_the_kernel_has_both(variant: Variant) -> None:
-    drivers = [IptablesDriver(chains=chains.CHAINS, jumps=chains.JUMPS, commands=commands(one)) for one in Variant]
+    drivers = [IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=commands(one)) for one in Variant]
     if refusal := next(filter(None, (driver.try_writing(Family.IPV4) for driver in drivers)), None):
         pytest.skip(f"this kernel does not do both: {refusal.reason}")
     nothing = skeleton.build_skeleton(Family.IPV4, Settings(), builders.node_view(), occupied=frozenset(), refused=())

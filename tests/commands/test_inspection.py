@@ -17,7 +17,7 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.service import Event, ObjectKind
-from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S
+from ipvsproxy.store.objects import CONFIRMED_AFTER_S
 from ipvsproxy.translate.api.targets import Targets
 from tests.config import loading
 from tests.support import builders, memory_node

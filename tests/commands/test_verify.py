@@ -10,10 +10,10 @@ from ipvsproxy.commands.comparison import UnknownStateError
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import ForeignElement, SetEntry
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerSettings
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer

@@ -27,9 +27,8 @@ from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.sources import watch
 from ipvsproxy.daemon.sources.reflector import ApiError
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
-from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
+from ipvsproxy.model.service import ObjectKind, Owner, ServiceName, Skipped
 from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes, Complaint, Store

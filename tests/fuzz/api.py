@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Event, Node, ObjectKind, Put, Rejected, Service, Skipped
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.api import decode, fields, parse, parse_endpoints
+from ipvsproxy.translate.api import decode, fields, parse
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import Settings
 from tests.fuzz import documents
@@ -71,7 +71,7 @@ def _check_object(item: Service | EndpointSlice | Node) -> None:
         case EndpointSlice():
             assert all(0 < port.port <= fields.HIGHEST_PORT for port in item.ports)
             assert all(isinstance(one, Endpoint) and one.address.family is item.family for one in item.endpoints)
-            assert len(item.endpoints) <= parse_endpoints.MOST_ENDPOINTS
+            assert len(item.endpoints) <= parse.MOST_ENDPOINTS
         case Node():
             assert all(0 <= one.prefix_length <= one.family.bits for one in item.pod_networks)
 

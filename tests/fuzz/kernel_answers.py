@@ -18,7 +18,7 @@ from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS
-from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import Settings
 from tests.fuzz import restore_text
 from tests.fuzz.chooser import Chooser
@@ -42,7 +42,7 @@ def netlink_answers(data: bytes) -> None:
 def iptables_save(data: bytes) -> None:
     """Any output of ``iptables-save``; lines written because of it must have known shapes."""
     try:
-        listing = iptables_text.parse_save(data.decode(errors="replace"), chains.CHAINS, chains.JUMPS)
+        listing = iptables_text.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
     except ValueError as error:
         _check_reason(error)
         return

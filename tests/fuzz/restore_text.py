@@ -4,11 +4,11 @@ import re
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.sets import IP_SETS
-from ipvsproxy.translate.rules import chains, lookup
+from ipvsproxy.translate import skeleton
 
-_TABLES = frozenset(key.table for key in chains.CHAINS)
-_CHAINS = "|".join(sorted({re.escape(key.chain) for key in chains.CHAINS}))
-_OUR_COMMENTS = "|".join(re.escape(text.replace("'", "\\'")) for text in lookup.COMMENTS.values())
+_TABLES = frozenset(key.table for key in skeleton.CHAINS)
+_CHAINS = "|".join(sorted({re.escape(key.chain) for key in skeleton.CHAINS}))
+_OUR_COMMENTS = "|".join(re.escape(text.replace("'", "\\'")) for text in skeleton.COMMENTS.values())
 _OTHER_COMMENTS = "kubernetes service traffic requiring SNAT|kubernetes forwarding (?:conntrack rule|rules)"
 _NETWORK = r"[0-9a-f.:]{2,39}/[0-9]{1,3}"
 _MARK = r"0x[0-9a-f]{1,8}/0x[0-9a-f]{1,8}"
@@ -32,7 +32,7 @@ _RULE = re.compile(
 )
 _DECLARATION = re.compile(rf":(?:{_CHAINS}) - \[0:0\]")
 _DELETION = re.compile(rf"-X (?:{_CHAINS})")
-_JUMPS = frozenset(f"-{verb} {jump.source} {iptables_rule.render_jump(jump)}" for jump in chains.JUMPS for verb in "ID")
+_JUMPS = frozenset(f"-{verb} {jump.source} {iptables_rule.render_jump(jump)}" for jump in skeleton.JUMPS for verb in "ID")
 
 
 def _is_rule(line: str) -> bool:

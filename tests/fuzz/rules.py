@@ -21,9 +21,8 @@ from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate.api import decode
-from ipvsproxy.translate.node import view
-from ipvsproxy.translate.rules import chains, skeleton
 from ipvsproxy.translate.services import state
 from tests.fuzz import documents, restore_text
 from tests.fuzz.chooser import Chooser
@@ -33,7 +32,7 @@ _MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 _ENCODER = ipvs_message.Encoder(33)
 _CARRIED = builders.addresses("192.168.0.10", "fe80::1", "fd00::10", "127.0.0.1")
 _ALL_THERE = iptables_text.Listing(
-    chains=dict.fromkeys(chains.CHAINS, ()), jumps=dict.fromkeys(chains.JUMPS, 2), foreign_jumps={chains.CHAINS[0]: "-A X"}
+    chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=dict.fromkeys(skeleton.JUMPS, 2), foreign_jumps={skeleton.CHAINS[0]: "-A X"}
 )
 _NOTHING_THERE = iptables_text.Listing(chains={}, jumps={}, foreign_jumps={})
 

@@ -6,8 +6,8 @@ import msgspec
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.model.sets import SetKind
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.api import schema
-from ipvsproxy.translate.rules import chains
 
 _OTHERS = (
     '\\"metadata\\":{',
@@ -42,7 +42,7 @@ def _all() -> Iterator[str]:
         yield key.rpartition(".")[2]
         yield f"--{option.flag}"
     yield from (kind.value for kind in SetKind)
-    yield from (key.chain for key in chains.CHAINS)
+    yield from (key.chain for key in skeleton.CHAINS)
 
 
 ALL = tuple(dict.fromkeys(_all()))

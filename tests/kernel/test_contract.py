@@ -22,11 +22,11 @@ from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, Flow, FlowCleaning, LocalRoutes, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Network, Protocol, parse_address
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, Rule, SetMark, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,

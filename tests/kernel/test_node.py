@@ -28,10 +28,10 @@ from ipvsproxy.model.kernel import (
     Timeouts,
 )
 from ipvsproxy.model.net import Family, Protocol
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ObservedSkeleton
 from ipvsproxy.model.sets import IP_SETS, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
     Connections,
     ObservedVirtualServer,
@@ -40,7 +40,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 
@@ -177,7 +177,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def new_node() -> node.NodeKernel:
-    return node.NodeKernel(chains.CHAINS, chains.JUMPS)
+    return node.NodeKernel(skeleton.CHAINS, skeleton.JUMPS)
 
 
 def observe(target: node.NodeKernel) -> Observation:
@@ -242,7 +242,7 @@ def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel)
     kernel.broken = {"ipset"}
     reported: list[tuple[list[bool], float]] = []
     target = node.NodeKernel(
-        chains.CHAINS, chains.JUMPS, lambda outcomes, took_s: reported.append(([bool(one.error) for one in outcomes], took_s))
+        skeleton.CHAINS, skeleton.JUMPS, lambda outcomes, took_s: reported.append(([bool(one.error) for one in outcomes], took_s))
     )
     target.apply(operations(*ITEMS["ipvs"], ENTRIES))
     assert [failed for failed, _ in reported] == [[False] * 3, [True]]

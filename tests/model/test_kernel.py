@@ -4,9 +4,8 @@ import pytest
 
 from ipvsproxy.model.kernel import BoundAddresses, Device, Flow, FlowCleaning, HealthListener, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.virtual_servers import RealServers
 from tests.support import builders
 

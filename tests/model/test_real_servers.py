@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from ipvsproxy.model import real_servers
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.real_servers import NO_REAL_SERVERS, EvenWeights, RealServerKey, Thresholds, UnevenWeights, plain
 from tests.support import builders
@@ -106,3 +107,24 @@ def test_uneven_weights_are_a_mapping_in_a_fixed_order() -> None:
 def test_thresholds_are_told_in_words() -> None:
     assert str(Thresholds(10)) == "connections at most 10"
     assert str(Thresholds(10, 5)) == "connections at most 10, again below 5"
+
+
+@hypothesis.given(st.lists(st.binary(min_size=3, max_size=3), max_size=5))
+def test_joined_pieces_are_cut_at_the_same_places(values: list[bytes]) -> None:
+    assert real_servers.pieces(b"".join(values), 3) == tuple(values)
+
+
+@pytest.mark.parametrize(
+    "count", [real_servers.AT_ONCE - 1, real_servers.AT_ONCE, real_servers.AT_ONCE + 1, 2 * real_servers.AT_ONCE, 1000]
+)
+def test_more_pieces_than_one_call_cuts_are_cut_at_the_same_places(count: int) -> None:
+    values = [number.to_bytes(4, "big") for number in range(count)]
+    found = real_servers.pieces(b"".join(values), 4)
+    assert found == tuple(values)
+    assert {type(value) for value in found} == {bytes}
+
+
+@pytest.mark.parametrize("length", [1, 5, 4 * real_servers.AT_ONCE + 1])
+def test_bytes_that_are_no_whole_number_of_pieces_are_refused(length: int) -> None:
+    with pytest.raises(ValueError, match=rf"{length} bytes cannot be cut into pieces of 4"):
+        real_servers.pieces(bytes(length), 4)

@@ -1,9 +1,19 @@
-"""The texts of Services and reasons in log lines, and the endpoints of an EndpointSlice."""
+"""The texts of Services and reasons in log lines, the endpoints of an EndpointSlice, and the order of owners."""
 
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, ObjectKey, Service, ServiceName, Skipped, short_uid
+from ipvsproxy.model.service import (
+    NODE_OWNER,
+    EndpointSlice,
+    EndpointSliceName,
+    ObjectKey,
+    Owner,
+    Service,
+    ServiceName,
+    Skipped,
+    short_uid,
+)
 from tests.support import builders
 
 NAME = ServiceName("shop", "web")
@@ -69,3 +79,9 @@ def test_a_uid_is_the_same_text_however_it_is_stored(text: str) -> None:
 def test_only_a_uuid_in_the_form_of_api_servers_is_stored_as_a_number() -> None:
     assert short_uid("00000000-0000-0000-0000-0000000000ff") == 255
     assert short_uid("00000000-0000-0000-0000-0000000000FF") == "00000000-0000-0000-0000-0000000000FF"
+
+
+def test_the_older_service_comes_first_then_the_name_and_the_node_before_all() -> None:
+    older, younger, namesake = (Owner(age, ServiceName(*name)) for age, name in ((1, "bb"), (2, "aa"), (2, "ab")))
+    assert sorted([namesake, younger, older, NODE_OWNER]) == [NODE_OWNER, older, younger, namesake]
+    assert older.service == ServiceName("b", "b")

@@ -15,7 +15,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton
 from tests.packets import questions
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.packets.questions import ANSWERED, MASQUERADED, Row
@@ -86,7 +86,7 @@ def foreign(laboratory: lab.Lab) -> list[Any]:
 def _is_ours(entry: dict[str, dict[str, Any]]) -> bool:
     named = {str(value.get(key)) for value in entry.values() for key in ("name", "chain")}
     named |= {str(one["jump"]["target"]) for one in entry.get("rule", {}).get("expr", ()) if "jump" in one}
-    return "ipvsproxy" in _names(entry) or not named.isdisjoint(key.chain for key in chains.CHAINS)
+    return "ipvsproxy" in _names(entry) or not named.isdisjoint(key.chain for key in skeleton.CHAINS)
 
 
 def _names(entry: dict[str, dict[str, Any]]) -> set[str]:

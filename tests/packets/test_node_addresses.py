@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.node.lingering import GRACE_S
 from ipvsproxy.translate.settings import Binding
+from ipvsproxy.translate.view import GRACE_S
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 

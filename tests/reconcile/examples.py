@@ -5,9 +5,8 @@ from typing import Any
 
 from ipvsproxy.model.kernel import Flow
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings

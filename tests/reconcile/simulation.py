@@ -15,7 +15,7 @@ from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.services import state as translate_state
 from ipvsproxy.translate.settings import Binding, Settings, TrafficScopes
 from tests.support import builders, fake_kernel
@@ -155,12 +155,12 @@ def new_kernel() -> fake_kernel.FakeKernel:
 
 def lets_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey, source: str) -> bool:
     """Whether a client reaches a virtual server through the rules for source ranges."""
-    return key in kernel.virtual_servers and _passes(kernel, chains.PROXY_FIREWALL, key, parse_address(source))
+    return key in kernel.virtual_servers and _passes(kernel, skeleton.PROXY_FIREWALL, key, parse_address(source))
 
 
 def lets_node_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey) -> bool:
     """Whether the node itself reaches it: its packets have the virtual server's address as their source."""
-    out = kernel.chains[key.address.family].get(ChainKey("filter", chains.IPVS_OUT_FILTER), ())
+    out = kernel.chains[key.address.family].get(ChainKey("filter", skeleton.IPVS_OUT_FILTER), ())
     is_dropped = any(isinstance(rule, Rule) and rule.virtual_server == key and rule.target is Verdict.DROP for rule in out)
     return lets_in(kernel, key, str(key.address)) and not is_dropped
 

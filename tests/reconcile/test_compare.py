@@ -8,11 +8,10 @@ import pytest
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.model.kernel import BoundAddresses, Flow, FlowCleaning, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.plan import KINDS, Item
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile import compare
@@ -20,7 +19,7 @@ from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate.services import state
 from tests.reconcile import examples, simulation
 from tests.support import builders
-from tests.translate.rules.test_trace import BY_CLUSTER
+from tests.translate.test_trace import BY_CLUSTER
 
 WEB_KEY = builders.frontend(builders.CLUSTER_IP, 80)
 KEY = builders.frontend(builders.CLUSTER_IP, 53, Protocol.UDP)

@@ -1,4 +1,7 @@
-"""Known objects, dirty Services, and reports that are made once: for Services, EndpointSlices, Nodes and bad objects."""
+"""Known objects, dirty Services, and reports that are made once: for Services, EndpointSlices, Nodes and bad objects.
+
+Also which lists are accepted, and when.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -22,8 +25,7 @@ from ipvsproxy.model.service import (
     ServiceName,
     Skipped,
 )
-from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S, Guard
-from ipvsproxy.store.objects import Changes, Complaint, Store, Trigger
+from ipvsproxy.store.objects import CONFIRMED_AFTER_S, LEAST, Changes, Complaint, Guard, Store, Trigger
 from tests.support import builders, memory_node
 
 WEB = builders.service("web")
@@ -484,3 +486,44 @@ def test_schedulers_that_annotations_name_are_remembered() -> None:
         chosen = ServiceAnnotations(scheduler=scheduler)
         deliver(store, builders.with_options(builders.service(name), annotations=chosen))
     assert store.schedulers == {"wlc"}
+
+
+KIND = ObjectKind.SERVICE
+
+
+@pytest.mark.parametrize(
+    ("percent", "missing", "known", "accepted"),
+    [
+        (50, 51, 100, False),
+        (50, 50, 100, True),
+        (50, LEAST - 1, LEAST - 1, True),
+        (50, LEAST, LEAST, False),
+        (0, 1000, 1000, True),
+        (100, 1000, 1000, True),
+        (99, 1000, 1000, False),
+    ],
+)
+def test_a_list_that_lacks_more_than_the_share_is_doubted(percent: int, missing: int, known: int, accepted: bool) -> None:  # noqa: FBT001
+    assert Guard(percent).accepts(KIND, missing=missing, known=known, now=0) is accepted
+
+
+def test_a_second_list_confirms_it_when_enough_time_has_passed() -> None:
+    guard = Guard(50)
+    assert not guard.accepts(KIND, missing=100, known=100, now=0)
+    assert not guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S - 1), "too soon"
+    assert guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)
+    assert guard.doubts == {}
+
+
+def test_a_second_list_that_has_all_again_ends_the_doubt() -> None:
+    guard = Guard(50)
+    assert not guard.accepts(KIND, missing=100, known=100, now=0)
+    assert guard.accepts(KIND, missing=0, known=100, now=30)
+    assert not guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S + 1), "a new doubt, not a confirmation"
+
+
+def test_kinds_are_doubted_on_their_own() -> None:
+    guard = Guard(50)
+    assert not guard.accepts(KIND, missing=100, known=100, now=0)
+    assert not guard.accepts(ObjectKind.ENDPOINT_SLICE, missing=100, known=100, now=CONFIRMED_AFTER_S)
+    assert guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S)

@@ -25,8 +25,8 @@ from ipvsproxy.model.service import (
     ServiceType,
 )
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.node.view import NodeView, view_node
 from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.view import NodeView, view_node
 
 NAMESPACE = "default"
 THIS_NODE = "node-a"

@@ -1,7 +1,7 @@
 """Shows draining real servers to a reconciler."""
 
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 

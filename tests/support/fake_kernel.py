@@ -26,11 +26,11 @@ from ipvsproxy.model.kernel import (
     Timeouts,
 )
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds
 from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, ObservedSkeleton, Rule, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, SetCopy, SetEntries, SetType
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
     Connections,
     FirewallMark,

@@ -9,9 +9,9 @@ from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.state import ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServer, VirtualServerKey, VirtualServerSettings
-from ipvsproxy.translate.node.view import NodeView
-from ipvsproxy.translate.rules.skeleton import build_skeleton
 from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.skeleton import build_skeleton
+from ipvsproxy.translate.view import NodeView
 from tests.support import scope_rows
 
 DEVICE_ROW = {"flags": "BROADCAST,NOARP", "kind": "dummy", "mtu": "1500"}

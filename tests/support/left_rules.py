@@ -10,9 +10,8 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.leftover_rules import Place
 from ipvsproxy.kernel.iptables.variant import Variant
-from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import ChainKey, LeftRules, Removal
 
 USED, OTHER = Place(Variant.NF_TABLES, Family.IPV4, is_used=True), Place(Variant.LEGACY, Family.IPV4, is_used=False)
 USED_V6 = Place(Variant.NF_TABLES, Family.IPV6, is_used=True)

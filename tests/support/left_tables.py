@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.nft_table import BaseChain, NftTable
+from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.reconcile.removal.leftover_tables import COMMENT, NAME
 
 IPV4, IPV6 = (TablePlace(family, NAME) for family in Family)

@@ -30,10 +30,8 @@ from ipvsproxy.model.service import (
     ServiceName,
 )
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
-from ipvsproxy.store.mass_deletion import Guard
-from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.node import view
-from ipvsproxy.translate.rules import skeleton
+from ipvsproxy.store.objects import Guard, Store
+from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders

@@ -5,13 +5,12 @@ from collections.abc import Collection, Mapping
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import HealthListener
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Report
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes
-from ipvsproxy.translate.node.view import NodeView
+from ipvsproxy.translate.view import NodeView
 from tests.support import builders
 
 DONE = Report(done={}, failed={}, errors=(), pending=0)

@@ -9,10 +9,10 @@ from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import IpSet, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.node.view import NodeView
-from ipvsproxy.translate.rules.skeleton import build_skeleton
 from ipvsproxy.translate.services.state import translate
 from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.skeleton import build_skeleton
+from ipvsproxy.translate.view import NodeView
 from tests.support import builders
 
 

@@ -9,11 +9,10 @@ from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.translate.rules import trace
-from ipvsproxy.translate.rules.chains import SCOPE_CHAINS
-from ipvsproxy.translate.rules.skeleton import build_skeleton
-from ipvsproxy.translate.rules.trace import Client
+from ipvsproxy.translate import trace
 from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
+from ipvsproxy.translate.skeleton import SCOPE_CHAINS, build_skeleton
+from ipvsproxy.translate.trace import Client
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
 from tests.translate.reading import backends, members, state_of, texts

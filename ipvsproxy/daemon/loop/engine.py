@@ -38,7 +38,7 @@ from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers import drain
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.node import view
+from ipvsproxy.translate import view
 from ipvsproxy.translate.settings import Settings
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))

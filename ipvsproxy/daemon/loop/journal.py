@@ -18,8 +18,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.observation.drift import News
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict
-from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S, Doubt
-from ipvsproxy.store.objects import Complaint
+from ipvsproxy.store.objects import CONFIRMED_AFTER_S, Complaint, Doubt
 
 BURST, REFILL_S = 1000, 0.1
 """Rate limit of lines about objects and failures: so many at once, then one per so many seconds."""

@@ -9,9 +9,9 @@ from typing import Protocol
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.model.kernel import InterfaceAddress, Timeouts
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
 
 SERVERS_AT_ONCE = 50

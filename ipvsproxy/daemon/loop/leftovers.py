@@ -25,13 +25,11 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables.leftover_rules import Place
 from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
-from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.nft_table import NftTable
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import ChainKey, LeftRules, NftTable, Removal
 from ipvsproxy.reconcile.operations import retry
 from ipvsproxy.reconcile.removal import leftover_tables, leftovers
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton
 
 REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
 RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
@@ -110,7 +108,7 @@ def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_re
     fingerprint = rules.fingerprint(place)
     if known is not None and known.fingerprint is not None and fingerprint == known.fingerprint:
         return known
-    scope = leftovers.scope(chains.CHAINS, chains.JUMPS, is_used=place.is_used)
+    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
     observed = rules.read(place, scope.concerns)
     removal = leftovers.removal(observed, scope)
     hidden = observed.hidden & leftovers.TABLES

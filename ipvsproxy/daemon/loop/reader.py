@@ -22,8 +22,8 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Report
+from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.reconciler import Reconciler
 
 POLL_INTERVAL_S = 3.0

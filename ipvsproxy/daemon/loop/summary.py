@@ -12,7 +12,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes
-from ipvsproxy.translate.node.view import NodeView
+from ipvsproxy.translate.view import NodeView
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,10 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.store.objects import Changes, Complaint, Store
-from ipvsproxy.translate.node import view
-from ipvsproxy.translate.node.lingering import Lingering
-from ipvsproxy.translate.rules import skeleton
+from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate.services import refusal, state
 from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.view import Lingering
 
 WORK_PER_STEP = 100
 """The number of endpoints that are translated between two readings of the clock: about a third of a millisecond."""

@@ -33,7 +33,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.reconcile.removal import cleanup
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import LocalMode
 
 FALLBACK_SCHEDULER = "rr"
@@ -105,8 +105,8 @@ async def running_kernel(
     backend = await choose_backend(chosen.rules_backend)
     make = functools.partial(
         NodeKernel,
-        chains.CHAINS,
-        chains.JUMPS,
+        skeleton.CHAINS,
+        skeleton.JUMPS,
         on_applied,
         chosen=backend,
         rules_patience_s=RULES_PATIENCE_S,
@@ -151,7 +151,7 @@ async def choose_backend(asked: Backend) -> ChosenBackend:
 
 async def _iptables_choice() -> iptables_variant.Choice:
     return await until_answered(
-        lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, chains.CHAINS))
+        lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
     )
 
 

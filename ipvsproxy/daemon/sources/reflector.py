@@ -32,7 +32,7 @@ from typing import NamedTuple, Protocol, assert_never
 from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.sources import stream
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
-from ipvsproxy.translate.api import decode, list_reader
+from ipvsproxy.translate.api import decode
 
 PAGE_ITEMS = 500
 """The size of a page, and of a part of a list from the watch cache, which may ignore the limit and come as one page."""
@@ -316,7 +316,7 @@ class Reflector:
         self, connection: Connection, query: str, deliver: Callable[[Sequence[Put | Rejected], str], None]
     ) -> decode.ListPage:
         """Read one answer; delivers items in parts of ``PAGE_ITEMS`` or a little more, with the version of the list."""
-        reader = list_reader.ListReader(self._kind)
+        reader = decode.ListReader(self._kind)
         events: list[Put | Rejected] = []
         async with contextlib.aclosing(connection.body(query)) as pieces:
             async for piece in pieces:

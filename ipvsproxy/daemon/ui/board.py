@@ -18,8 +18,7 @@ import msgspec
 
 from ipvsproxy.daemon.ui.rates import ServiceRates
 from ipvsproxy.model.net import Address, parse_address
-from ipvsproxy.model.packed import pieces
-from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
+from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights, pieces
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey

@@ -17,11 +17,10 @@ from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, VirtualServ
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.node.lingering import GRACE_S
-from ipvsproxy.translate.node.view import NodeView
-from ipvsproxy.translate.rules import trace
+from ipvsproxy.translate import trace
 from ipvsproxy.translate.services import explain
 from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.view import GRACE_S, NodeView
 
 T = TypeVar("T")
 Document = dict[str, Any]

@@ -13,7 +13,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Outcome
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.reconcile.survey import Statistics
-from ipvsproxy.store.mass_deletion import Doubt
+from ipvsproxy.store.objects import Doubt
 
 SYNCS = 10
 REASONS = 20

@@ -41,8 +41,8 @@ from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.survey import Statistics, Survey
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.view import NodeView
 
 LARGEST_PAGE = 200
 SERVICE_SHARE = 0.02

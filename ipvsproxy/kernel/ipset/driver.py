@@ -17,7 +17,7 @@ from ipvsproxy.kernel.base import message, netlink, sets
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
 from ipvsproxy.kernel.ipset import message as ipset_message
-from ipvsproxy.model import packed
+from ipvsproxy.model import real_servers
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetType
@@ -223,7 +223,7 @@ class Batch:
     def _repeat(self, several: "_Entries", limit: int) -> None:
         """Send each entry in a message of its own, for an outcome of its own."""
         verb, entries, encoded = several
-        parts = packed.pieces(encoded, len(encoded) // len(entries))
+        parts = real_servers.pieces(encoded, len(encoded) // len(entries))
         alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
         for start in range(0, len(alone), limit):
             for index, number in self._run(alone[start : start + limit]).items():

@@ -25,9 +25,8 @@ from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import IptablesDriver, Program
 from ipvsproxy.kernel.iptables.tables import TABLES, RuleChanges
 from ipvsproxy.kernel.iptables.variant import Variant
-from ipvsproxy.model.leftovers import LeftRules, Removal
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import Backend, ChainKey
+from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Removal
 
 NO_SUBSYSTEM = "this kernel has no nf_tables"
 

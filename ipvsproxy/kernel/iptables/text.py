@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
-from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
+from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, Reference, Removal, Skeleton
 
 _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 

@@ -13,11 +13,10 @@ from pyroute2.netlink import genlmsg
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.model import packed
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds, pieces
 from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 
 GENERIC_HEADER = 4
@@ -162,7 +161,7 @@ class Encoder:
         template = self._destination(Verb.ADD, shape)
         total = sum(count for _, count, _, _ in items)
         columns = (*map(b"".join, (numbers, virtual_servers, real_servers)), _pack_u32(1) * total)
-        encoded = packed.pieces(template.encode_all(total, columns), template.size)
+        encoded = pieces(template.encode_all(total, columns), template.size)
         first = 0
         for position, count, _, _ in items:
             messages[position : position + count] = encoded[first : first + count]

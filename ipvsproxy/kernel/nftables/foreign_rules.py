@@ -15,7 +15,7 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables.listing import TableName
-from ipvsproxy.model.nft_table import BaseChain, NftTable
+from ipvsproxy.model.rules import BaseChain, NftTable
 
 _OURS = f"inet {nft.TABLE}"
 

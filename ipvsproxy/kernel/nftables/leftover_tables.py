@@ -20,7 +20,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
 from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.nft_table import NftTable
+from ipvsproxy.model.rules import NftTable
 
 VARIANT = "nftables"
 """What stands for the variant of iptables in metrics."""

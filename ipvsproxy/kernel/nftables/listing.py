@@ -12,7 +12,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.nft_table import BaseChain, NftTable
+from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.model.sets import IP_SETS
 
 OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ipvsproxy.model.kernel import TIMEOUTS, Timeouts
 from ipvsproxy.model.net import Address, Network
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import KINDS, Item, kind_of
 from ipvsproxy.model.real_servers import RealServerKey, plain
 from ipvsproxy.model.sets import IP_SETS
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.observation.drift import Drifts, Place
 from ipvsproxy.reconcile.tables.node import Tables

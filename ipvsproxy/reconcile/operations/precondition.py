@@ -22,9 +22,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from ipvsproxy.model.kernel import Flow
 from ipvsproxy.model.net import Address
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.rules import Rule, TakeMark
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile.operations import order

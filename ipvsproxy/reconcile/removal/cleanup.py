@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, LocalRoutes
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, SetEntries, SetKind
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.virtual_servers import ownership
 

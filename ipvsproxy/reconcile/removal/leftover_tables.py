@@ -10,9 +10,7 @@ Rule 2: any other table of that name is left alone.
 
 from collections.abc import Mapping
 
-from ipvsproxy.model.leftovers import Removal
-from ipvsproxy.model.nft_table import NftTable
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import ChainKey, NftTable, Removal
 
 NAME = "kube-proxy"
 COMMENT = "rules for kube-proxy"

@@ -17,8 +17,7 @@ import re
 from collections.abc import Collection, Hashable
 from typing import NamedTuple
 
-from ipvsproxy.model.leftovers import LeftRules, Removal
-from ipvsproxy.model.rules import ChainKey, Jump
+from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, Removal
 
 FREE_RETURNS = 2
 PATIENCE_S = 600.0

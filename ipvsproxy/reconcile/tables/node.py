@@ -25,11 +25,10 @@ from ipvsproxy.model.kernel import (
     Timeouts,
 )
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import MARKING_TABLE, ObservedSkeleton, Skeleton
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetCopy, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar
 
-from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.service import Owner
 from ipvsproxy.reconcile.tables import table
 
 K = TypeVar("K")

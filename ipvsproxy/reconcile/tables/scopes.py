@@ -14,8 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.owner import NODE_OWNER, Owner
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from collections.abc import Set as AbstractSet
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.service import Owner
 
 KEYS_AT_ONCE = 100
 """Keys that are compared without a pause: a few tenths of a millisecond of work."""

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.owner import Owner
+from ipvsproxy.model.service import Owner
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 

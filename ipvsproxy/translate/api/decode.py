@@ -1,5 +1,6 @@
 """From the API's bytes to events, by msgspec. Only an object that breaks its schema is rejected."""
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar, assert_never
@@ -7,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, assert_never
 import msgspec
 
 from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKey, ObjectKind, Put, Rejected, ServiceName
-from ipvsproxy.translate.api import parse, parse_endpoints, schema
+from ipvsproxy.translate.api import parse, schema
 
 GONE = 410
 """HTTP status, and code of an ERROR event: the resource version is too old, and the kind must be listed again."""
@@ -129,7 +130,7 @@ def _reason(error: Exception) -> str:
 _READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
     ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, schema.Service, ServiceName, parse.parse_service),
     ObjectKind.ENDPOINT_SLICE: _Reader(
-        ObjectKind.ENDPOINT_SLICE, schema.EndpointSlice, EndpointSliceName, parse_endpoints.parse_endpoint_slice
+        ObjectKind.ENDPOINT_SLICE, schema.EndpointSlice, EndpointSliceName, parse.parse_endpoint_slice
     ),
     ObjectKind.NODE: _Reader(ObjectKind.NODE, schema.Node, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
 }
@@ -253,7 +254,7 @@ def _manifest(kind: ObjectKind, document: object, key: ObjectKey, where: str) ->
         case ObjectKind.ENDPOINT_SLICE:
             raw = msgspec.convert(document, schema.EndpointSlice)
             name = EndpointSliceName(key.namespace, key.name)
-            return Put(kind, key, parse_endpoints.parse_endpoint_slice(raw, name, default_port_names=True))
+            return Put(kind, key, parse.parse_endpoint_slice(raw, name, default_port_names=True))
         case ObjectKind.NODE:
             return Put(kind, key, parse.parse_node(msgspec.convert(document, schema.Node), key.name))
         case never:
@@ -267,3 +268,85 @@ def _manifest_service(raw: schema.Service, key: ObjectKey, where: str) -> Put | 
         reason = "spec.clusterIP: is missing, and only an API server allots one"
         return Rejected(ObjectKind.SERVICE, key, where, reason)
     return Put(ObjectKind.SERVICE, key, service)
+
+
+MOST_BYTES_BEFORE_ITEMS = 1 << 16
+"""In a list of an API server, ``kind``, ``apiVersion`` and ``metadata`` stand before the items."""
+MOST_FALSE_ENDS = 100
+"""The most places in an item that look like its end and are not. After each of them, the item is read from its start."""
+
+_BEFORE_ITEMS = re.compile(rb'"items":\[')
+_BEGINNING = re.compile(rb'\{"[^"\\]{1,64}":')
+
+
+class ListReader:
+    """A list as it arrives: its items one by one, so that memory is bounded by one item and not by the list.
+
+    Call ``feed`` for each piece of the answer, in their order, then ``finish``.
+
+    An API server writes a list without spaces, and begins each item alike (``{"metadata":`` in k8s.io/api). In JSON, the end of
+    one such item and the beginning of the next, ``},{"metadata":``, cannot stand within a text, where quotation marks are
+    escaped. It can stand within an item, around objects of its own; then the part before it is no whole JSON value, and the item
+    goes on. What cannot be taken apart in this way is kept, and read as a whole at the end, with the same result.
+    """
+
+    def __init__(self, kind: ObjectKind) -> None:
+        self.resource_version = ""
+        """The resource version of the list, which is known before ``feed`` returns an item."""
+        self._kind = kind
+        self._buffer = bytearray()
+        self._before_items = b""
+        self._end_of_item = b""  # empty until the first item has begun
+        self._searched = 0  # no end of an item is in the buffer before this place
+        self._false_ends = 0
+        self._is_in_one_piece = False
+
+    def feed(self, piece: bytes) -> list[Put | Rejected]:
+        """The items that this piece completes. One that breaks the shape of its kind is a ``Rejected``."""
+        self._buffer += piece
+        if self._is_in_one_piece or not (self._end_of_item or self._begin()):
+            return []
+        events: list[Put | Rejected] = []
+        begin = 0
+        while (end := self._buffer.find(self._end_of_item, self._searched)) >= 0:
+            self._searched = end + 1
+            event = decode_item(self._kind, bytes(self._buffer[begin : end + 1]))
+            if event is not None:
+                events.append(event)
+                begin = self._searched = end + 2
+                continue
+            self._false_ends += 1
+            if self._false_ends > MOST_FALSE_ENDS:
+                self._is_in_one_piece = True
+                break
+        else:
+            self._searched = max(begin, len(self._buffer) - len(self._end_of_item) + 1)
+        del self._buffer[:begin]
+        self._searched -= begin
+        return events
+
+    def finish(self) -> ListPage:
+        """The items that are left, with version and continuation.
+
+        Raises:
+            UndecodableError: the answer was no list, or broke off. Items that ``feed`` has returned may be used all the same.
+        """
+        return decode_list(self._kind, self._before_items + self._buffer)
+
+    def _begin(self) -> bool:
+        """Take the part before the items out of the buffer; False while the first item has not begun."""
+        before_items = _BEFORE_ITEMS.search(self._buffer, 0, MOST_BYTES_BEFORE_ITEMS)
+        item = _BEGINNING.match(self._buffer, before_items.end()) if before_items else None
+        if before_items is None or item is None:
+            self._is_in_one_piece = len(self._buffer) > MOST_BYTES_BEFORE_ITEMS
+            return False
+        before = bytes(self._buffer[: before_items.end()])
+        try:
+            self.resource_version = decode_list(self._kind, before + b"]}").resource_version
+        except UndecodableError:  # other brackets are open: these items are not those of the list; or what follows belongs to it
+            self._is_in_one_piece = True
+            return False
+        self._before_items = before
+        self._end_of_item = b"}," + item[0]
+        del self._buffer[: before_items.end()]
+        return True

@@ -1,15 +1,33 @@
-"""Parsers that several kinds share: addresses, networks and times; and the list of skipped parts of an object.
+"""From the texts of fields and annotations to values. ``treatment`` says what annotations mean on this node.
 
 A parser of a list takes the field's name, and appends a ``Skipped`` for each invalid value. The other values are used.
+
+Rule 1: a wrong annotation concerns its own setting alone, which keeps the node's default. A ``Skipped`` has the reason.
+Rule 2: every number has bounds, because anybody who may write a Service chooses it.
 """
 
 import datetime as dt
 import functools
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from ipvsproxy.model.net import Address, Network, Protocol, parse_address, parse_network
+from ipvsproxy.model.annotations import (
+    HIGHEST_WEIGHT,
+    LONGEST_S,
+    MOST_CONNECTIONS,
+    NO_ANNOTATIONS,
+    SCHEDULERS,
+    Annotation,
+    ServiceAnnotations,
+    WeightRules,
+    field,
+)
+from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_address, parse_network
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import Skipped
+from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
+from ipvsproxy.translate.api import schema
 
 HIGHEST_PORT = 65535
 PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
@@ -80,3 +98,170 @@ def _read_seconds(text: str) -> float:
         return max(0, dt.datetime.fromisoformat(text).timestamp())
     except ValueError:
         return 0
+
+
+MOST_RULES = 1000
+"""The most weights of one Service by node and zone."""
+
+_NONE = schema.ServiceAnnotations()
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_DURATION = re.compile(r"(?:([0-9]{1,5})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,5})s)?", re.ASCII)
+_FLAGS: Mapping[str, int] = {
+    **dict.fromkeys(("fallback", "flag-1", "sh-fallback", "mh-fallback"), SCHEDULER_FALLBACK),
+    **dict.fromkeys(("port", "flag-2", "sh-port", "mh-port"), SCHEDULER_PORT),
+}
+"""The flags by our names, by those of kube-router, and by those of ipvsadm."""
+_FAMILIES: Mapping[str, Family] = {family.label.lower(): family for family in Family}
+
+
+class _Given(NamedTuple):
+    """An annotation of a Service, with the name under which the Service has it."""
+
+    annotation: Annotation
+    text: str
+    name: str
+
+
+def parse_service_annotations(raw: schema.ServiceAnnotations, skipped: list[Skipped]) -> ServiceAnnotations:
+    """The annotations of a Service that are ours; appends a ``Skipped`` for each wrong one."""
+    if raw == _NONE:
+        return NO_ANNOTATIONS
+    given = {one.annotation: one for one in _given(raw)}
+    values: dict[str, Any] = {}
+    for one in given.values():
+        if parse := _PARSERS.get(one.annotation):
+            name, read = parse
+            try:
+                values[name] = read(one.text.strip())
+            except ValueError as error:
+                skipped.append(Skipped(field(one.name), str(error)))
+    values["thresholds"] = _thresholds(given, skipped)
+    return ServiceAnnotations(given=frozenset(given), **values)
+
+
+def _given(raw: schema.ServiceAnnotations) -> Iterable[_Given]:
+    """The annotations that are there. Ours come after kube-router's, and so replace them."""
+    if raw.alias_scheduler is not None:
+        yield _Given(Annotation.SCHEDULER, raw.alias_scheduler, "kube-router.io/service.scheduler")
+    if raw.alias_scheduler_flags is not None:
+        yield _Given(Annotation.SCHEDULER_FLAGS, raw.alias_scheduler_flags, "kube-router.io/service.schedflags")
+    if raw.alias_skip_load_balancer_ips is not None:  # with kube-router, its presence counts
+        yield _Given(Annotation.SKIP_LOAD_BALANCER_IPS, "true", "kube-router.io/service.skiplbips")
+    for annotation in Annotation:
+        text: str | None = getattr(raw, annotation.name.lower(), None)
+        if text is not None:
+            yield _Given(annotation, text, annotation.whole)
+
+
+def parse_slice_weight(text: str, skipped: list[Skipped]) -> int | None:
+    """The weight of all endpoints of an EndpointSlice; None, and a ``Skipped``, if it is wrong."""
+    try:
+        return _number(text.strip(), 0, HIGHEST_WEIGHT)
+    except ValueError as error:
+        skipped.append(Skipped(Annotation.WEIGHT.field, str(error)))
+        return None
+
+
+def _number(text: str, lowest: int, highest: int) -> int:
+    if not _NUMBER.fullmatch(text) or not lowest <= int(text) <= highest:
+        raise ValueError(f"{shown(text)} is no number of {lowest}..{highest}")
+    return int(text)
+
+
+def _scheduler(text: str) -> str:
+    if text not in SCHEDULERS:
+        raise ValueError(f"{shown(text)} is none of {', '.join(SCHEDULERS)}")
+    return text
+
+
+def _scheduler_flags(text: str) -> int:
+    flags = 0
+    for word in _words(text):
+        if word not in _FLAGS:
+            raise ValueError(f"{shown(word)} is none of port, fallback")
+        flags |= _FLAGS[word]
+    return flags
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _weights(text: str) -> WeightRules:
+    words = _words(text)
+    if not words:
+        raise ValueError("is empty; an example is zone/eu-1a=10, node/n7=0, other=5")
+    if len(words) > MOST_RULES:
+        raise ValueError(f"has {len(words)} weights, more than {MOST_RULES}")
+    nodes: dict[str, int] = {}
+    zones: dict[str, int] = {}
+    other: dict[str, int] = {}
+    for word in words:
+        where, _, number = word.partition("=")
+        kind, slash, name = where.strip().partition("/")
+        rules = {"node": nodes, "zone": zones}.get(kind) if slash and name else other if where.strip() == "other" else None
+        if rules is None:
+            raise ValueError(f"{shown(word)} is none of node/NAME=WEIGHT, zone/NAME=WEIGHT, other=WEIGHT")
+        if name in rules:
+            raise ValueError(f"{shown(where)} has two weights")
+        rules[name] = _number(number.strip(), 0, HIGHEST_WEIGHT)
+    return WeightRules(nodes, zones, other.get("", 1))
+
+
+def _duration(text: str) -> int:
+    match = _DURATION.fullmatch(text)
+    hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+    total_s = hours * 3600 + minutes * 60 + seconds
+    if not 1 <= total_s <= LONGEST_S:
+        raise ValueError(f"{shown(text)} is no time of 1s..1h, as 30s or 1m30s")
+    return total_s
+
+
+def _prefix_lengths(text: str) -> tuple[int, int]:
+    lengths: dict[Family, int] = {}
+    for word in _words(text):
+        name, _, number = word.partition("=")
+        family = _FAMILIES.get(name.strip().lower())
+        if family is None:
+            raise ValueError(f"{shown(word)} is none of ipv4=LENGTH, ipv6=LENGTH")
+        lengths[family] = _number(number.strip().removeprefix("/"), 1, family.bits)
+    if not lengths:
+        raise ValueError("is empty; an example is ipv4=24, ipv6=64")
+    of_ipv4, of_ipv6 = (lengths.get(family, family.bits) % family.bits for family in (Family.IPV4, Family.IPV6))
+    return of_ipv4, of_ipv6
+
+
+def _switch(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{shown(text)} is none of true, false")
+    return text == "true"
+
+
+def _thresholds(given: Mapping[Annotation, _Given], skipped: list[Skipped]) -> Thresholds:
+    """The thresholds; none if the upper one is wrong or absent."""
+    numbers = dict.fromkeys((Annotation.MAX_CONNECTIONS, Annotation.RESUME_CONNECTIONS), 0)
+    for annotation in numbers:
+        if one := given.get(annotation):
+            try:
+                numbers[annotation] = _number(one.text.strip(), 1, MOST_CONNECTIONS)
+            except ValueError as error:
+                skipped.append(Skipped(annotation.field, str(error)))
+    upper, lower = numbers.values()
+    if lower and not upper:
+        skipped.append(Skipped(Annotation.RESUME_CONNECTIONS.field, f"needs a valid {Annotation.MAX_CONNECTIONS.whole}"))
+    elif lower > upper:
+        skipped.append(Skipped(Annotation.RESUME_CONNECTIONS.field, f"{lower} is more than the {upper} of max-connections"))
+        lower = 0
+    return Thresholds(upper, lower) if upper else NO_THRESHOLDS
+
+
+_PARSERS: Mapping[Annotation, tuple[str, Callable[[str], Any]]] = {
+    Annotation.SCHEDULER: ("scheduler", _scheduler),
+    Annotation.SCHEDULER_FLAGS: ("scheduler_flags", _scheduler_flags),
+    Annotation.WEIGHTS: ("weights", _weights),
+    Annotation.SLOW_START: ("slow_start_s", _duration),
+    Annotation.DRAIN_DEADLINE: ("drain_deadline_s", _duration),
+    Annotation.AFFINITY_NETMASK: ("prefix_lengths", _prefix_lengths),
+    Annotation.SKIP_LOAD_BALANCER_IPS: ("skips_load_balancer_ips", _switch),
+}
+"""The field of ``ServiceAnnotations`` and the parser of each annotation that stands for itself."""

@@ -1,6 +1,6 @@
 """The schema of the API's JSON, as far as it is read. Unknown fields are ignored; null counts as absent.
 
-Only ``decode``, ``parse`` and ``parse_endpoints`` use these types.
+Only this room uses these types.
 """
 
 import msgspec

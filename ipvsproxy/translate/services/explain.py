@@ -14,9 +14,9 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Conditions, Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer
-from ipvsproxy.translate.node.view import NodeView
-from ipvsproxy.translate.services import endpoints, state, topology
+from ipvsproxy.translate.services import state, topology
 from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.view import NodeView
 
 ENDPOINTS_AT_ONCE = 50
 """Endpoints that are explained without a pause: less than a millisecond of work."""
@@ -102,14 +102,14 @@ def explaining(
     desired = state.translate(service, ordered, view, settings)
     families = [address.family for address in service.cluster_addresses if address.family in settings.families]
     mine = {family: [item for item in ordered if item.family is family] for family in families}
-    by_port = {family: endpoints.slices_by_port(slices_of_family) for family, slices_of_family in mine.items()}
+    by_port = {family: topology.slices_by_port(slices_of_family) for family, slices_of_family in mine.items()}
     frontends = _frontends(service, desired, view)
     ports = [] if service.not_served else [(port, family) for port in service.ports for family in families]
     by_slice = {f"EndpointSlice {item.name}": item.skipped for item in ordered}
     yield
     uses: list[PortUse] = []
     for port, family in ports:
-        found = endpoints.find_endpoints(by_port[family], port)
+        found = topology.find_endpoints(by_port[family], port)
         choice = state.routes_of_port(service, port, family, found, view)
         numbers: dict[EndpointSliceName, list[int]] = {}
         for item, number in by_port[family].get((port.name, port.protocol), ()):

@@ -20,8 +20,8 @@ import msgspec
 
 from ipvsproxy.model.net import Address, Family, Network
 from ipvsproxy.model.service import Service, ServiceName, Skipped
-from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.view import NodeView
 
 KUBERNETES = ServiceName("default", "kubernetes")
 """The Service whose endpoints are the API servers; it is never refused."""

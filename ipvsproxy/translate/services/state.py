@@ -14,16 +14,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipvsproxy.model.annotations import NO_ANNOTATIONS
 from ipvsproxy.model.kernel import Flow, HealthListener
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Weights
-from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
+from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Owner, Service, ServicePort, Skipped
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
-from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.services import refusal, topology, treatment
-from ipvsproxy.translate.services.endpoints import Endpoints, find_endpoints, slices_by_port
+from ipvsproxy.translate.services.topology import Endpoints, find_endpoints, slices_by_port
 from ipvsproxy.translate.settings import Binding, Settings, TrafficScopes
+from ipvsproxy.translate.view import NodeView
 
 _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.TCP: (SetKind.NODE_PORT_TCP, SetKind.NODE_PORT_LOCAL_TCP),

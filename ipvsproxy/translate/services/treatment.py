@@ -23,7 +23,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, Thresholds, UnevenWeights, Weights
 from ipvsproxy.model.service import Conditions, EndpointSlice, Service, ServiceOptions, Skipped
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
-from ipvsproxy.translate.services.endpoints import Endpoints
+from ipvsproxy.translate.services.topology import Endpoints
 from ipvsproxy.translate.settings import Settings
 
 SLOW_START_WEIGHT = 100

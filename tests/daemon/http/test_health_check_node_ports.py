@@ -18,8 +18,7 @@ from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, host_port
-from ipvsproxy.model.owner import Owner
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.tables.node import Tables
 from tests.support import builders, http_client

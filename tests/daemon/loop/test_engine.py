@@ -17,18 +17,11 @@ from ipvsproxy.daemon.loop import engine
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.service import (
-    ObjectKind,
-    Rejected,
-    Service,
-    ServiceName,
-    ServiceType,
-    Skipped,
-)
+from ipvsproxy.model.service import ObjectKind, Rejected, Service, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections
-from ipvsproxy.translate.node.lingering import GRACE_S
 from ipvsproxy.translate.services import state
+from ipvsproxy.translate.view import GRACE_S
 from tests.support import builders, memory_node, virtual_time
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time

@@ -4,8 +4,8 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.translate.node.lingering import GRACE_S
 from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.view import GRACE_S
 from tests.daemon.loop.test_engine import SLICE, assert_from_scratch, node_ports
 from tests.daemon.process.test_reconfigure import policy, settings
 from tests.support import builders

@@ -9,8 +9,8 @@ import structlog.testing
 
 from ipvsproxy.daemon.loop import engine, reader
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.support import builders

@@ -8,8 +8,8 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.daemon.loop import reader
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation
+from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.observation import drift
 from tests.daemon.loop.test_engine import SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.support import builders, memory_node

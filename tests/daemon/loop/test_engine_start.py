@@ -10,7 +10,7 @@ from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, ObjectKind
 from ipvsproxy.model.sets import SET_COPY
-from ipvsproxy.store.mass_deletion import CONFIRMED_AFTER_S
+from ipvsproxy.store.objects import CONFIRMED_AFTER_S
 from ipvsproxy.translate.settings import Settings
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch, node_ports
 from tests.reconcile import examples

@@ -7,9 +7,8 @@ from ipvsproxy.daemon.loop import journal as journals
 from ipvsproxy.daemon.loop.journal import Journal
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import Sysctl
-from ipvsproxy.model.owner import Owner
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
-from ipvsproxy.model.service import ObjectKind, ServiceName, Skipped
+from ipvsproxy.model.service import ObjectKind, Owner, ServiceName, Skipped
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes, Complaint
 from tests.reconcile import examples

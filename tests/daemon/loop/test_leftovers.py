@@ -28,13 +28,12 @@ from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import IptablesDriver
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.variant import Variant
-from ipvsproxy.model.leftovers import LeftRules, Reference
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.rules import ChainKey, Skeleton
+from ipvsproxy.model.rules import ChainKey, LeftRules, Reference, Skeleton
 from ipvsproxy.reconcile.operations.retry import FIRST_DELAY_S
 from ipvsproxy.reconcile.removal.leftovers import CALM_S, PATIENCE_S
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton
 from tests.support import left_rules, left_tables
 from tests.support.left_rules import CHAIN, LEFT, OTHER, PLACES, USED, USED_V6, Tables, listed, run
 from tests.support.left_tables import IPV4, IPV6, MemoryTables
@@ -383,20 +382,20 @@ async def test_on_a_real_kernel_leftover_rules_go_in_both_variants_and_foreign_o
     assert rest >= left_rules.OF_OTHERS
     kept = rest - left_rules.OF_OTHERS
     assert kept < ours
-    assert f":{chains.SERVICES} -" in kept
+    assert f":{skeleton.SERVICES} -" in kept
     assert not any("KUBE-SVC" in line or "REJECT" in line or "KUBE-NODEPORTS" in line for line in kept)
-    assert IptablesDriver(chains=chains.CHAINS, jumps=chains.JUMPS, commands=iptables_variant.commands(used)).observe(
+    assert IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=iptables_variant.commands(used)).observe(
         family
-    ).jumps == frozenset(chains.JUMPS)
+    ).jumps == frozenset(skeleton.JUMPS)
 
 
 def write_ours(variant: Variant, family: Family) -> None:
     """Write our chains, empty, and the jumps to them."""
-    driver = IptablesDriver(chains=chains.CHAINS, jumps=chains.JUMPS, commands=iptables_variant.commands(variant))
+    driver = IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=iptables_variant.commands(variant))
     if refusal := driver.try_writing(family):
         pytest.skip(f"this kernel does not do both variants: {refusal.reason}")
     (outcome,) = driver.apply(
-        [Operation(Verb.SET, Skeleton(family=family, chains=dict.fromkeys(chains.CHAINS, ()), jumps=chains.JUMPS))]
+        [Operation(Verb.SET, Skeleton(family=family, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS))]
     )
     assert outcome.error == ""
 

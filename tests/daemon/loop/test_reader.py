@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ipvsproxy.daemon.loop import reader
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation
+from ipvsproxy.model.state import Observation
 from tests.daemon.loop.test_engine import SLICE, WEB, assert_from_scratch
 from tests.support import builders
 from tests.support.memory_node import AUDIT_INTERVAL_S, MemoryNode

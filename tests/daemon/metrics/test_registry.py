@@ -14,11 +14,9 @@ from ipvsproxy.kernel.iptables.leftover_rules import Place
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.observation import Observation
-from ipvsproxy.model.owner import Owner
-from ipvsproxy.model.service import ObjectKind, Put, ServiceName
+from ipvsproxy.model.service import ObjectKind, Owner, Put, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
-from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.model.virtual_servers import Connections, ObservedVirtualServer, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store

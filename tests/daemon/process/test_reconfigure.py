@@ -10,7 +10,7 @@ from ipvsproxy.model.rules import ChainKey, Rule, SetMark
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import Settings
 from tests.reconcile import examples
 from tests.support import builders, memory_node
@@ -62,7 +62,7 @@ async def test_another_masquerade_bit_changes_only_rules() -> None:
         node.engine.reconfigure(settings(), dataclasses.replace(node.settings, masquerade_bit=3), policy())
         await node.quiet()
         assert node.done == ["set rules IPv4 rules", "set rules IPv6 rules"]
-        marking = ChainKey("nat", chains.MARK_MASQUERADE)
+        marking = ChainKey("nat", skeleton.MARK_MASQUERADE)
         assert node.kernel.chains[Family.IPV6][marking] == (Rule(target=SetMark(0x8)),)
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from ipvsproxy.daemon.ui import rates
 from ipvsproxy.daemon.ui.rates import LENGTH_S, NO_RATES, POINTS, REMEMBERED, History, Point, Rates, ServiceRates
-from ipvsproxy.model.owner import Owner
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.virtual_servers import Counters, VirtualServer, VirtualServerKey, VirtualServerSettings
 from tests.support import builders
 

@@ -15,9 +15,8 @@ from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM, LeftoverRules, Place
 from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.kernel.iptables.variant import Variant
-from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import Backend, ChainKey
+from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Removal
 from tests.kernel.iptables.test_driver import make_program
 from tests.support import left_rules
 from tests.support.left_rules import listed, run

@@ -15,7 +15,7 @@ from ipvsproxy.kernel.nftables.driver import NftDriver
 from ipvsproxy.model.net import Address, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton
 
 CLUSTER = "KUBE-CLUSTER-IP"
 REAL = [
@@ -43,7 +43,7 @@ def entries(*numbers: int) -> SetEntries:
 
 @pytest.fixture
 def driver(fresh_namespace: None) -> Iterator[NftDriver]:
-    with contextlib.closing(NftDriver(chains=chains.CHAINS, jumps=chains.JUMPS, listen=True)) as made:
+    with contextlib.closing(NftDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, listen=True)) as made:
         made.apply([Operation(Verb.ADD, one) for one in IP_SETS.values()])
         yield made
 

@@ -19,7 +19,7 @@ from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, Rule, SetMatch, Side, Skeleton, Verdict
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind
-from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 
@@ -50,7 +50,7 @@ EVERYTHING = [*SETS, entries(Verb.ADD, 1, 2, 3), *map(rules, Family)]
 
 @pytest.fixture
 def driver(fresh_namespace: None) -> Iterator[NftDriver]:
-    with contextlib.closing(NftDriver(chains=chains.CHAINS, jumps=chains.JUMPS)) as made:
+    with contextlib.closing(NftDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS)) as made:
         yield made
 
 
@@ -105,7 +105,7 @@ def test_a_refused_transaction_is_applied_in_parts_and_each_part_has_its_outcome
 def test_an_impossible_rule_keeps_no_entry_out(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     unknown = Rule(set=SetMatch("KUBE-NOTHING", (Side.SOURCE,)), target=Verdict.DROP)
-    wrong = Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={chains.CHAINS[0]: (unknown,)}, jumps=()))
+    wrong = Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={skeleton.CHAINS[0]: (unknown,)}, jumps=()))
     of_entries, of_rules = driver.apply([entries(Verb.ADD, 6), wrong])
     assert of_entries.error == ""
     assert "KUBE-NOTHING" in of_rules.error
@@ -182,7 +182,7 @@ def test_rules_that_are_removed_leave_the_sets(driver: NftDriver) -> None:
     removals = []
     for operation in map(rules, Family):
         assert isinstance(operation.item, Skeleton)
-        nothing = dataclasses.replace(operation.item, chains=dict.fromkeys(chains.CHAINS, ()), jumps=chains.JUMPS)
+        nothing = dataclasses.replace(operation.item, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS)
         removals.append(Operation(Verb.REMOVE, nothing))
     assert [one.error for one in driver.apply(removals)] == ["", ""]
     assert "chain" not in nft("list table inet ipvsproxy")

@@ -7,7 +7,7 @@ import pytest
 
 from ipvsproxy.kernel.nftables import foreign_rules
 from ipvsproxy.kernel.nftables import listing as nft_listing
-from ipvsproxy.model.nft_table import BaseChain, NftTable
+from ipvsproxy.model.rules import BaseChain, NftTable
 from tests.support import neighbours
 
 real = pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")

@@ -16,7 +16,7 @@ from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
 from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.nft_table import BaseChain, NftTable
+from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.reconcile.removal import leftover_tables
 from tests.support.left_tables import IPV4, IPV6, nftables_mode
 

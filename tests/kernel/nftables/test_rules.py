@@ -26,7 +26,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, UnknownRule, Verdict
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.rules import chains, skeleton
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import LocalMode, Settings
 from tests.kernel.nftables.examples import an_entry_of
 from tests.support import builders
@@ -63,7 +63,7 @@ def driver(fresh_namespace: None) -> Iterator[NftRulesDriver]:
     """A driver in a namespace where all sets exist."""
     with contextlib.closing(NftSetsDriver()) as sets:
         assert not [one for one in sets.apply([Operation(Verb.ADD, ip_set) for ip_set in IP_SETS.values()]) if one.error]
-    with contextlib.closing(NftRulesDriver(chains=chains.CHAINS, jumps=chains.JUMPS)) as made:
+    with contextlib.closing(NftRulesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS)) as made:
         yield made
 
 
@@ -336,7 +336,7 @@ def test_a_host_whose_rules_change_all_the_time_gets_its_rules_as_well(
 
 def test_a_rule_on_an_unknown_set_is_an_error_of_this_rule_set_alone(driver: NftRulesDriver) -> None:
     rule = Rule(set=SetMatch("THEIRS", (Side.DESTINATION,)), target=Verdict.DROP)
-    wrong = Skeleton(family=Family.IPV4, chains={chains.CHAINS[0]: (rule,)}, jumps=())
+    wrong = Skeleton(family=Family.IPV4, chains={skeleton.CHAINS[0]: (rule,)}, jumps=())
     outcomes = driver.apply([Operation(Verb.SET, wrong), Operation(Verb.SET, few_rules(Family.IPV6))])
     assert [one.error for one in outcomes] == ["no set THEIRS of IPv4", ""]
 
@@ -446,7 +446,7 @@ def test_ipsets_that_nftables_leaves_are_counted(count: int, expected: str, monk
 
 def test_a_cleanup_looks_where_something_of_ours_may_be(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
     def to_clean() -> tuple[Backend, ...]:
-        return rules_backend.to_clean(chains.CHAINS, tmp_path)
+        return rules_backend.to_clean(skeleton.CHAINS, tmp_path)
 
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
     assert to_clean() == (Backend.NFTABLES,), "there is nothing, and ipset is not loaded"
@@ -471,7 +471,7 @@ def test_an_unreadable_table_is_no_absent_one(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
     monkeypatch.setattr(netlink.Channel, "ask", refuse)
     with pytest.raises(KernelError, match="lost"):
-        rules_backend.to_clean(chains.CHAINS, tmp_path)
+        rules_backend.to_clean(skeleton.CHAINS, tmp_path)
     with pytest.raises(KernelError, match="lost"):
         rules_backend.held_sets(Backend.NFTABLES, list(IP_SETS), tmp_path)
 
@@ -481,12 +481,12 @@ def test_a_cleanup_looks_at_legacy_tables_that_are_there(fresh_namespace: None, 
     (tmp_path / "proc/thread-self/net").mkdir(parents=True)
     name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
     (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")
-    assert rules_backend.to_clean(chains.CHAINS, tmp_path) == (Backend.IPTABLES,)
+    assert rules_backend.to_clean(skeleton.CHAINS, tmp_path) == (Backend.IPTABLES,)
 
 
 def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.node.IpvsDriver", lambda: None)
-    node = NodeKernel(chains.CHAINS, chains.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))
+    node = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))
     program = node.rules.program(Family.IPV4)
     assert (program.variant, program.random_fully) == ("nftables", True)
     assert all(not place.is_used for place in node.leftover_rules.places({Family.IPV4: program}))

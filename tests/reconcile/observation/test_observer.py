@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.kernel import BoundAddresses, InterfaceAddress
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, Table
 from ipvsproxy.translate.settings import Binding

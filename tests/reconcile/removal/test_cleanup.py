@@ -6,10 +6,10 @@ import pytest
 
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, LocalRoutes
 from ipvsproxy.model.net import Family, Protocol
-from ipvsproxy.model.observation import Observation
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
 from ipvsproxy.model.sets import SET_COPY, IpSet, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 from ipvsproxy.reconcile.removal import cleanup
 from tests.reconcile import examples

@@ -4,9 +4,7 @@ import dataclasses
 
 import pytest
 
-from ipvsproxy.model.leftovers import Removal
-from ipvsproxy.model.nft_table import BaseChain, NftTable
-from ipvsproxy.model.rules import ChainKey
+from ipvsproxy.model.rules import BaseChain, ChainKey, NftTable, Removal
 from ipvsproxy.reconcile.removal import leftover_tables
 from tests.support.left_tables import LEFT
 

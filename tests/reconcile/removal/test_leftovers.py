@@ -2,11 +2,10 @@
 
 import pytest
 
-from ipvsproxy.model.leftovers import LeftRules, Reference, Removal
-from ipvsproxy.model.rules import ChainKey, Jump
+from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, Reference, Removal
 from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.reconcile.removal.leftovers import CALM_S, PATIENCE_S, Returns
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton
 
 SERVICE, ENDPOINT = ChainKey("nat", "KUBE-SVC-ABCDEFGHIJKLMNOP"), ChainKey("nat", "KUBE-SEP-234567ABCDEFGHIJ")
 THEIR_SERVICES = ChainKey("filter", "KUBE-SERVICES")
@@ -69,8 +68,8 @@ def test_chains_of_ours_of_the_kubelet_and_of_network_plug_ins_are_not(key: tupl
 
 
 def test_chains_of_the_iptables_mode_go_with_their_references_and_ours_stay_in_the_used_variant() -> None:
-    chains = {THEIR_SERVICES: 3, SERVICE: 1, ENDPOINT: 0, OUR_FIREWALL: 2}
-    rules = LeftRules(chains=chains, references=(THEIR_REFERENCE, THEIR_REFERENCE))
+    skeleton = {THEIR_SERVICES: 3, SERVICE: 1, ENDPOINT: 0, OUR_FIREWALL: 2}
+    rules = LeftRules(chains=skeleton, references=(THEIR_REFERENCE, THEIR_REFERENCE))
     assert leftovers.removal(rules, USED) == Removal(
         references=(THEIR_REFERENCE, THEIR_REFERENCE),
         emptied=(THEIR_SERVICES, SERVICE, ENDPOINT),
@@ -98,7 +97,7 @@ def test_in_the_variant_that_is_not_used_both_jumps_to_a_chain_that_both_modes_h
     foreign = reference(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
     rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))
-    scope = leftovers.scope(chains.CHAINS, chains.JUMPS, is_used=False)
+    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
     assert leftovers.removal(rules, scope) == Removal(
         references=(foreign, ours), emptied=(OUR_FIREWALL,), deleted=(OUR_FIREWALL,)
     )
@@ -123,11 +122,11 @@ def test_a_chain_that_another_rule_leads_to_is_emptied_once_and_stays(other_refe
 
 
 def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_plug_in_leads_to_it() -> None:
-    marks = ChainKey("nat", chains.MARK_MASQUERADE)
+    marks = ChainKey("nat", skeleton.MARK_MASQUERADE)
     hairpin = reference(
         ChainKey("nat", "CNI-DN-0123456789abcdef01234"), marks, match="-s 10.244.1.0/24 -p tcp -m tcp --dport 8080"
     )
-    scope = leftovers.scope(chains.CHAINS, chains.JUMPS, is_used=False)
+    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=False)
     rules = LeftRules(chains={OURS: 2, marks: 1}, references=(hairpin,))
     assert leftovers.removal(rules, scope) == Removal(emptied=(OURS,), deleted=(OURS,), staying=(hairpin,))
     assert leftovers.removal(LeftRules(chains={marks: 1}), scope) == Removal(emptied=(marks,), deleted=(marks,))

@@ -6,10 +6,9 @@ import pytest
 
 from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, HealthCheck, HealthCheckPort, HealthListener, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol
-from ipvsproxy.model.owner import NODE_OWNER, Owner
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetKind
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey

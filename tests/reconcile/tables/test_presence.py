@@ -8,8 +8,7 @@ import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from ipvsproxy.model.owner import Owner
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.reconcile.tables.presence import PresenceTable, presence
 from ipvsproxy.reconcile.tables.table import Table
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 
-from ipvsproxy.model.owner import Owner
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, Conflict, Table
 
 OLD, MIDDLE, YOUNG = (Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))

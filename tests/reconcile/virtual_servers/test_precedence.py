@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.owner import Owner
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.tables.node import Tables

@@ -7,13 +7,7 @@ import msgspec
 import pytest
 
 from ipvsproxy.model.net import Address, Protocol
-from ipvsproxy.model.service import (
-    Service,
-    ServiceName,
-    ServicePort,
-    ServiceType,
-    Skipped,
-)
+from ipvsproxy.model.service import Service, ServiceName, ServicePort, ServiceType, Skipped
 from ipvsproxy.translate.api import fields, parse, schema
 from tests.support import builders
 from tests.translate import strategies

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.service import (
-    Conditions,
-    Endpoint,
-    EndpointPort,
-    EndpointSlice,
-    EndpointSliceName,
-    ServiceName,
-    Skipped,
-)
-from ipvsproxy.translate.api import fields, parse_endpoints, schema
+from ipvsproxy.model.service import Conditions, Endpoint, EndpointPort, EndpointSlice, EndpointSliceName, ServiceName, Skipped
+from ipvsproxy.translate.api import fields, parse, schema
 from tests.support import builders
 from tests.translate import strategies
 
@@ -31,14 +23,12 @@ def _reasons(parsed: EndpointSlice) -> list[str]:
 def _wide_slice(addresses: list[str]) -> EndpointSlice:
     endpoints = [{"addresses": [address]} for address in addresses]
     document = {"addressType": "IPv4", "metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "endpoints": endpoints}
-    return parse_endpoints.parse_endpoint_slice(
-        msgspec.convert(document, schema.EndpointSlice), EndpointSliceName("shop", "web-1")
-    )
+    return parse.parse_endpoint_slice(msgspec.convert(document, schema.EndpointSlice), EndpointSliceName("shop", "web-1"))
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_of_more_endpoints_than_the_api_allows_the_first_are_used(beyond: int) -> None:
-    parsed = _wide_slice([f"10.{number >> 8}.{number & 255}.1" for number in range(parse_endpoints.MOST_ENDPOINTS + beyond)])
+    parsed = _wide_slice([f"10.{number >> 8}.{number & 255}.1" for number in range(parse.MOST_ENDPOINTS + beyond)])
     assert len(parsed.endpoints) == 1000
     assert parsed.endpoints[-1].address == parse_address("10.3.231.1")
     assert _reasons(parsed) == ["endpoints: 1001 of them; the first 1000 are used, the API allows no more"] * beyond
@@ -58,16 +48,14 @@ def test_of_many_unusable_parts_the_first_are_reported_and_the_others_counted(co
 @pytest.mark.parametrize("port", [1, 65535])
 def test_the_first_and_the_last_port_are_ports(port: int) -> None:
     document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
-    parsed = parse_endpoints.parse_endpoint_slice(
-        msgspec.convert(document, schema.EndpointSlice), EndpointSliceName("shop", "web-1")
-    )
+    parsed = parse.parse_endpoint_slice(msgspec.convert(document, schema.EndpointSlice), EndpointSliceName("shop", "web-1"))
     assert [one.port for one in parsed.ports] == [port]
 
 
 def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
     defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
     raw = msgspec.convert(defaults | document, schema.EndpointSlice)
-    return parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
+    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
 
 
 def test_an_endpoint_slice_belongs_to_the_service_of_its_label() -> None:
@@ -245,7 +233,7 @@ def _weighty_slice(weight: str) -> EndpointSlice:
         "endpoints": [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))],
     }
     raw = msgspec.convert(document, schema.EndpointSlice)
-    return parse_endpoints.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"))
+    return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"))
 
 
 def test_the_weight_of_a_slice_is_that_of_all_of_its_endpoints() -> None:

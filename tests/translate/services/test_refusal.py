@@ -9,10 +9,10 @@ import pytest
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.node.view import NodeView
 from ipvsproxy.translate.services import refusal
 from ipvsproxy.translate.services.state import translate
 from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.view import NodeView
 from tests.support import builders
 
 SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16"))

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.model.kernel import Flow
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.owner import Owner
-from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceName, Skipped
+from ipvsproxy.model.service import Endpoint, EndpointSlice, Owner, Service, ServiceName, Skipped
 from ipvsproxy.model.sets import SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServerSettings

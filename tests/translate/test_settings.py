@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.translate.node.sysctls import ConntrackChoices, conntrack_maximum, conntrack_sysctls, ipvs_sysctls
+from ipvsproxy.translate.settings import ConntrackChoices, conntrack_maximum, conntrack_sysctls, ipvs_sysctls
 
 MODERN = (6, 1)
 

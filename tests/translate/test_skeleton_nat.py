@@ -14,10 +14,10 @@ from ipvsproxy.model.rules import Backend, ChainKey, InvertMark, SetMark, Skelet
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.rules import skeleton, trace
-from ipvsproxy.translate.rules.trace import Client
+from ipvsproxy.translate import skeleton, trace
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import Binding, LocalMode, Settings
+from ipvsproxy.translate.trace import Client
 from tests.support import builders
 from tests.translate import reading
 

@@ -7,10 +7,10 @@ from ipvsproxy.model.rules import ChainKey, InterfaceMatch, JumpTo, Rule, SetMar
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.rules import skeleton, trace
-from ipvsproxy.translate.rules.trace import Client
+from ipvsproxy.translate import skeleton, trace
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.trace import Client
 from tests.support import builders
 
 PODS = "10.244.0.0/16"

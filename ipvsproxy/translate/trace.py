@@ -11,9 +11,9 @@ from ipvsproxy.model.net import Address, Family, parse_address
 from ipvsproxy.model.rules import ChainKey, JumpTo, Masquerade, Rule, SetMatch, Side, Skeleton, TakeMark, Target, Verdict
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetType
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.node.view import NodeView
-from ipvsproxy.translate.rules import chains
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.view import NodeView
 
 _OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_address("2001:db8::1")}
 """The address of a client outside the cluster (RFC 5737, RFC 3849)."""
@@ -88,7 +88,7 @@ def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: C
     """
     applied: list[AppliedRule] = []
     connection = connection._replace(has_mark=has_scopes)
-    arrival = chains.SCOPE_MARK if connection.is_from_host else chains.SCOPE_ARRIVAL
+    arrival = skeleton.SCOPE_MARK if connection.is_from_host else skeleton.SCOPE_ARRIVAL
     first = _walk(rules, ChainKey("mangle", arrival), is_in_set, connection, applied)
     if first is _Verdict.DROPPED:
         return Trace(is_masqueraded=False, applied_rules=tuple(applied), is_dropped=True)
@@ -97,16 +97,16 @@ def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: C
         applied.clear()
     is_masqueraded = _walk(rules, _deciding_chain(rules), is_in_set, connection, applied) is _Verdict.MASQUERADED
     if is_scoped and not is_masqueraded:
-        chain = ChainKey("nat", chains.SCOPE_MASQUERADE)
+        chain = ChainKey("nat", skeleton.SCOPE_MASQUERADE)
         is_masqueraded = _walk(rules, chain, is_in_set, connection, applied) is _Verdict.MASQUERADED
     return Trace(is_masqueraded, tuple(applied), is_marked=is_scoped)
 
 
 def _deciding_chain(rules: Skeleton) -> ChainKey:
     """The chain that decides about masquerading: before IPVS by mark, or behind it by connection."""
-    postrouting = ChainKey("nat", chains.POSTROUTING)
+    postrouting = ChainKey("nat", skeleton.POSTROUTING)
     by_connection = any(rule.set and Side.ORIGINAL_DESTINATION in rule.set.sides for rule in rules.chains.get(postrouting, ()))
-    return postrouting if by_connection else ChainKey("nat", chains.SERVICES)
+    return postrouting if by_connection else ChainKey("nat", skeleton.SERVICES)
 
 
 class _Verdict(enum.Enum):
@@ -147,7 +147,7 @@ def _walk(
 def _verdict(target: Target, connection: Connection) -> _Verdict | None:
     """The verdict of a target; None for one that does not decide."""
     match target:
-        case JumpTo(chains.MARK_MASQUERADE) | Masquerade():
+        case JumpTo(skeleton.MARK_MASQUERADE) | Masquerade():
             return _Verdict.MASQUERADED
         case TakeMark() if connection.has_mark:
             return _Verdict.SCOPED

@@ -11,8 +11,8 @@ import hypothesis.strategies as st
 import pytest
 
 from ipvsproxy.model.service import ObjectKind, Put, Rejected
-from ipvsproxy.translate.api import decode, list_reader
-from ipvsproxy.translate.api.list_reader import ListReader
+from ipvsproxy.translate.api import decode
+from ipvsproxy.translate.api.decode import ListReader
 from tests.translate import strategies
 
 
@@ -75,7 +75,7 @@ def test_objects_in_an_item_with_the_form_of_items_belong_to_it() -> None:
 
 
 def test_a_list_with_more_such_objects_than_are_tried_is_read_in_one_piece() -> None:
-    inner: dict[str, Any] = {"managedFields": [{"metadata": {}}] * (list_reader.MOST_FALSE_ENDS + 2)}
+    inner: dict[str, Any] = {"managedFields": [{"metadata": {}}] * (decode.MOST_FALSE_ENDS + 2)}
     early, page = read(pieces_of(body_of(service("a"), service("b", **inner), service("c"), service("d")), 50))
     assert (names(early), names(page.events)) == (["a"], ["b", "c", "d"])
 
@@ -87,7 +87,7 @@ def test_an_item_with_many_such_objects_is_tried_a_bounded_number_of_times(monke
     inner: dict[str, Any] = {"managedFields": [{"metadata": {}}] * 1000}
     early, page = read(iter([body_of(service("a"), service("b", **inner), service("c"))]))
     assert (names(early), names(page.events)) == (["a"], ["b", "c"])
-    assert len(tried) == 1 + list_reader.MOST_FALSE_ENDS + 1
+    assert len(tried) == 1 + decode.MOST_FALSE_ENDS + 1
 
 
 def test_a_list_that_cannot_be_taken_apart_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_a_list_without_items_has_a_version_all_the_same(body: bytes, size: int)
         json.dumps(json.loads(body_of(service("a"), service("b"))), indent=2).encode(),
         compact({"items": [service("a"), service("b")], "metadata": {"resourceVersion": "77", "continue": "next"}}).encode(),
         b'{"x":{"items":[{"metadata":{}}]},' + body_of(service("a"), service("b"))[1:],
-        b'{"x":"' + b"-" * list_reader.MOST_BYTES_BEFORE_ITEMS + b'",' + body_of(service("a"), service("b"))[1:],
+        b'{"x":"' + b"-" * decode.MOST_BYTES_BEFORE_ITEMS + b'",' + body_of(service("a"), service("b"))[1:],
     ],
     ids=["with spaces", "metadata behind the items", "other items before", "much before the items"],
 )

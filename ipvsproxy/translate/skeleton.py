@@ -1,0 +1,454 @@
+"""The fixed rules: masquerading in ``nat``, source ranges and closed host ports in ``filter``.
+
+Their number does not grow with the Services; only a load balancer address that this node itself may not use adds one rule.
+Names, order and conditions are those of pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes), except for the chains of traffic
+scopes: operators know its rules, and kube-proxy must be able to take over again.
+
+Connections are masqueraded in one of two ways, with the same outcome:
+
+*By mark*, as kube-proxy: a rule before IPVS gives a packet a bit of its mark, and one behind it masquerades packets with the bit.
+Iptables knows no other way, because it cannot look up in a set which destination a client has chosen.
+
+*By connection*, for a backend that can: one rule behind IPVS asks connection tracking for that destination. No bit is shared
+with other programs, and no packet carries one. Rules stand whether or not their sets have entries, so they change with the node
+alone.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import assert_never
+
+from ipvsproxy.model.net import Family, Network, Protocol, parse_network
+from ipvsproxy.model.rules import (
+    Backend,
+    ChainKey,
+    ConnectionState,
+    InterfaceMatch,
+    InvertMark,
+    Jump,
+    JumpTo,
+    Masquerade,
+    Rule,
+    SetMark,
+    SetMatch,
+    Side,
+    Skeleton,
+    TakeMark,
+    Target,
+    Verdict,
+)
+from ipvsproxy.model.sets import SCOPE_KINDS, IpSet, SetKind
+from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.translate.settings import Binding, LocalMode, Settings
+from ipvsproxy.translate.view import NodeView
+
+SERVICES = "KUBE-SERVICES"
+POSTROUTING = "KUBE-POSTROUTING"
+NODE_PORT = "KUBE-NODE-PORT"
+LOAD_BALANCER = "KUBE-LOAD-BALANCER"
+MARK_MASQUERADE = "KUBE-MARK-MASQ"
+FORWARD = "KUBE-FORWARD"
+PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
+SOURCE_RANGES_FIREWALL = "KUBE-SOURCE-RANGES-FIREWALL"
+IPVS_FILTER = "KUBE-IPVS-FILTER"
+IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
+SCOPE_ARRIVAL = "KUBE-IPVSPROXY-ARRIVAL"
+SCOPE_MARK = "KUBE-IPVSPROXY-MARK"
+SCOPE_MASQUERADE = "KUBE-IPVSPROXY-MASQ"
+
+KUBE_PROXY_CHAINS: tuple[ChainKey, ...] = (
+    *(ChainKey("nat", chain) for chain in (SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQUERADE)),
+    *(
+        ChainKey("filter", chain)
+        for chain in (FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES_FIREWALL, IPVS_FILTER, IPVS_OUT_FILTER)
+    ),
+)
+"""The chains that kube-proxy has, too, in the order of their declaration."""
+SCOPE_CHAINS: tuple[ChainKey, ...] = (
+    ChainKey("mangle", SCOPE_ARRIVAL),
+    ChainKey("mangle", SCOPE_MARK),
+    ChainKey("nat", SCOPE_MASQUERADE),
+)
+"""The chains that exist only while an external address has two scopes."""
+CHAINS: tuple[ChainKey, ...] = (*KUBE_PROXY_CHAINS, *SCOPE_CHAINS)
+"""Our chains."""
+
+KUBE_PROXY_JUMPS: tuple[Jump, ...] = (
+    Jump("nat", "OUTPUT", SERVICES, "kubernetes service portals"),
+    Jump("nat", "PREROUTING", SERVICES, "kubernetes service portals"),
+    Jump("nat", "POSTROUTING", POSTROUTING, "kubernetes postrouting rules"),
+    Jump("filter", "FORWARD", FORWARD, "kubernetes forwarding rules"),
+    Jump("filter", "INPUT", NODE_PORT, "kubernetes health check rules"),
+    Jump("filter", "INPUT", PROXY_FIREWALL, "kube-proxy firewall rules"),
+    Jump("filter", "FORWARD", PROXY_FIREWALL, "kube-proxy firewall rules"),
+    Jump("filter", "INPUT", IPVS_FILTER, "kubernetes ipvs access filter"),
+    Jump("filter", "OUTPUT", IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
+)
+"""The jumps to the chains that kube-proxy has, too."""
+SCOPE_JUMPS: tuple[Jump, ...] = (
+    Jump("mangle", "PREROUTING", SCOPE_ARRIVAL, "ipvsproxy traffic scopes"),
+    Jump("mangle", "OUTPUT", SCOPE_MARK, "ipvsproxy traffic scopes"),
+    Jump("nat", "POSTROUTING", SCOPE_MASQUERADE, "ipvsproxy traffic scopes"),
+)
+JUMPS: tuple[Jump, ...] = (*KUBE_PROXY_JUMPS, *SCOPE_JUMPS)
+"""The jumps to our chains. An absent jump is inserted at the head of its chain, in this order."""
+
+
+COMMENTS: Mapping[SetKind, str] = {
+    SetKind.LOOP_BACK: "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose",
+    SetKind.CLUSTER_IP: "Kubernetes service cluster ip + port for masquerade purpose",
+    SetKind.EXTERNAL_IP: "Kubernetes service external ip + port for masquerade and filter purpose",
+    SetKind.EXTERNAL_IP_LOCAL: "Kubernetes service external ip + port with externalTrafficPolicy=local",
+    SetKind.LOAD_BALANCER: "Kubernetes service lb portal",
+    SetKind.LOAD_BALANCER_FIREWALL: "Kubernetes service load balancer ip + port for load balancer with sourceRange",
+    SetKind.LOAD_BALANCER_LOCAL: "Kubernetes service load balancer ip + port with externalTrafficPolicy=local",
+    SetKind.LOAD_BALANCER_SOURCE_IP: "Kubernetes service load balancer ip + port + source IP for packet filter purpose",
+    SetKind.LOAD_BALANCER_SOURCE_CIDR: "Kubernetes service load balancer ip + port + source cidr for packet filter purpose",
+    SetKind.NODE_PORT_TCP: "Kubernetes nodeport TCP port for masquerade purpose",
+    SetKind.NODE_PORT_LOCAL_TCP: "Kubernetes nodeport TCP port with externalTrafficPolicy=local",
+    SetKind.NODE_PORT_UDP: "Kubernetes nodeport UDP port for masquerade purpose",
+    SetKind.NODE_PORT_LOCAL_UDP: "Kubernetes nodeport UDP port with externalTrafficPolicy=local",
+    SetKind.NODE_PORT_SCTP: "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'",
+    SetKind.NODE_PORT_LOCAL_SCTP: "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'",
+    SetKind.HEALTH_CHECK_NODE_PORT: "Kubernetes health check node port",
+    SetKind.IPVS_IPS: "Addresses on the ipvs interface",
+}
+"""The purpose of each set, in kube-proxy's words."""
+
+TO = (Side.DESTINATION,)
+TO_PORT = (Side.DESTINATION, Side.DESTINATION)
+TO_PORT_FROM = (*TO_PORT, Side.SOURCE)
+FROM_PORT = (Side.SOURCE, Side.DESTINATION)
+"""One side of a packet for each field of an entry, as in iptables' ``--match-set NAME dst,dst,src`` (``TO_PORT_FROM``).
+
+``TO`` is the destination address, or the port for a set of ports; ``TO_PORT`` is address and port of the destination. These four
+go by the destination of a packet as a rule meets it.
+"""
+ORIGINALLY_TO = (Side.ORIGINAL_DESTINATION,)
+ORIGINALLY_TO_PORT = (Side.ORIGINAL_DESTINATION, Side.ORIGINAL_DESTINATION)
+FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
+"""The same by the destination that the client has chosen, also once IPVS has replaced it by an endpoint."""
+
+
+def on_set(
+    kind: SetKind,
+    family: Family,
+    sides: tuple[Side, ...],
+    target: Target,
+    protocol: Protocol | None = None,
+    *,
+    from_this_host: bool = False,
+) -> Rule:
+    """A rule that matches one of our sets, with the comment that names the set's purpose."""
+    looked_up, comment = match(kind, family, sides), COMMENTS[kind]
+    return Rule(protocol=protocol, comment=comment, set=looked_up, from_this_host=from_this_host, target=target)
+
+
+def match(kind: SetKind, family: Family, sides: tuple[Side, ...]) -> SetMatch:
+    """A match on the set of this kind."""
+    return SetMatch(IpSet(kind, family).name, sides)
+
+
+_OF_KNOWN_CONNECTIONS = (ConnectionState.RELATED, ConnectionState.ESTABLISHED)
+
+
+def build_skeleton(
+    family: Family,
+    settings: Settings,
+    view: NodeView,
+    occupied: AbstractSet[SetKind],
+    refused: Iterable[VirtualServerKey],
+    *,
+    routed: AbstractSet[VirtualServerKey] = frozenset(),
+) -> Skeleton:
+    """All rules of a family.
+
+    ``occupied``: the kinds of sets with an entry; most rules exist only while their set is not empty.
+    ``refused``: the virtual servers that this node itself may not use. ``routed``: those of them whose address is local by a
+    route, or soon.
+    """
+    is_by_connection = settings.backend is Backend.NFTABLES
+    if is_by_connection:  # rules stand while their sets are empty; those of scopes would meet every packet
+        occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
+        nat_chains = _by_connection(family, settings, view)
+    else:
+        nat_chains = _by_mark(family, settings, view, occupied)
+    rules = {ChainKey("nat", chain): list(one) for chain, one in nat_chains.items()}
+    rules |= {key: [] for key in KUBE_PROXY_CHAINS if key.table == "filter"}
+
+    forward = rules[ChainKey("filter", FORWARD)]
+    if not is_by_connection:
+        forward.append(Rule(comment="kubernetes forwarding rules", mark=settings.mark, target=Verdict.ACCEPT))
+    comment = "kubernetes forwarding conntrack rule"
+    forward.append(Rule(comment=comment, connection_states=_OF_KNOWN_CONNECTIONS, target=Verdict.ACCEPT))
+    rules[ChainKey("filter", NODE_PORT)].append(on_set(SetKind.HEALTH_CHECK_NODE_PORT, family, TO, Verdict.ACCEPT))
+    if SetKind.LOAD_BALANCER_FIREWALL in occupied:
+        jump = on_set(SetKind.LOAD_BALANCER_FIREWALL, family, TO_PORT, JumpTo(SOURCE_RANGES_FIREWALL))
+        rules[ChainKey("filter", PROXY_FIREWALL)].append(jump)
+    rules[ChainKey("filter", SOURCE_RANGES_FIREWALL)] += _source_range_rules(family, occupied)
+    rules[ChainKey("filter", IPVS_FILTER)] += _closed_port_rules(family)
+    rules[ChainKey("filter", IPVS_OUT_FILTER)] += (
+        _drop_own_packets(key, family, by_route=key in routed) for key in sorted(refused) if key.address.family is family
+    )
+    fixed = {key: tuple(map(_uncommented, value) if is_by_connection else value) for key, value in rules.items()}
+    if not occupied & {SetKind.SCOPE, SetKind.NO_LOCAL}:
+        return Skeleton(family=family, chains=fixed, jumps=KUBE_PROXY_JUMPS)
+    return Skeleton(family=family, chains={**fixed, **_scope_chains(family, settings, view, occupied)}, jumps=JUMPS)
+
+
+def _uncommented(rule: Rule) -> Rule:
+    """The rule as nftables has it, where its own text is its comment."""
+    return dataclasses.replace(rule, comment="")
+
+
+def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
+    """The rule that drops this host's own packets to a virtual server.
+
+    As in kube-proxy, their source is the service address while that is on our device. With a route, the kernel chooses another
+    source for IPv6.
+    """
+    if by_route:
+        return Rule(from_this_host=True, virtual_server=key, to_virtual_server=True, target=Verdict.DROP)
+    return Rule(source=Network(key.address, family.bits), virtual_server=key, target=Verdict.DROP)
+
+
+def _scope_chains(
+    family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]
+) -> Mapping[ChainKey, tuple[Rule, ...]]:
+    """The rules that tell clients of this node from others, at external addresses with traffic policy Local.
+
+    Their number grows with the ranges of local pods and with the addresses of node ports alone.
+
+    Where pods of this node cannot be told from other clients, only this host's own packets get a mark, and none is dropped.
+    The mark is taken in ``mangle``, where the kernel allows it, and where neither ``nat`` nor IPVS has seen the packet.
+    """
+    arrival = list[Rule]()
+    mark = (Rule(target=TakeMark(match(SetKind.SCOPE, family, TO_PORT))),) if SetKind.SCOPE in occupied else ()
+    pods = list(_from_local_pods(family, settings, view))
+    for pod in pods:
+        arrival += (dataclasses.replace(pod, target=JumpTo(SCOPE_MARK)), pod)
+    if pods and SetKind.NO_LOCAL in occupied:
+        no_local = match(SetKind.NO_LOCAL, family, TO_PORT)
+        arrival.append(Rule(connection_states=(ConnectionState.NEW,), set=no_local, from_elsewhere=True, target=Verdict.DROP))
+    masquerade = tuple(_scope_masquerade(family, settings, view)) if SetKind.SCOPE in occupied else ()
+    return dict(zip(SCOPE_CHAINS, (tuple(arrival), mark, masquerade), strict=True))
+
+
+def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iterable[Rule]:
+    """A rule for each way to recognise pods of this node (``detectLocalMode``)."""
+    match settings.detect_local:
+        case LocalMode.BRIDGE_INTERFACE:
+            yield Rule(interface=InterfaceMatch(settings.local_interface), target=Verdict.RETURN)
+        case LocalMode.INTERFACE_NAME_PREFIX:
+            yield Rule(interface=InterfaceMatch(settings.local_interface, is_prefix=True), target=Verdict.RETURN)
+        case LocalMode.CLUSTER_CIDR:
+            yield from (Rule(source=item, target=Verdict.RETURN) for item in settings.cluster_networks if item.family is family)
+        case LocalMode.NODE_CIDR:
+            yield from (Rule(source=item, target=Verdict.RETURN) for item in view.pod_networks if item.family is family)
+        case never:
+            assert_never(never)
+
+
+def _scope_masquerade(family: Family, settings: Settings, view: NodeView) -> Iterable[Rule]:
+    """Masquerading where answers would not come back through this node, after IPVS has chosen an endpoint.
+
+    This host's own packets to a service address have that address as their source. Other nodes take it for their own, wherever
+    this node carries it. In mode ClusterCIDR, pods of other nodes look like pods of this node, and come to node ports.
+    """
+    target = _masquerade(family, settings)
+    yield Rule(no_mark=settings.scope_bits, target=Verdict.RETURN)
+    yield Rule(from_this_host=True, target=target)
+    if settings.detect_local is LocalMode.CLUSTER_CIDR:
+        yield from (Rule(source=item, target=Verdict.RETURN) for item in _surely_local(family, settings, view))
+        yield from (Rule(original_destination=one, target=target) for one in view.node_port_addresses[family])
+
+
+def _surely_local(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
+    """The ranges of the cluster's pods whose pods are all on this node: the Node's own, and those of its bridges.
+
+    Some network plug-ins, as Calico's own address management, ignore ``spec.podCIDRs``: then a pod of any node may have an
+    address in it. Where they use it, this node carries an address in it. A network that the Node's own address is in is that of
+    the nodes, whose pods may be anywhere.
+    """
+    clusters = settings.cluster_networks
+    own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]
+    bridged = [item for item in view.connected if not item.contains(view.primary_addresses[family])]
+    for item in dict.fromkeys((*own, *bridged)):
+        if (
+            item.family is family
+            and item.prefix_length < family.bits
+            and any(cluster.prefix_length < item.prefix_length and cluster.contains(item.address) for cluster in clusters)
+        ):
+            yield item
+
+
+def _source_range_rules(family: Family, occupied: Collection[SetKind]) -> Iterable[Rule]:
+    for kind in (SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP):
+        if kind in occupied:
+            yield on_set(kind, family, TO_PORT_FROM, Verdict.RETURN)
+    yield Rule(target=Verdict.DROP)
+
+
+def _closed_port_rules(family: Family) -> Iterable[Rule]:
+    """Service addresses answer on their own ports alone: other ports of the host stay closed there."""
+    for kind in (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL):
+        yield Rule(set=match(kind, family, TO_PORT), target=Verdict.RETURN)
+    yield Rule(set=match(SetKind.HEALTH_CHECK_NODE_PORT, family, TO), target=Verdict.RETURN)
+    yield Rule(
+        connection_states=(ConnectionState.NEW,),
+        set=match(SetKind.IPVS_IPS, family, TO),
+        target=Verdict.REJECT,
+    )
+
+
+_LOOPBACK: Mapping[Family, Network] = {Family.IPV4: parse_network("127.0.0.0/8"), Family.IPV6: parse_network("::1/128")}
+_NODE_PORT_SETS = (
+    (Protocol.TCP, SetKind.NODE_PORT_LOCAL_TCP, SetKind.NODE_PORT_TCP),
+    (Protocol.UDP, SetKind.NODE_PORT_LOCAL_UDP, SetKind.NODE_PORT_UDP),
+    (Protocol.SCTP, SetKind.NODE_PORT_LOCAL_SCTP, SetKind.NODE_PORT_SCTP),
+)
+
+ChainRules = Mapping[str, Collection[Rule]]
+"""The rules of each chain of ``nat``, by its name."""
+
+
+def _masquerade(family: Family, settings: Settings) -> Masquerade:
+    """The target that masquerades, as this host can do it."""
+    return Masquerade(fully_random=settings.random_fully.get(family, True))
+
+
+def _by_mark(family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]) -> ChainRules:
+    """The rules that masquerade by a bit of the packet's mark, as in kube-proxy.
+
+    ``occupied`` are the kinds of sets with an entry: most rules exist only while their set has one.
+    """
+    mark = settings.mark
+    postrouting = [
+        Rule(not_mark=mark, target=Verdict.RETURN),
+        Rule(target=InvertMark(mark)),
+        Rule(comment="kubernetes service traffic requiring SNAT", target=_masquerade(family, settings)),
+    ]
+    if SetKind.LOOP_BACK in occupied:
+        postrouting.insert(0, on_set(SetKind.LOOP_BACK, family, TO_PORT_FROM, Masquerade()))
+    load_balancer = [Rule(target=JumpTo(MARK_MASQUERADE))]
+    if SetKind.LOAD_BALANCER_LOCAL in occupied:
+        load_balancer.insert(0, on_set(SetKind.LOAD_BALANCER_LOCAL, family, TO_PORT, Verdict.RETURN))
+    return {
+        SERVICES: [Rule(source=_LOOPBACK[family], target=Verdict.RETURN), *_marking(family, settings, view, occupied)],
+        POSTROUTING: postrouting,
+        NODE_PORT: list(_node_ports(family, occupied, TO, JumpTo(MARK_MASQUERADE))),
+        LOAD_BALANCER: load_balancer,
+        MARK_MASQUERADE: [Rule(target=SetMark(mark))],
+    }
+
+
+def _by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRules:
+    """The rules that masquerade by the destination that a client has chosen. They use no mark.
+
+    Before IPVS, ``KUBE-SERVICES`` only keeps a connection at its Service address or node port, so that no rule of others
+    redirects it.
+    """
+    target = _masquerade(family, settings)
+    kept = (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL)
+    return {
+        SERVICES: [
+            Rule(source=_LOOPBACK[family], target=Verdict.RETURN),
+            *(on_set(kind, family, TO_PORT, Verdict.ACCEPT) for kind in kept),
+            *_kept_node_ports(family, view),
+        ],
+        POSTROUTING: [
+            on_set(SetKind.LOOP_BACK, family, TO_PORT_FROM, Masquerade()),
+            on_set(SetKind.LOAD_BALANCER, family, ORIGINALLY_TO_PORT, JumpTo(LOAD_BALANCER)),
+            *_cluster_clients(family, settings, view, target, by_connection=True),
+            *_this_host(family, settings, target),
+            on_set(SetKind.EXTERNAL_IP, family, ORIGINALLY_TO_PORT, target),
+            # The address counts as well: pods of this node connect to the same port of other hosts.
+            *(Rule(original_destination=address, target=JumpTo(NODE_PORT)) for address in view.node_port_addresses[family]),
+        ],
+        NODE_PORT: list(_node_ports(family, frozenset(SetKind), ORIGINALLY_TO, target)),
+        LOAD_BALANCER: [
+            on_set(SetKind.LOAD_BALANCER_LOCAL, family, ORIGINALLY_TO_PORT, Verdict.RETURN),
+            Rule(target=target),
+        ],
+    }
+
+
+def _marking(family: Family, settings: Settings, view: NodeView, occupied: Collection[SetKind]) -> Iterable[Rule]:
+    """KUBE-SERVICES after its first rule: traffic to masquerade, and traffic for the node-port chain."""
+    marking = JumpTo(MARK_MASQUERADE)
+    if SetKind.LOAD_BALANCER in occupied:
+        yield on_set(SetKind.LOAD_BALANCER, family, TO_PORT, JumpTo(LOAD_BALANCER))
+    if SetKind.CLUSTER_IP in occupied:
+        yield from _cluster_clients(family, settings, view, marking)
+    for kind, is_marked in ((SetKind.EXTERNAL_IP, True), (SetKind.EXTERNAL_IP_LOCAL, False)):
+        if kind in occupied:
+            comment, looked_up = COMMENTS[kind], match(kind, family, TO_PORT)
+            if is_marked:
+                yield Rule(comment=comment, set=looked_up, target=marking)
+            yield Rule(comment=comment, set=looked_up, not_from_bridge_port=True, from_elsewhere=True, target=Verdict.ACCEPT)
+            yield Rule(comment=comment, set=looked_up, to_this_host=True, target=Verdict.ACCEPT)
+    yield Rule(to_this_host=True, target=JumpTo(NODE_PORT))
+    for kind in (SetKind.CLUSTER_IP, SetKind.LOAD_BALANCER):
+        if kind in occupied:
+            yield Rule(set=match(kind, family, TO_PORT), target=Verdict.ACCEPT)
+
+
+def _cluster_clients(
+    family: Family,
+    settings: Settings,
+    view: NodeView,
+    target: Target,
+    *,
+    by_connection: bool = False,
+) -> Iterable[Rule]:
+    """The rules for clients of cluster IPs that are masqueraded: all, or others than this node's pods.
+
+    Without local detection: only clients with a service address, as the host's own connections have.
+    """
+    everybody = on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT if by_connection else TO_PORT, target)
+    if settings.masquerade_all:
+        yield everybody
+        return
+    match settings.detect_local:
+        case LocalMode.BRIDGE_INTERFACE | LocalMode.INTERFACE_NAME_PREFIX:
+            is_prefix = settings.detect_local is LocalMode.INTERFACE_NAME_PREFIX
+            yield dataclasses.replace(everybody, not_interface=InterfaceMatch(settings.local_interface, is_prefix=is_prefix))
+        case LocalMode.CLUSTER_CIDR | LocalMode.NODE_CIDR:
+            by_cluster = settings.detect_local is LocalMode.CLUSTER_CIDR
+            networks = settings.cluster_networks if by_cluster else view.pod_networks
+            pods = next((item for item in networks if item.family is family), None)
+            if pods is not None:
+                yield dataclasses.replace(everybody, not_source=pods)
+            else:
+                yield on_set(SetKind.CLUSTER_IP, family, FROM_ORIGINAL_PORT if by_connection else FROM_PORT, target)
+        case never:
+            assert_never(never)
+    if family is Family.IPV6 and settings.binding is Binding.ROUTES:
+        # The source is the service address otherwise. With a route, the kernel chooses any address of this host, perhaps one
+        # in a range of pods, or one that nobody else has a route to.
+        yield dataclasses.replace(everybody, from_this_host=True)
+
+
+def _this_host(family: Family, settings: Settings, target: Target) -> Iterable[Rule]:
+    """The rule for this host's own connections where an interface tells pods: behind IPVS, they have come from none."""
+    if settings.detect_local.is_by_interface and not settings.masquerade_all:
+        yield on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT, target, from_this_host=True)
+
+
+def _kept_node_ports(family: Family, view: NodeView) -> Iterable[Rule]:
+    """The rules that keep a connection at its node port. Each node port is in the set of its protocol, local ones as well."""
+    for address in view.node_port_addresses[family]:
+        for protocol, _, every in _NODE_PORT_SETS:
+            asked = TO_PORT if protocol is Protocol.SCTP else TO
+            rule = on_set(every, family, asked, Verdict.ACCEPT, protocol)
+            yield dataclasses.replace(rule, original_destination=address)
+
+
+def _node_ports(family: Family, occupied: Collection[SetKind], sides: tuple[Side, ...], target: Target) -> Iterable[Rule]:
+    for protocol, local, every in _NODE_PORT_SETS:
+        asked = sides * 2 if protocol is Protocol.SCTP else sides  # its sets have the address as well
+        if local in occupied:
+            yield on_set(local, family, asked, Verdict.RETURN, protocol)
+        if every in occupied:
+            yield on_set(every, family, asked, target, protocol)
