@@ -22,6 +22,8 @@ WITHIN_S = patience.seconds(90.0)
 ANSWERED_WITHIN_S = patience.seconds(1.0)
 STOPPED_WITHIN_S = patience.seconds(2.0)
 DESCRIPTORS = 256
+SERVICES = 150
+"""They desire two listeners each: more than there are descriptors."""
 CONNECTIONS = 1000
 PORTS = (10256, 10249, 32001, 32002)
 NEAR_LIMIT = (
@@ -138,19 +140,19 @@ def test_a_node_at_a_limit_serves_changes_answers_and_stops(limit: Limit, starte
         (tmp_path / "log").symlink_to(tmp_path / "disk/log")
         cluster.clear()
         running = Cluster(laboratory, tmp_path, starter=starter)
-        many = [_with_health_check(number) for number in range(1, DESCRIPTORS // 4 if starter is NEAR_LIMIT else 3)]
-        running.objects = [*service("web", 100, "p1"), *(one for objects in many for one in objects)]
+        many = [_with_health_check(number) for number in range(1, SERVICES if starter is NEAR_LIMIT else 3)]
+        running.objects = [*service("web", 200, "p1"), *(one for objects in many for one in objects)]
         running.begin("-v=4")
         leaving.callback(running.__exit__, None, None, None)
-        _wait(running, lambda: all(map(_listens, PORTS)) and _status("healthz") == 200 and _served(running, 100, "p1"))
+        _wait(running, lambda: all(map(_listens, PORTS)) and _status("healthz") == 200 and _served(running, 200, "p1"))
         with limit(running, tmp_path):
-            with laboratory.load("p2", "TCP", "10.96.0.100", 80, interval_s=0.1) as loads:
-                running.objects = [*service("web", 100, "p1", "r1"), *service("new", 101, "r1"), *running.objects[3:]]
+            with laboratory.load("p2", "TCP", "10.96.0.200", 80, interval_s=0.1) as loads:
+                running.objects = [*service("web", 200, "p1", "r1"), *service("new", 201, "r1"), *running.objects[3:]]
                 running.show()
-                _wait(running, lambda: _served(running, 100, "p1", "r1") and _served(running, 101, "r1"))
+                _wait(running, lambda: _served(running, 200, "p1", "r1") and _served(running, 201, "r1"))
                 assert _status("livez") == 200
-                running.lab.run("node", "ipvsadm", "-D", "-t", "10.96.0.101:80")
-                _wait(running, lambda: _served(running, 101, "r1"))
+                running.lab.run("node", "ipvsadm", "-D", "-t", "10.96.0.201:80")
+                _wait(running, lambda: _served(running, 201, "r1"))
                 assert _status("livez") == 200
             assert loads[0].failed == 0, loads[0]
         began_s = time.monotonic()
