@@ -118,9 +118,9 @@ def test_a_configuration_leads_to_the_same_cluster_whatever_its_scheduler(tmp_pa
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> None:
-    kinds = [kind for kind in plan.MOMENTS[BACKEND] if kind in FOUND]
+    kinds = [kind for kind in plan.MOMENTS[BACKEND] if kind is not Moment.LOCKED_MOVE]
     figures = live_through(node, tmp_path, *kinds)
     assert figures.moments == {kind.value: 1 for kind in kinds}
     assert figures.injected["ENOBUFS"] > 0
@@ -131,14 +131,6 @@ def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path) -> 
 @pytest.mark.timeout(400)
 def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_later(node: lab.Lab, tmp_path: Path) -> None:
     assert live_through(node, tmp_path, Trouble.UNREADABLE_FILES).troubles.total() == 1
-
-
-@pytest.mark.kernel
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", [Moment.STALLED_LOG, Moment.FULL_DESCRIPTORS])
-def test_the_program_survives_a_stalled_log_and_exhausted_descriptors(node: lab.Lab, tmp_path: Path, kind: Moment) -> None:
-    figures = live_through(node, tmp_path, kind)
-    assert (figures.lost, figures.broken) == (0, 0)
 
 
 @pytest.mark.kernel
@@ -155,9 +147,8 @@ def test_a_start_with_nftables_under_a_held_lock_leaves_no_decision_to_old_entri
 
 @pytest.mark.kernel
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "harm", [pytest.param(one, id=plan.name_of(one), marks=[patience.THOROUGH] * (one not in HARMS[:2])) for one in HARMS]
-)
+@patience.THOROUGH
+@pytest.mark.parametrize("harm", [pytest.param(one, id=plan.name_of(one)) for one in HARMS])
 def test_the_node_heals_from_each_harm(node: lab.Lab, tmp_path: Path, harm: Harm) -> None:
     assert live_through(node, tmp_path, harm).harms.total() == 1
 
