@@ -16,7 +16,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address
-from ipvsproxy.reconcile.compare import Difference
+from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Changes, Store
 from ipvsproxy.translate import view as views

@@ -31,7 +31,7 @@ from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import Source
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.plan import Report
-from ipvsproxy.reconcile import compare
+from ipvsproxy.reconcile import survey
 from ipvsproxy.store.objects import Changes
 
 PATIENCE_S = 5.0
@@ -105,7 +105,7 @@ class DryRun:
             duration_s=round(duration_s, 4),
             **counts,
         )
-        self._metrics.would_differ({kind: counts[kind] for kind in compare.KINDS})
+        self._metrics.would_differ({kind: counts[kind] for kind in survey.COMPARED_KINDS})
         self._status.synced(
             SyncSummary(
                 report=_NOTHING,

@@ -23,7 +23,6 @@ from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, kind_of, one_b
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.operations import order
 from ipvsproxy.reconcile.survey import Survey
 
 OK = 0
@@ -154,7 +153,7 @@ def _describe(operation: Operation, survey: Survey) -> Document:
     owner = survey.owner_of(operation.item)
     verb, kind = operation.verb.value, kind_of(operation.item)
     described = {
-        "step": order.stage_of(operation),
+        "step": survey.stage_of(operation),
         "verb": verb,
         "kind": kind,
         "object": str(operation).removeprefix(f"{verb} {kind} "),

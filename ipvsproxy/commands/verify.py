@@ -8,7 +8,7 @@ from ipvsproxy.commands import inspection
 from ipvsproxy.commands.comparison import Comparison
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
-from ipvsproxy.reconcile.compare import Difference
+from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.translate.view import GRACE_S
 
 EQUAL = 0

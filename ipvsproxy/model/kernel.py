@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
-from ipvsproxy.model.kind import DriverName, Kind, Stage
+from ipvsproxy.model.kind import DriverName, Kind
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Owner, ServiceName
@@ -14,7 +14,7 @@ DEVICE = "kube-ipvs0"
 """The name of the dummy device, which has every service address unless they are local by routes."""
 
 
-@Kind("device", DriverName.ADDRESSES, add=Stage.DEVICE)
+@Kind("device", DriverName.ADDRESSES)
 class Device(NamedTuple):
     """The dummy device, one for both families. It stays down: its addresses are local even so."""
 
@@ -58,7 +58,7 @@ class _ServiceAddresses(NamedTuple):
         return ", ".join(map(str, self.addresses))
 
 
-@Kind("address", DriverName.ADDRESSES, several="addresses", add=Stage.ADDRESSES, remove=Stage.ADDRESS_REMOVALS)
+@Kind("address", DriverName.ADDRESSES, several="addresses")
 class BoundAddresses(_ServiceAddresses):
     """One or more service addresses on the dummy device: /32 or /128, global scope."""
 
@@ -69,7 +69,7 @@ ROUTE_PROTOCOL = 251
 """The protocol number of our routes unless the operator chooses another: unused in the list of iproute2 (``rt_protos``)."""
 
 
-@Kind("route", DriverName.ROUTES, one="local route", add=Stage.ADDRESSES, remove=Stage.ADDRESS_REMOVALS)
+@Kind("route", DriverName.ROUTES, one="local route")
 class LocalRoutes(_ServiceAddresses):
     """One or more local routes, each to one service address: with it, the address is local without being on an interface.
 
@@ -80,7 +80,7 @@ class LocalRoutes(_ServiceAddresses):
     __slots__ = ()
 
 
-@Kind("sysctl", DriverName.SYSCTL, set=Stage.SETTINGS)
+@Kind("sysctl", DriverName.SYSCTL)
 class Sysctl(NamedTuple):
     """A kernel setting: its path, relative to ``/proc/sys`` or absolute, and its value as text.
 
@@ -120,7 +120,7 @@ TIMEOUTS = "timeouts"
 """The only key in the table of timeouts."""
 
 
-@Kind("timeouts", DriverName.IPVS, one="IPVS timeouts", several="IPVS timeouts", set=Stage.TIMEOUTS)
+@Kind("timeouts", DriverName.IPVS, one="IPVS timeouts", several="IPVS timeouts")
 class Timeouts(NamedTuple):
     """The IPVS connection timeouts of the network namespace, in seconds. A value of 0 leaves the timeout unchanged."""
 
@@ -179,7 +179,7 @@ class Flow(NamedTuple):
         return f"{self.protocol.name} flows to {host_port(self.address, self.port)} ({self.family.label})"
 
 
-@Kind("flow", DriverName.CONNTRACK, one="tracked flow", remove=Stage.FLOWS)
+@Kind("flow", DriverName.CONNTRACK, one="tracked flow")
 class FlowCleaning(NamedTuple):
     """The deletion of the flows to one frontend, except those with replies from one of the real servers in ``keep``."""
 

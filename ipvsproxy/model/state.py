@@ -1,18 +1,17 @@
 """The two sides of the kernel's state: what one Service needs on this node, and one reading of the kernel."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 import msgspec
 
-from ipvsproxy.model.kernel import DEVICE, Device, Flow, HealthListener, InterfaceAddress, Sysctl
+from ipvsproxy.model.kernel import Flow, HealthListener, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds, Weights
 from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.model.service import Owner, Skipped
-from ipvsproxy.model.sets import IP_SETS, SET_COPY, IpSet, SetCopy, SetEntry
+from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer, VirtualServerKey, VirtualServerSettings
 
 
@@ -118,15 +117,3 @@ class Observation:
     def local(self) -> frozenset[Address]:
         """The service addresses that are local by an address on our device or a route of ours, as far as these were read."""
         return frozenset().union(self.addresses or (), self.routes or ())
-
-    @property
-    def of_node(self) -> Iterator[tuple[type, Mapping[Any, Any]]]:
-        """The complete readings of objects that the node needs with any Services: their class, and their values by key."""
-        if self.sets is not None:
-            yield IpSet, {IP_SETS[name]: True for name in self.sets}
-        if self.set_copy is not None:
-            yield SetCopy, {SET_COPY: True} if self.set_copy else {}
-        if self.device is not None:
-            yield Device, {Device(DEVICE): True} if self.device else {}
-        if self.sysctls is not None:
-            yield Sysctl, self.sysctls

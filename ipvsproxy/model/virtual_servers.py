@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipvsproxy.model.kind import DriverName, Kind, Stage
+from ipvsproxy.model.kind import DriverName, Kind
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.real_servers import NO_REAL_SERVERS, NO_THRESHOLDS, RealServerKey, Thresholds, Weights
 from ipvsproxy.model.service import NODE_OWNER, Owner
@@ -89,14 +89,7 @@ class VirtualServerSettings(NamedTuple):
         return f"{self.scheduler}{flags}{affinity}"
 
 
-@Kind(
-    "virtual_server",
-    DriverName.IPVS,
-    one="virtual server",
-    add=Stage.SERVERS,
-    set=Stage.SERVERS,
-    remove=Stage.VIRTUAL_SERVER_REMOVALS,
-)
+@Kind("virtual_server", DriverName.IPVS, one="virtual server")
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired virtual server, with its owner.
 
@@ -144,14 +137,7 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
         return ObservedVirtualServer(self.settings, real_servers, self.thresholds)
 
 
-@Kind(
-    "real_server",
-    DriverName.IPVS,
-    one="real server",
-    add=Stage.SERVERS,
-    set=Stage.SERVERS,
-    remove=Stage.REAL_SERVER_REMOVALS,
-)
+@Kind("real_server", DriverName.IPVS, one="real server")
 class RealServers(NamedTuple):
     """One or more real servers of one virtual server, with their observed or desired weight (0: no new connections).
 

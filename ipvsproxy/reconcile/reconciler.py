@@ -21,15 +21,15 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
 from ipvsproxy.model.state import Observation, ServiceState
-from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, FirewallMark, RealServers, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile import survey
+from ipvsproxy.reconcile.kinds.kind import Circumstances, Stage
+from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.reconcile.observation import observer
 from ipvsproxy.reconcile.observation.drift import Drifts, News
-from ipvsproxy.reconcile.observation.settlement import Settlement
-from ipvsproxy.reconcile.operations import order, pace, planning, retry
+from ipvsproxy.reconcile.operations import pace, retry
 from ipvsproxy.reconcile.tables.marks import MarkedPort
-from ipvsproxy.reconcile.tables.node import Tables
-from ipvsproxy.reconcile.virtual_servers import diff, drain
+from ipvsproxy.reconcile.virtual_servers import drain
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
@@ -65,11 +65,7 @@ class Reconciler:
         self._pace = pace.Pace()
         self._room_due_s = 0.0
         self._asking_due_s = 0.0
-        self._tables = Tables(
-            lambda desired, observed: diff.differs(desired, observed, self._drains.may_remove),
-            self._is_excluded,
-            lambda family: family in self._policy.families,
-        )
+        self._tables = Tables(self._drains, self._is_excluded, lambda family: family in self._policy.families)
         self._tables.scopes.use_bits(policy.scope_bits)
         self._observer = observer.Observer(self._tables, self._drains, self._drifts)
         self.survey = survey.Survey(self._tables, self._drains)
@@ -157,7 +153,7 @@ class Reconciler:
 
     def note_timeouts(self, observed: Timeouts) -> None:
         """Take in the IPVS timeouts, which no other reading shows. A timeout whose desired value is 0 counts as equal."""
-        self._observer.note_timeouts(observed)
+        self._tables.of_timeouts.note(observed)
 
     @property
     def has_observed_all(self) -> bool:
@@ -176,7 +172,7 @@ class Reconciler:
     @property
     def settings_given_up(self) -> Mapping[str, str]:
         """The settings that cannot be written, and are still as they were then: path and reason."""
-        return self._tables.settings_given_up
+        return self._tables.of_sysctls.given_up
 
     def unmet_settings(self) -> Mapping[str, str]:
         """The indispensable settings (``INDISPENSABLE_SETTINGS``) that are not as they must be: path and observed value."""
@@ -266,24 +262,35 @@ class Reconciler:
         self._release(0 if only_additions else self.room(now), now)
         # Objects that failed, or whose drift returns, get operations of their own.
         together = not (self._drifts or self._retries)
-        operations = list(planning.desired_operations(self._tables, self._drains, together=together))
+        circumstances = Circumstances(
+            self._tables,
+            together=together,
+            has_observed_all=self._observer.has_observed_all,
+            keeping=self._observer.newcomers,
+        )
+        kinds = self._tables.kinds
+        operations = [operation for kind in kinds for operation in kind.additions(circumstances)]
         if only_additions:
-            operations = [
-                one for one in operations if one.verb is Verb.ADD or not (order.is_removal(one) or self._loses_rules(one))
-            ]
+            operations = [one for one in operations if one.verb is Verb.ADD or not self._takes_away(one)]
         else:
-            has_observed_all, newcomers = self._observer.has_observed_all, self._observer.newcomers
-            operations += planning.surplus_operations(
-                self._tables, self._drains, has_observed_all=has_observed_all, keeping=newcomers, together=together
-            )
+            operations += [operation for kind in kinds for operation in kind.removals(circumstances)]
         self._drifts.begin_round()
         if self._drifts:
             tables, may_heal = self._tables, self._drifts.may_heal
             operations = [operation for operation in operations if may_heal(*observer.healed_place(tables, operation.item), now)]
         if self._retries:
-            operations = self._retries.due(operations, now)
-        operations.sort(key=order.stage_of)
+            operations = self._retries.due(operations, self._identity, now)
+        operations.sort(key=self._tables.stage)
         return Plan(operations)
+
+    def _identity(self, operation: Operation) -> tuple[str, object]:
+        """The key of a failure: the objects, with any verb and any value."""
+        return kind_of(operation.item), self._tables.kind(operation.item).identity(operation.item)
+
+    def _takes_away(self, operation: Operation) -> bool:
+        """Whether an operation takes something away that a Service which has not been put yet may need."""
+        is_removal = operation.verb is Verb.REMOVE or self._tables.stage(operation) is Stage.REAL_SERVER_REMOVALS
+        return is_removal or self._loses_rules(operation)
 
     def _release(self, room: int, now: float) -> None:
         """Remove waiting real servers, as many as there is room for.
@@ -319,14 +326,14 @@ class Reconciler:
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
         surprises = 0
-        new: set[VirtualServerKey] = set()
-        settlement = Settlement(self._tables, self._drains, now, _none if self.room(now) else self._may_wait)
+        of_virtual_servers = self._tables.of_virtual_servers
+        of_virtual_servers.begin_settling(now, _none if self.room(now) else self._may_wait)
         any_failed = bool(self._retries)
         for outcome in outcomes:
             operation = outcome.operation
             verb, item = operation
-            if isinstance(item, RealServers | VirtualServer):
-                self._tables.virtual_servers.note_change(item.virtual_server if isinstance(item, RealServers) else item.key)
+            kind = self._tables.kind(item)
+            kind.note_attempt(item)
             verb_and_kind = (verb, kind_of(item))
             count = count_objects(item)
             if outcome.surprise:
@@ -334,45 +341,30 @@ class Reconciler:
             if outcome.error:
                 any_failed = True
                 failed[verb_and_kind] += count
-                self._settle_failure(outcome, new, now)
+                if not kind.settle_failure(outcome):
+                    self._try_again(outcome, now)
                 if len(errors) < _ERRORS_SHOWN:
                     errors.append(outcome)
                 continue
             done[verb_and_kind] += count
-            if verb is Verb.ADD and isinstance(item, VirtualServer):
-                new.add(item.key)
             if any_failed:
-                self._retries.forget(retry.identity(operation))
-            settlement.settle(operation)
-        settlement.close()
-        self._pace.note(added=done[_REAL_SERVER_ADDED], removed=done[_REAL_SERVER_REMOVED] + settlement.gone_with, now=now)
+                self._retries.forget(self._identity(operation))
+            kind.settle(verb, item)
+        of_virtual_servers.end_settling()
+        removed = done[_REAL_SERVER_REMOVED] + of_virtual_servers.gone_with
+        self._pace.note(added=done[_REAL_SERVER_ADDED], removed=removed, now=now)
         return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
 
-    def _settle_failure(self, outcome: Outcome, new: Collection[VirtualServerKey], now: float) -> None:
-        """Take in a failure. ``new`` are the virtual servers that the same plan has added so far."""
-        operation, virtual_servers = outcome.operation, self._tables.virtual_servers
-        item = operation.item
-        # A virtual server that was added a moment ago and is missing again would be added in the same sync again and again.
-        if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in new:
-            key = item.virtual_server
-            if key not in virtual_servers.observed:
-                return  # the virtual server is tried again, with all of its real servers
-            self._drains.end_all(key)
-            virtual_servers.confirm(key, None)
-        if isinstance(item, Sysctl):
-            self._tables.give_up_setting(item, outcome.error)
-        elif isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark) and outcome.errno == errno.EEXIST:
-            self._tables.scopes.refuse(item.key)
-        else:
-            note = self._retries.wait if outcome.errno == errno.EINPROGRESS else self._retries.fail
-            for each in as_tried_again((operation,)):
-                note(retry.identity(each), each, now)
+    def _try_again(self, outcome: Outcome, now: float) -> None:
+        note = self._retries.wait if outcome.errno == errno.EINPROGRESS else self._retries.fail
+        for each in as_tried_again((outcome.operation,)):
+            note(self._identity(each), each, now)
 
     @property
     def pending(self) -> int:
         """The number of keys that differ, without draining real servers and settings that cannot be written."""
         different = sum(len(table.pending) + len(table.surplus) for table in self._tables.unequal)
-        return different - len(self._tables.settings_given_up)
+        return different - len(self._tables.of_sysctls.given_up)
 
     def rules_ended(self) -> None:
         """An operation on rules that was under way (EINPROGRESS) has ended, so that its outcome is available."""

@@ -1,25 +1,28 @@
 """Questions about desired and observed state, for commands, metrics and the log. No answer changes anything."""
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ipvsproxy.model.kernel import BoundAddresses, HealthCheck, HealthCheckPort, LocalRoutes
+from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, HealthCheck, HealthCheckPort, LocalRoutes
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.plan import KINDS, Item
+from ipvsproxy.model.plan import KINDS, Item, Operation
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import SetEntry, mark_entry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile import compare
-from ipvsproxy.reconcile.compare import DescribeRule, Difference
+from ipvsproxy.reconcile.kinds.kind import DescribeRule, Difference, Stage
+from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.reconcile.tables.marks import MarkedPort
-from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.tables.table import Conflict, Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
+
+COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.items() if object_class is not FlowCleaning))
+"""The kinds of differences, as operations name them."""
 
 
 class Sides(NamedTuple):
@@ -190,19 +193,24 @@ class Survey:
 
     def owner_of(self, item: Item) -> Owner | None:
         """The owner of a kernel object; ``NODE_OWNER`` if the node itself needs it, None if it is not desired."""
-        table, key = self._tables.place(item)
+        table, key = self._tables.kind(item).place(item)
         return table.owner_of(key)
+
+    def stage_of(self, operation: Operation) -> Stage:
+        """The stage of an operation in a plan."""
+        return self._tables.stage(operation)
 
     def differences(self, describe_rule: DescribeRule) -> Iterator[Difference]:
         """Every difference between the desired and the observed state, in the order of the tables."""
-        return compare.compare(self._tables, self._drains.may_remove, describe_rule)
+        self._tables.of_rules.describe_rule = describe_rule
+        return itertools.chain.from_iterable(kind.differences() for kind in self._tables.kinds)
 
     def statistics(self, now: float) -> Statistics:
         """Everything in numbers; a copy, which the caller may read while the tables change."""
         tables, drains = self._tables, self._drains
         by_kind: dict[str, list[Table[Any, Any, Any]]] = {}
-        for object_class, table in tables.by_class:
-            by_kind.setdefault(KINDS[object_class].name, []).append(table)
+        for kind in tables.kinds:
+            by_kind.setdefault(kind.name, []).extend(kind.tables)
         return Statistics(
             virtual_servers=list(tables.virtual_servers.observed),
             observed=list(tables.virtual_servers.observed.values()),

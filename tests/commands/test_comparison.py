@@ -12,7 +12,7 @@ from ipvsproxy.commands import plan
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
-from ipvsproxy.reconcile.tables.node import Tables
+from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.translate.api.decode import decode_document
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders, golden_fixtures, memory_node

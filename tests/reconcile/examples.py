@@ -10,7 +10,7 @@ from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings
-from ipvsproxy.reconcile.tables.node import Tables
+from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.reconcile.tables.table import Table
 from tests.support.fake_kernel import KernelVirtualServer
 
@@ -60,8 +60,7 @@ def state(
 
 def tables_of(tables: Tables) -> list[Table[Any, Any, Any]]:
     """Every table of kernel objects: that of health checks has no observed side."""
-    kernel_tables = [table for table in vars(tables).values() if isinstance(table, Table) and table is not tables.health_checks]
-    return kernel_tables + list(tables.entries.values())
+    return [table for kind in tables.kinds for table in kind.tables]
 
 
 def entry(kind: SetKind, key: VirtualServerKey, other: str | None = None) -> SetEntry:

@@ -8,8 +8,9 @@ from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.virtual_servers import VirtualServer
-from ipvsproxy.reconcile import compare
-from ipvsproxy.reconcile.tables.node import Tables
+from ipvsproxy.reconcile.kinds.kind import MISSING, STALE
+from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.translate.settings import Binding
 from tests.reconcile import simulation
 from tests.support import builders
@@ -135,15 +136,15 @@ def test_what_other_programs_change_is_drift_and_repaired_in_any_way(binding: Bi
     assert dict(node.reconciler.take_drift_news().drifted) == dict.fromkeys(kinds.values(), 1)
     found = {(one.kind, one.name, one.desired, one.observed) for one in node.reconciler.survey.differences(lambda *_: "")}
     assert found == {
-        (kinds[binding], "10.96.0.1", "present", compare.MISSING),
-        (kinds[OTHER[binding]], "10.96.7.7", compare.STALE, "present"),
+        (kinds[binding], "10.96.0.1", "present", MISSING),
+        (kinds[OTHER[binding]], "10.96.7.7", STALE, "present"),
     }
     node.sync()
     assert local(node) == {binding: LOCAL, OTHER[binding]: frozenset()}
 
 
 def test_routes_of_a_family_that_is_not_served_stay() -> None:
-    tables = Tables(lambda _desired, _observed: False, lambda _: False, lambda family: family is Family.IPV4)
+    tables = Tables(Drains(0), lambda _: False, lambda family: family is Family.IPV4)
     both = parse_address("10.96.0.1"), parse_address("fd00:96::1")
     tables.routes.observe(dict.fromkeys(both, True), lambda _: True)
     assert list(tables.routes.surplus) == [both[0]]

@@ -1,7 +1,7 @@
 """After any events in any order, the kernel ends up as if it had been programmed from scratch.
 
 The world is tiny, so that all of its objects interact. Left out: source ranges under failures, operation by
-operation, which ``test_precondition`` tries one by one.
+operation, which ``test_preconditions`` tries one by one.
 """
 
 import errno
@@ -19,7 +19,8 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.tables.node import Tables
+from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.translate.settings import Binding
 from tests.reconcile import examples, simulation
 from tests.support import builders, fake_kernel
@@ -361,7 +362,7 @@ test_any_history_ends_in_the_state_computed_from_scratch = AnyHistory.TestCase
 
 def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]]) -> Mapping[str, object]:
     """The desired state after these changes, and the waiting owners."""
-    tables = Tables(lambda _wanted, _seen: False, lambda _: False)
+    tables = Tables(Drains(0))
     node = simulation.SimulatedNode()
     for name, service, slices in changes:
         if service and slices:

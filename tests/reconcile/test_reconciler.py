@@ -1,7 +1,7 @@
 """The core on a kernel in memory: changes, flows, and another policy.
 
 Left out: drains, drift and failures (``test_reconciler_…``), readings of the kernel (``test_observer``), operations that wait
-for others (``test_precondition``), the cost (``test_cost``), and everything at once (``test_properties``).
+for others (``test_preconditions``), the cost (``test_cost``), and everything at once (``test_properties``).
 """
 
 from collections.abc import Mapping

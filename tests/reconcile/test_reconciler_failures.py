@@ -230,7 +230,7 @@ def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_del
     node.put(*web("10.244.0.1"))
     assert (Verb.SET, Sysctl) in kinds(node.sync())
     assert weights(node) == {ONE: 1}
-    assert (node.reconciler.pending, set(node.reconciler._tables.settings_given_up)) == (0, {simulation.SYSCTL.path})
+    assert (node.reconciler.pending, set(node.reconciler._tables.of_sysctls.given_up)) == (0, {simulation.SYSCTL.path})
     assert node.reconciler.next_s() is None
     node.observe()
     assert kinds(node.sync(after_s=600)) == []
@@ -242,7 +242,7 @@ def test_a_setting_that_cannot_be_written_is_tried_again_when_it_changes_and_del
     node.observe()
     node.sync()
     assert kernel.sysctls == {simulation.SYSCTL.path: "1"}
-    assert (node.reconciler.pending, node.reconciler._tables.settings_given_up) == (0, {})
+    assert (node.reconciler.pending, node.reconciler._tables.of_sysctls.given_up) == (0, {})
 
 
 def test_a_setting_that_was_refused_is_tried_again_when_another_value_is_desired() -> None:

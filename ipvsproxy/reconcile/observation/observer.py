@@ -7,20 +7,16 @@ that one part of a reading finds stays until the whole reading is done.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ipvsproxy.model.kernel import TIMEOUTS, Timeouts
 from ipvsproxy.model.net import Address, Network
-from ipvsproxy.model.plan import KINDS, Item, kind_of
+from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import RealServerKey, plain
-from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
+from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.reconcile.observation.drift import Drifts, Place
-from ipvsproxy.reconcile.tables.node import Tables
 from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
-
-_WITNESSES = frozenset({"set_entry", "address", "route"})
 
 
 class Observer:
@@ -36,8 +32,8 @@ class Observer:
         self._tables = tables
         self._drains = drains
         self._drifts = drifts
-        self._unread = {"sets", "addresses", "routes", "interface addresses"}
-        """The kinds of witnesses that have not been read yet."""
+        self._unread = {"sets", "addresses", "routes", "interface_addresses"}
+        """The fields of a reading that have not been read yet, and show which virtual servers are ours."""
         self._host: frozenset[Address] = frozenset()
         self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
         """Node ports are served on the addresses of this host in these ranges."""
@@ -53,31 +49,16 @@ class Observer:
         An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
         """
         tables = self._tables
-        for object_class, values in observed.of_node:
-            tables.of(object_class).observe(values, _ours)
-        if observed.sets is not None:
-            for name, table in tables.entries.items():
-                yield from table.observing_all(observed.sets.get(name, frozenset()), True, _ours)
-            self._unread.discard("sets")
-        for name, entries in observed.some_sets.items():
-            yield from tables.sets.observing_some({IP_SETS[name]: None if entries is None else True}, _ours)
-            yield from tables.entries[name].observing_all(entries or frozenset(), True, _ours)
-        if observed.addresses is not None:
-            yield from tables.addresses.observing_all(observed.addresses, True, _ours)
-            self._unread.discard("addresses")
-        if observed.routes is not None:
-            yield from tables.routes.observing_all(observed.routes, True, _ours)
-            self._unread.discard("routes")
+        for kind in tables.kinds:
+            yield from kind.take_in(observed)
+        self._unread = {name for name in self._unread if getattr(observed, name) is None}
         if observed.interface_addresses is not None:
             self._host = frozenset(item.address for item in observed.interface_addresses)
-            self._unread.discard("interface addresses")
-        for family, image in observed.skeletons.items():
-            tables.skeletons.notice(family, image)
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
             # A twin shows nothing before it is known which addresses are this host's: node ports there are perhaps desired.
-            needs_twins = not self.has_observed_all and "interface addresses" not in self._unread
+            needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
             if not self.has_observed_all and not self._unread:
@@ -108,14 +89,6 @@ class Observer:
         self.newcomers.clear()
         self._note_drift(now, in_parts=False)
 
-    def note_timeouts(self, observed: Timeouts) -> None:
-        """Take in the IPVS timeouts, which no other reading shows. A timeout whose desired value is 0 counts as equal."""
-        timeouts = self._tables.timeouts
-        desired = timeouts.desired.get(TIMEOUTS)
-        if desired:
-            compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
-            timeouts.confirm(TIMEOUTS, Timeouts(*compared))
-
     def _is_ours(self, left_behind: Mapping[VirtualServerKey, ObservedVirtualServer]) -> Callable[[VirtualServerKey], bool]:
         entries = {name: table.observed.keys() for name, table in self._tables.entries.items()}
         is_ours = ownership.owned_virtual_servers(entries, self._tables.local, self._host, left_behind, self.node_port_ranges)
@@ -144,21 +117,17 @@ class Observer:
     def _note_drift(self, now: float, *, in_parts: bool) -> None:
         tables = self._tables
         self._drifts.forget_calm(now)
-        for object_class, table in tables.by_class:
-            kind = KINDS[object_class].name
-            for key in table.take_drifted():
-                desired = table.desired.get(key)
-                self._drifts.note(Place(kind, key), desired, now)
-                if in_parts and desired is None and kind in _WITNESSES:
-                    self.newcomers.add(key)
+        for kind in tables.kinds:
+            for table in kind.tables:
+                for key in table.take_drifted():
+                    desired = table.desired.get(key)
+                    self._drifts.note(Place(kind.name, key), desired, now)
+                    if in_parts and desired is None and kind.is_witness:
+                        self.newcomers.add(key)
 
 
 def healed_place(tables: Tables, item: Item) -> tuple[Place, object]:
     """The place of the drift that an operation on this item repairs, and the desired value there."""
-    table, key = tables.place(item)
-    kind = kind_of(item) if not isinstance(item, RealServers) else KINDS[VirtualServer].name
-    return Place(kind, key), table.desired.get(key)
-
-
-def _ours(_: object) -> bool:
-    return True
+    kind = tables.kind(item)
+    table, key = kind.place(item)
+    return Place(kind.name, key), table.desired.get(key)

@@ -1,13 +1,10 @@
 """When a failed operation may be tried again."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes
-from ipvsproxy.model.plan import Operation, Verb, kind_of
-from ipvsproxy.model.real_servers import EvenWeights
-from ipvsproxy.model.sets import SetEntries
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerKey
 
 FIRST_DELAY_S = 1.0
@@ -73,10 +70,12 @@ class Retries:
         """When the first object may be tried again."""
         return min((failure.due_s for failure in self._failures.values()), default=None)
 
-    def due(self, operations: Sequence[Operation], now: float) -> list[Operation]:
+    def due(
+        self, operations: Sequence[Operation], identity: Callable[[Operation], tuple[str, object]], now: float
+    ) -> list[Operation]:
         """The operations without those that failed a short while ago. Objects without an operation are forgotten.
 
-        The real servers of a missing virtual server wait for it.
+        ``identity`` gives the key of a failure. The real servers of a missing virtual server wait for it.
         """
         identities = [identity(operation) for operation in operations]
         self.keep_only(frozenset(identities))
@@ -91,17 +90,3 @@ class Retries:
             elif isinstance(item, VirtualServer) and operation.verb is Verb.ADD:
                 missing.add(item.key)
         return due
-
-
-def identity(operation: Operation) -> tuple[str, object]:
-    """The key of a failure: the objects, with any verb and any value."""
-    item = operation.item
-    match item:
-        case RealServers(keys=EvenWeights()):
-            return kind_of(item), item.virtual_server
-        case RealServers():
-            return kind_of(item), (item.virtual_server, item.keys)
-        case SetEntries() | BoundAddresses() | LocalRoutes():
-            return kind_of(item), item.keys
-        case _:
-            return kind_of(item), item.key

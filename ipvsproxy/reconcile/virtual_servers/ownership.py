@@ -20,7 +20,18 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Address, Family, Network, Protocol, network
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, SetEntry, SetKind, SetType, mark_entry, mark_of
+from ipvsproxy.model.sets import (
+    IP_SETS,
+    SCOPE_KINDS,
+    ForeignElement,
+    IpSet,
+    MarkedEntry,
+    SetEntry,
+    SetKind,
+    SetType,
+    mark_entry,
+    mark_of,
+)
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServerKey
 
 _WITNESSES = frozenset(
@@ -141,6 +152,37 @@ def node_port_of(entry: SetEntry) -> NodePort | None:
     ip_set = IP_SETS[entry.set]
     protocol = None if isinstance(entry, ForeignElement) else _NODE_PORTS.get(ip_set.kind)
     return NodePort(ip_set.family, protocol, entry.port) if protocol is not None else None
+
+
+def _named(holds: Callable[[IpSet], bool]) -> frozenset[str]:
+    return frozenset(name for name, ip_set in IP_SETS.items() if holds(ip_set))
+
+
+RANGE_SETS = _named(lambda one: one.kind in {SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP})
+"""Sets of admitted sources."""
+FIREWALL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_FIREWALL)
+"""Sets of virtual servers that admit only certain sources."""
+LOCAL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_LOCAL or one.kind.startswith("KUBE-NODE-PORT-LOCAL-"))
+"""Sets of traffic that is not masqueraded because it stays on this node."""
+SCOPE_SETS = _named(lambda one: one.gives_marks)
+"""Sets that give packets their mark."""
+
+Named = VirtualServerKey | NodePort | None
+
+
+def mark_given_by(entry: SetEntry) -> FirewallMark | None:
+    """The virtual server of the mark that an entry gives its packets; None if it gives none."""
+    return FirewallMark.of(IP_SETS[entry.set].family, entry.mark) if isinstance(entry, MarkedEntry) else None
+
+
+def firewall_entry(key: VirtualServerKey) -> SetEntry:
+    """The entry that puts the source ranges of a virtual server in force."""
+    return SetEntry(IpSet(SetKind.LOAD_BALANCER_FIREWALL, key.address.family).name, key.address, key.protocol, key.port)
+
+
+def named_by(entry: SetEntry) -> Named:
+    """The virtual server or node port that an entry of ``LOCAL_SETS`` names."""
+    return node_port_of(entry) or virtual_server_of(entry)
 
 
 class Witnesses:

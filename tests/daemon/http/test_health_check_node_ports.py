@@ -20,7 +20,8 @@ from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.reconcile.tables.node import Tables
+from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.support import builders, http_client
 from tests.support.summaries import Clock, state
 
@@ -41,7 +42,7 @@ class Ports:
         self.clock = Clock()
         self.checks = HealthChecks(is_healthy=lambda: self.is_healthy, open_listener=self._open, clock=self.clock)
         self.checks.listen_on(addresses)
-        self._tables = Tables(lambda _desired, _observed: False, lambda _: False)
+        self._tables = Tables(Drains(0))
 
     async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
         where = host_port(address, port)

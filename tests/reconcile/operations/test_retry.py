@@ -3,9 +3,11 @@
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
-from ipvsproxy.reconcile.operations import retry
 from ipvsproxy.reconcile.operations.retry import FIRST_DELAY_S, LONGEST_DELAY_S, Retries
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.support import builders
+
+IDENTITY = Reconciler(Policy())._identity
 
 
 def test_what_never_failed_may_be_tried() -> None:
@@ -87,10 +89,10 @@ def test_real_servers_of_a_missing_virtual_server_wait_for_it_and_do_not_wake_th
     operations = [Operation(Verb.ADD, server), Operation(Verb.ADD, RealServers(key, server.weights))]
     retries = Retries()
     for seconds, operation in enumerate(reversed(operations)):
-        retries.fail(retry.identity(operation), operation, seconds)
-    assert retries.due(operations, 1 + FIRST_DELAY_S / 2) == []
+        retries.fail(IDENTITY(operation), operation, seconds)
+    assert retries.due(operations, IDENTITY, 1 + FIRST_DELAY_S / 2) == []
     assert retries.next_s() == 1 + FIRST_DELAY_S
-    assert retries.due(operations, 1 + FIRST_DELAY_S) == operations
+    assert retries.due(operations, IDENTITY, 1 + FIRST_DELAY_S) == operations
 
 
 def test_real_servers_do_not_wait_for_settings_that_could_not_be_set() -> None:
@@ -98,12 +100,12 @@ def test_real_servers_do_not_wait_for_settings_that_could_not_be_set() -> None:
     change = Operation(Verb.SET, VirtualServer(key, VirtualServerSettings("wlc")))
     addition = Operation(Verb.ADD, RealServers.of(key, builders.backend("10.244.0.1")))
     retries = Retries()
-    retries.fail(retry.identity(change), change, 0)
-    assert retries.due([change, addition], 0) == [addition]
+    retries.fail(IDENTITY(change), change, 0)
+    assert retries.due([change, addition], IDENTITY, 0) == [addition]
 
 
 def test_all_real_servers_of_a_new_virtual_server_fail_by_its_name() -> None:
     keys = [builders.frontend("10.96.0.1", port) for port in (80, 81)]
     weights = [EvenWeights.of([builders.backend(address)]) for address in ("10.244.0.1", "10.244.0.2")]
-    identities = {retry.identity(Operation(Verb.ADD, RealServers(key, one))) for key in keys for one in weights}
+    identities = {IDENTITY(Operation(Verb.ADD, RealServers(key, one))) for key in keys for one in weights}
     assert identities == {("real_server", key) for key in keys}

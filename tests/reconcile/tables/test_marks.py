@@ -18,11 +18,12 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile.operations import precondition
+from ipvsproxy.reconcile.kinds.kind import Circumstances
+from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, spread
-from ipvsproxy.reconcile.tables.node import Tables
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.translate.settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -229,7 +230,7 @@ def test_a_process_that_only_reads_desires_the_sets_of_scopes() -> None:
 
 
 def test_no_mark_is_given_before_every_service_has_been_put() -> None:
-    tables = Tables(lambda _desired, _observed: False, lambda _: False)
+    tables = Tables(Drains(0))
     tables.scopes.use_bits(0x3)
     node = node_with()
     node.put(*shop())
@@ -283,7 +284,7 @@ def test_a_set_stays_while_a_rule_names_it(rule: ObservedRule) -> None:
         node.now,
     )
     assert Operation(Verb.REMOVE, ip_set) not in node.plan().operations
-    assert not precondition.may_be_destroyed(node.reconciler._tables, ip_set)
+    assert ip_set not in destroyable(node.reconciler._tables)
     node.sync()
     node.observe()
     node.sync()
@@ -790,3 +791,9 @@ def test_a_refused_mark_that_no_service_has_any_more_changes_nothing() -> None:
     node.reconciler._tables.scopes.refuse(FirewallMark.of(Family.IPV4, SECOND))
     node.sync()
     assert marks_of(node) == {BALANCER: FIRST}
+
+
+def destroyable(tables: Tables) -> set[object]:
+    """The sets that may be destroyed now."""
+    circumstances = Circumstances(tables)
+    return {operation.item for kind in tables.kinds for operation in kind.removals(circumstances)}

@@ -8,12 +8,12 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.reconcile.tables.node import Tables
+from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.reconcile.virtual_servers import precedence
 from ipvsproxy.reconcile.virtual_servers.precedence import Role
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
-from tests.reconcile.tables.test_node import entries, new_claims, put
+from tests.reconcile.kinds.test_node import entries, new_claims, put
 from tests.support import builders
 
 KEY = builders.frontend("10.96.0.200", 80)

@@ -17,8 +17,9 @@ from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, Service
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.operations import precondition
-from ipvsproxy.reconcile.tables.node import Keep, Tables
+from ipvsproxy.reconcile.kinds.kind import Circumstances
+from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples, simulation
 from tests.support import builders
 
@@ -355,17 +356,23 @@ def test_a_desired_real_server_that_may_not_keep_its_flows_does_not_delay_the_cl
     assert len(cleanings(node.sync())) == 2
 
 
+def removals(tables: Tables) -> list[Operation]:
+    return [operation for kind in tables.kinds for operation in kind.removals(Circumstances(tables))]
+
+
 def test_a_set_is_not_destroyed_while_a_rule_that_is_in_force_names_it() -> None:
     named = IpSet(SetKind.SCOPE, Family.IPV4)
     match = SetMatch(named.name, (Side.DESTINATION, Side.DESTINATION))
     for rule in (Rule(target=Verdict.DROP, set=match), Rule(target=TakeMark(match))):
-        tables = Tables(lambda _desired, _observed: False, lambda _: False)
+        tables = Tables(Drains(0))
         rules = Skeleton(family=Family.IPV4, chains={ChainKey("mangle", "KUBE-IPVSPROXY-MARK"): (rule,)}, jumps=())
         tables.put_skeleton(rules)
-        assert not precondition.may_be_destroyed(tables, named), "the rules may still name it"
+        other = IpSet(SetKind.NO_LOCAL, Family.IPV4)
+        for ip_set in (named, other):
+            tables.sets.confirm(ip_set, True)
+        assert not removals(tables), "the rules may still name them"
         tables.skeletons.confirm(Family.IPV4, rules.in_force)
-        assert not precondition.may_be_destroyed(tables, named)
-        assert precondition.may_be_destroyed(tables, IpSet(SetKind.NO_LOCAL, Family.IPV4))
+        assert removals(tables) == [Operation(Verb.REMOVE, other)]
 
 
 @pytest.mark.parametrize(("port", "is_held_up"), [(80, True), (81, False)])
@@ -389,11 +396,11 @@ def test_a_flow_waits_for_the_virtual_server_of_its_mark_and_of_no_other(port: i
         entries=(gives,),
         rare=Rarities(flows={flow: frozenset()}, scopes=(scope,)),
     )
-    tables = Tables(lambda _desired, _observed: False, lambda _: False)
+    tables = Tables(Drains(0))
     tables.put(examples.OLD.service, state)
     tables.virtual_servers.confirm(key, ObservedVirtualServer(examples.ROUND_ROBIN, {}))
     tables.flows.confirm(flow, frozenset([builders.backend("10.244.0.9")]))
-    held_up = [] if is_held_up else [(flow, Keep(examples.OLD, frozenset()))]
-    assert list(precondition.may_be_cleaned(tables)) == held_up
+    cleaning = [Operation(Verb.REMOVE, FlowCleaning(flow, frozenset()))]
+    assert list(tables.of_flows.additions(Circumstances(tables))) == ([] if is_held_up else cleaning)
     tables.virtual_servers.confirm(mark, ObservedVirtualServer(examples.ROUND_ROBIN, {}))
-    assert list(precondition.may_be_cleaned(tables)) == [(flow, Keep(examples.OLD, frozenset()))]
+    assert list(tables.of_flows.additions(Circumstances(tables))) == cleaning

@@ -6,7 +6,6 @@ Rule 2: a set entry describes a virtual server, so only the Service that has the
 Rule 3: a rule is desired while its set has an entry, or a virtual server needs it: it comes first and goes last.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,8 +15,6 @@ from ipvsproxy.model.kernel import (
     TIMEOUTS,
     BoundAddresses,
     Device,
-    Flow,
-    FlowCleaning,
     HealthCheck,
     HealthCheckPort,
     LocalRoutes,
@@ -25,18 +22,26 @@ from ipvsproxy.model.kernel import (
     Timeouts,
 )
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.plan import Item
-from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.rules import MARKING_TABLE, ObservedSkeleton, Skeleton
+from ipvsproxy.model.plan import Item, Operation
+from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetCopy, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.tables.presence import PresenceTable, presence
+from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.reconcile.kinds.addresses import Addresses, Routes
+from ipvsproxy.reconcile.kinds.entries import Entries
+from ipvsproxy.reconcile.kinds.flows import Flows
+from ipvsproxy.reconcile.kinds.kind import Kind, Stage
+from ipvsproxy.reconcile.kinds.rules import Rules
+from ipvsproxy.reconcile.kinds.sets import SetCopies, Sets
+from ipvsproxy.reconcile.kinds.settings import Devices, IpvsTimeouts, Sysctls
+from ipvsproxy.reconcile.kinds.virtual_servers import VirtualServers
+from ipvsproxy.reconcile.tables.presence import presence
 from ipvsproxy.reconcile.tables.scopes import Scopes
 from ipvsproxy.reconcile.tables.slow_start import SlowStarts
 from ipvsproxy.reconcile.tables.table import Conflict, Table
 from ipvsproxy.reconcile.virtual_servers import ownership, precedence
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 
 def _always(_: object) -> bool:
@@ -49,14 +54,6 @@ def _never(_: object) -> bool:
 
 _NOTHING = ServiceState(owner=NODE_OWNER)
 """The desired state of a Service that does not exist."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Keep:
-    """The real servers that may go on answering a flow, and their Service."""
-
-    owner: Owner
-    real_servers: frozenset[RealServerKey]
 
 
 class _Local(Container[Address]):
@@ -74,8 +71,8 @@ class Tables:
 
     def __init__(
         self,
-        virtual_server_differs: Callable[[VirtualServer, ObservedVirtualServer], bool],
-        is_excluded: Callable[[VirtualServerKey], bool],
+        drains: Drains,
+        is_excluded: Callable[[VirtualServerKey], bool] = _never,
         is_served: Callable[[Family], bool] = _always,
     ) -> None:
         """Excluded virtual servers are never removed, nor virtual servers and addresses of a family that is not served."""
@@ -87,25 +84,31 @@ class Tables:
         self._restricting: dict[ServiceName, ServiceState] = {}
         self._in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
         """The virtual servers that the desired rules of a family name one by one."""
-        self._settings_given_up: dict[str, tuple[Sysctl, str | None, str]] = {}
-        self._unequal: dict[Table[Any, Any, Any], None] = {}
-        self.virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
-            lambda desired: desired.owner,
-            virtual_server_differs,
-            lambda key: not is_served(key.address.family) or is_excluded(key),
-            self._unequal,
-            self._rank_of,
+        self.unequal: dict[Table[Any, Any, Any], None] = {}
+        """The tables with pending or surplus keys: of four dozen, most of the time none."""
+        self.drains, self.is_excluded, self.is_served = drains, is_excluded, is_served
+        self.of_virtual_servers, self.of_entries, self.of_rules = VirtualServers(self), Entries(self), Rules(self)
+        self.of_sysctls, self.of_timeouts, self.of_flows = Sysctls(self), IpvsTimeouts(self), Flows(self)
+        of_addresses, of_routes, of_sets, of_devices = Addresses(self), Routes(self), Sets(self), Devices(self)
+        self.kinds: Sequence[Kind] = (
+            self.of_sysctls,
+            self.of_timeouts,
+            of_devices,
+            of_sets,
+            SetCopies(self),
+            self.of_entries,
+            self.of_rules,
+            self.of_virtual_servers,
+            of_addresses,
+            of_routes,
+            self.of_flows,
         )
-        self.entries: Mapping[str, Table[SetEntry, Owner, bool]] = {
-            name: PresenceTable(_never, self._unequal) for name in IP_SETS
-        }
-        self._names = {table: name for name, table in self.entries.items()}
-        self._entries_of = {
-            family: [(IP_SETS[name].kind, table) for name, table in self.entries.items() if IP_SETS[name].family is family]
-            for family in Family
-        }
-        self.addresses: Table[Address, Owner, bool] = PresenceTable(lambda address: not is_served(address.family), self._unequal)
-        self.routes: Table[Address, Owner, bool] = PresenceTable(lambda address: not is_served(address.family), self._unequal)
+        """All kinds. Adding one means a module here, and a driver in ``kernel``."""
+        self._kinds: Mapping[type, Kind] = {object_class: one for one in self.kinds for object_class in one.classes}
+        self.virtual_servers = self.of_virtual_servers.servers
+        self.entries = self.of_entries.by_set
+        self.addresses: Table[Address, Owner, bool] = of_addresses.tables[0]
+        self.routes: Table[Address, Owner, bool] = of_routes.tables[0]
         self.bindings: Mapping[type[BoundAddresses | LocalRoutes], Table[Address, Owner, bool]] = {
             BoundAddresses: self.addresses,
             LocalRoutes: self.routes,
@@ -113,81 +116,35 @@ class Tables:
         """The tables of both ways by which a service address becomes local. An address is desired in one of them."""
         self.local: Container[Address] = _Local(tuple(table.observed for table in self.bindings.values()))
         """The observed service addresses of both ways."""
-        self.sets: Table[IpSet, Owner, bool] = PresenceTable(lambda ip_set: ip_set.kind not in SCOPE_KINDS, self._unequal)
-        self.copies: Table[SetCopy, Owner, bool] = PresenceTable(_never, self._unequal)
-        """Copies of sets are never desired."""
-        self.devices: Table[Device, Owner, bool] = PresenceTable(_always, self._unequal)
-        self.sysctls: Table[str, Sysctl, str] = Table(
-            _node, lambda desired, observed: not desired.is_met_by(observed), lambda _: True, self._unequal
-        )
-        self.timeouts: Table[str, Timeouts, Timeouts] = Table(
-            _node, lambda desired, observed: desired != observed, lambda _: True, self._unequal
-        )
-        self.skeletons: Table[Family, Skeleton, ObservedSkeleton] = Table(
-            _node, lambda desired, observed: desired.in_force != observed, lambda _: True, self._unequal
-        )
-        self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
-            lambda keep: keep.owner, lambda desired, observed: not observed <= desired.real_servers, lambda _: True, self._unequal
-        )
+        self.sets: Table[IpSet, Owner, bool] = of_sets.tables[0]
+        self.devices: Table[Device, Owner, bool] = of_devices.tables[0]
+        self.sysctls = self.of_sysctls.settings
+        self.timeouts = self.of_timeouts.timeouts
+        self.skeletons = self.of_rules.skeletons
+        self.flows = self.of_flows.flows
         self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
             lambda check: check.owner, lambda _desired, _observed: False, _never
         )
         """Only the desired side is used, since a listener is not a kernel object. The table is never among the unequal ones."""
-        self.foundation: Sequence[tuple[type, Table[Any, Any, Any]]] = (
-            (Sysctl, self.sysctls),
-            (Timeouts, self.timeouts),
-            (Device, self.devices),
-            (IpSet, self.sets),
-            (SetCopy, self.copies),
-            (Skeleton, self.skeletons),
-        )
-        """The tables of objects that the node needs with any Services, each with the class of its objects.
-
-        In a table of presence the objects are the keys; else they are the desired values.
-        """
-        self.by_class: Sequence[tuple[type, Table[Any, Any, Any]]] = (
-            (VirtualServer, self.virtual_servers),
-            *((SetEntries, table) for table in self.entries.values()),
-            *self.bindings.items(),
-            *self.foundation,
-            (FlowCleaning, self.flows),
-        )
-        """All tables of kernel objects."""
-        self._by_class = dict(self.by_class)
         self.scopes = Scopes(self.virtual_servers, self.entries, self.sets, self.put)
         """Second scopes of external addresses."""
         self.slow_starts = SlowStarts(self.virtual_servers, self._put)
 
-    @property
-    def unequal(self) -> Collection[Table[Any, Any, Any]]:
-        """The tables with pending or surplus keys: of four dozen, most of the time none."""
-        return self._unequal
+    def kind(self, item: Item) -> Kind:
+        """The kind of an item."""
+        return self._kinds[type(item)]
 
-    def of(self, object_class: type) -> Table[Any, Any, Any]:
-        """The table of a class of objects, except set entries."""
-        return self._by_class[object_class]
-
-    def table(self, item: Item) -> Table[Any, Any, Any]:
-        """The table of an object; real servers are in that of their virtual server."""
-        match item:
-            case SetEntries():
-                return self.entries[item.set]
-            case RealServers():
-                return self.virtual_servers
-            case _:
-                return self.of(type(item))
-
-    def place(self, item: Item) -> tuple[Table[Any, Any, Any], Any]:
-        """The table of an object, and its key there.
+    def stage(self, operation: Operation) -> Stage:
+        """The stage of an operation.
 
         Raises:
-            ValueError: the item is several objects.
+            KeyError: such an operation is never planned.
         """
-        return self.table(item), item.virtual_server if isinstance(item, RealServers) else item.key
+        return self.kind(operation.item).stage(operation)
 
     def unequal_entries(self) -> list[tuple[str, Table[SetEntry, Owner, bool]]]:
         """The unequal tables of set entries, each with the name of its set."""
-        return [(self._names[table], table) for table in self._unequal if table in self._names]
+        return self.of_entries.unequal()
 
     @property
     def states(self) -> Mapping[ServiceName, ServiceState]:
@@ -209,20 +166,6 @@ class Tables:
         families = self.scopes.families
         scoped = (ip_set for ip_set in IP_SETS.values() if ip_set.kind in SCOPE_KINDS and ip_set.family in families)
         return list(dict.fromkeys(ip_set.name for ip_set in (*self.sets.desired, *scoped)))
-
-    def give_up_setting(self, item: Sysctl, reason: str) -> None:
-        """Give up a kernel setting that cannot be written, until its desired or observed value changes."""
-        self._settings_given_up[item.path] = (item, self.sysctls.observed.get(item.path), reason)
-
-    @property
-    def settings_given_up(self) -> Mapping[str, str]:
-        """The settings that could not be written, and whose two sides have not changed since: path and reason."""
-        return {
-            path: reason
-            for path, (desired, observed, reason) in self._settings_given_up.items()
-            if path in self.sysctls.pending
-            and (desired, observed) == (self.sysctls.desired[path], self.sysctls.observed.get(path))
-        }
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
         """The desired rules of a family."""
@@ -259,7 +202,8 @@ class Tables:
             self._desire_entries(owner, state, state)
             self.scopes.note_change(owner.service)
 
-    def _rank_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Rank:
+    def rank_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Rank:
+        """The rank of a Service for a virtual server: the lowest one has it."""
         entries = self._entries_by_service.get(owner.service)
         if entries is None:
             entries = self._entries_by_service[owner.service] = frozenset(self._states[owner.service].entries)
@@ -278,23 +222,11 @@ class Tables:
         if before.routes != after.routes:
             self.routes.replace(owner, presence(before.routes, owner), presence(after.routes, owner))
         if before.rare.flows != after.rare.flows:
-            self._desire_flows(owner, before.rare.flows, after.rare.flows)
+            self.of_flows.desire(owner, before.rare.flows, after.rare.flows)
         if before.rare.local_endpoints != after.rare.local_endpoints:
             self.health_checks.replace(owner, _checks(owner, before), _checks(owner, after))
         self._desire_entries(owner, before, after)
         return affected - {owner}
-
-    def _desire_flows(
-        self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
-    ) -> None:
-        """Desire flows. Only a flow that has lost a real server, or has its first ones, needs cleaning."""
-        self.flows.replace(owner, _keeps(owner, before), _keeps(owner, after))
-        for flow in (*before, *after):
-            desired, observed = self.flows.desired.get(flow), self.flows.observed.get(flow)
-            if desired is None:
-                self.flows.confirm(flow, None)
-            elif observed is not None and observed <= desired.real_servers:
-                self.flows.confirm(flow, desired.real_servers)
 
     def _desire_entries(self, owner: Owner, last: ServiceState, state: ServiceState) -> None:
         before = self._fewer_entries.pop(owner.service, last.entries)
@@ -330,15 +262,11 @@ class Tables:
         )
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
-        """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired.
-
-        A ``ForeignElement`` alone does not count: a rule for it would do to all packets what it does to those of some Services.
-        """
+        """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired."""
         return frozenset(
             kind
-            for kind, table in self._entries_of[family]
-            if (table.desired or (not settled and any(not isinstance(entry, ForeignElement) for entry in table.observed)))
-            and (settled or kind not in SCOPE_KINDS or IpSet(kind, family) in self.sets.observed)
+            for kind in self.of_entries.occupied(family, settled=settled)
+            if settled or kind not in SCOPE_KINDS or IpSet(kind, family) in self.sets.observed
         )
 
     def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
@@ -366,11 +294,8 @@ class Tables:
         return frozenset(key for key in keys if key.address in desired or key.address in observed)
 
     def lacks_rules(self, family: Family) -> bool:
-        """Whether rules of a family are not in force, apart from those that give packets a mark: a kernel may refuse these."""
-        if family not in self.skeletons.pending:
-            return False
-        desired, observed = self.skeletons.desired[family].in_force, self.skeletons.observed.get(family)
-        return observed is None or observed.without(MARKING_TABLE) != desired.without(MARKING_TABLE)
+        """Whether rules of a family are not in force, apart from those that give packets a mark."""
+        return self.of_rules.lacks(family)
 
     def is_going(self, key: VirtualServerKey) -> bool:
         """Whether a virtual server is still observed although it is no longer desired."""
@@ -386,12 +311,8 @@ class Tables:
         return conflict and self._with_reasons(conflict)
 
     def _with_reasons(self, one: Conflict) -> Conflict:
-        winner, *waiting = (self._rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
+        winner, *waiting = (self.rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
         return one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
-
-
-def _keeps(owner: Owner, flows: Mapping[Flow, frozenset[RealServerKey]]) -> Mapping[Flow, Keep]:
-    return {flow: Keep(owner, keep) for flow, keep in flows.items()}
 
 
 def _checks(owner: Owner, state: ServiceState) -> Mapping[HealthCheckPort, HealthCheck]:
@@ -399,7 +320,3 @@ def _checks(owner: Owner, state: ServiceState) -> Mapping[HealthCheckPort, Healt
         HealthCheckPort(listener.family, listener.port): HealthCheck(owner, count)
         for listener, count in state.rare.local_endpoints.items()
     }
-
-
-def _node(_: object) -> Owner:
-    return NODE_OWNER

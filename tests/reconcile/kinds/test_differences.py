@@ -14,7 +14,8 @@ from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skelet
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, RealServers, VirtualServer, VirtualServerSettings
-from ipvsproxy.reconcile import compare
+from ipvsproxy.reconcile import survey
+from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate.services import state
 from tests.reconcile import examples, simulation
@@ -73,7 +74,7 @@ def web(*endpoints: str) -> simulation.SimulatedNode:
     return node
 
 
-def differences(reconciler: Reconciler) -> Iterator[compare.Difference]:
+def differences(reconciler: Reconciler) -> Iterator[Difference]:
     """All of them, with rules as iptables prints them."""
     return reconciler.survey.differences(iptables_rule.render)
 
@@ -268,4 +269,4 @@ def rules(
 
 
 def test_tracked_flows_are_no_kind_of_difference() -> None:
-    assert set(compare.KINDS) == {kind.name for kind in KINDS.values()} - {KINDS[FlowCleaning].name}
+    assert set(survey.COMPARED_KINDS) == {kind.name for kind in KINDS.values()} - {KINDS[FlowCleaning].name}

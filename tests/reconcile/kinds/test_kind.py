@@ -1,17 +1,20 @@
-"""The order of operations of different kinds. That each order closes its window is shown by ``test_precondition``."""
+"""The order of operations of different kinds. That each order closes its window is shown by ``test_preconditions``."""
 
 import pytest
 
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, FlowCleaning, Sysctl, Timeouts
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.plan import KINDS, Operation, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
-from ipvsproxy.reconcile.operations import order
+from ipvsproxy.reconcile.kinds.kind import Stage
+from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples
 from tests.support import builders
 
+STAGE_OF = Tables(Drains(0)).stage
 KEY = builders.frontend("192.0.2.10", 80)
 SERVER = VirtualServer(KEY, examples.ROUND_ROBIN)
 REAL = builders.backend("10.244.0.1")
@@ -54,15 +57,18 @@ IN_ORDER: tuple[tuple[Operation, ...], ...] = (
 def test_operations_of_every_kind_come_in_this_order() -> None:
     everything = [operation for equal in IN_ORDER for operation in equal]
     backwards = everything[::-1]
-    assert sorted(backwards, key=order.stage_of) == [operation for equal in IN_ORDER for operation in reversed(equal)]
-    assert len({order.stage_of(operation) for operation in everything}) == len(IN_ORDER)
+    assert sorted(backwards, key=STAGE_OF) == [operation for equal in IN_ORDER for operation in reversed(equal)]
+    assert len({STAGE_OF(operation) for operation in everything}) == len(IN_ORDER)
 
 
 def test_an_operation_that_is_never_planned_has_no_stage() -> None:
     with pytest.raises(KeyError):
-        order.stage_of(Operation(Verb.REMOVE, Device(DEVICE)))
+        STAGE_OF(Operation(Verb.REMOVE, Device(DEVICE)))
 
 
-def test_taking_weight_from_a_real_server_counts_as_a_removal() -> None:
-    removals = [str(operation) for equal in IN_ORDER for operation in equal if order.is_removal(operation)]
-    assert removals == [str(operation) for equal in IN_ORDER[10:] for operation in equal]
+def test_every_kind_is_listed_once_and_every_stage_is_used() -> None:
+    kinds = Tables(Drains(0)).kinds
+    assert sorted(one.__name__ for kind in kinds for one in kind.classes) == sorted(one.__name__ for one in KINDS)
+    by_set = {Stage.SOURCE_RANGES, Stage.FIREWALL_ENTRIES, Stage.FIREWALL_REMOVALS, Stage.MARKS, Stage.MARK_REMOVALS}
+    of_real_servers = {Stage.REAL_SERVER_REMOVALS}
+    assert {stage for kind in kinds for stage in kind.stages.values()} == set(Stage) - by_set - of_real_servers

@@ -12,8 +12,9 @@ from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetKind
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.reconcile.tables.node import Keep, Tables
-from ipvsproxy.reconcile.virtual_servers import diff
+from ipvsproxy.reconcile.kinds.flows import Keep
+from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
 from tests.support import builders
@@ -30,7 +31,7 @@ FLOW = examples.flow("10.96.0.10")
 
 
 def new_claims() -> Tables:
-    return Tables(lambda desired, observed: diff.differs(desired, observed, lambda _key, _real_server: None), lambda _: False)
+    return Tables(Drains(0))
 
 
 def put(tables: Tables, *states: ServiceState) -> None:
@@ -359,7 +360,7 @@ NOBODYS = builders.frontend("10.96.0.250", 80)
 def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pending_or_surplus() -> None:
     tables = new_claims()
     kernel_tables = examples.tables_of(tables)
-    assert len(kernel_tables) == len(IP_SETS) + 10
+    assert len(kernel_tables) == len(IP_SETS) + len(tables.kinds) - 1
     for number, table in enumerate(kernel_tables, 1):
         nobodys = {
             tables.addresses: NOBODYS.address,

@@ -1,0 +1,148 @@
+"""The kind of set entries. Each set has a table of its own.
+
+Rule 1: for an existing virtual server, admitted sources are never shut out: its firewall entry comes after the ranges and the
+rules, and goes before them; old ranges go after new ones are in force.
+Rule 2: traffic to another node is masqueraded, or its answers would not return through this node. The entry that exempts traffic
+from masquerading comes when no undesired real server gets traffic, and real servers come when the entry has gone.
+Rule 3: a packet gets a mark only while the virtual server of the mark has its real servers.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.service import Owner, ServiceName
+from ipvsproxy.model.sets import IP_SETS, ForeignElement, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.kinds.kind import Circumstances, PresenceKind, Stage, ours, together_or_not
+from ipvsproxy.reconcile.tables.presence import PresenceTable
+from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.virtual_servers import ownership
+
+_STAGES: Mapping[tuple[Verb, str], Stage] = (
+    {(Verb.ADD, name): Stage.SOURCE_RANGES for name in ownership.RANGE_SETS}
+    | {(Verb.ADD, name): Stage.FIREWALL_ENTRIES for name in ownership.FIREWALL_SETS}
+    | {(Verb.REMOVE, name): Stage.FIREWALL_REMOVALS for name in ownership.FIREWALL_SETS}
+    | {(Verb.ADD, name): Stage.MARKS for name in ownership.SCOPE_SETS}
+    | {(Verb.REMOVE, name): Stage.MARK_REMOVALS for name in ownership.SCOPE_SETS}
+)
+"""The stages of entries of some sets, which differ from those of the others."""
+
+
+class Entries(PresenceKind):
+    """The entries of all sets, by the set's name."""
+
+    classes: ClassVar[tuple[type, ...]] = (SetEntries,)
+    stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.ENTRIES, Verb.REMOVE: Stage.ENTRY_REMOVALS}
+    is_witness = True
+
+    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[SetEntry, Owner, bool]]:
+        """One table for each set."""
+        self.by_set: Mapping[str, Table[SetEntry, Owner, bool]] = {
+            name: PresenceTable(self.is_protected, unequal) for name in IP_SETS
+        }
+        self._names = {table: name for name, table in self.by_set.items()}
+        self._of_family = {
+            family: [(ip_set.kind, self.by_set[name]) for name, ip_set in IP_SETS.items() if ip_set.family is family]
+            for family in Family
+        }
+        return self.by_set.values()
+
+    def table(self, item: SetEntries) -> Table[SetEntry, Owner, bool]:
+        """The table of the entries' set."""
+        return self.by_set[item.set]
+
+    def stage(self, operation: Operation) -> Stage:
+        """The stage, which for some sets is another than for the rest."""
+        verb, item = operation
+        assert isinstance(item, SetEntries)  # noqa: S101 - the class of this kind's items
+        return _STAGES.get((verb, item.set)) or self.stages[verb]
+
+    def label(self, table: Table[Any, Any, Any], key: SetEntry) -> str:
+        """The set and the entry."""
+        return f"{self._names[table]} {key}"
+
+    def unequal(self) -> list[tuple[str, Table[SetEntry, Owner, bool]]]:
+        """The unequal tables, each with the name of its set."""
+        return [(self._names[table], table) for table in self.all.unequal if table in self._names]
+
+    def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
+        """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired.
+
+        A ``ForeignElement`` alone does not count: a rule for it would do to all packets what it does to those of some Services.
+        """
+        return frozenset(
+            kind
+            for kind, table in self._of_family[family]
+            if table.desired or (not settled and any(not isinstance(entry, ForeignElement) for entry in table.observed))
+        )
+
+    def take_in(self, observed: Observation) -> Iterator[None]:
+        """Takes in the entries of all sets, or of some."""
+        if observed.sets is not None:
+            for name, table in self.by_set.items():
+                yield from table.observing_all(observed.sets.get(name, frozenset()), True, ours)
+        for name, some in observed.some_sets.items():
+            yield from self.by_set[name].observing_all(some or frozenset(), True, ours)
+
+    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Adds pending entries that shut out no admitted source, lose no answers, and give no mark too early (rules 1 to 3)."""
+        for name, table in self.unequal():
+            entries = tuple(self._may_be_added(name, table, circumstances))
+            if entries:
+                yield from together_or_not(Operation(Verb.ADD, SetEntries(name, entries)), together=circumstances.together)
+
+    def _may_be_added(self, name: str, table: Table[SetEntry, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
+        entries = table.pending
+        if name in ownership.FIREWALL_SETS:
+            return filter(circumstances.has_ranges, entries)
+        if name in ownership.LOCAL_SETS:
+            elsewhere = self._leading_elsewhere({table.desired[entry].service for entry in entries})
+            return (entry for entry in entries if (table.desired[entry].service, ownership.named_by(entry)) not in elsewhere)
+        if name in ownership.SCOPE_SETS:
+            # The kernel has one entry for each of these, whatever its mark: the removal of the old one would remove the new one.
+            taken = {ownership.virtual_server_of(entry) for entry in table.surplus}
+            return (
+                entry for entry in entries if ownership.virtual_server_of(entry) not in taken and self._is_served_by_mark(entry)
+            )
+        return entries
+
+    def _is_served_by_mark(self, entry: SetEntry) -> bool:
+        table, key = self.all.virtual_servers, ownership.mark_given_by(entry)
+        return key is not None and key in table.observed and key not in table.pending
+
+    def _leading_elsewhere(self, services: Iterable[ServiceName]) -> Collection[tuple[ServiceName, ownership.Named]]:
+        """Virtual servers and node ports of Services whose new connections may go to an undesired real server."""
+        table = self.all.virtual_servers
+        return {
+            (name, named)
+            for name in services
+            for key in (item.key for item in self.all.states[name].served)
+            if key in table.observed and table.observed[key].real_servers is not (desired := table.desired[key]).weights
+            if any(weight and one not in desired.real_servers for one, weight in table.observed[key].real_servers.items())
+            for named in (key, ownership.node_port(key))
+        }
+
+    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Removes entries that witness nothing, and source ranges that do not alone admit a source (rule 1)."""
+        if not circumstances.has_observed_all:
+            return
+        for name, table in self.unequal():
+            entries = tuple(
+                entry
+                for entry in table.surplus
+                if entry not in circumstances.keeping
+                and not circumstances.witnesses.need(entry)
+                and (name not in ownership.RANGE_SETS or self._admits_nobody_alone(entry, circumstances))
+            )
+            if entries:
+                yield from together_or_not(Operation(Verb.REMOVE, SetEntries(name, entries)), together=circumstances.together)
+
+    def _admits_nobody_alone(self, entry: SetEntry, circumstances: Circumstances) -> bool:
+        key = ownership.virtual_server_of(entry)
+        if key is None:
+            return True
+        firewall = ownership.firewall_entry(key)
+        table = self.by_set[firewall.set]
+        return firewall not in table.observed or (firewall in table.desired and key not in circumstances.lacking_ranges)

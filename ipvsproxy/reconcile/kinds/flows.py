@@ -1,0 +1,84 @@
+"""The kind of tracked flows: cleaned on a change, and never compared, since their absence proves nothing.
+
+Rule: flows are cleaned after the kernel has stopped using the real servers that they must leave: flows that begin in between
+would stay.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from ipvsproxy.model.kernel import Flow, FlowCleaning
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import Owner
+from ipvsproxy.model.sets import MarkedEntry
+from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.reconcile.kinds.kind import Circumstances, Kind, Stage
+from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.virtual_servers import ownership
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Keep:
+    """The real servers that may go on answering a flow, and their Service."""
+
+    owner: Owner
+    real_servers: frozenset[RealServerKey]
+
+
+class Flows(Kind):
+    """The tracked flows of UDP and SCTP frontends. The observed side is what was cleaned last."""
+
+    classes: ClassVar[tuple[type, ...]] = (FlowCleaning,)
+    stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.FLOWS}
+
+    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[Flow, Keep, frozenset[RealServerKey]]]:
+        """One table. Nothing of it is removed."""
+        self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
+            lambda keep: keep.owner, lambda desired, observed: not observed <= desired.real_servers, lambda _: True, unequal
+        )
+        return (self.flows,)
+
+    def desire(
+        self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
+    ) -> None:
+        """Replaces the flows of a Service. Only a flow that has lost a real server, or has its first ones, needs cleaning."""
+        flows = self.flows
+        flows.replace(owner, _keeps(owner, before), _keeps(owner, after))
+        for flow in (*before, *after):
+            desired, observed = flows.desired.get(flow), flows.observed.get(flow)
+            if desired is None:
+                flows.confirm(flow, None)
+            elif observed is not None and observed <= desired.real_servers:
+                flows.confirm(flow, desired.real_servers)
+
+    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Cleans flows whose virtual servers exist without a real server that is neither kept nor desired.
+
+        Packets of a flow come to the virtual server of its address, or to the one whose mark the address gives.
+        """
+        del circumstances
+        tables, flows = self.all, self.flows
+        virtual_servers = tables.virtual_servers
+        marks = {
+            (name, ownership.virtual_server_of(entry)): ownership.mark_given_by(entry)
+            for name in {flows.desired[flow].owner.service for flow in flows.pending}
+            if tables.states[name].rare.scopes
+            for entry in tables.states[name].entries
+            if isinstance(entry, MarkedEntry)
+        }
+        for flow in flows.pending:
+            keep, key = flows.desired[flow], VirtualServerKey(flow.protocol, flow.address, flow.port)
+            if all(
+                one in virtual_servers.observed
+                and virtual_servers.observed[one].real_servers.keys()
+                <= keep.real_servers | virtual_servers.desired[one].real_servers
+                for one in (key, marks.get((keep.owner.service, key)))
+                if one is not None
+            ):
+                yield Operation(Verb.REMOVE, FlowCleaning(flow, keep.real_servers))
+
+
+def _keeps(owner: Owner, flows: Mapping[Flow, frozenset[RealServerKey]]) -> Mapping[Flow, Keep]:
+    return {flow: Keep(owner, keep) for flow, keep in flows.items()}

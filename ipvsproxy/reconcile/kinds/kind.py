@@ -1,0 +1,275 @@
+"""What each kind of kernel object declares once: its tables, the stages and preconditions of its operations, and its differences.
+
+Nothing else tells kinds apart. ``kinds/node.py`` lists them.
+
+The stages give the order of one plan. Additions come before removals, a restriction comes before the object that it restricts:
+
+* Rules name sets, so sets come first. A rule about an empty set has no effect, so entries come before rules.
+* Source ranges are in force before the address that they guard is reachable, and no admitted client is ever shut out: first the
+  ranges, then the rules, then the set that sends packets to them, then the virtual server.
+* A virtual server and its real servers come before its address. Otherwise clients would be refused in between.
+* On removal, the virtual server goes first, then its entries and its address. These are its witnesses: they show a later process
+  that the virtual server is ours. Local routes have the stages of addresses: each may take the place of the other.
+* A packet gets a mark only while the virtual server of that mark has its real servers. Without a mark, it comes to the virtual
+  server of its address.
+
+The order of one plan is not enough, since operations can fail: a precondition asks for objects that must be in force.
+"""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ipvsproxy.model import kind
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
+from ipvsproxy.model.rules import ObservedRule
+from ipvsproxy.model.service import NODE_OWNER, Owner
+from ipvsproxy.model.sets import IP_SETS, SetEntry
+from ipvsproxy.model.state import Observation
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
+from ipvsproxy.reconcile.tables.presence import PresenceTable
+from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.virtual_servers import ownership
+
+if TYPE_CHECKING:
+    from ipvsproxy.reconcile.kinds.node import Tables
+
+MISSING = "missing"
+STALE = "nothing"
+"""The desired value of an observed object of ours that serves no Service."""
+
+DescribeRule = Callable[[ObservedRule, Family], str]
+"""Writes a rule as the operator's tools print it."""
+
+
+class Stage(enum.IntEnum):
+    """The stage of an operation in a plan. Lower stages come first; operations of one stage keep their planned order."""
+
+    SETTINGS = 0
+    TIMEOUTS = 1
+    DEVICE = 2
+    SETS = 3
+    MARK_REMOVALS = 4
+    SOURCE_RANGES = 5
+    ENTRIES = 6
+    RULES = 7
+    FIREWALL_ENTRIES = 8
+    SERVERS = 9
+    ADDRESSES = 10
+    MARKS = 11
+    REAL_SERVER_REMOVALS = 12
+    VIRTUAL_SERVER_REMOVALS = 13
+    FIREWALL_REMOVALS = 14
+    ENTRY_REMOVALS = 15
+    ADDRESS_REMOVALS = 16
+    SET_REMOVALS = 17
+    FLOWS = 18
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One kernel object whose two sides differ. ``owner`` None: it is not desired, or the node itself needs it."""
+
+    kind: str
+    name: str
+    owner: Owner | None = None
+    desired: str
+    observed: str
+
+    def __str__(self) -> str:
+        owner = f" of {self.owner}" if self.owner and self.owner.service.namespace else ""
+        return f"{self.kind} {self.name}{owner}: desired {self.desired}, observed {self.observed}"
+
+
+class Circumstances:
+    """The circumstances of one plan.
+
+    ``together``: several entries of one set are one operation, and so are several addresses or local routes.
+    ``has_observed_all``: every kind of witness of virtual servers has been read once. ``keeping`` are entries, addresses and
+    local routes that stay for now.
+    """
+
+    def __init__(
+        self,
+        tables: "Tables",
+        *,
+        together: bool = True,
+        has_observed_all: bool = True,
+        keeping: Collection[object] = (),
+    ) -> None:
+        self.together = together
+        self.has_observed_all = has_observed_all
+        self.keeping = keeping
+        self._tables = tables
+
+    @functools.cached_property
+    def witnesses(self) -> ownership.Witnesses:
+        """The objects that show that undesired virtual servers are ours."""
+        return ownership.Witnesses(self._tables.virtual_servers.surplus)
+
+    @functools.cached_property
+    def still_given(self) -> Collection[FirewallMark]:
+        """The marks that packets still get by an undesired entry."""
+        unequal = (table for name, table in self._tables.unequal_entries() if name in ownership.SCOPE_SETS)
+        return {mark for table in unequal for entry in table.surplus if (mark := ownership.mark_given_by(entry)) is not None}
+
+    def has_ranges(self, firewall: SetEntry) -> bool:
+        """Whether all admitted sources of a virtual server pass its firewall entry."""
+        return (
+            IP_SETS[firewall.set].family not in self._without_rules
+            and ownership.virtual_server_of(firewall) not in self.lacking_ranges
+        )
+
+    @functools.cached_property
+    def _without_rules(self) -> Collection[object]:
+        tables = self._tables
+        return {family for family in tables.skeletons.pending if tables.lacks_rules(family)}
+
+    @functools.cached_property
+    def lacking_ranges(self) -> Collection[VirtualServerKey | None]:
+        """The virtual servers of which an entry of a source range is missing."""
+        tables = (self._tables.entries[name] for name in ownership.RANGE_SETS)
+        return {ownership.virtual_server_of(entry) for table in tables for entry in table.pending}
+
+
+class Kind:
+    """One kind of kernel object on one node.
+
+    ``classes`` are the classes of its items, ``stages`` the stages of its verbs: a verb without one is never planned.
+    ``is_witness``: its objects show which virtual servers are ours. ``tables`` are its tables; ``all`` are those of all kinds.
+    """
+
+    classes: ClassVar[tuple[type, ...]]
+    stages: ClassVar[Mapping[Verb, Stage]]
+    is_witness: ClassVar[bool] = False
+
+    def __init__(self, all_tables: "Tables") -> None:
+        self.all = all_tables
+        self.tables: Sequence[Table[Any, Any, Any]] = tuple(self.make_tables(all_tables.unequal))
+
+    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[Any, Any, Any]]:
+        """The tables of this kind; they are in ``unequal`` while they have pending or surplus keys."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name in log lines, metrics and documents."""
+        return kind.of(self.classes[0]).name
+
+    def table(self, item: Any) -> Table[Any, Any, Any]:
+        """The table of an item's objects."""
+        del item
+        return self.tables[0]
+
+    def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
+        """The table of an object, and its key there.
+
+        Raises:
+            ValueError: the item is several objects.
+        """
+        return self.table(item), item.key
+
+    def stage(self, operation: Operation) -> Stage:
+        """The stage of an operation on an object of this kind.
+
+        Raises:
+            KeyError: such an operation is never planned.
+        """
+        return self.stages[operation.verb]
+
+    def identity(self, item: Any) -> object:
+        """What identifies the objects of an item, whatever their values: failures are counted by it."""
+        return item.key
+
+    def take_in(self, observed: Observation) -> Iterator[None]:
+        """Takes in what a reading shows of this kind, in steps. What was not read, or could not be read, does not change."""
+        del observed
+        return iter(())
+
+    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """The operations for pending keys that may be done now: here, the desired value of each."""
+        del circumstances
+        (table,) = self.tables
+        return (Operation(Verb.SET, table.desired[key]) for key in table.pending)
+
+    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """The operations for surplus keys that may be done now."""
+        del circumstances
+        return iter(())
+
+    def note_attempt(self, item: Any) -> None:
+        """Notes that an operation on this item was tried, with any outcome: a reading under way may have missed it."""
+
+    def settle(self, verb: Verb, item: Any) -> None:
+        """Books an operation that the kernel has done: here, the new value."""
+        del verb
+        self.tables[0].confirm(item.key, item.in_force)
+
+    def settle_failure(self, outcome: Outcome) -> bool:
+        """Takes in a failure. Returns False if the operation is to be tried again later."""
+        del outcome
+        return False
+
+    def differences(self) -> Iterator[Difference]:
+        """The differences between the two sides, in words. The tables decide what a difference is, as for operations."""
+        return iter(())
+
+    def difference(self, name: str, desired: str, observed: str, owner: Owner | None = None) -> Difference:
+        """A difference of this kind."""
+        return Difference(
+            kind=self.name, name=name, owner=None if owner == NODE_OWNER else owner, desired=desired, observed=observed
+        )
+
+
+class PresenceKind(Kind):
+    """A kind of which only presence counts. Items are one object each, or several that share a class."""
+
+    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[Any, Any, Any]]:
+        """One table."""
+        return (PresenceTable(self.is_protected, unequal),)
+
+    def is_protected(self, key: Any) -> bool:
+        """Whether an object is never removed."""
+        del key
+        return False
+
+    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Adds each pending object."""
+        del circumstances
+        return (Operation(Verb.ADD, key) for key in self.tables[0].pending)
+
+    def settle(self, verb: Verb, item: Any) -> None:
+        """Books the presence of an item's objects."""
+        table, keys = self.table(item), getattr(item, "keys", None) or (item.key,)
+        for key in keys:
+            table.confirm(key, None if verb is Verb.REMOVE else True)
+
+    def identity(self, item: Any) -> object:
+        """The keys of all objects."""
+        return getattr(item, "keys", None) or item.key
+
+    def label(self, table: Table[Any, Any, Any], key: Any) -> str:
+        """The name of an object for people."""
+        del table
+        return str(key)
+
+    def differences(self) -> Iterator[Difference]:
+        """Absent objects, and those that serve no Service."""
+        for table in self.tables:
+            for key in table.pending:
+                yield self.difference(self.label(table, key), "present", MISSING, table.desired[key])
+            for key in table.surplus:
+                yield self.difference(self.label(table, key), STALE, "present")
+
+
+def together_or_not(operation: Operation, *, together: bool) -> Iterable[Operation]:
+    """The operation on several objects, or one for each of them."""
+    return (operation,) if together else one_by_one((operation,))
+
+
+def ours(_: object) -> bool:
+    """Every observed object of such a kind is ours."""
+    return True

@@ -1,0 +1,84 @@
+"""The kind of rules: one object for each family. Rules that are no longer needed go when the family's rules are written."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.plan import Verb
+from ipvsproxy.model.rules import MARKING_TABLE, ObservedRule, ObservedSkeleton, Skeleton
+from ipvsproxy.model.service import NODE_OWNER
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, DescribeRule, Difference, Kind, Stage
+from ipvsproxy.reconcile.tables.table import Table
+
+STRANGE_SHOWN = 5
+"""So many rules of other programs are shown of each chain."""
+
+
+class Rules(Kind):
+    """The rules of each family."""
+
+    classes: ClassVar[tuple[type, ...]] = (Skeleton,)
+    stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.RULES}
+
+    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[Family, Skeleton, ObservedSkeleton]]:
+        """One table. Rules are never removed."""
+        self.describe_rule: DescribeRule = lambda rule, _: str(rule)
+        self.skeletons: Table[Family, Skeleton, ObservedSkeleton] = Table(
+            lambda _: NODE_OWNER, lambda desired, observed: desired.in_force != observed, lambda _: True, unequal
+        )
+        return (self.skeletons,)
+
+    def take_in(self, observed: Observation) -> Iterator[None]:
+        """Takes in the rules of the families that were read."""
+        for family, image in observed.skeletons.items():
+            self.skeletons.notice(family, image)
+        return iter(())
+
+    def lacks(self, family: Family) -> bool:
+        """Whether rules of a family are not in force, apart from those that give packets a mark: a kernel may refuse these."""
+        if family not in self.skeletons.pending:
+            return False
+        desired, observed = self.skeletons.desired[family].in_force, self.skeletons.observed.get(family)
+        return observed is None or observed.without(MARKING_TABLE) != desired.without(MARKING_TABLE)
+
+    def differences(self) -> Iterator[Difference]:
+        """One difference for each chain and jump; of a chain of ours, its first rule that differs."""
+        for family in self.skeletons.pending:
+            observed = self.skeletons.observed.get(family)
+            yield from self._of_family(
+                self.skeletons.desired[family],
+                observed or ObservedSkeleton(family=family, chains={}, jumps=frozenset()),
+            )
+
+    def _of_family(self, desired: Skeleton, observed: ObservedSkeleton) -> Iterator[Difference]:
+        label, desired_chains = desired.family.label, desired.in_force.chains
+        for key, rules in desired_chains.items():
+            observed_rules = observed.chains.get(key)
+            if observed_rules is None:
+                count = f"{len(rules)} rule{'' if len(rules) == 1 else 's'}"
+                yield self.difference(f"{label} chain {key}", count, MISSING)
+            elif observed_rules != rules:
+                number, *both = _first_difference(rules, observed_rules)
+                described, found = (self.describe_rule(rule, desired.family) if rule else "no rule" for rule in both)
+                yield self.difference(f"{label} chain {key} rule {number}", described, found)
+        for jump in desired.jumps:
+            if jump not in observed.jumps:
+                why_idle = observed.idle_jumps.get(jump)
+                yield self.difference(f"{label} jump {jump}", "present", f"not in force: {why_idle}" if why_idle else MISSING)
+        for key, strange in observed.strange_rules.items():
+            described = "; ".join(self.describe_rule(rule, desired.family) for rule in strange[:STRANGE_SHOWN])
+            more = f"; and {len(strange) - STRANGE_SHOWN} more" if len(strange) > STRANGE_SHOWN else ""
+            removed = "which run removes" if len(strange) == 1 else "all of which run removes"
+            yield self.difference(f"{label} chain {key}", "only jumps of ours", f"{described}{more}, {removed}")
+        for key in observed.chains.keys() - desired_chains.keys():
+            yield self.difference(f"{label} chain {key}", STALE, "present")
+
+
+def _first_difference(
+    desired: Sequence[ObservedRule], observed: Sequence[ObservedRule]
+) -> tuple[int, ObservedRule | None, ObservedRule | None]:
+    """The number of the first different rule, counted from 1, and both rules, of which one may be absent."""
+    pairs = enumerate(itertools.zip_longest(desired, observed), 1)
+    return next((number, one, other) for number, (one, other) in pairs if one != other)

@@ -1,0 +1,70 @@
+"""The kinds of sets: those that rules name, and the larger copy of one that a killed process has left."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.rules import Rule, TakeMark
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SET_COPY, IpSet, SetCopy
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.kinds.kind import MISSING, Circumstances, Difference, PresenceKind, Stage, ours
+
+
+class Sets(PresenceKind):
+    """The sets. Those that only scopes use go when they are empty and no rule names them."""
+
+    classes: ClassVar[tuple[type, ...]] = (IpSet,)
+    stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.SETS, Verb.REMOVE: Stage.SET_REMOVALS}
+
+    def is_protected(self, key: IpSet) -> bool:
+        """Whether kube-proxy has the set, too."""
+        return key.kind not in SCOPE_KINDS
+
+    def take_in(self, observed: Observation) -> Iterator[None]:
+        """Takes in which sets a reading shows."""
+        (table,) = self.tables
+        if observed.sets is not None:
+            yield from table.observing({IP_SETS[name]: True for name in observed.sets}, ours)
+        some = {IP_SETS[name]: None if entries is None else True for name, entries in observed.some_sets.items()}
+        yield from table.observing_some(some, ours)
+
+    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Destroys sets that nothing uses."""
+        del circumstances
+        return (Operation(Verb.REMOVE, ip_set) for ip_set in self.tables[0].surplus if self._is_unused(ip_set))
+
+    def _is_unused(self, ip_set: IpSet) -> bool:
+        tables = self.all
+        if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
+            return False
+        desired = tables.skeletons.desired.get(ip_set.family)  # and in force, since it is not pending
+        rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
+        return not any(_names_set(rule, ip_set.name) for rule in rules)
+
+    def differences(self) -> Iterator[Difference]:
+        """Sets that are absent or of another type."""
+        for ip_set in self.tables[0].pending:
+            yield self.difference(str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
+
+
+class SetCopies(PresenceKind):
+    """Copies of sets, which are never desired."""
+
+    classes: ClassVar[tuple[type, ...]] = (SetCopy,)
+    stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.ADDRESS_REMOVALS}
+
+    def take_in(self, observed: Observation) -> Iterator[None]:
+        """Takes in whether a reading shows the copy."""
+        if observed.set_copy is not None:
+            yield from self.tables[0].observing({SET_COPY: True} if observed.set_copy else {}, ours)
+
+    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Destroys the copy."""
+        del circumstances
+        return (Operation(Verb.REMOVE, key) for key in self.tables[0].surplus)
+
+
+def _names_set(rule: Rule, name: str) -> bool:
+    target = rule.target
+    return (rule.set is not None and rule.set.set == name) or (isinstance(target, TakeMark) and target.match.set == name)

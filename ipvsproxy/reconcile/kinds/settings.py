@@ -1,0 +1,107 @@
+"""The kinds of objects that a node needs with any Services: kernel settings, IPVS timeouts, the device."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, Sysctl, Timeouts
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.service import NODE_OWNER
+from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.kinds.kind import Circumstances, Difference, Kind, PresenceKind, Stage, ours
+from ipvsproxy.reconcile.tables.table import Table
+
+
+class Sysctls(Kind):
+    """Kernel settings. One that cannot be written is given up until its desired or observed value changes."""
+
+    classes: ClassVar[tuple[type, ...]] = (Sysctl,)
+    stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.SETTINGS}
+
+    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[str, Sysctl, str]]:
+        """One table. No setting is removed."""
+        self.settings: Table[str, Sysctl, str] = Table(
+            lambda _: NODE_OWNER, lambda desired, observed: not desired.is_met_by(observed), lambda _: True, unequal
+        )
+        self._given_up: dict[str, tuple[Sysctl, str | None, str]] = {}
+        return (self.settings,)
+
+    @property
+    def given_up(self) -> Mapping[str, str]:
+        """The settings that could not be written, and whose two sides have not changed since: path and reason."""
+        table = self.settings
+        return {
+            path: reason
+            for path, (desired, observed, reason) in self._given_up.items()
+            if path in table.pending and (desired, observed) == (table.desired[path], table.observed.get(path))
+        }
+
+    def take_in(self, observed: Observation) -> Iterator[None]:
+        """Takes in the settings of a reading."""
+        if observed.sysctls is not None:
+            yield from self.settings.observing(observed.sysctls, ours)
+
+    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Sets each value that was not given up."""
+        given_up = self.given_up
+        return itertools.filterfalse(lambda operation: operation.item.key in given_up, super().additions(circumstances))
+
+    def settle_failure(self, outcome: Outcome) -> bool:
+        """Gives the setting up."""
+        item = outcome.operation.item
+        if isinstance(item, Sysctl):
+            self._given_up[item.path] = (item, self.settings.observed.get(item.path), outcome.error)
+        return True
+
+    def differences(self) -> Iterator[Difference]:
+        """Values that differ."""
+        for path in self.settings.pending:
+            observed = self.settings.observed.get(path, "no such setting in this kernel")
+            yield self.difference(path, self.settings.desired[path].value, observed)
+
+
+class IpvsTimeouts(Kind):
+    """The IPVS timeouts, which only ``Observer.note_timeouts`` shows."""
+
+    classes: ClassVar[tuple[type, ...]] = (Timeouts,)
+    stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.TIMEOUTS}
+
+    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[str, Timeouts, Timeouts]]:
+        """One table. Timeouts are never removed."""
+        self.timeouts: Table[str, Timeouts, Timeouts] = Table(
+            lambda _: NODE_OWNER, lambda desired, observed: desired != observed, lambda _: True, unequal
+        )
+        return (self.timeouts,)
+
+    def note(self, observed: Timeouts) -> None:
+        """Takes in the timeouts. One whose desired value is 0 counts as equal."""
+        desired = self.timeouts.desired.get(TIMEOUTS)
+        if desired:
+            compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
+            self.timeouts.confirm(TIMEOUTS, Timeouts(*compared))
+
+    def differences(self) -> Iterator[Difference]:
+        """Each timeout that differs."""
+        for key in self.timeouts.pending:
+            desired, observed = self.timeouts.desired[key], self.timeouts.observed.get(key) or Timeouts(0, 0, 0)
+            for name, desired_s, observed_s in zip(Timeouts._fields, desired, observed, strict=True):
+                if desired_s != observed_s:
+                    found = f"{observed_s} s" if observed_s else "unknown"
+                    yield self.difference(name.removesuffix("_s"), f"{desired_s} s", found)
+
+
+class Devices(PresenceKind):
+    """The dummy device. It is never removed."""
+
+    classes: ClassVar[tuple[type, ...]] = (Device,)
+    stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.DEVICE}
+
+    def is_protected(self, key: Device) -> bool:
+        """Always."""
+        del key
+        return True
+
+    def take_in(self, observed: Observation) -> Iterator[None]:
+        """Takes in the device of a reading."""
+        if observed.device is not None:
+            yield from self.tables[0].observing({Device(DEVICE): True} if observed.device else {}, ours)

@@ -1,0 +1,279 @@
+"""The kind of virtual servers, with their real servers.
+
+Rule 1: a virtual server for certain sources only is not added before its source ranges are in force.
+Rule 2: real servers come when the entry has gone that exempts their traffic from masquerading (see ``entries``).
+Rule 3: before a virtual server by mark is added, the entry that shows that it is ours is in force. It gets real servers once the
+kernel has added it: if another program has made one by this mark in the meantime, that one stays as it is. While an undesired
+entry still gives its mark, as perhaps at an address of another Service, the virtual server does not change.
+"""
+
+import errno
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
+from ipvsproxy.model.sets import SetEntry, mark_entry
+from ipvsproxy.model.virtual_servers import (
+    FirewallMark,
+    ObservedVirtualServer,
+    RealServers,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
+from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, Circumstances, Difference, Kind, Stage
+from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.virtual_servers import diff, ownership
+
+
+class VirtualServers(Kind):
+    """Virtual servers and their real servers, in one table."""
+
+    classes: ClassVar[tuple[type, ...]] = (VirtualServer, RealServers)
+    stages: ClassVar[Mapping[Verb, Stage]] = {
+        Verb.ADD: Stage.SERVERS,
+        Verb.SET: Stage.SERVERS,
+        Verb.REMOVE: Stage.VIRTUAL_SERVER_REMOVALS,
+    }
+
+    def make_tables(
+        self, unequal: dict[Table[Any, Any, Any], None]
+    ) -> Iterable[Table[VirtualServerKey, VirtualServer, ObservedVirtualServer]]:
+        """One table. Excluded virtual servers, and those of a family that is not served, are never removed."""
+        tables, self._drains = self.all, self.all.drains
+        self.servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
+            lambda desired: desired.owner,
+            lambda desired, observed: diff.differs(desired, observed, self._drains.may_remove),
+            lambda key: not tables.is_served(key.address.family) or tables.is_excluded(key),
+            unequal,
+            tables.rank_of,
+        )
+        self.begin_settling(0, lambda _: 0)
+        return (self.servers,)
+
+    def begin_settling(self, now: float, may_wait: Callable[[VirtualServerKey], int]) -> None:
+        """Begins to settle a plan.
+
+        ``may_wait`` is the number of real servers of a virtual server that may drain with unread connections.
+        """
+        self._now = now
+        self._may_wait = may_wait
+        self._added: set[VirtualServerKey] = set()
+        self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
+        """The virtual servers to compare after the plan, with weights of their own once a weight has changed."""
+        self.gone_with = 0
+        """The number of real servers that this plan has removed with their virtual server."""
+
+    def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
+        """The table; real servers are in that of their virtual server."""
+        return self.servers, item.virtual_server if isinstance(item, RealServers) else item.key
+
+    def stage(self, operation: Operation) -> Stage:
+        """The stage. A real server loses its traffic after others have got theirs."""
+        verb, item = operation
+        if isinstance(item, RealServers) and (verb is Verb.REMOVE or (verb is Verb.SET and item.weight == 0)):
+            return Stage.REAL_SERVER_REMOVALS
+        return self.stages[verb]
+
+    def identity(self, item: Any) -> object:
+        """Real servers by their virtual server; and by their keys, unless they are all of a new one."""
+        if not isinstance(item, RealServers):
+            return item.key
+        return item.virtual_server if isinstance(item.keys, EvenWeights) else (item.virtual_server, item.keys)
+
+    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Brings pending virtual servers, and their real servers, to their desired state."""
+        held_back, not_masqueraded_yet = self._held_back(circumstances), self._not_masqueraded_yet()
+        for key in self.servers.pending:
+            if key in held_back or (
+                isinstance(key, FirewallMark) and (key in circumstances.still_given or not self._is_witnessed(key))
+            ):
+                continue
+            desired, observed = self.servers.desired[key], self.servers.observed.get(key)
+            operations = diff.virtual_server_operations(key, desired, observed, self._drains.may_remove)
+            if observed is None and isinstance(key, FirewallMark):
+                operations = itertools.islice(operations, 1)  # the virtual server itself
+            yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
+
+    def _held_back(self, circumstances: Circumstances) -> Collection[VirtualServerKey]:
+        """The desired, missing virtual servers that may not be added yet (rule 1)."""
+        by_set = self.all.entries
+        if not any(by_set[name].desired for name in ownership.FIREWALL_SETS):
+            return frozenset()
+
+        def waits(firewall: SetEntry) -> bool:
+            table = by_set[firewall.set]
+            return firewall in table.desired and (firewall in table.pending or not circumstances.has_ranges(firewall))
+
+        table = self.servers
+        return {key for key in table.pending if key not in table.observed and waits(ownership.firewall_entry(key))}
+
+    def _not_masqueraded_yet(self) -> Collection[VirtualServerKey]:
+        """Virtual servers that must not get real servers while an undesired entry is still there (rule 2)."""
+        going = {
+            ownership.named_by(entry)
+            for name, table in self.all.unequal_entries()
+            if name in ownership.LOCAL_SETS
+            for entry in table.surplus
+        }
+        if not going:
+            return frozenset()
+        return {key for key in self.servers.pending if key in going or ownership.node_port(key) in going}
+
+    def _is_witnessed(self, key: FirewallMark) -> bool:
+        """Whether the entry is in force that shows that this virtual server is ours (rule 3)."""
+        entry = mark_entry(key)
+        return entry in self.all.entries[entry.set].observed
+
+    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Removes virtual servers of ours that nobody desires."""
+        for key in self.servers.surplus:
+            if key not in circumstances.still_given:
+                yield from diff.virtual_server_operations(key, None, self.servers.observed[key], self._drains.may_remove)
+
+    def note_attempt(self, item: Any) -> None:
+        """Keeps the virtual server from being gone at the end of a reading that has not shown it."""
+        self.servers.note_change(item.virtual_server if isinstance(item, RealServers) else item.key)
+
+    def settle(self, verb: Verb, item: Any) -> None:
+        """Books the change. Virtual servers are compared with desired state after the last one."""
+        if isinstance(item, RealServers):
+            self._settle_real_servers(verb, item)
+        elif verb is Verb.REMOVE:
+            observed = self.servers.observed.get(item.key)
+            self.gone_with += len(observed.real_servers) if observed else 0
+            self._drains.end_all(item.key)
+            self.servers.confirm(item.key, None)
+        else:
+            self._added |= {item.key} if verb is Verb.ADD else set()
+            observed = self.servers.observed.get(item.key)
+            real_servers, thresholds = (observed.real_servers, observed.thresholds) if observed else ({}, None)
+            self.servers.exchange(item.key, ObservedVirtualServer(item.settings, real_servers, thresholds=thresholds))
+            self._changed.setdefault(item.key, None)
+
+    def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
+        """Books real servers. If they are all desired and all observed ones, both sides share one object."""
+        table, key, keys = self.servers, item.virtual_server, item.keys
+        desired, observed = table.desired.get(key), table.observed.get(key)
+        if observed is None:
+            return
+        if desired is not None and not observed.real_servers and keys == desired.weights:
+            self._changed[key] = None
+            table.exchange(key, observed.has(desired.weights))
+            return
+        weights = self._weights_to_change(key, observed)
+        if item.thresholds != NO_THRESHOLDS or observed.thresholds:
+            self._settle_thresholds(verb, item)
+        if verb is Verb.REMOVE:
+            for real_server in keys:
+                weights.pop(real_server, None)
+        else:
+            weights.update(dict.fromkeys(keys, item.weight))
+        if verb is Verb.SET and item.drains:
+            may_wait = self._may_wait(key)
+            for real_server in keys:
+                self._drains.begin(key, real_server, self._now, may_wait=may_wait)
+        elif self._drains:
+            for real_server in keys:
+                self._drains.end(key, real_server)
+
+    def _settle_thresholds(self, verb: Verb, item: RealServers) -> None:
+        """Books the thresholds of real servers, in an object that is not shared."""
+        observed = self.servers.observed[item.virtual_server]
+        thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
+        if verb is not Verb.REMOVE and item.thresholds != NO_THRESHOLDS:
+            thresholds |= dict.fromkeys(item.keys, item.thresholds)
+        changed = ObservedVirtualServer(observed.settings, observed.real_servers, thresholds or None)
+        self.servers.exchange(item.virtual_server, changed)
+
+    def _weights_to_change(self, key: VirtualServerKey, observed: ObservedVirtualServer) -> dict[RealServerKey, int]:
+        """The observed weights, as an object that is not shared."""
+        weights = self._changed.get(key)
+        if weights is None:
+            # The observed object does not change: the next reading may show it again.
+            shared = observed.real_servers
+            weights = shared.unpacked() if isinstance(shared, EvenWeights | UnevenWeights) else dict(shared)
+            self._changed[key] = weights
+            self.servers.exchange(key, observed.has(weights))
+        return weights
+
+    def settle_failure(self, outcome: Outcome) -> bool:
+        """Books what a failure shows: the virtual server of real servers is gone, or a mark is another program's."""
+        item, table = outcome.operation.item, self.servers
+        # A virtual server that was added a moment ago and is missing again would be added in the same sync again and again.
+        if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in self._added:
+            if item.virtual_server not in table.observed:
+                return True  # the virtual server is tried again, with all of its real servers
+            self._drains.end_all(item.virtual_server)
+            table.confirm(item.virtual_server, None)
+        elif isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark) and outcome.errno == errno.EEXIST:
+            self.all.scopes.refuse(item.key)
+            return True
+        return False
+
+    def end_settling(self) -> None:
+        """Compares what the plan has changed. Both sides share the weights if these are equal."""
+        table = self.servers
+        for key in self._changed:
+            desired, observed = table.desired.get(key), table.observed.get(key)
+            if desired is not None and observed is not None and observed.real_servers == desired.weights:
+                observed = observed.has(desired.weights)
+            table.confirm(key, observed)
+
+    def differences(self) -> Iterator[Difference]:
+        """One difference for each virtual server, and for each real server of one that is there."""
+        table = self.servers
+        for key in (*table.pending, *table.surplus):
+            desired, observed = table.desired.get(key), table.observed.get(key)
+            owner = desired.owner if desired else None
+            for operation in diff.virtual_server_operations(key, desired, observed, self._drains.may_remove):
+                match operation.item:
+                    case VirtualServer():
+                        described = _describe(desired.settings, len(desired.real_servers)) if desired else STALE
+                        found = _describe(observed.settings, len(observed.real_servers)) if observed else MISSING
+                        yield self.difference(str(key), described, found, owner)
+                    case RealServers(keys=(real_server,)) if observed:
+                        yield Difference(
+                            kind="real_server",
+                            name=f"{key} -> {real_server}",
+                            owner=owner,
+                            desired=_desired_weight(operation),
+                            observed=_observed_weight(
+                                observed.real_servers.get(real_server), (observed.thresholds or {}).get(real_server)
+                            ),
+                        )
+                    case _:  # the line of a missing virtual server counts its real servers
+                        pass
+
+
+def _gives_traffic(operation: Operation) -> bool:
+    """Whether an operation gives a real server new connections."""
+    item = operation.item
+    return isinstance(item, RealServers) and operation.verb is not Verb.REMOVE and item.weight > 0
+
+
+def _describe(settings: VirtualServerSettings, real_servers: int) -> str:
+    return f"{settings}, real servers: {real_servers}"
+
+
+def _observed_weight(weight: int | None, thresholds: Thresholds | None) -> str:
+    if weight is None:
+        return MISSING
+    return "not masqueraded" if weight == NOT_MASQUERADED else _weight(weight, thresholds or NO_THRESHOLDS)
+
+
+def _weight(weight: int, thresholds: Thresholds) -> str:
+    return f"weight {weight}" + (f", {thresholds}" if thresholds != NO_THRESHOLDS else "")
+
+
+def _desired_weight(operation: Operation) -> str:
+    """The desired weight of an operation; an undesired TCP real server is drained first."""
+    match operation:
+        case Operation(verb=Verb.REMOVE):
+            return STALE
+        case Operation(item=RealServers() as item) if not item.drains:
+            return _weight(item.weight, item.thresholds)
+        case _:
+            return "weight 0 (its endpoint is not used; its connections may end)"
