@@ -6,10 +6,11 @@ import pytest
 
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, BoundAddresses, HealthCheckPort, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
-from ipvsproxy.model.plan import KINDS
+from ipvsproxy.model.plan import KINDS, Operation, Verb
 from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import Connections, VirtualServer
+from ipvsproxy.reconcile.kinds.kind import Stage
 from ipvsproxy.reconcile.operations.pace import MOST_KEPT, Pace
 from ipvsproxy.reconcile.survey import Draining, Sides
 from tests.reconcile import examples, simulation
@@ -44,6 +45,16 @@ def test_a_virtual_server_in_force_has_two_equal_sides_an_owner_and_a_witness(no
     assert survey.owner_of(VirtualServer(KEY, examples.ROUND_ROBIN)) == owner
     assert survey.witness(KEY) == BoundAddresses.of(KEY.address)
     assert list(survey.conflicts()) == []
+    assert survey.conflict(KEY) is None
+    assert survey.stage_of(Operation(Verb.ADD, VirtualServer(KEY, examples.ROUND_ROBIN))) is Stage.SERVERS
+
+
+def test_one_conflict_is_found_by_its_virtual_server(node: simulation.SimulatedNode) -> None:
+    node.put(builders.service("other"), builders.endpoint_slice(service="other"))
+    survey = node.reconciler.survey
+    conflict = survey.conflict(KEY)
+    assert conflict is not None
+    assert [conflict] == list(survey.conflicts())
 
 
 def test_an_observed_virtual_server_of_others_is_foreign_and_without_a_witness(node: simulation.SimulatedNode) -> None:

@@ -13,6 +13,7 @@ from ipvsproxy.model.annotations import ServiceAnnotations
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import (
     ApiObject,
+    ApiServersFound,
     EndpointSlice,
     EndpointSliceName,
     Event,
@@ -54,6 +55,13 @@ def gone(item: ApiObject) -> Event:
 
 def with_service(item: EndpointSlice, name: str | None) -> EndpointSlice:
     return msgspec.structs.replace(item, service=ServiceName("default", name) if name else None)
+
+
+def test_api_servers_that_a_source_has_found_are_all_kept(store: Store) -> None:
+    one, two = (frozenset([builders.backend(address, 6443)]) for address in ("192.0.2.1", "192.0.2.2"))
+    for found in (one, two):
+        store.deliver([ApiServersFound(found)], 1)
+    assert store.api_servers == one | two
 
 
 def test_nothing_is_known_or_changed_at_first() -> None:

@@ -5,7 +5,15 @@ import pytest
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.translate.settings import LocalMode, Settings
-from ipvsproxy.translate.view import GRACE_S, Lingering, node_port_ranges, primary_family, view_node, without_local_pods
+from ipvsproxy.translate.view import (
+    GRACE_S,
+    Lingering,
+    known_node_port_ranges,
+    node_port_ranges,
+    primary_family,
+    view_node,
+    without_local_pods,
+)
 from tests.support import builders
 
 
@@ -304,3 +312,12 @@ def test_node_ports_and_health_checks_stay_on_lingering_addresses_and_service_ad
     view = view_node(settings, "node-a", None, carried, (), lingering=[TWO, parse_address("203.0.113.9")])
     assert view.node_port_addresses[ONE.family] == view.health_check_addresses[ONE.family] == (ONE, TWO)
     assert view.elsewhere == {ONE}
+
+
+@pytest.mark.parametrize(("bind_address", "is_known"), [(None, False), ("0.0.0.0", False), ("192.0.2.1", True)])
+def test_ranges_of_node_ports_at_primary_addresses_are_known_without_a_node_where_the_bind_address_is_one(
+    bind_address: str | None, *, is_known: bool
+) -> None:
+    settings = Settings(node_port_primary=True, bind_address=parse_address(bind_address) if bind_address else None)
+    assert bool(known_node_port_ranges(settings)) is is_known
+    assert known_node_port_ranges(Settings())

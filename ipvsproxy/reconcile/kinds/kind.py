@@ -16,6 +16,7 @@ The stages give the order of one plan. Additions come before removals, a restric
 The order of one plan is not enough, since operations can fail: a precondition asks for objects that must be in force.
 """
 
+import abc
 import dataclasses
 import enum
 import functools
@@ -135,7 +136,7 @@ class Circumstances:
         return {ownership.virtual_server_of(entry) for table in tables for entry in table.pending}
 
 
-class Kind:
+class Kind(abc.ABC):
     """One kind of kernel object on one node.
 
     ``classes`` are the classes of its items, ``stages`` the stages of its verbs: a verb without one is never planned.
@@ -150,9 +151,9 @@ class Kind:
         self.all = all_tables
         self.tables: Sequence[Table[Any, Any, Any]] = tuple(self.make_tables(all_tables.unequal))
 
+    @abc.abstractmethod
     def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[Any, Any, Any]]:
         """The tables of this kind; they are in ``unequal`` while they have pending or surplus keys."""
-        raise NotImplementedError
 
     @property
     def name(self) -> str:
@@ -200,7 +201,7 @@ class Kind:
         del circumstances
         return iter(())
 
-    def note_attempt(self, item: Any) -> None:
+    def note_attempt(self, item: Any) -> None:  # noqa: B027 - few kinds need it
         """Notes that an operation on this item was tried, with any outcome: a reading under way may have missed it."""
 
     def settle(self, verb: Verb, item: Any) -> None:

@@ -48,9 +48,8 @@ class Sysctls(Kind):
 
     def settle_failure(self, outcome: Outcome) -> bool:
         """Gives the setting up."""
-        item = outcome.operation.item
-        if isinstance(item, Sysctl):
-            self._given_up[item.path] = (item, self.settings.observed.get(item.path), outcome.error)
+        item: Any = outcome.operation.item
+        self._given_up[item.path] = (item, self.settings.observed.get(item.path), outcome.error)
         return True
 
     def differences(self) -> Iterator[Difference]:

@@ -145,7 +145,6 @@ def _frontends(
     named = {address: role for role, those in reversed([*addresses.items()]) for address in those}
     of_node = frozenset(address for those in view.node_port_addresses.values() for address in those)
     ports = {(port.protocol, port.port) for port in service.ports}
-    node_ports = {(port.protocol, port.node_port) for port in service.ports if port.node_port}
     of_other_ports = {(port.protocol, port.node_port) for port in service.ports if port.node_port != port.port}
     frontends: dict[tuple[Protocol, Family, int, bool], list[Frontend]] = {}
     for virtual_server in desired.served:
@@ -153,11 +152,10 @@ def _frontends(
         number = (key.protocol, key.port)
         role = named.get(key.address) if number in ports else None
         # A node port goes before the other addresses of another port, as in ``state.Roles``.
-        if key.address in of_node and role is not Role.CLUSTER_IP and number in (of_other_ports if role else node_ports):
+        if role is None or (key.address in of_node and role is not Role.CLUSTER_IP and number in of_other_ports):
             role = Role.NODE_PORT
-        if role:
-            place = (key.protocol, key.address.family, key.port, role is Role.NODE_PORT)
-            frontends.setdefault(place, []).append(Frontend(role=role, virtual_server=virtual_server))
+        place = (key.protocol, key.address.family, key.port, role is Role.NODE_PORT)
+        frontends.setdefault(place, []).append(Frontend(role=role, virtual_server=virtual_server))
     return frontends
 
 

@@ -14,7 +14,7 @@ from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Side, Skeleton, TakeMark, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.kind import Circumstances
@@ -404,3 +404,17 @@ def test_a_flow_waits_for_the_virtual_server_of_its_mark_and_of_no_other(port: i
     assert list(tables.of_flows.additions(Circumstances(tables))) == ([] if is_held_up else cleaning)
     tables.virtual_servers.confirm(mark, ObservedVirtualServer(examples.ROUND_ROBIN, {}))
     assert list(tables.of_flows.additions(Circumstances(tables))) == cleaning
+
+
+def test_a_foreign_element_in_a_set_of_source_ranges_admits_nobody_and_goes() -> None:
+    tables = Tables(Drains(0))
+    element = ForeignElement(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4).name)
+    tables.entries[element.set].confirm(element, True)
+    assert removals(tables) == [Operation(Verb.REMOVE, SetEntries(element.set, (element,)))]
+
+
+def test_rules_that_are_in_force_or_not_desired_are_not_lacking() -> None:
+    tables = Tables(Drains(0))
+    assert not tables.lacks_rules(Family.IPV4)
+    tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=()))
+    assert tables.lacks_rules(Family.IPV4)

@@ -241,6 +241,36 @@ def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, Observe
     node.reconciler.observe(Observation(some_virtual_servers=told), node.now)
 
 
+def test_a_virtual_server_that_no_part_of_an_audit_has_shown_is_gone_unless_it_was_written_meanwhile() -> None:
+    node = running("10.244.0.1")
+    node.put(
+        builders.service("other", cluster=["10.96.0.7"]),
+        builders.endpoint_slice(builders.endpoint("10.244.0.2"), service="other"),
+    )
+    node.sync()
+    other = builders.frontend("10.96.0.7", 80)
+    observed = node.reconciler._tables.virtual_servers.observed
+    shown = dict(observed)
+    node.reconciler.begin_audit()
+    poll(node, {KEY: shown[KEY]})
+    node.reconciler.observe(Observation(has_shown_virtual_servers=True), node.now)
+    assert observed.keys() == {KEY}
+    node.reconciler.begin_audit()
+    poll(node, {KEY: shown[KEY]})
+    node.kernel.virtual_servers.pop(other)
+    node.sync()
+    node.reconciler.observe(Observation(has_shown_virtual_servers=True), node.now)
+    assert observed.keys() == {KEY, other}, "it was added after its part of the table was read"
+
+
+def test_without_the_last_part_of_an_audit_nothing_is_gone() -> None:
+    node = running("10.244.0.1")
+    node.reconciler.begin_audit()
+    poll(node, {})
+    node.observe(virtual_servers=None)
+    assert KEY in node.reconciler._tables.virtual_servers.observed
+
+
 def test_virtual_servers_that_a_poll_leaves_out_stay_observed() -> None:
     node = running("10.244.0.1")
     poll(node, {builders.frontend("10.96.9.9", 80): examples.observed({})})
