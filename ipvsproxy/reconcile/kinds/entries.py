@@ -16,8 +16,7 @@ from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, ForeignElement, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.kinds.kind import Circumstances, PresenceKind, Stage, ours, together_or_not
-from ipvsproxy.reconcile.tables.presence import PresenceTable
-from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.tables.table import PresenceTable, Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 _STAGES: Mapping[tuple[Verb, str], Stage] = (

@@ -31,8 +31,7 @@ from ipvsproxy.model.service import NODE_OWNER, Owner
 from ipvsproxy.model.sets import IP_SETS, SetEntry
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
-from ipvsproxy.reconcile.tables.presence import PresenceTable
-from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.tables.table import PresenceTable, Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 if TYPE_CHECKING:

@@ -36,10 +36,9 @@ from ipvsproxy.reconcile.kinds.rules import Rules
 from ipvsproxy.reconcile.kinds.sets import SetCopies, Sets
 from ipvsproxy.reconcile.kinds.settings import Devices, IpvsTimeouts, Sysctls
 from ipvsproxy.reconcile.kinds.virtual_servers import VirtualServers
-from ipvsproxy.reconcile.tables.presence import presence
 from ipvsproxy.reconcile.tables.scopes import Scopes
 from ipvsproxy.reconcile.tables.slow_start import SlowStarts
-from ipvsproxy.reconcile.tables.table import Conflict, Table
+from ipvsproxy.reconcile.tables.table import Conflict, Table, presence
 from ipvsproxy.reconcile.virtual_servers import ownership, precedence
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 

@@ -9,8 +9,7 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from ipvsproxy.model.service import Owner, ServiceName
-from ipvsproxy.reconcile.tables.presence import PresenceTable, presence
-from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.tables.table import PresenceTable, Table, presence
 
 OWNERS = tuple(Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))
 OLD = OWNERS[0]
