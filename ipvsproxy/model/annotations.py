@@ -97,3 +97,13 @@ class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 NO_ANNOTATIONS = ServiceAnnotations()
 """The annotations of nearly all Services: none of ours."""
+FIELDS: Mapping[Annotation, str] = {
+    Annotation.SCHEDULER: "scheduler",
+    Annotation.SCHEDULER_FLAGS: "scheduler_flags",
+    Annotation.WEIGHTS: "weights",
+    Annotation.SLOW_START: "slow_start_s",
+    Annotation.DRAIN_DEADLINE: "drain_deadline_s",
+    Annotation.AFFINITY_NETMASK: "prefix_lengths",
+    Annotation.SKIP_LOAD_BALANCER_IPS: "skips_load_balancer_ips",
+}
+"""The field of ``ServiceAnnotations`` of each annotation that stands for itself."""

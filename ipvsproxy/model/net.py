@@ -5,9 +5,7 @@ does both in Python, and takes 5 µs to make. An IPv4 address (4 bytes) never eq
 """
 
 import enum
-import itertools
 import socket
-from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -125,15 +123,6 @@ def pack_address(text: str) -> bytes:
     except (OSError, ValueError):
         return _pack_sloppy(text)
     return packed[12:] if packed[:12] == _MAPPED_PREFIX else packed
-
-
-def pack_addresses(family: Family, texts: Iterable[str]) -> bytes | None:
-    """The results of ``pack_address``, joined; None if not all are of the family and in usual form: then parse each by itself."""
-    try:
-        packed = b"".join(map(socket.inet_pton, itertools.repeat(family), texts))
-    except (OSError, ValueError):
-        return None
-    return None if _MAPPED_PREFIX in packed else packed
 
 
 def _pack_sloppy(text: str) -> bytes:

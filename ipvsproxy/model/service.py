@@ -9,7 +9,7 @@ import msgspec
 
 from ipvsproxy.model.annotations import NO_ANNOTATIONS, ServiceAnnotations
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.real_servers import RealServerKey, pieces
 
 
 class ObjectKey(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -195,11 +195,14 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return (self.name, self.service, self.family, self.ports, self.addresses, self.conditions, self.skipped)
 
     @property
+    def each_address(self) -> list[bytes]:
+        """The packed address of each endpoint, in a new list at each call."""
+        return pieces(self.addresses, self.family.bits // 8 if self.family else 1)
+
+    @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The endpoints as objects, new at each call."""
-        size = self.family.bits // 8 if self.family else 0
-        each = (Address(self.addresses[number * size : (number + 1) * size]) for number in range(len(self.conditions)))
-        return tuple(map(Endpoint, each, self.conditions))
+        return tuple(map(Endpoint, map(Address, self.each_address), self.conditions))
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,6 @@ from ipvsproxy.model.net import (
     Protocol,
     host_port,
     network,
-    pack_address,
-    pack_addresses,
     parse_address,
     parse_network,
 )
@@ -65,30 +63,6 @@ def test_a_text_that_is_no_address_is_refused_and_quoted_briefly(text: str) -> N
     with pytest.raises(ValueError, match="is not an IP address") as raised:
         parse_address(text)
     assert len(str(raised.value)) < 400
-
-
-_SEVERAL = st.lists(
-    ADDRESSES.map(str)
-    | st.sampled_from(["01.2.3.4", "::ffff:1.2.3.4", "::", "::ffff:0:0", "0.0.0.0", "0.0.255.255", "", "1.2.3.4\x00"]),
-    max_size=6,
-)
-
-
-@hypothesis.given(st.sampled_from(Family), _SEVERAL)
-def test_addresses_are_packed_together_as_each_by_itself_or_not_at_all(family: Family, texts: list[str]) -> None:
-    packed = pack_addresses(family, texts)
-    if packed is not None:
-        each = [pack_address(text) for text in texts]
-        assert packed == b"".join(each)
-        assert all(len(one) * 8 == family.bits for one in each)
-
-
-@hypothesis.given(st.lists(IPV4, max_size=4), st.lists(st.ip_addresses(v=6, network="fd00::/8"), max_size=4))
-def test_addresses_of_one_family_are_packed_at_once(ipv4: list[ipaddress.IPv4Address], ipv6: list[ipaddress.IPv6Address]) -> None:
-    hypothesis.assume(bytes(10) + b"\xff\xff" not in b"".join(one.packed for one in ipv4))
-    hypothesis.assume(bytes(10) + b"\xff\xff" not in b"".join(one.packed for one in ipv6))
-    assert pack_addresses(Family.IPV4, map(str, ipv4)) == b"".join(one.packed for one in ipv4)
-    assert pack_addresses(Family.IPV6, map(str, ipv6)) == b"".join(one.packed for one in ipv6)
 
 
 @hypothesis.given(st.text(max_size=24) | st.text("0123456789abcdef.:/", max_size=24))

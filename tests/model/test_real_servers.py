@@ -31,11 +31,6 @@ def test_keys_of_real_servers_differ_and_are_sorted_by_family_address_and_port()
     assert len({first, second, mapped, first.address, mapped.address}) == 5
 
 
-def test_keys_of_many_real_servers_are_made_at_once() -> None:
-    packed = b"".join(builders.addresses("10.0.0.2", "10.0.0.1"))
-    assert RealServerKey.at_each(packed, 4, 8080) == [builders.backend("10.0.0.2"), builders.backend("10.0.0.1")]
-
-
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_an_impossible_port_is_refused(port: int) -> None:
     with pytest.raises(OverflowError):
@@ -111,20 +106,4 @@ def test_thresholds_are_told_in_words() -> None:
 
 @hypothesis.given(st.lists(st.binary(min_size=3, max_size=3), max_size=5))
 def test_joined_pieces_are_cut_at_the_same_places(values: list[bytes]) -> None:
-    assert real_servers.pieces(b"".join(values), 3) == tuple(values)
-
-
-@pytest.mark.parametrize(
-    "count", [real_servers.AT_ONCE - 1, real_servers.AT_ONCE, real_servers.AT_ONCE + 1, 2 * real_servers.AT_ONCE, 1000]
-)
-def test_more_pieces_than_one_call_cuts_are_cut_at_the_same_places(count: int) -> None:
-    values = [number.to_bytes(4, "big") for number in range(count)]
-    found = real_servers.pieces(b"".join(values), 4)
-    assert found == tuple(values)
-    assert {type(value) for value in found} == {bytes}
-
-
-@pytest.mark.parametrize("length", [1, 5, 4 * real_servers.AT_ONCE + 1])
-def test_bytes_that_are_no_whole_number_of_pieces_are_refused(length: int) -> None:
-    with pytest.raises(ValueError, match=rf"{length} bytes cannot be cut into pieces of 4"):
-        real_servers.pieces(bytes(length), 4)
+    assert real_servers.pieces(b"".join(values), 3) == values

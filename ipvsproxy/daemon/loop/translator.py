@@ -176,7 +176,7 @@ class Translator:
         """The API servers, from the endpoints of their own Service."""
         for item in self._store.slices_of(refusal.KUBERNETES):
             for port in item.ports:
-                yield from state.real_servers(item, port.port)
+                yield from (RealServerKey.of(endpoint.address, port.port) for endpoint in item.endpoints)
 
     def putting(self, names: Iterable[ServiceName]) -> Iterator[None]:
         """``put`` for each, with a pause after ``WORK_PER_STEP``."""

@@ -18,7 +18,7 @@ import msgspec
 
 from ipvsproxy.daemon.ui.rates import ServiceRates
 from ipvsproxy.model.net import Address, parse_address
-from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights, pieces
+from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
@@ -315,8 +315,7 @@ def count_endpoints(
     """Count the endpoints of a Service whose virtual servers are ``keys``."""
     known: set[bytes] = set()
     for item in slices:
-        if item.family:
-            known.update(pieces(item.addresses, item.family.bits // 8))
+        known.update(item.each_address)
     used: set[bytes] = set()
     for weights in _weights(state):
         # Weight 0 is a choice: no new connections.

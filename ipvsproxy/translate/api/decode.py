@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar, assert_never
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -86,6 +86,7 @@ class _Reader(Generic[T, K]):
 
     def __init__(self, kind: ObjectKind, shape: type[T], key: type[K], read: Callable[[T, K], ApiObject]) -> None:
         self.kind = kind
+        self.shape: type[T] = shape
         self._key = key
         self.line: msgspec.json.Decoder[_Line[T]] = msgspec.json.Decoder(_Line[shape])  # type: ignore[valid-type]  # made at run time
         self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
@@ -242,32 +243,20 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
     if key is None:
         return Rejected(kind, None, where, "metadata.name is missing")
     try:
-        return _manifest(kind, document, key, where)
+        return _manifest(kind, msgspec.convert(document, _READERS[kind].shape), key, where)
     except _UNREADABLE as error:
         return Rejected(kind, key, where, _reason(error))
 
 
-def _manifest(kind: ObjectKind, document: object, key: ObjectKey, where: str) -> Put | Rejected:
-    match kind:
-        case ObjectKind.SERVICE:
-            return _manifest_service(msgspec.convert(document, schema.Service), key, where)
-        case ObjectKind.ENDPOINT_SLICE:
-            raw = msgspec.convert(document, schema.EndpointSlice)
-            name = EndpointSliceName(key.namespace, key.name)
-            return Put(kind, key, parse.parse_endpoint_slice(raw, name, default_port_names=True))
-        case ObjectKind.NODE:
-            return Put(kind, key, parse.parse_node(msgspec.convert(document, schema.Node), key.name))
-        case never:
-            assert_never(never)
-
-
-def _manifest_service(raw: schema.Service, key: ObjectKey, where: str) -> Put | Rejected:
-    service = parse.parse_service(raw, ServiceName(key.namespace, key.name))
-    spec = raw.spec or schema.ServiceSpec()
-    if spec.type != "ExternalName" and not spec.cluster_ip and not spec.cluster_ips:
-        reason = "spec.clusterIP: is missing, and only an API server allots one"
-        return Rejected(ObjectKind.SERVICE, key, where, reason)
-    return Put(ObjectKind.SERVICE, key, service)
+def _manifest(kind: ObjectKind, raw: Any, key: Any, where: str) -> Put | Rejected:
+    match raw:
+        case schema.EndpointSlice():
+            return Put(kind, key, parse.parse_endpoint_slice(raw, key, default_port_names=True))
+        case schema.Service(spec=schema.ServiceSpec(type="ExternalName")):
+            pass
+        case schema.Service(spec=spec) if spec is None or not (spec.cluster_ip or spec.cluster_ips):
+            return Rejected(kind, key, where, "spec.clusterIP: is missing, and only an API server allots one")
+    return Put(kind, key, _READERS[kind].read(raw, key))
 
 
 MOST_BYTES_BEFORE_ITEMS = 1 << 16

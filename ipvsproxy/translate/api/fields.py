@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.model.annotations import (
+    FIELDS,
     HIGHEST_WEIGHT,
     LONGEST_S,
     MOST_CONNECTIONS,
@@ -31,8 +32,6 @@ from ipvsproxy.translate.api import schema
 
 HIGHEST_PORT = 65535
 PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
-FEW_PORTS = 8
-"""Objects with at most this many ports share them with others by a cache; more ports would fill the cache."""
 MOST_SKIPPED = 20
 """The most skipped parts of one object that are reported one by one."""
 
@@ -84,16 +83,12 @@ def seconds(text: str | None) -> float:
     """An RFC 3339 time as seconds since the epoch; 0 if it is absent, unreadable, or before the epoch."""
     if not text:
         return 0
-    return _shared_seconds(text) if len(text) <= _LONGEST_TIME else _read_seconds(text)
+    return (_read_seconds if len(text) <= _LONGEST_TIME else _read_seconds.__wrapped__)(text)
 
 
 @functools.lru_cache(maxsize=1024)
-def _shared_seconds(text: str) -> float:
-    """One object for all equal times."""
-    return _read_seconds(text)
-
-
 def _read_seconds(text: str) -> float:
+    """One object for all equal times."""
     try:
         return max(0, dt.datetime.fromisoformat(text).timestamp())
     except ValueError:
@@ -130,9 +125,8 @@ def parse_service_annotations(raw: schema.ServiceAnnotations, skipped: list[Skip
     values: dict[str, Any] = {}
     for one in given.values():
         if parse := _PARSERS.get(one.annotation):
-            name, read = parse
             try:
-                values[name] = read(one.text.strip())
+                values[FIELDS[one.annotation]] = parse(one.text.strip())
             except ValueError as error:
                 skipped.append(Skipped(field(one.name), str(error)))
     values["thresholds"] = _thresholds(given, skipped)
@@ -255,13 +249,13 @@ def _thresholds(given: Mapping[Annotation, _Given], skipped: list[Skipped]) -> T
     return Thresholds(upper, lower) if upper else NO_THRESHOLDS
 
 
-_PARSERS: Mapping[Annotation, tuple[str, Callable[[str], Any]]] = {
-    Annotation.SCHEDULER: ("scheduler", _scheduler),
-    Annotation.SCHEDULER_FLAGS: ("scheduler_flags", _scheduler_flags),
-    Annotation.WEIGHTS: ("weights", _weights),
-    Annotation.SLOW_START: ("slow_start_s", _duration),
-    Annotation.DRAIN_DEADLINE: ("drain_deadline_s", _duration),
-    Annotation.AFFINITY_NETMASK: ("prefix_lengths", _prefix_lengths),
-    Annotation.SKIP_LOAD_BALANCER_IPS: ("skips_load_balancer_ips", _switch),
+_PARSERS: Mapping[Annotation, Callable[[str], Any]] = {
+    Annotation.SCHEDULER: _scheduler,
+    Annotation.SCHEDULER_FLAGS: _scheduler_flags,
+    Annotation.WEIGHTS: _weights,
+    Annotation.SLOW_START: _duration,
+    Annotation.DRAIN_DEADLINE: _duration,
+    Annotation.AFFINITY_NETMASK: _prefix_lengths,
+    Annotation.SKIP_LOAD_BALANCER_IPS: _switch,
 }
-"""The field of ``ServiceAnnotations`` and the parser of each annotation that stands for itself."""
+"""The parser of each annotation that stands for itself."""

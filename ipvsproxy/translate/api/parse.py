@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from ipvsproxy.model.annotations import NO_ANNOTATIONS
-from ipvsproxy.model.net import Address, Family, Network, Protocol, pack_address, pack_addresses
+from ipvsproxy.model.net import Address, Family, Network, Protocol, pack_address
 from ipvsproxy.model.service import (
     USUAL_OPTIONS,
     Conditions,
@@ -32,6 +32,8 @@ from ipvsproxy.translate.api import fields, schema
 DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
 LONGEST_AFFINITY_TIMEOUT_S = 86400
+FEW_PORTS = 8
+"""Objects with at most this many ports share them with others by a cache; more ports would fill the cache."""
 MOST_ENTRIES = 65536
 """The most entries of one Service in one ipset.
 
@@ -69,7 +71,8 @@ def parse_service(raw: schema.Service, name: ServiceName) -> Service:
         skipped.extend(_left_alone("status.loadBalancer.ingress", balanced, cluster))
     ranges = spec.load_balancer_source_ranges
     source_ranges, admits_nobody = _source_ranges(ranges, skipped) if ranges else ((), False)
-    ports, complaints = _service_ports(spec.ports or ())
+    raw_ports = spec.ports or ()
+    ports, complaints = (_service_ports if len(raw_ports) <= FEW_PORTS else _service_ports.__wrapped__)(raw_ports)
     skipped.extend(complaints)
     ports = _bounded_ports(ports, (external, balanced), source_ranges, skipped)
     chosen = fields.parse_service_annotations(metadata.annotations, skipped) if metadata.annotations else NO_ANNOTATIONS
@@ -136,18 +139,9 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
             yield Skipped(field, f"{address}: the Service has no cluster IP of {address.family.label}", invalid=False)
 
 
-def _service_ports(ports: tuple[schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
-    """The ports that can be used, and why the others cannot."""
-    return _shared_service_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_service_ports(ports)
-
-
 @functools.lru_cache(maxsize=1024)
-def _shared_service_ports(ports: tuple[schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
-    """One object for all Services with equal ports; most Services share theirs with others."""
-    return _read_service_ports(ports)
-
-
-def _read_service_ports(ports: tuple[schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+def _service_ports(ports: tuple[schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+    """The ports that can be used, and why the others cannot; one object for all Services with equal ports."""
     usable: list[ServicePort] = []
     skipped: list[Skipped] = []
     names: set[tuple[str, Protocol]] = set()
@@ -276,12 +270,15 @@ def parse_endpoint_slice(
     raw_ports = raw.ports or ()
     if default_port_names:
         raw_ports = tuple(schema.EndpointPort(one.name or "", one.protocol, one.port) for one in raw_ports)
-    ports, complaints = _endpoint_ports(raw_ports)
+    ports, complaints = (_endpoint_ports if len(raw_ports) <= FEW_PORTS else _endpoint_ports.__wrapped__)(raw_ports)
     skipped.extend(complaints)
     given = metadata.annotations or _NO_SLICE_ANNOTATIONS
     weight = fields.parse_slice_weight(given.weight, skipped) if given.weight is not None else None
-    endpoints = _bounded(raw.endpoints or [], skipped)
-    addresses, conditions = _endpoints(endpoints, family, skipped) if family else (b"", ())
+    endpoints = raw.endpoints or []
+    if len(endpoints) > MOST_ENDPOINTS:
+        reason = f"{len(endpoints)} of them; the first {MOST_ENDPOINTS} are used, the API allows no more"
+        skipped.append(Skipped("endpoints", reason))
+    addresses, conditions = _endpoints(endpoints[:MOST_ENDPOINTS], family, skipped) if family else (b"", ())
     if weight is not None:
         conditions = tuple(_with_weight(one, weight) for one in conditions)
     return EndpointSlice(
@@ -296,22 +293,9 @@ def parse_endpoint_slice(
     )
 
 
-def _endpoint_ports(ports: tuple[schema.EndpointPort, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    """The ports that can be used, and why the others cannot."""
-    return _shared_endpoint_ports(ports) if len(ports) <= fields.FEW_PORTS else _read_endpoint_ports(ports)
-
-
 @functools.lru_cache(maxsize=1024)
-def _shared_endpoint_ports(
-    ports: tuple[schema.EndpointPort, ...],
-) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    """One object for all slices with such ports."""
-    return _read_endpoint_ports(ports)
-
-
-def _read_endpoint_ports(
-    ports: tuple[schema.EndpointPort, ...],
-) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+def _endpoint_ports(ports: tuple[schema.EndpointPort, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+    """The ports that can be used, and why the others cannot; one object for all slices with equal ports."""
     usable: list[EndpointPort] = []
     skipped: list[Skipped] = []
     for number, raw in enumerate(ports):
@@ -328,21 +312,9 @@ def _read_endpoint_ports(
     return tuple(usable), tuple(skipped)
 
 
-def _bounded(endpoints: list[schema.Endpoint], skipped: list[Skipped]) -> list[schema.Endpoint]:
-    if len(endpoints) <= MOST_ENDPOINTS:
-        return endpoints
-    skipped.append(Skipped("endpoints", f"{len(endpoints)} of them; the first {MOST_ENDPOINTS} are used, the API allows no more"))
-    return endpoints[:MOST_ENDPOINTS]
-
-
 def _endpoints(endpoints: list[schema.Endpoint], family: Family, skipped: list[Skipped]) -> tuple[bytes, tuple[Conditions, ...]]:
-    # Faster for a first list of a hundred thousand endpoints, because all endpoints of nearly all slices are valid.
-    packed = pack_addresses(family, [raw.addresses[0] if raw.addresses else "" for raw in endpoints])
-    if packed is not None:
-        conditions = [_shared_conditions(raw.conditions, raw.node_name, raw.hints, raw.zone) for raw in endpoints]
-        return packed, _alone(conditions[0]) if len(conditions) == 1 else tuple(conditions)
     addresses: list[bytes] = []
-    conditions = []
+    conditions: list[Conditions] = []
     length = family.bits // 8
     for number, raw in enumerate(endpoints):
         if not raw.addresses:
@@ -386,12 +358,6 @@ def _shared_conditions(
 def _with_weight(conditions: Conditions, weight: int) -> Conditions:
     """One object for all equal endpoints of weighty slices."""
     return msgspec.structs.replace(conditions, weight=weight)
-
-
-@functools.lru_cache(maxsize=4096)
-def _alone(conditions: Conditions) -> tuple[Conditions, ...]:
-    """One tuple for all slices of one endpoint with equal conditions: a cluster may have a hundred thousand."""
-    return (conditions,)
 
 
 def _names(hints: tuple[schema.Hint, ...] | None) -> frozenset[str]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import Conditions, Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
+from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer
 from ipvsproxy.translate.services import state, topology
@@ -83,21 +83,10 @@ class Explanation:
     skipped: Mapping[str, tuple[Skipped, ...]]
 
 
-def explain(service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings) -> Explanation:
-    """Explain a Service. The slices are those labelled with its name."""
-    steps = explaining(service, slices, view, settings)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            explanation: Explanation = end.value
-            return explanation
-
-
 def explaining(
     service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings
 ) -> Generator[None, None, Explanation]:
-    """As ``explain``, with pauses: a Service may have thousands of endpoints."""
+    """Explains a Service step by step: it may have thousands of endpoints. The slices are those labelled with its name."""
     ordered = sorted(slices, key=lambda item: item.name)
     desired = state.translate(service, ordered, view, settings)
     families = [address.family for address in service.cluster_addresses if address.family in settings.families]
@@ -116,9 +105,8 @@ def explaining(
             numbers.setdefault(item.name, []).append(number)
         used: list[EndpointUse] = []
         explained: set[RealServerKey] = set()
-        by_key = found.by_key()
         for item in mine[family]:
-            for use in _uses(item, port, by_key, choice, explained, numbers=numbers.get(item.name, ())):
+            for use in _uses(item, port, found, choice, explained, numbers=numbers.get(item.name, ())):
                 used.append(use)
                 if len(used) % ENDPOINTS_AT_ONCE == 0:
                     yield
@@ -162,7 +150,7 @@ def _frontends(
 def _uses(
     item: EndpointSlice,
     port: ServicePort,
-    by_key: Mapping[bytes, Conditions],
+    by_key: topology.Endpoints,
     choice: topology.Choice,
     explained: set[RealServerKey],
     *,

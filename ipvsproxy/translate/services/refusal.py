@@ -36,13 +36,17 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
     if service.name == KUBERNETES:
         return service, ()
     options = service.options
-    if not (options.external_addresses or options.load_balancer_addresses):  # nearly all Services
-        for address in service.cluster_addresses:
-            if _why_not_cluster(address, view):
-                break
-        else:
-            return service, ()
-    refused = _refused(service, view, settings)
+    refused: dict[tuple[str, Address], str] = {}
+    for field, addresses in (
+        ("spec.clusterIPs", service.cluster_addresses),
+        ("spec.externalIPs", options.external_addresses),
+        ("status.loadBalancer", options.load_balancer_addresses),
+    ):
+        for address in addresses:
+            is_cluster = field == "spec.clusterIPs"
+            why = _why_not_cluster(address, view) if is_cluster else _why_not_external(service, address, view, settings)
+            if why and not _is_in(address, settings.allowed_addresses):
+                refused[field, address] = why
     if not refused:
         return service, ()
     without = msgspec.structs.replace(
@@ -57,25 +61,6 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
         ),
     )
     return without, tuple(Skipped(field, f"{address} {reason}") for (field, address), reason in refused.items())
-
-
-def _refused(service: Service, view: NodeView, settings: Settings) -> dict[tuple[str, Address], str]:
-    """The reason for each refused address, by field and address."""
-    reasons = {("spec.clusterIPs", one): _why_not_cluster(one, view) for one in service.cluster_addresses}
-    options = service.options
-    if options.external_addresses or options.load_balancer_addresses:
-        for field, addresses in (
-            ("spec.externalIPs", options.external_addresses),
-            ("status.loadBalancer", options.load_balancer_addresses),
-        ):
-            reasons |= {(field, one): _why_not_external(service, one, view, settings) for one in addresses}
-    if not any(reasons.values()):
-        return {}
-    return {
-        (field, address): reason
-        for (field, address), reason in reasons.items()
-        if reason and not _is_in(address, settings.allowed_addresses)
-    }
 
 
 def _why_not_cluster(address: Address, view: NodeView) -> str:
@@ -107,16 +92,9 @@ def _why_not_external(service: Service, address: Address, view: NodeView, settin
 
 
 def _is_in(address: Address, networks: Iterable[Network]) -> bool:
-    for network in networks:  # noqa: SIM110 - a generator takes longer than all other questions together
-        if network.contains(address):
-            return True
-    return False
+    return any(network.contains(address) for network in networks)
 
 
 def _is_special(address: Address) -> bool:
-    """Whether an address is unspecified, multicast or link-local. Such addresses begin with byte 0 or a high byte."""
-    first = address[0]
-    if 0 < first < 0xE0:  # noqa: PLR2004 - 224.0.0.0/4
-        return False
-    is_multicast = first & 0xF0 == 0xE0 if address.family is Family.IPV4 else first == 0xFF  # noqa: PLR2004 - 224/4, ff00::/8
+    is_multicast = address[0] & 0xF0 == 0xE0 if address.family is Family.IPV4 else address[0] == 0xFF  # noqa: PLR2004 - 224/4, ff00::/8
     return is_multicast or address.is_unspecified or address.is_link_local_v6

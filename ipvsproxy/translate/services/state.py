@@ -11,11 +11,11 @@ Rule 5: an address and port has one role for its Service (see ``Roles``).
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ipvsproxy.model.annotations import NO_ANNOTATIONS
+from ipvsproxy.model.annotations import NO_ANNOTATIONS, ServiceAnnotations
 from ipvsproxy.model.kernel import Flow, HealthListener
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.real_servers import EvenWeights, RealServerKey, Weights
-from ipvsproxy.model.service import EndpointSlice, EndpointSliceName, Owner, Service, ServicePort, Skipped
+from ipvsproxy.model.real_servers import RealServerKey, Weights
+from ipvsproxy.model.service import EndpointSlice, Owner, Service, ServicePort, Skipped
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
@@ -29,7 +29,6 @@ _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
     Protocol.UDP: (SetKind.NODE_PORT_UDP, SetKind.NODE_PORT_LOCAL_UDP),
     Protocol.SCTP: (SetKind.NODE_PORT_SCTP, SetKind.NODE_PORT_LOCAL_SCTP),
 }
-_NO_ROUTES: dict[int, Weights] = {}
 _NAMES: Mapping[Family, Mapping[SetKind, str]] = {
     family: {kind: IpSet(kind, family).name for kind in SetKind} for family in Family
 }
@@ -47,30 +46,23 @@ def translate(
         owner = owner.remembered
     if service.not_served:
         return ServiceState(owner=owner, rare=Rarities(skipped=(service.not_served, *service.skipped)))
-    unused: tuple[Skipped, ...] = ()
-    if service.options.annotations is NO_ANNOTATIONS:
-        how = treatment.usual(service.options, settings)
-    else:
-        how, service, unused = treatment.treat(service, settings)
+    how, service, unused = treatment.treat(service, settings)
     service, not_admitted = refusal.admit(service, view, settings)
-    skipped = (*service.skipped, *unused, *not_admitted) if unused or not_admitted else service.skipped
-    ordered = list(slices)
-    if len(ordered) > 1:
-        ordered.sort(key=_name_of)
+    skipped = dict.fromkeys((*service.skipped, *unused, *not_admitted))
+    ordered = sorted(slices, key=lambda item: item.name)
     served = []
     for address in service.cluster_addresses:
         if address.family in settings.families:
             item = _FamilyState(service, owner, address, view, settings, how=how)
             item.add([one for one in ordered if one.family is item.family])
             served.append(item)
-            if item.skipped:
-                skipped = (*skipped, *(reason for reason in item.skipped if reason not in skipped))
+            skipped |= item.skipped
         else:
             reason = f"{address}: this node does not serve {address.family.label}, so nothing of that family is served"
-            skipped = (*skipped, Skipped("spec.clusterIPs", reason, invalid=False))
-    if len(served) == 1:
-        return served[0].whole(skipped)
+            skipped[Skipped("spec.clusterIPs", reason, invalid=False)] = None
     addresses = tuple(address for item in served for address in item.addresses)
+    if addresses == service.cluster_addresses:
+        addresses = service.cluster_addresses  # most Services share one tuple
     by_routes = settings.binding is Binding.ROUTES
     return ServiceState(
         owner=owner,
@@ -78,7 +70,7 @@ def translate(
         entries=tuple(entry for item in served for entry in item.entries),
         addresses=() if by_routes else addresses,
         routes=addresses if by_routes else (),
-        rare=_rarities(served, skipped),
+        rare=_rarities(served, how.chosen, tuple(skipped)),
     )
 
 
@@ -112,39 +104,6 @@ class Roles:
 class _FamilyState:
     """The desired state of a Service in one family, while it is being built."""
 
-    __slots__ = (
-        "addresses",
-        "by_route",
-        "cluster_address",
-        "entries",
-        "external_addresses",
-        "family",
-        "flows",
-        "has_scopes",
-        "how",
-        "is_restricted",
-        "load_balancer_addresses",
-        "local_endpoints",
-        "node_addresses",
-        "options",
-        "owner",
-        "refused",
-        "roles",
-        "scopes",
-        "service",
-        "set_names",
-        "settings",
-        "skipped",
-        "source_ranges",
-        "thresholds",
-        "view",
-        "virtual_server_settings",
-        "virtual_servers",
-        "weighs",
-        "without_local_external",
-        "without_local_internal",
-    )
-
     def __init__(
         self,
         service: Service,
@@ -171,11 +130,10 @@ class _FamilyState:
         self.source_ranges: list[Network] = [] if any(item.prefix_length == 0 for item in ranges) else ranges
         self.is_restricted = bool(self.source_ranges) or options.admits_nobody
         self.how = how
-        self.thresholds = how.thresholds
-        self.virtual_server_settings = how.common or how.settings(family, options.affinity_timeout_s)
+        self.thresholds = how.chosen.thresholds
+        self.virtual_server_settings = how.settings(family, options.affinity_timeout_s)
         self.weighs = False
-        self.skipped: dict[Skipped, None] | None = None
-        self.by_route: dict[int, Weights] = _NO_ROUTES
+        self.skipped: dict[Skipped, None] = {}
 
         self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}
         self.entries: dict[SetEntry, None] = {}
@@ -188,67 +146,30 @@ class _FamilyState:
         self.scopes: list[ClusterScope] = []
         self.has_scopes = options.external_traffic_local and settings.scopes is TrafficScopes.API
 
-    def whole(self, skipped: tuple[Skipped, ...]) -> ServiceState:
-        """The finished state, for a Service of this family alone."""
-        addresses, cluster_addresses = tuple(self.addresses), self.service.cluster_addresses
-        if addresses == cluster_addresses:
-            addresses = cluster_addresses  # most Services share one tuple
-        by_routes = self.settings.binding is Binding.ROUTES
-        return ServiceState(
-            owner=self.owner,
-            served=tuple(self.virtual_servers.values()),
-            entries=tuple(self.entries),
-            addresses=() if by_routes else addresses,
-            routes=addresses if by_routes else (),
-            rare=_rarities([self], skipped) if skipped or self.has_rarities else NO_RARITIES,
-        )
-
-    @property
-    def has_rarities(self) -> bool:
-        """Whether the Service has anything that few Services have."""
-        return bool(
-            self.refused
-            or self.flows
-            or self.local_endpoints
-            or self.without_local_internal
-            or self.without_local_external
-            or self.scopes
-            or (not self.how.is_usual and (self.how.slow_start_s or self.how.drain_deadline_s))
-        )
-
     def add(self, slices: list[EndpointSlice]) -> None:
         """Add every port, and the health check."""
-        port_number, local_ready = self.options.health_check_node_port, set[Address]()
+        port_number, local_ready = self.options.health_check_node_port, set[bytes]()
         here, by_port = self.view.name, slices_by_port(slices)
         self.weighs = self.how.weighs(slices)
         for port in self.service.ports:
             endpoints = find_endpoints(by_port, port)
-            each = zip(endpoints.stems, endpoints.conditions, strict=True)
-            local = [stem for stem, conditions in each if conditions.node_name == here]
+            local = {RealServerKey(key): one.ready for key, one in endpoints.items() if one.node_name == here}
             self._add_port(port, endpoints, local)
-            if port_number and local:
-                each = zip(endpoints.stems, endpoints.conditions, strict=True)
-                ready = endpoints.split(stem for stem, one in each if one.node_name == here and one.ready)
-                local_ready.update(address for address, _ in ready)
+            local_ready |= {key.address for key, is_ready in local.items() if is_ready}
         if port_number:
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
             listener = HealthListener(self.family, port_number, self.service.name)
             self.local_endpoints[listener] = len(local_ready)
 
-    def _add_port(self, port: ServicePort, endpoints: Endpoints, local_stems: Sequence[bytes]) -> None:
+    def _add_port(self, port: ServicePort, endpoints: Endpoints, local: Iterable[RealServerKey]) -> None:
         # A pod that reaches itself through a service address must not see its own address as the client's.
-        if local_stems:
-            name, protocol = self.set_names[SetKind.LOOP_BACK], port.protocol
-            for address, endpoint_port in endpoints.split(local_stems):
-                self.entries[SetEntry(name, address, protocol, endpoint_port, address)] = None
+        for key in local:
+            address = key.address
+            self._enter(SetKind.LOOP_BACK, address, port.protocol, key.port, address)
         choice = routes_of_port(self.service, port, self.family, endpoints, self.view)
-        internal: Weights = choice.internal.weights
-        external: Weights = choice.external.weights
-        by_key: Mapping[bytes, int] | None = None
-        if self.weighs or not self.how.is_usual:
-            by_key = self._weigh(endpoints)
-            internal = self._weighed(choice.internal.weights, by_key)
-            external = self._weighed(choice.external.weights, by_key)
+        by_key = self.how.weigh(endpoints, self.skipped) if self.weighs else None
+        internal = self.how.weighed(choice.internal.weights, by_key)
+        external = internal if choice.external is choice.internal else self.how.weighed(choice.external.weights, by_key)
         self.without_local_internal |= choice.lacks_local and self.options.internal_traffic_local
         self.without_local_external |= choice.lacks_local and _is_external_local(self.service, port, self.family)
         self._serve(self.cluster_address, port.protocol, port.port, internal)
@@ -258,7 +179,8 @@ class _FamilyState:
         if port.node_port:
             self._add_node_port(port, external)
         if self.has_scopes:
-            self._add_scope(port, choice, self._weighed(choice.cluster.weights, by_key))
+            cluster = external if choice.cluster is choice.external else self.how.weighed(choice.cluster.weights, by_key)
+            self._add_scope(port, choice, cluster)
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
@@ -278,26 +200,6 @@ class _FamilyState:
             if self.is_restricted:
                 self._restrict(VirtualServerKey(port.protocol, address, port.port))
             self._bind_unless_elsewhere(address)
-
-    def _weigh(self, endpoints: Endpoints) -> Mapping[bytes, int] | None:
-        """The weights of the endpoints of a port; None if each has weight 1."""
-        self.by_route = {}
-        if not self.weighs:
-            return None
-        self.skipped = {} if self.skipped is None else self.skipped
-        return self.how.weigh(endpoints, self.skipped)
-
-    def _weighed(self, weights: EvenWeights, by_key: Mapping[bytes, int] | None) -> Weights:
-        """The real servers of a route with their weights; None stands for weight 1 of each.
-
-        Routes of one port with the same real servers share the result.
-        """
-        if by_key is None and not self.how.is_ordered:
-            return weights
-        if id(weights) not in self.by_route:
-            ordered = treatment.in_order_of_addresses(weights) if self.how.is_ordered else weights
-            self.by_route[id(weights)] = ordered if by_key is None else treatment.weighed(ordered, by_key)
-        return self.by_route[id(weights)]
 
     def _serve(self, address: Address, protocol: Protocol, number: int, weights: Weights) -> None:
         key = VirtualServerKey(protocol, address, number)
@@ -349,8 +251,7 @@ class _FamilyState:
 
     def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
         """Clean tracked flows, which outlive their endpoint; only if the port has another endpoint for them."""
-        each = zip(endpoints.stems, endpoints.conditions, strict=True)
-        serving = frozenset([RealServerKey(stem + endpoints.suffix) for stem, conditions in each if conditions.serving])
+        serving = frozenset([RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving])
         if not serving:
             return
         # At node ports on this node's addresses alone: flows to the same node port of other nodes are not ours.
@@ -376,8 +277,17 @@ class _FamilyState:
         self.entries[SetEntry(self.set_names[kind], address, protocol, port, other)] = None
 
 
-def _rarities(served: Sequence[_FamilyState], skipped: tuple[Skipped, ...]) -> Rarities:
-    if not (skipped or any(item.has_rarities for item in served)):
+def _rarities(served: Sequence[_FamilyState], chosen: ServiceAnnotations, skipped: tuple[Skipped, ...]) -> Rarities:
+    is_usual = not skipped and chosen is NO_ANNOTATIONS
+    if is_usual and not any(
+        item.refused
+        or item.flows
+        or item.local_endpoints
+        or item.without_local_internal
+        or item.without_local_external
+        or item.scopes
+        for item in served
+    ):
         return NO_RARITIES
     return Rarities(
         refused=tuple(key for item in served for key in item.refused),
@@ -387,13 +297,9 @@ def _rarities(served: Sequence[_FamilyState], skipped: tuple[Skipped, ...]) -> R
         without_local_external=frozenset(item.family for item in served if item.without_local_external),
         skipped=skipped,
         scopes=tuple(scope for item in served for scope in item.scopes),
-        slow_start_s=max((item.how.slow_start_s for item in served), default=0),
-        drain_deadline_s=max((item.how.drain_deadline_s for item in served), default=0),
+        slow_start_s=chosen.slow_start_s if served else 0,
+        drain_deadline_s=chosen.drain_deadline_s if served else 0,
     )
-
-
-def _name_of(item: EndpointSlice) -> EndpointSliceName:
-    return item.name
 
 
 def _of(family: Family, addresses: tuple[Address, ...]) -> list[Address]:
@@ -421,8 +327,3 @@ def _is_external_local(service: Service, port: ServicePort, family: Family) -> b
         bool(port.node_port)
         or any(address.family is family for address in (*options.external_addresses, *options.load_balancer_addresses))
     )
-
-
-def real_servers(item: EndpointSlice, port: int) -> list[RealServerKey]:
-    """The endpoints of a slice as real servers on a port, in their order."""
-    return RealServerKey.at_each(item.addresses, item.family.bits // 8, port) if item.family else []

@@ -2,8 +2,8 @@
 
 Hints and traffic policies narrow the choice. Terminating endpoints that still serve are the last resort.
 
-Rule: ``_cluster_scope`` and ``_local_scope`` say which endpoints a part of the traffic may use, and whether only the last
-resort is left. ``Scope.why_not`` applies that to one endpoint, and gives the reason.
+Rule: a ``Scope`` says which endpoints a part of the traffic may use, and whether only the last resort is left. ``Scope.why_not``
+applies that to one endpoint, and gives the reason.
 """
 
 import enum
@@ -11,43 +11,16 @@ import functools
 import operator
 import zlib
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from ipvsproxy.model.net import Address, Protocol
-from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, pieces, split
+from ipvsproxy.model.net import Protocol
+from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey
 from ipvsproxy.model.service import Conditions, EndpointSlice, ServicePort
 
-K = TypeVar("K", bound=bytes)
+Endpoints = Mapping[bytes, Conditions]
+"""The endpoints of a service port, each once, by the bytes of the real server's key."""
 SlicesByPort = Mapping[tuple[str, Protocol], Sequence[tuple[EndpointSlice, int]]]
 """Slices by name and protocol of a port, each with its number of that port."""
-
-
-class Endpoints(NamedTuple):
-    """The endpoints of a service port, each once.
-
-    A stem and the suffix together are the bytes of a real server's key. If all endpoints have one port, as nearly always, that
-    port is the suffix, and each stem is a packed address; else the suffix is empty. ``conditions`` are in the order of ``stems``.
-    """
-
-    stems: Sequence[bytes] = ()
-    conditions: Sequence[Conditions] = ()
-    suffix: bytes = b""
-
-    @classmethod
-    def of(cls, by_key: Mapping[K, Conditions]) -> "Endpoints":
-        """Endpoints from the bytes of their keys."""
-        return cls(tuple(by_key), tuple(by_key.values()))
-
-    def split(self, stems: Iterable[bytes]) -> Sequence[tuple[Address, int]]:
-        """Address and port of these stems."""
-        if not self.suffix:
-            return list(map(split, stems))
-        port = int.from_bytes(self.suffix, "big")
-        return [(Address(stem), port) for stem in stems]
-
-    def by_key(self) -> Mapping[bytes, Conditions]:
-        """The endpoints by the bytes of their keys, made at each call."""
-        return {stem + self.suffix: conditions for stem, conditions in zip(self.stems, self.conditions, strict=True)}
 
 
 def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
@@ -65,34 +38,14 @@ def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
     The slices must be of one family. An address counts once: a later entry replaces an earlier one, unless the later one is
     terminating. A new pod may have the address of a terminating one.
     """
-    matching = by_port.get((port.name, port.protocol), ())
-    numbers = {number for _, number in matching}
-    if len(numbers) == 1:
-        stems, conditions = _joined([item for item, _ in matching])
-        if len(set(stems)) == len(stems):
-            return Endpoints(stems, conditions, numbers.pop().to_bytes(PORT_SIZE, "big"))
-    return _one_by_one(matching)
-
-
-def _joined(slices: Sequence[EndpointSlice]) -> tuple[Sequence[bytes], Sequence[Conditions]]:
-    if len(slices) == 1:
-        return _addresses(slices[0]), slices[0].conditions
-    return [address for item in slices for address in _addresses(item)], [one for item in slices for one in item.conditions]
-
-
-def _addresses(item: EndpointSlice) -> Sequence[bytes]:
-    return pieces(item.addresses, item.family.bits // 8) if item.family else ()
-
-
-def _one_by_one(slices_and_ports: Iterable[tuple[EndpointSlice, int]]) -> Endpoints:
-    by_key: dict[bytes, Conditions] = {}
-    for item, number in slices_and_ports:
+    endpoints: dict[bytes, Conditions] = {}
+    for item, number in by_port.get((port.name, port.protocol), ()):
         suffix = number.to_bytes(PORT_SIZE, "big")
-        for address, conditions in zip(_addresses(item), item.conditions, strict=True):
+        for address, conditions in zip(item.each_address, item.conditions, strict=True):
             key = address + suffix
-            if not conditions.terminating or key not in by_key:
-                by_key[key] = conditions
-    return Endpoints.of(by_key)
+            if not conditions.terminating or key not in endpoints:
+                endpoints[key] = conditions
+    return endpoints
 
 
 FEW = 256
@@ -148,12 +101,8 @@ class Scope(NamedTuple):
         return None
 
     def used(self, endpoints: Endpoints) -> Sequence[bytes]:
-        """The stems of the endpoints in use."""
-        each = zip(endpoints.stems, endpoints.conditions, strict=True)
-        return [stem for stem, conditions in each if self.why_not(conditions) is None]
-
-
-_EVERY_READY_ONE = Scope(last_resort=False)
+        """The keys of the endpoints in use."""
+        return [key for key, conditions in endpoints.items() if self.why_not(conditions) is None]
 
 
 class Route(NamedTuple):
@@ -181,23 +130,6 @@ class Choice(NamedTuple):
     lacks_local: bool
 
 
-def _ready(endpoints: Collection[Conditions]) -> list[Conditions]:
-    return [endpoint for endpoint in endpoints if endpoint.ready]
-
-
-def _cluster_scope(ready: Sequence[Conditions], node: str, zone: str) -> Scope:
-    """The ready endpoints that topology hints allow; if there is none, all terminating endpoints that serve, on any node."""
-    node_hint, zone_hint = _hints(ready, node, zone)
-    if ready and not (node_hint or zone_hint):
-        return _EVERY_READY_ONE
-    return Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint)
-
-
-def _local_scope(all_endpoints: Collection[Conditions], node: str) -> Scope:
-    """As ``_cluster_scope``, among this node's endpoints, without hints."""
-    return Scope(node=node, last_resort=not any(endpoint.ready and endpoint.node_name == node for endpoint in all_endpoints))
-
-
 def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, external_local: bool) -> Choice:
     """The routes of one service port, by its traffic policies.
 
@@ -205,16 +137,14 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     endpoint on this node, all endpoints serve: a virtual server cannot distinguish clients in the cluster, which may use any
     endpoint, from clients outside, which the load balancer's health check sends to other nodes.
     """
-    ready = _ready(endpoints.conditions)
-    cluster = _cluster_scope(ready, node, zone)
-    used = endpoints.stems
-    if cluster is not _EVERY_READY_ONE or len(ready) != len(used):  # rare; then each endpoint is asked
-        used = cluster.used(endpoints)
-    everywhere = Route(cluster, in_order(used, node, endpoints.suffix))
+    ready = [endpoint for endpoint in endpoints.values() if endpoint.ready]
+    node_hint, zone_hint = _hints(ready, node, zone)
+    cluster = Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint)
+    everywhere = Route(cluster, in_order(cluster.used(endpoints), node))
     if not (internal_local or external_local):
         return Choice(everywhere, everywhere, everywhere, lacks_local=False)
-    local = _local_scope(endpoints.conditions, node)
-    here = Route(local, in_order(local.used(endpoints), node, endpoints.suffix))
+    local = Scope(last_resort=not any(endpoint.node_name == node for endpoint in ready), node=node)
+    here = Route(local, in_order(local.used(endpoints), node))
     return Choice(
         here if internal_local else everywhere,
         here if external_local and here.weights else everywhere,
@@ -223,18 +153,18 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     )
 
 
-def in_order(stems: Collection[bytes], node: str, suffix: bytes = b"") -> EvenWeights:
-    """Real servers in this node's order, from the stems of their keys and their common suffix.
+def in_order(keys: Collection[bytes], node: str) -> EvenWeights:
+    """Real servers in this node's order, from the bytes of their keys.
 
     The order depends on the node's name and on the set of real servers alone, so it is the same at every start. With one order
     for all nodes, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A draw for
     the whole set chooses the first real server; the rest follows this node's shuffle for their number.
     """
-    count = len(stems)
+    count = len(keys)
     if count < 2:  # noqa: PLR2004 - one has no order
-        return EvenWeights.of([stem + suffix for stem in stems])
+        return EvenWeights.of(keys)
     shuffle = _shuffle_of_few if count < FEW else _shuffle
-    packed = suffix.join(shuffle(node, count)(sorted(stems))) + suffix
+    packed = b"".join(shuffle(node, count)(sorted(keys)))
     size = len(packed) // count
     begin = _draw(_seed(node), zlib.crc32(packed)) % count * size
     return EvenWeights(packed[begin:] + packed[:begin], size)
@@ -278,11 +208,8 @@ def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]
     node or its zone. Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose,
     topology-mode).
     """
-    if not ready:
-        return "", ""
-    first = ready[0]  # nearly always it has none, which decides for all
-    if first.node_hints and all(one.node_hints for one in ready) and any(node in one.node_hints for one in ready):
+    if all(one.node_hints for one in ready) and any(node in one.node_hints for one in ready):
         return node, ""
-    if first.zone_hints and zone and all(one.zone_hints for one in ready) and any(zone in one.zone_hints for one in ready):
+    if zone and all(one.zone_hints for one in ready) and any(zone in one.zone_hints for one in ready):
         return "", zone
     return "", ""

@@ -8,7 +8,7 @@ import pytest
 
 from ipvsproxy.model.net import Address, Protocol
 from ipvsproxy.model.service import Service, ServiceName, ServicePort, ServiceType, Skipped
-from ipvsproxy.translate.api import fields, parse, schema
+from ipvsproxy.translate.api import parse, schema
 from tests.support import builders
 from tests.translate import strategies
 
@@ -139,7 +139,7 @@ def test_services_with_the_same_ports_share_them() -> None:
     assert _service({"ports": ports}).ports is _service({"ports": ports}).ports
 
 
-@pytest.mark.parametrize("count", [fields.FEW_PORTS, fields.FEW_PORTS + 1])
+@pytest.mark.parametrize("count", [parse.FEW_PORTS, parse.FEW_PORTS + 1])
 def test_few_ports_and_many_are_read_alike(count: int) -> None:
     ports = [{"name": f"p{number}", "port": number + 1} for number in range(count)]
     service = _service({"ports": [*ports[:-1], {"name": "bad", "port": 0}, ports[-1]][1:]})

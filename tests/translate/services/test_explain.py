@@ -14,8 +14,14 @@ from tests.support.builders import OTHER_NODE, dead, draining, endpoint
 from tests.translate import strategies
 
 
-def _explain(service: Service, *slices: EndpointSlice) -> explain.Explanation:
-    return explain.explain(service, slices, builders.node_view(), Settings())
+def _explain(service: Service, *slices: EndpointSlice, settings: Settings | None = None) -> explain.Explanation:
+    steps = explain.explaining(service, slices, builders.node_view(), settings or Settings())
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            explanation: explain.Explanation = end.value
+            return explanation
 
 
 def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str]]:
@@ -148,7 +154,7 @@ def test_endpoints_here_of_one_family_are_none_of_the_other() -> None:
 def test_a_family_that_this_host_does_not_serve_is_not_explained() -> None:
     service = builders.service(cluster=["10.96.0.10", "fd00:96::10"])
     settings = Settings(families=frozenset({Family.IPV6}))
-    explanation = explain.explain(service, [], builders.node_view(), settings)
+    explanation = _explain(service, settings=settings)
     assert [port.family for port in explanation.ports] == [Family.IPV6]
 
 

@@ -429,9 +429,3 @@ def test_every_address_that_is_bound_is_in_the_set_of_addresses_and_has_a_virtua
     in_sets = {entry.address for entry in state.entries if entry.set.endswith("IPVS-IPS")}
     assert in_sets == set(state.addresses) <= {key.address for key in state.virtual_servers}
     assert set(state.rare.refused) <= state.virtual_servers.keys()
-
-
-def test_the_endpoints_of_a_slice_are_real_servers_on_a_port_if_it_has_addresses() -> None:
-    item = endpoint_slice(endpoint("10.244.0.5"), dead("10.244.0.6"))
-    assert state.real_servers(item, 80) == [builders.backend(address, 80) for address in ("10.244.0.5", "10.244.0.6")]
-    assert state.real_servers(msgspec.structs.replace(item, family=None), 80) == []

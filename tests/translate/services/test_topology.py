@@ -9,10 +9,10 @@ import pytest
 from hypothesis import strategies as st
 
 from ipvsproxy.model.net import Protocol
-from ipvsproxy.model.real_servers import RealServerKey, split
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Conditions, Endpoint, EndpointPort, EndpointSlice
 from ipvsproxy.translate.services import topology
-from ipvsproxy.translate.services.topology import Endpoints, find_endpoints, slices_by_port
+from ipvsproxy.translate.services.topology import find_endpoints, slices_by_port
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, THIS_NODE, dead, draining, endpoint
 from tests.translate import strategies
@@ -22,21 +22,23 @@ HERE, HERE_TOO, THERE, THERE_TOO = "10.244.0.1", "10.244.0.2", "10.244.1.1", "10
 
 def _scopes(*endpoints: Endpoint, zone: str) -> tuple[topology.Scope, topology.Scope]:
     """The cluster scope and the local one."""
-    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
+    keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     cluster, local = (
-        topology.choose_routes(
-            Endpoints.of(keyed), THIS_NODE, zone, internal_local=internal_local, external_local=False
-        ).internal.scope
+        topology.choose_routes(keyed, THIS_NODE, zone, internal_local=internal_local, external_local=False).internal.scope
         for internal_local in (False, True)
     )
     return cluster, local
 
 
+def _address(key: bytes) -> str:
+    return str(RealServerKey(key).address)
+
+
 def _choose(*endpoints: Endpoint, zone: str = builders.ZONE) -> tuple[set[str], set[str]]:
     """Addresses in cluster scope, and those in local scope."""
-    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
-    cluster_used, local_used = (scope.used(Endpoints.of(keyed)) for scope in _scopes(*endpoints, zone=zone))
-    return {str(split(key)[0]) for key in cluster_used}, {str(split(key)[0]) for key in local_used}
+    keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
+    cluster_used, local_used = (scope.used(keyed) for scope in _scopes(*endpoints, zone=zone))
+    return {_address(key) for key in cluster_used}, {_address(key) for key in local_used}
 
 
 def test_ready_endpoints_serve_wherever_they_are_and_those_here_serve_here() -> None:
@@ -70,8 +72,8 @@ def test_zone_hints_keep_traffic_in_the_zone_when_every_ready_endpoint_has_one()
 
 def test_hints_choose_among_endpoints_that_are_all_ready() -> None:
     hinted = endpoint(HERE, zones=["zone-a"]), endpoint(THERE, OTHER_NODE, zones=["zone-b"])
-    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in hinted}
-    choice = topology.choose_routes(Endpoints.of(keyed), THIS_NODE, "zone-a", internal_local=False, external_local=False)
+    keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in hinted}
+    choice = topology.choose_routes(keyed, THIS_NODE, "zone-a", internal_local=False, external_local=False)
     assert [str(key.address) for key in choice.internal.real_servers] == [HERE]
 
 
@@ -140,9 +142,9 @@ def test_draining_endpoints_serve_whatever_their_hints_say() -> None:
 def test_whatever_the_endpoints_traffic_goes_to_usable_ones_and_nowhere_only_when_there_is_none(
     endpoints: list[Endpoint], zone: str
 ) -> None:
-    keyed = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
+    keyed: dict[bytes, Conditions] = {RealServerKey.of(item.address, 8080): item.conditions for item in endpoints}
     usable = {key for key, item in keyed.items() if item.ready or (item.serving and item.terminating)}
-    choice = topology.choose_routes(Endpoints.of(keyed), THIS_NODE, zone, internal_local=True, external_local=False)
+    choice = topology.choose_routes(keyed, THIS_NODE, zone, internal_local=True, external_local=False)
     cluster, local = choice.external.real_servers, choice.internal.real_servers
     assert cluster <= usable
     assert local == {key for key in local if keyed[key].node_name == THIS_NODE}
@@ -183,13 +185,13 @@ def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_i
     there = RealServerKey.of(endpoint(THERE).address, 8080), endpoint(THERE, OTHER_NODE).conditions
     here = RealServerKey.of(endpoint(HERE).address, 8080), endpoint(HERE).conditions
     for pairs, expected in (((there,), {there[0]}), ((there, here), {here[0]})):
-        choice = topology.choose_routes(Endpoints.of(dict(pairs)), THIS_NODE, "", internal_local=False, external_local=True)
+        choice = topology.choose_routes(dict(pairs), THIS_NODE, "", internal_local=False, external_local=True)
         assert choice.external.real_servers == expected
         assert choice.internal.real_servers == dict(pairs).keys()
 
 
 def test_without_a_policy_nothing_is_lacking_here() -> None:
-    there = Endpoints.of({RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions})
+    there: dict[bytes, Conditions] = {RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions}
     assert not topology.choose_routes(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
     assert topology.choose_routes(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
 
@@ -239,13 +241,6 @@ def test_all_of_any_number_are_there_once_in_an_order_that_does_not_depend_on_ho
     assert list(topology.in_order(keys[::-1], THIS_NODE)) == found
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 50])
-def test_a_port_that_all_have_changes_nothing_in_their_order(count: int) -> None:
-    keys = [builders.backend(f"10.244.0.{number}", 8080) for number in range(count)]
-    stems = [bytes(key[:4]) for key in keys]
-    assert list(topology.in_order(stems, THIS_NODE, b"\x1f\x90")) == list(topology.in_order(keys, THIS_NODE))
-
-
 def test_a_number_of_real_servers_that_is_another_with_each_event_does_not_take_memory_each_time() -> None:
     keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(3100)]
     tracemalloc.start()
@@ -285,14 +280,7 @@ def test_endpoints_are_those_of_all_slices_with_the_port_each_once(some: Some) -
         builders.endpoint_slice(*endpoints, suffix=str(number), ports=[*ports, *OTHERS])
         for number, (endpoints, ports) in enumerate(some)
     ]
-    endpoints_found, expected = find_endpoints(slices_by_port(slices), PORT), _expected(slices)
-    assert endpoints_found.by_key() == expected
-    assert [stem + endpoints_found.suffix for stem in endpoints_found.stems] == list(expected), (
-        "in the order in which the slices name them"
-    )
-    assert endpoints_found.split(endpoints_found.stems) == [(key.address, key.port) for key in expected], (
-        "in the suffix or in each"
-    )
+    assert list(find_endpoints(slices_by_port(slices), PORT).items()) == list(_expected(slices).items())
 
 
 def test_an_address_that_one_slice_names_twice_counts_once_and_the_pod_that_runs_counts() -> None:
@@ -300,5 +288,5 @@ def test_an_address_that_one_slice_names_twice_counts_once_and_the_pod_that_runs
     for endpoints, expected in ((twice, ["10.244.0.1", "10.244.0.2"]), (twice[:2], ["10.244.0.1"])):
         item = builders.endpoint_slice(*endpoints, ports=[EndpointPort("http", Protocol.TCP, 8080)])
         found = find_endpoints(slices_by_port([item]), PORT)
-        assert [str(address) for address, _ in found.split(found.stems)] == expected
-        assert not any(one.terminating for one in found.conditions)
+        assert [_address(key) for key in found] == expected
+        assert not any(one.terminating for one in found.values())
