@@ -14,8 +14,8 @@ from ipvsproxy.kernel import host, node, sysctls
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.ipvs import connections as ipvs_connections
 from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
 from ipvsproxy.kernel.network import addresses
 from ipvsproxy.model.plan import Outcome
@@ -40,7 +40,7 @@ def kernel() -> Iterator[None]:
             (netlink.Channel, "gather", lambda _channel, _request, _action, _read: []),
             (netlink.Channel, "dumping", lambda _channel, _request, _action: iter(())),
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
-            (ipvs_connections.ConnectionReader, "read", lambda _reader, _key: None),
+            (ipvs_readings.SockoptReader, "connections", lambda _reader, _key: nothing),
             (ipvs.IpvsDriver, "observe", lambda _driver, _families=(): nothing),
             (node.NodeKernel, "poll", lambda *_, **__: iter(())),  # nothing has changed
             (addresses.AddressDriver, "_find", lambda _driver: addresses._Link(2, "kube-ipvs0", "dummy")),

@@ -48,7 +48,7 @@ def _rows(kernel: FakeKernel) -> Rows:
 def _virtual_servers(kernel: FakeKernel) -> Iterator[VirtualServerRow]:
     for key, held in sorted(kernel.virtual_servers.items(), key=lambda item: (item[0].port, str(item[0]))):
         real_servers = [
-            RealServerRow(one, "Route" if weight == NOT_MASQUERADED else "Masq", max(weight, 0), Connections(2, 3))
+            RealServerRow(one, 3 if weight == NOT_MASQUERADED else 0, max(weight, 0), connections=Connections(2, 3))
             for one, weight in sorted(held.real_servers.items())
         ]
         yield VirtualServerRow(key, held.settings, key.address.family.bits, real_servers=tuple(real_servers))

@@ -10,7 +10,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipset import driver as ipset
 from ipvsproxy.kernel.iptables import text as iptables_text
 from ipvsproxy.kernel.ipvs import driver as ipvs
-from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
+from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.network import addresses, conntrack, notify
 from ipvsproxy.kernel.nftables import foreign_rules
 from ipvsproxy.kernel.nftables import listing as nft_listing
@@ -121,17 +121,13 @@ def _read_ipvs_number(chooser: Chooser) -> None:
     ipvs.IpvsDriver(_connect(chooser))
 
 
-class _Everything:
-    def __contains__(self, key: object) -> bool:
-        return True
-
-
 def _read_traffic(chooser: Chooser) -> None:
     parts = [(data, 0, len(data)) for data in (_payload(chooser) for _ in range(3))]
-    for service in ipvs_traffic.read_services(parts, _Everything()):
-        _check(service.address)
-    for endpoint in ipvs_traffic.read_endpoints(parts, Family.IPV4):
-        _check(endpoint.address)
+    for part in parts:
+        service, _ = ipvs_rows.counted_service(part)
+        if service is not None:
+            _check(service.address)
+        _check(ipvs_rows.real_server_of(part).key.address)
 
 
 def _read_sets(chooser: Chooser) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 from ipvsproxy.kernel.ipvs import driver as ipvs
-from ipvsproxy.kernel.ipvs import handover as ipvs_handover
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb
@@ -180,7 +179,7 @@ def test_clients_are_served_while_the_kernel_has_taken_the_old_scheduler_away(ru
         driver.apply([Operation(Verb.SET, none)])
         assert running.lab.probe("p2", "TCP", to, 80).outcome == "refused"
         driver.apply([Operation(Verb.SET, rr)])
-        preparation = ipvs_handover.prepared(VirtualServer(key, VirtualServerSettings("wrr")), rr.settings)
+        preparation = ipvs_operations.prepared(VirtualServer(key, VirtualServerSettings("wrr")), rr.settings)
         assert preparation is not None
         driver.apply([preparation])
         first = running.lab.probe("p2", "TCP", to, 80)

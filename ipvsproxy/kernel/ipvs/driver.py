@@ -5,18 +5,15 @@ import errno
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
-
-from pyroute2.netlink import NETLINK_GENERIC
+from typing import Any
 
 from ipvsproxy.kernel.base import message, netlink, sockopt
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs import handover as ipvs_handover
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs import readings as ipvs_readings
+from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
-from ipvsproxy.kernel.ipvs.connections import ConnectionReader
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
@@ -27,22 +24,9 @@ from ipvsproxy.model.virtual_servers import (
     RealServers,
     VirtualServer,
     VirtualServerKey,
-    VirtualServerSettings,
 )
 
-_DESTINATION = 2
 _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
-_REAL_SERVER = message.Layout(
-    [
-        message.Field((_DESTINATION, kind), code)
-        for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (3, "I"), (4, "I"), (5, "I"), (6, "I"))
-    ]
-)
-_CONNECTIONS = message.Layout(
-    [message.Field((_DESTINATION, kind), code) for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (7, "I"), (8, "I"))]
-)
-
-T = TypeVar("T")
 
 
 class IpvsDriver:
@@ -57,29 +41,24 @@ class IpvsDriver:
     def __init__(
         self,
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
-        counts: ConnectionReader | None = None,
         ask: ipvs_readings.Ask = sockopt.ask_in,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``counts`` reads connections where there is a faster way than netlink. ``ask`` is as ``sockopt.ask_in``."""
+        """``ask`` is as ``sockopt.ask_in``."""
         self._sleep = sleep
-        self._counts = counts or ConnectionReader()
         self.traffic = ipvs_traffic.TrafficReader(connect)
-        self._channel = netlink.Channel(NETLINK_GENERIC, connect)
-        self._family_number = 0
-        self._encoder = ipvs_message.Encoder(0)
-        self._renew()
-        self._older_interface = ipvs_readings.SockoptReader(self._virtual_server, ask)
+        self._table = ipvs_rows.NetlinkTable(connect)
+        self._channel = self._table.channel
+        self._older_interface = ipvs_readings.SockoptReader(self._table.virtual_server, ask)
         by_netlink = frozenset(Family) - ({Family.IPV4} if self._older_interface.is_there() else set())
-        netlink_reader = ipvs_readings.NetlinkReader(by_netlink, self._rows, self._values)
+        netlink_reader = ipvs_readings.NetlinkReader(by_netlink, self._table)
         self._readers: Mapping[Family, ipvs_readings.FamilyReader[Any]] = {
             family: netlink_reader if family in by_netlink else self._older_interface for family in Family
         }
 
     def close(self) -> None:
         """Close the sockets."""
-        self._channel.close()
-        self._counts.close()
+        self._table.close()
         self._older_interface.close()
 
     @property
@@ -139,14 +118,14 @@ class IpvsDriver:
         Raises:
             KernelError: the kernel did not answer.
         """
-        number = self._channel.do(self._encoder.unacceptable_service(scheduler))
+        number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
         if number == errno.ENOENT and self._renew_quietly():
-            number = self._channel.do(self._encoder.unacceptable_service(scheduler))
+            number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
         return number
 
     def has_ipv6(self) -> bool:
         """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). A lost answer counts as yes."""
-        return self._channel.do(self._encoder.unacceptable_service("rr")) != errno.EAFNOSUPPORT
+        return self._channel.do(self._table.encoder.unacceptable_service("rr")) != errno.EAFNOSUPPORT
 
     def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, Connections]]:
         """The connections of the real servers of these virtual servers; empty for a virtual server that does not exist.
@@ -154,7 +133,7 @@ class IpvsDriver:
         Raises:
             KernelError: the connections could not be read.
         """
-        return {key: self._connections(key) for key in keys}
+        return {key: self._readers[key.address.family].connections(key) for key in keys}
 
     def read_timeouts(self) -> Timeouts:
         """The connection timeouts.
@@ -163,7 +142,7 @@ class IpvsDriver:
             KernelError: the timeouts could not be read.
         """
         action = "read the IPVS timeouts"
-        data, start, end = self._channel.ask(self._encoder.configuration(), action)
+        data, start, end = self._channel.ask(self._table.encoder.configuration(), action)
         values = _TIMEOUTS.read(data, start + ipvs_message.GENERIC_HEADER, end)
         if values is None:
             raise KernelError(action=action, detail="the answer is incomplete")
@@ -218,27 +197,27 @@ class IpvsDriver:
             return self._run(operations, positions)
         failed: dict[ipvs_operations.Place, ipvs_operations.Failure] = {}
         pauses = 0
-        for start, end in ipvs_handover.segments(operations):
-            if pauses < ipvs_handover.MOST_PAUSES:
+        for start, end in ipvs_operations.segments(operations):
+            if pauses < ipvs_operations.MOST_PAUSES:
                 pauses += self._prepare_schedulers(operations[start:end])
             failed |= self._run(operations[start:end], positions[start:end])
         return failed
 
     def _prepare_schedulers(self, operations: Sequence[Operation]) -> bool:
-        """Let virtual servers serve clients while their scheduler is changed; see ``handover``.
+        """Let virtual servers serve clients while their scheduler is changed; see ``operations``.
 
         Returns whether any needs that.
         """
         prepared: list[Operation] = []
-        for operation in filter(ipvs_handover.may_change_scheduler, operations):
+        for operation in filter(ipvs_operations.may_change_scheduler, operations):
             item = operation.item
             with contextlib.suppress(KernelError):  # the change itself reports it
-                if isinstance(item, VirtualServer) and (present := self._settings_of(item.key)) is not None:
-                    first = ipvs_handover.prepared(item, present)
+                if isinstance(item, VirtualServer) and (present := self._table.settings_of(item.key)) is not None:
+                    first = ipvs_operations.prepared(item, present)
                     prepared += [first] if first else []
         if prepared:
             self._run(prepared)
-            self._sleep(ipvs_handover.PAUSE_S)
+            self._sleep(ipvs_operations.PAUSE_S)
         return bool(prepared)
 
     def _run(
@@ -258,7 +237,7 @@ class IpvsDriver:
     def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
         """Send operations to the kernel. Returns the failures by the index of their message, among all messages."""
         try:
-            messages = self._encoder.encode(operations, self._channel.reserve(ipvs_operations.messages(operations)))
+            messages = self._table.encoder.encode(operations, self._channel.reserve(ipvs_operations.messages(operations)))
         except (ValueError, struct.error) as error:
             singles = list(one_by_one(operations))
             if len(singles) == 1:
@@ -280,77 +259,11 @@ class IpvsDriver:
                 failed[unknown[index]] = failure
         return failed
 
-    def _renew(self) -> bool:
-        """Look up the number of the IPVS family. Returns whether it has changed, because the module was loaded again."""
-        number = netlink.resolve_family(self._channel, "IPVS", "ip_vs")
-        if number == self._family_number:
-            return False
-        self._family_number = number
-        self._encoder = ipvs_message.Encoder(number)
-        return True
-
     def _renew_quietly(self) -> bool:
         try:
-            return self._renew()
+            return self._table.renew()
         except KernelError:
             return False
-
-    def _gather(
-        self,
-        request: Callable[[ipvs_message.Encoder], bytes],
-        action: str,
-        read: Callable[[Iterable[tuple[bytes, int, int]]], Iterable[T]],
-    ) -> list[T]:
-        """Apply ``read`` to the messages of each part of a dump, and return all results."""
-
-        def read_part(replies: Iterable[netlink.Reply]) -> Iterable[T]:
-            return read(map(ipvs_message.attributes, replies))
-
-        try:
-            return self._channel.gather(request(self._encoder), action, read_part)
-        except KernelError as error:
-            if error.errno != errno.ENOENT or not self._renew():
-                raise
-            return self._channel.gather(request(self._encoder), action, read_part)
-
-    def _rows(self) -> list[ipvs_readings.NetlinkRow]:
-        return self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", ipvs_readings.rows_of)
-
-    def _settings_of(self, key: VirtualServerKey) -> VirtualServerSettings | None:
-        action = f"read {key}"
-        try:
-            data, start, end = self._channel.ask(self._encoder.service(key), action)
-        except KernelError as error:
-            if error.errno == errno.ESRCH:
-                return None
-            raise
-        for _, *values in ipvs_readings.rows_of([(data, start + ipvs_message.GENERIC_HEADER, end)]):
-            return ipvs_readings.settings_of(key.address.family, *values)
-        raise KernelError(action=action, detail="the answer is incomplete")
-
-    def _virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
-        settings = self._settings_of(key)
-        if settings is None:
-            return None
-        return ipvs_readings.observed(settings, list(self._values(key)))
-
-    def _values(self, key: VirtualServerKey) -> Iterator[ipvs_readings.RealServerValues]:
-        return ((real_server, *values) for real_server, values in self._real_servers(key, _REAL_SERVER))  # type: ignore[misc]
-
-    def _connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
-        counts = self._counts.read(key)
-        if counts is not None:
-            return counts
-        return {real_server: Connections(*counts) for real_server, counts in self._real_servers(key, _CONNECTIONS)}
-
-    def _real_servers(self, key: VirtualServerKey, layout: message.Layout) -> Iterator[tuple[RealServerKey, Sequence[int]]]:
-        """The real servers of a virtual server, with the ``layout`` fields behind address and port; none if it does not exist."""
-        for part in self._gather(lambda encoder: encoder.destinations(key), f"list the real servers of {key}", list):
-            values = layout.read(*part)
-            if values is None:
-                raise KernelError(action=f"list the real servers of {key}", detail=ipvs_message.NO_ADDRESS_FAMILY)
-            family, address, port, *others = values
-            yield RealServerKey(ipvs_readings.address_of(family, address) + port), others
 
 
 class AbsentIpvs(IpvsDriver):

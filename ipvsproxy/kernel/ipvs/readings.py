@@ -13,27 +13,19 @@ Other calls may write between two parts. A virtual server that was written meanw
 
 import abc
 import errno
-import functools
 import itertools
 import socket
 import struct
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from ipvsproxy.kernel.base import message, sockopt
+from ipvsproxy.kernel.base import sockopt
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs import message as ipvs_message
-from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
-from ipvsproxy.model.virtual_servers import (
-    HASHED,
-    PERSISTENT,
-    FirewallMark,
-    ObservedVirtualServer,
-    VirtualServerKey,
-    VirtualServerSettings,
-)
+from ipvsproxy.kernel.ipvs import rows as ipvs_rows
+from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedVirtualServer, VirtualServerKey
 
 PART_S = 0.003
 """The longest time of a part; the kernel thread may have other calls between two parts."""
@@ -41,6 +33,8 @@ CHECKED_EVERY = 16
 """The number of virtual servers between two looks at the clock."""
 ROOM = 16
 """The first question has room for so many virtual servers more than there are."""
+FIRST_ROOM = 32
+"""The first question for connections has room for so many real servers. If the answer fills it, the next question has more."""
 
 _GET_INFO, _GET_SERVICES, _GET_DESTINATIONS = 64 + 1024 + 64 + 1, 64 + 1024 + 64 + 2, 64 + 1024 + 64 + 4
 _INFO = struct.Struct("=8xI")  # the number of virtual servers of IPv4
@@ -49,27 +43,11 @@ _ENTRY = struct.Struct("=48s56x")  # all but the counters
 _NAME = struct.Struct("=H2x4s2s2xI")  # protocol, address, port, firewall mark: how an entry and a question begin
 _ROW = struct.Struct("=16s16sII4sI")  # name, scheduler, flags, timeout in seconds, netmask, number of real servers
 _REAL_SERVER_ENTRY = struct.Struct("=24s72x")  # all but connections and counters
+_COUNTED_ENTRY = struct.Struct("=6s18xII64x")  # address and port, active and inactive connections
 _SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIiII")  # address and port, forwarding method in flags, weight, upper and lower threshold
-_METHODS = 0x7
-"""The bits of a real server's flags that are its forwarding method; 0 is masquerading (include/uapi/linux/ip_vs.h,
-IP_VS_CONN_F_FWD_MASK).
-"""
-_PROTOCOLS = {int(protocol): protocol for protocol in Protocol}
 _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
 """The errors of a kernel without this interface, or with a different one."""
-
-_SERVICE = 1
-# One layout for all dumps: a new layout has to walk its first message, which takes as long as a dump.
-_SETTINGS = message.Layout(
-    [
-        message.Field((_SERVICE, kind), code)
-        for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"), (6, "s"), (7, "I"), (8, "I"), (9, "4s"))
-    ]
-)
-_MARKED_SETTINGS = message.Layout(
-    [message.Field((_SERVICE, kind), code) for kind, code in ((1, "H"), (5, "I"), (6, "s"), (7, "I"), (8, "I"), (9, "4s"))]
-)
 
 _WRITTEN: Final = -1
 """Stands for the hashes of a virtual server that was written since it was last returned."""
@@ -80,8 +58,6 @@ _SHORT = (1 << _BITS) - 1
 Ask = Callable[[socket.socket, int, int, bytearray, str], int]
 Reading = dict[VirtualServerKey, ObservedVirtualServer | None]
 """Virtual servers that were read; None for one that does not exist."""
-RealServerValues = tuple[RealServerKey, int, int, int, int]
-"""A real server: key, flags with its forwarding method, weight, upper and lower threshold."""
 Row = TypeVar("Row", bound=Hashable)
 
 
@@ -99,6 +75,14 @@ class FamilyReader(abc.ABC, Generic[Row]):
         self._written: dict[VirtualServerKey, bool] = {}
         self._passed: set[Hashable] = set()
         """The names of virtual servers that were written since the reading under way began."""
+
+    @abc.abstractmethod
+    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
+        """The connections of a virtual server's real servers; empty if it does not exist.
+
+        Raises:
+            KernelError: the connections could not be read.
+        """
 
     @abc.abstractmethod
     def _rows(self) -> list[Row]:
@@ -222,6 +206,16 @@ class SockoptReader(FamilyReader[bytes]):
                 return False
         return True
 
+    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
+        """As of the class above. Leaves out a real server of IPv6, which only tunnels can have, and ours never do."""
+        room = FIRST_ROOM
+        while (entries := self._destinations(self._name_of(key), room)) is not None:
+            if not any(entries[-_COUNTED_ENTRY.size :]):  # there was room left, so the answer is complete
+                counted = itertools.takewhile(lambda one: any(one[0]), _COUNTED_ENTRY.iter_unpack(entries))
+                return {RealServerKey(name): Connections(*counts) for name, *counts in counted}
+            room *= 8
+        return {}
+
     def _rows(self) -> list[bytes]:
         (count,) = _INFO.unpack(self._answer(_GET_INFO, bytearray(_INFO.size)))
         room = count + ROOM
@@ -246,23 +240,27 @@ class SockoptReader(FamilyReader[bytes]):
         number, address, port, mark = _NAME.unpack(name)
         if mark:
             return FirewallMark.of(Family.IPV4, mark)
-        protocol = _PROTOCOLS.get(number)
+        protocol = ipvs_rows.PROTOCOLS.get(number)
         return VirtualServerKey(protocol, Address(address), int.from_bytes(port, "big")) if protocol else None
 
     def _real_servers(self, row: bytes) -> bytes | None:
         *_, count = _ROW.unpack(row)
         if not count:
             return b""
-        question = bytearray(_SERVERS_AT + count * _REAL_SERVER_ENTRY.size)
-        question[: _NAME.size] = row[: _NAME.size]
-        _ROOM.pack_into(question, _NAME.size, count)
+        entries = self._destinations(row[: _NAME.size], count)
+        return None if entries is None else b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(entries)])
+
+    def _destinations(self, name: bytes, room: int) -> memoryview | None:
+        """The entries of at most ``room`` real servers, and zeros behind them; None if the virtual server does not exist."""
+        question = bytearray(_SERVERS_AT + room * _REAL_SERVER_ENTRY.size)
+        question[: _NAME.size] = name
+        _ROOM.pack_into(question, _NAME.size, room)
         try:
-            answer = self._answer(_GET_DESTINATIONS, question)
+            return self._answer(_GET_DESTINATIONS, question)[_SERVERS_AT:]
         except KernelError as error:
             if error.errno == errno.ESRCH:
                 return None
             raise
-        return b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(answer[_SERVERS_AT:])])
 
     def _interpret(self, key: VirtualServerKey, row: bytes, real_servers: bytes) -> ObservedVirtualServer | None:
         _, scheduler, flags, timeout_s, netmask, _ = _ROW.unpack(row)
@@ -270,9 +268,9 @@ class SockoptReader(FamilyReader[bytes]):
         if servers and not any(servers[-1][0]):
             # There are fewer than a moment ago; or some are of IPv6, which only tunnels can have.
             return self._read_one(key)
-        settings = settings_of(Family.IPV4, scheduler, flags, timeout_s, netmask)
+        settings = ipvs_rows.settings_of(Family.IPV4, scheduler, flags, timeout_s, netmask)
         servers.reverse()  # the kernel has the last added one first
-        return observed(settings, [(RealServerKey(name), *values) for name, *values in servers])
+        return ipvs_rows.observed(settings, [(RealServerKey(name), *values) for name, *values in servers])
 
     def _answer(self, option: int, question: bytearray) -> memoryview:
         """The answer, which is written over the question."""
@@ -286,91 +284,40 @@ class SockoptReader(FamilyReader[bytes]):
         return memoryview(question)
 
 
-NetlinkName = tuple[int, int, bytes, bytes] | tuple[int, int]
-"""Family, protocol, address and port of a virtual server; or its family and mark."""
-NetlinkRow = tuple[NetlinkName, bytes, int, int, bytes]
-"""The name of a virtual server, and its scheduler, flags, timeout in seconds and netmask."""
-
-
-class NetlinkReader(FamilyReader[NetlinkRow]):
-    """Reads the virtual servers of some families by netlink.
-
-    ``list_rows`` lists those of all families, ``read_real_servers`` those of one; none if it does not exist.
-    """
+class NetlinkReader(FamilyReader[ipvs_rows.NetlinkRow]):
+    """Reads the virtual servers of some families by netlink."""
 
     def __init__(
-        self,
-        families: frozenset[Family],
-        list_rows: Callable[[], Iterable[NetlinkRow]],
-        read_real_servers: Callable[[VirtualServerKey], Iterable[RealServerValues]],
-        clock: Callable[[], float] = time.monotonic,
+        self, families: frozenset[Family], table: ipvs_rows.NetlinkTable, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(clock)
         self._families = families
-        self._list_rows = list_rows
-        self._read_real_servers = read_real_servers
+        self._table = table
 
-    def _rows(self) -> list[NetlinkRow]:
-        return [row for row in self._list_rows() if row[0][0] in self._families]
+    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
+        """As of the class above."""
+        return {row.key: row.connections for row in self._table.real_servers(key)}
 
-    def _name(self, row: NetlinkRow) -> NetlinkName:
+    def _rows(self) -> list[ipvs_rows.NetlinkRow]:
+        return [row for row in self._table.rows() if row[0][0] in self._families]
+
+    def _name(self, row: ipvs_rows.NetlinkRow) -> ipvs_rows.NetlinkName:
         return row[0]
 
-    def _name_of(self, key: VirtualServerKey) -> NetlinkName:
+    def _name_of(self, key: VirtualServerKey) -> ipvs_rows.NetlinkName:
         family = int(key.address.family)
         if isinstance(key, FirewallMark):
             return family, key.mark
         return family, int(key.protocol), bytes(key.address).ljust(16, b"\0"), key.port.to_bytes(2, "big")
 
-    def _key(self, name: NetlinkName) -> VirtualServerKey | None:
-        return key_of(name)
+    def _key(self, name: ipvs_rows.NetlinkName) -> VirtualServerKey | None:
+        return ipvs_rows.key_of(name)
 
-    def _real_servers(self, row: NetlinkRow) -> Sequence[RealServerValues] | None:
-        key = key_of(row[0])
-        return tuple(self._read_real_servers(key)) if key is not None else None
+    def _real_servers(self, row: ipvs_rows.NetlinkRow) -> Sequence[ipvs_rows.RealServerValues] | None:
+        key = ipvs_rows.key_of(row[0])
+        return tuple(one[:5] for one in self._table.real_servers(key)) if key is not None else None
 
     def _interpret(
-        self, key: VirtualServerKey, row: NetlinkRow, real_servers: Sequence[RealServerValues]
+        self, key: VirtualServerKey, row: ipvs_rows.NetlinkRow, real_servers: Sequence[ipvs_rows.RealServerValues]
     ) -> ObservedVirtualServer | None:
-        return observed(settings_of(key.address.family, *row[1:]), real_servers)
-
-
-def rows_of(parts: Iterable[tuple[bytes, int, int]]) -> Iterator[NetlinkRow]:
-    """The rows in messages about virtual servers."""
-    for part in parts:
-        if (values := _SETTINGS.read(*part)) is not None:
-            yield values[:4], *values[4:]
-        elif (values := _MARKED_SETTINGS.read(*part)) is not None:
-            yield values[:2], *values[2:]
-
-
-def key_of(name: NetlinkName) -> VirtualServerKey | None:
-    """The virtual server with this name in a message; None for one of another protocol."""
-    match name:
-        case (family, mark):
-            return FirewallMark.of(Family(family), mark)
-        case (family, number, packed, port):
-            protocol = _PROTOCOLS.get(number)
-            return VirtualServerKey(protocol, address_of(family, packed), int.from_bytes(port, "big")) if protocol else None
-
-
-def address_of(family: int, packed: bytes) -> Address:
-    """The address in the attribute of a message, which has 16 bytes in both families."""
-    return Address(packed[:4] if family == Family.IPV4 else packed)
-
-
-@functools.lru_cache(maxsize=1024)
-def settings_of(family: Family, scheduler: bytes, flags: int, timeout_s: int, netmask: bytes) -> VirtualServerSettings:
-    """The settings in a row; one object for all virtual servers with equal settings."""
-    name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
-    prefix_length = ipvs_message.network_length(family, netmask) if flags & PERSISTENT else 0
-    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, prefix_length)
-
-
-def observed(settings: VirtualServerSettings, real_servers: Sequence[RealServerValues]) -> ObservedVirtualServer:
-    """The virtual server with these real servers, in their order."""
-    if all((method & _METHODS, weight, upper, lower) == (0, 1, 0, 0) for _, method, weight, upper, lower in real_servers):
-        return ObservedVirtualServer(settings, EvenWeights.of([server[0] for server in real_servers]))
-    weights = {key: NOT_MASQUERADED if method & _METHODS else weight for key, method, weight, *_ in real_servers}
-    thresholds = {key: Thresholds(upper, lower) for key, _, _, upper, lower in real_servers if upper or lower}
-    return ObservedVirtualServer(settings, weights, thresholds=thresholds or None)
+        return ipvs_rows.observed(ipvs_rows.settings_of(key.address.family, *row[1:]), real_servers)

@@ -1,8 +1,10 @@
-"""Every virtual and real server with all that ``ipvsadm -Ln`` shows. ``driver`` reads only what is compared."""
+"""Virtual and real servers as netlink shows them: the one reader of these messages, and what ``ipvsadm -Ln`` shows of them."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+import errno
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from pyroute2.netlink import NETLINK_GENERIC
 
@@ -10,8 +12,17 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.virtual_servers import HASHED, PERSISTENT, Connections, FirewallMark, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.virtual_servers import (
+    HASHED,
+    PERSISTENT,
+    Connections,
+    Counters,
+    FirewallMark,
+    ObservedVirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 
 ONE_PACKET = 0x4
 """Virtual-server flag: each packet is scheduled by itself."""
@@ -25,33 +36,57 @@ _FLAG_NAMES: Mapping[str, tuple[str, str, str]] = {
     "mh": ("mh-fallback", "mh-port", "flag-3"),
     "sh": ("sh-fallback", "sh-port", "flag-3"),
 }
-_PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
+PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
+
 _METHODS = 0x7
-"""The bits of a real server's flags that are its forwarding method."""
+"""The bits of a real server's flags that are its forwarding method; 0 is masquerading (include/uapi/linux/ip_vs.h,
+IP_VS_CONN_F_FWD_MASK).
+"""
 _SERVICE, _DESTINATION = 1, 2
 _ENGINE = 11
 """IPVS_SVC_ATTR_PE_NAME, which a virtual server has only with a persistence engine."""
-_SETTINGS = [message.Field((_SERVICE, kind), code) for kind, code in ((6, "s"), (7, "I"), (8, "I"), (9, "4s"))]
-_BY_ADDRESS = message.Layout(
-    [message.Field((_SERVICE, kind), code) for kind, code in ((1, "H"), (2, "H"), (3, "16s"), (4, "2s"))] + _SETTINGS
-)
-_BY_MARK = message.Layout([message.Field((_SERVICE, kind), code) for kind, code in ((1, "H"), (5, "I"))] + _SETTINGS)
-_REAL_SERVER = message.Layout(
-    [
-        message.Field((_DESTINATION, kind), code)
-        for kind, code in ((11, "H"), (1, "16s"), (2, "2s"), (3, "I"), (4, "i"), (7, "I"), (8, "I"))
-    ]
-)
+
+
+def _layout(of: int, codes: Mapping[int, str]) -> message.Layout:
+    return message.Layout([message.Field((of, kind), code) for kind, code in codes.items()])
+
+
+# One layout for all dumps: a new layout has to walk its first message, which takes as long as a dump.
+_SETTINGS = {6: "s", 7: "I", 8: "I", 9: "4s"}
+_BY_ADDRESS = _layout(_SERVICE, {1: "H", 2: "H", 3: "16s", 4: "2s"} | _SETTINGS)
+_BY_MARK = _layout(_SERVICE, {1: "H", 5: "I"} | _SETTINGS)
+_REAL_SERVER = _layout(_DESTINATION, {11: "H", 1: "16s", 2: "2s", 3: "I", 4: "i", 5: "I", 6: "I", 7: "I", 8: "I"})
 _INFORMATION = message.Layout([message.Field((kind,), "I") for kind in (1, 2)])
+# IPVS_SVC_ATTR_STATS64 and IPVS_DEST_ATTR_STATS64: connections, packets in and out, bytes in and out.
+_COUNTERS_OF_SERVICE, _COUNTERS_OF_DESTINATION = (
+    message.Layout([message.Field((of, 12, counter), "Q") for counter in range(1, 6)]) for of in (_SERVICE, _DESTINATION)
+)
+
+T = TypeVar("T")
+Part = tuple[bytes, int, int]
+"""A message of a dump, with start and end of its attributes."""
+NetlinkName = tuple[int, int, bytes, bytes] | tuple[int, int]
+"""Family, protocol, address and port of a virtual server; or its family and mark."""
+NetlinkRow = tuple[NetlinkName, bytes, int, int, bytes]
+"""The name of a virtual server, and its scheduler, flags, timeout in seconds and netmask."""
+RealServerValues = tuple[RealServerKey, int, int, int, int]
+"""A real server: key, flags with its forwarding method, weight, upper and lower threshold."""
 
 
 class RealServerRow(NamedTuple):
-    """A real server; ``method`` is one of the names in ``METHODS``."""
+    """A real server. ``flags`` have its forwarding method; ``upper`` and ``lower`` are its thresholds."""
 
     key: RealServerKey
-    method: str
+    flags: int
     weight: int
-    connections: Connections
+    upper: int = 0
+    lower: int = 0
+    connections: Connections = Connections(0, 0)
+
+    @property
+    def method(self) -> str:
+        """Its forwarding method, by ipvsadm's name."""
+        return METHODS.get(self.flags & _METHODS, "unknown")
 
 
 class VirtualServerRow(NamedTuple):
@@ -94,70 +129,166 @@ class Rows(NamedTuple):
     virtual_servers: tuple[VirtualServerRow, ...]
 
 
+class NetlinkTable:
+    """Questions about the IPVS table over one netlink socket. Only the thread that makes this object may use it.
+
+    ``encoder`` encodes for the present number of the IPVS family.
+
+    Raises:
+        KernelError: the kernel has no IPVS.
+    """
+
+    def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
+        self.channel = netlink.Channel(NETLINK_GENERIC, connect)
+        self.encoder = ipvs_message.Encoder(0)
+        self._family_number = 0
+        try:
+            self.renew()
+        except KernelError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.channel.close()
+
+    def renew(self) -> bool:
+        """Look up the number of the IPVS family. Returns whether it has changed, because the module was loaded again."""
+        number = netlink.resolve_family(self.channel, "IPVS", "ip_vs")
+        if number == self._family_number:
+            return False
+        self._family_number = number
+        self.encoder = ipvs_message.Encoder(number)
+        return True
+
+    def rows(self) -> list[NetlinkRow]:
+        """The rows of all virtual servers."""
+        return self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", _rows_of)
+
+    def real_servers(self, key: VirtualServerKey) -> list[RealServerRow]:
+        """The real servers of a virtual server; none if it does not exist."""
+        return self._gather(
+            lambda encoder: encoder.destinations(key), f"list the real servers of {key}", lambda parts: map(real_server_of, parts)
+        )
+
+    def counted_real_servers(self, key: VirtualServerKey) -> list[tuple[RealServerRow, Counters]]:
+        """As ``real_servers``, with the counters of each."""
+        return self._gather(
+            lambda encoder: encoder.destinations(key),
+            f"read the counters of {key}",
+            lambda parts: ((real_server_of(part), _counters(_COUNTERS_OF_DESTINATION, part)) for part in parts),
+        )
+
+    def settings_of(self, key: VirtualServerKey) -> VirtualServerSettings | None:
+        """The settings of a virtual server; None if it does not exist."""
+        action = f"read {key}"
+        try:
+            reply = self.channel.ask(self.encoder.service(key), action)
+        except KernelError as error:
+            if error.errno == errno.ESRCH:
+                return None
+            raise
+        row = row_of(ipvs_message.attributes(reply))
+        if row is None:
+            raise KernelError(action=action, detail="the answer is incomplete")
+        return settings_of(key.address.family, *row[1:])
+
+    def virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
+        """A virtual server; None if it does not exist."""
+        settings = self.settings_of(key)
+        return None if settings is None else observed(settings, [one[:5] for one in self.real_servers(key)])
+
+    def read(self) -> Rows:
+        """The whole table. Virtual servers of protocols other than ours are left out."""
+        action = "read the version of IPVS"
+        values = _INFORMATION.read(*ipvs_message.attributes(self.channel.ask(self.encoder.information(), action)))
+        if values is None:
+            raise KernelError(action=action, detail="the answer is incomplete")
+        version, size = values
+        parts = self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", list)
+        rows = [self._with_real_servers(part, row, key) for part in parts if (row := row_of(part)) and (key := key_of(row[0]))]
+        return Rows(f"{version >> 16 & 0xFF}.{version >> 8 & 0xFF}.{version & 0xFF}", size, tuple(sorted(rows, key=_order)))
+
+    def _with_real_servers(self, part: Part, row: NetlinkRow, key: VirtualServerKey) -> VirtualServerRow:
+        family = key.address.family
+        inside = message.attributes(part[0], *message.attributes(*part)[_SERVICE])
+        return VirtualServerRow(
+            key,
+            settings_of(family, *row[1:]),
+            ipvs_message.prefix_length(family, row[-1]),
+            message.text(part[0], inside[_ENGINE]) if _ENGINE in inside else "",
+            tuple(sorted(self.real_servers(key))),
+        )
+
+    def _gather(
+        self, request: Callable[[ipvs_message.Encoder], bytes], action: str, read: Callable[[Iterable[Part]], Iterable[T]]
+    ) -> list[T]:
+        """Apply ``read`` to the messages of each part of a dump, and return all results."""
+
+        def read_part(replies: Iterable[netlink.Reply]) -> Iterable[T]:
+            return read(map(ipvs_message.attributes, replies))
+
+        try:
+            return self.channel.gather(request(self.encoder), action, read_part)
+        except KernelError as error:
+            if error.errno != errno.ENOENT or not self.renew():
+                raise
+            return self.channel.gather(request(self.encoder), action, read_part)
+
+
 def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Rows:
     """Read the table of the calling thread's network namespace. Virtual servers of protocols other than ours are left out.
 
     Raises:
-        KernelError: the table could not be read.
+        KernelError: a part could not be read.
     """
-    with contextlib.closing(netlink.Channel(NETLINK_GENERIC, connect)) as channel:
-        encoder = ipvs_message.Encoder(netlink.resolve_family(channel, "IPVS", "ip_vs"))
-        version, size = _information(channel, encoder)
-        headings = _headings(channel, encoder)
-        rows = (one._replace(real_servers=_real_servers(channel, encoder, one.key)) for one in headings)
-        return Rows(version, size, tuple(sorted(rows, key=_order)))
+    with contextlib.closing(NetlinkTable(connect)) as table:
+        return table.read()
 
 
-def _information(channel: netlink.Channel, encoder: ipvs_message.Encoder) -> tuple[str, int]:
-    action = "read the version of IPVS"
-    data, start, end = channel.ask(encoder.information(), action)
-    values = _INFORMATION.read(data, start + ipvs_message.GENERIC_HEADER, end)
+def row_of(part: Part) -> NetlinkRow | None:
+    """The row in a message about a virtual server; None if it has no name."""
+    if (values := _BY_ADDRESS.read(*part)) is not None:
+        return values[:4], *values[4:]
+    if (values := _BY_MARK.read(*part)) is not None:
+        return values[:2], *values[2:]
+    return None
+
+
+def _rows_of(parts: Iterable[Part]) -> Iterator[NetlinkRow]:
+    return filter(None, map(row_of, parts))
+
+
+def real_server_of(part: Part) -> RealServerRow:
+    """The real server in a message.
+
+    Raises:
+        KernelError: the message does not tell its address family.
+    """
+    values = _REAL_SERVER.read(*part)
     if values is None:
-        raise KernelError(action=action, detail="the answer is incomplete")
-    version, size = values
-    return f"{version >> 16 & 0xFF}.{version >> 8 & 0xFF}.{version & 0xFF}", size
+        raise KernelError(action="read the real servers of IPVS", detail=ipvs_message.NO_ADDRESS_FAMILY)
+    family, address, port, flags, weight, upper, lower, active, inactive = values
+    key = RealServerKey(address_of(family, address) + port)
+    return RealServerRow(key, flags, weight, upper, lower, Connections(active, inactive))
 
 
-def _headings(channel: netlink.Channel, encoder: ipvs_message.Encoder) -> Iterator[VirtualServerRow]:
-    replies = channel.dump(encoder.all_services(), "list the virtual servers")
-    for data, start, end in map(ipvs_message.attributes, replies):
-        if (values := _BY_ADDRESS.read(data, start, end)) is not None:
-            family, protocol, address, port, *settings = values
-            if protocol not in _PROTOCOLS:
-                continue
-            key = VirtualServerKey(_PROTOCOLS[protocol], _address(family, address), int.from_bytes(port, "big"))
-        elif (values := _BY_MARK.read(data, start, end)) is not None:
-            family, mark, *settings = values
-            key = FirewallMark.of(Family(family), mark)
-        else:
-            continue
-        scheduler, flags, timeout_s, netmask = settings
-        name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
-        yield VirtualServerRow(
-            key,
-            VirtualServerSettings(name, flags & ~HASHED, timeout_s),
-            ipvs_message.prefix_length(key.address.family, netmask),
-            _engine(data, start, end),
-        )
+def counted_service(part: Part) -> tuple[VirtualServerKey | None, Counters]:
+    """The virtual server in a message, None for one of another protocol, and its counters.
+
+    Raises:
+        KernelError: the kernel has no counters of 64 bits.
+    """
+    row = row_of(part)
+    return key_of(row[0]) if row else None, _counters(_COUNTERS_OF_SERVICE, part)
 
 
-def _engine(data: bytes, start: int, end: int) -> str:
-    inside = message.attributes(data, *message.attributes(data, start, end)[_SERVICE])
-    return message.text(data, inside[_ENGINE]) if _ENGINE in inside else ""
-
-
-def _real_servers(channel: netlink.Channel, encoder: ipvs_message.Encoder, key: VirtualServerKey) -> tuple[RealServerRow, ...]:
-    """Those of one virtual server; none if it does not exist any more."""
-    rows = []
-    action = f"list the real servers of {key}"
-    for part in map(ipvs_message.attributes, channel.dump(encoder.destinations(key), action)):
-        values = _REAL_SERVER.read(*part)
-        if values is None:
-            raise KernelError(action=action, detail=ipvs_message.NO_ADDRESS_FAMILY)
-        family, address, port, method, weight, active, inactive = values
-        name = METHODS.get(method & _METHODS, "unknown")
-        rows.append(RealServerRow(RealServerKey(_address(family, address) + port), name, weight, Connections(active, inactive)))
-    return tuple(sorted(rows))
+def _counters(layout: message.Layout, part: Part) -> Counters:
+    counters = layout.read(*part)
+    if counters is None:
+        detail = "the kernel's answer lacks counters of 64 bits: use Linux 4.1 or later, which has them"
+        raise KernelError(action="read the counters of IPVS", detail=detail)
+    return Counters._make(counters)
 
 
 def _order(row: VirtualServerRow) -> tuple[int, int, int, Address, int]:
@@ -167,5 +298,33 @@ def _order(row: VirtualServerRow) -> tuple[int, int, int, Address, int]:
     return mark, int(key.address.family), int(key.protocol), key.address, key.port
 
 
-def _address(family: int, packed: bytes) -> Address:
+def key_of(name: NetlinkName) -> VirtualServerKey | None:
+    """The virtual server with this name in a message; None for one of another protocol."""
+    match name:
+        case (family, mark):
+            return FirewallMark.of(Family(family), mark)
+        case (family, number, packed, port):
+            protocol = PROTOCOLS.get(number)
+            return VirtualServerKey(protocol, address_of(family, packed), int.from_bytes(port, "big")) if protocol else None
+
+
+def address_of(family: int, packed: bytes) -> Address:
+    """The address in the attribute of a message, which has 16 bytes in both families."""
     return Address(packed[:4] if family == Family.IPV4 else packed)
+
+
+@functools.lru_cache(maxsize=1024)
+def settings_of(family: Family, scheduler: bytes, flags: int, timeout_s: int, netmask: bytes) -> VirtualServerSettings:
+    """The settings in a row; one object for all virtual servers with equal settings."""
+    name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
+    prefix_length = ipvs_message.network_length(family, netmask) if flags & PERSISTENT else 0
+    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, prefix_length)
+
+
+def observed(settings: VirtualServerSettings, real_servers: Sequence[RealServerValues]) -> ObservedVirtualServer:
+    """The virtual server with these real servers, in their order."""
+    if all((method & _METHODS, weight, upper, lower) == (0, 1, 0, 0) for _, method, weight, upper, lower in real_servers):
+        return ObservedVirtualServer(settings, EvenWeights.of([server[0] for server in real_servers]))
+    weights = {key: NOT_MASQUERADED if method & _METHODS else weight for key, method, weight, *_ in real_servers}
+    thresholds = {key: Thresholds(upper, lower) for key, _, _, upper, lower in real_servers if upper or lower}
+    return ObservedVirtualServer(settings, weights, thresholds=thresholds or None)

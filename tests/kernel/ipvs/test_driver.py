@@ -16,7 +16,6 @@ import pytest
 
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipvs import driver as ipvs
-from ipvsproxy.kernel.ipvs import handover as ipvs_handover
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.model.kernel import Timeouts
@@ -116,7 +115,7 @@ def test_another_forwarding_method_is_observed_and_repaired(driver: ipvs.IpvsDri
     observed = changes(driver)[desired.key]
     assert observed is not None
     assert observed.real_servers == {key: NOT_MASQUERADED}
-    asked = driver._virtual_server(desired.key)
+    asked = driver._table.virtual_server(desired.key)
     assert asked is not None
     assert asked.real_servers == {key: NOT_MASQUERADED}, "by netlink, too"
     mended = list(diff.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
@@ -143,7 +142,7 @@ def test_a_tunnelled_real_server_of_the_other_family_is_observed_and_removed(
     observed = changes(driver)[desired.key]
     assert observed is not None
     assert observed.real_servers == {key: 1, alien: NOT_MASQUERADED}
-    asked = driver._virtual_server(desired.key)
+    asked = driver._table.virtual_server(desired.key)
     assert asked is not None
     assert asked.real_servers == observed.real_servers, "by netlink, too"
     mended = list(diff.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
@@ -166,7 +165,7 @@ def test_a_new_virtual_server_with_mh_gets_it_after_its_real_servers(
     driver: ipvs.IpvsDriver, monkeypatch: pytest.MonkeyPatch, address: str, pod: str
 ) -> None:
     sent: list[tuple[Verb, str]] = []
-    encode = driver._encoder.encode
+    encode = driver._table.encoder.encode
 
     def record(operations_sent: Sequence[Operation], sequences: range) -> list[bytes]:
         sent.extend(
@@ -174,7 +173,7 @@ def test_a_new_virtual_server_with_mh_gets_it_after_its_real_servers(
         )
         return encode(operations_sent, sequences)
 
-    monkeypatch.setattr(driver._encoder, "encode", record)
+    monkeypatch.setattr(driver._table.encoder, "encode", record)
     one = server(address, scheduler="mh", flags=SCHEDULER_PORT | PERSISTENT, timeout_s=60)
     empty = server(address, 81, scheduler="mh")
     operations_sent = operations(Verb.ADD, one, empty) + operations(
@@ -388,12 +387,12 @@ def test_timeouts_are_set_and_zero_leaves_one_as_it_is(driver: ipvs.IpvsDriver) 
 @pytest.mark.kernel
 def test_a_family_number_that_changed_is_resolved_again(driver: ipvs.IpvsDriver) -> None:
     """The kernel gives another one to a module that is loaded again; an unknown number looks the same to the driver."""
-    driver._family_number = 999
-    driver._encoder = ipvs_message.Encoder(999)
+    driver._table._family_number = 999
+    driver._table.encoder = ipvs_message.Encoder(999)
     one = server("10.96.0.1")
     assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"))))
-    driver._family_number = 999
-    driver._encoder = ipvs_message.Encoder(999)
+    driver._table._family_number = 999
+    driver._table.encoder = ipvs_message.Encoder(999)
     assert driver.observe()[one.key].real_servers == {real(one, "10.1.0.1").key: 1}
 
 
@@ -426,7 +425,7 @@ def test_a_scheduler_is_replaced_in_two_edits_with_a_pause_between(network_names
         assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.244.0.1"), two)))
         wanted = [VirtualServer(each.key, each.settings._replace(scheduler="wlc")) for each in (one, two)]
         assert clean(driver.apply(operations(Verb.SET, *wanted)))
-        assert pauses == [ipvs_handover.PAUSE_S]
+        assert pauses == [ipvs_operations.PAUSE_S]
         assert {key: value.settings for key, value in driver.observe().items()} == {each.key: each.settings for each in wanted}
         assert clean(driver.apply(operations(Verb.SET, *wanted)))
         assert len(pauses) == 1, "no scheduler has changed"
@@ -439,11 +438,11 @@ def test_a_scheduler_is_replaced_in_two_edits_with_a_pause_between(network_names
 def test_many_new_schedulers_cause_a_bounded_number_of_pauses(network_namespace: None) -> None:
     del network_namespace
     pauses: list[float] = []
-    count = (ipvs_handover.MOST_PAUSES + 2) * ipvs_handover.AT_ONCE
+    count = (ipvs_operations.MOST_PAUSES + 2) * ipvs_operations.AT_ONCE
     servers = [server("10.96.0.1", port) for port in range(1, count + 1)]
     with contextlib.closing(ipvs.IpvsDriver(sleep=pauses.append)) as driver:
         assert clean(driver.apply(operations(Verb.ADD, *servers)))
         wanted = [VirtualServer(each.key, each.settings._replace(scheduler="wlc")) for each in servers]
         assert clean(driver.apply(operations(Verb.SET, *wanted)))
-        assert len(pauses) == ipvs_handover.MOST_PAUSES
+        assert len(pauses) == ipvs_operations.MOST_PAUSES
         assert {value.settings for value in driver.observe().values()} == {wanted[0].settings}

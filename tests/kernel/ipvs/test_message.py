@@ -122,7 +122,7 @@ def test_messages_of_a_mixed_run_are_those_of_each_alone(items: list[RealServers
     assert encode(*operations, first=100) == alone
 
 
-@given(st.lists(real_servers(), min_size=1, max_size=8), virtual_servers())
+@given(st.lists(real_servers(), min_size=1, max_size=8, unique_by=lambda item: item.key), virtual_servers())
 def test_several_real_servers_are_encoded_as_each_would_be_alone(items: list[RealServers], last: VirtualServer) -> None:
     key = items[0].virtual_server
     several = RealServers(key, EvenWeights.of([item.key for item in items if item.key.address.family is key.address.family]))

@@ -13,14 +13,17 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs import readings as ipvs_readings
+from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,
+    Connections,
     FirewallMark,
     ObservedVirtualServer,
+    RealServers,
     VirtualServerKey,
     VirtualServerSettings,
 )
@@ -395,3 +398,38 @@ def test_a_family_that_is_not_asked_for_is_not_read(driver: ipvs.IpvsDriver) -> 
     assert clean(driver.apply(operations(Verb.ADD, ONE, V6)))
     assert driver.observe([Family.IPV4]).keys() == {ONE.key}
     assert driver.observe([Family.IPV6]).keys() == {V6.key}
+
+
+@pytest.mark.parametrize("number", [0, 1, ipvs_readings.FIRST_ROOM - 1, ipvs_readings.FIRST_ROOM, 300])
+def test_connections_of_all_real_servers_are_read_however_many_there_are(table: Table, number: int) -> None:
+    pods = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
+    table.put(WEB, *pods)
+    counted = Connections(0x07070707, 0x07070707)  # what the table has behind the thresholds
+    assert table.reader.connections(WEB) == dict.fromkeys(pods, counted)
+    assert table.asked == [DESTINATIONS] * (1 if number < ipvs_readings.FIRST_ROOM else 3 if number > 256 else 2)
+
+
+def test_a_virtual_server_that_is_gone_has_no_connections(table: Table) -> None:
+    assert table.reader.connections(WEB) == {}
+
+
+def test_connections_that_cannot_be_read_are_not_none(table: Table) -> None:
+    table.failing[DESTINATIONS] = errno.EINTR
+    with pytest.raises(KernelError):
+        table.reader.connections(WEB)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    "number", [0, 1, ipvs_readings.FIRST_ROOM - 1, ipvs_readings.FIRST_ROOM, ipvs_readings.FIRST_ROOM + 1, 600]
+)
+def test_the_connections_are_the_same_as_by_netlink(driver: ipvs.IpvsDriver, number: int) -> None:
+    one = server("10.96.0.1")
+    keys = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
+    clean(driver.apply(operations(Verb.ADD, one)))
+    if keys:
+        clean(driver.apply(operations(Verb.ADD, RealServers(one.key, EvenWeights.of(keys)))))
+        clean(driver.apply(operations(Verb.SET, RealServers.of(one.key, keys[0], 0))))
+    with contextlib.closing(ipvs_rows.NetlinkTable()) as table:
+        by_netlink = ipvs_readings.NetlinkReader(frozenset(Family), table).connections(one.key)
+    assert driver.connections([one.key]) == {one.key: by_netlink} == {one.key: dict.fromkeys(keys, Connections(0, 0))}
