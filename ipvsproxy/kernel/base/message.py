@@ -37,8 +37,7 @@ class Template:
     names, preceded by ``nlmsg_seq`` (4 bytes, host order) for a whole message. It takes 0.3 µs and checks no lengths: contents of
     another length than the field's make a message that the kernel cuts off without an error.
 
-    ``encode_all`` encodes many messages at once: it writes one byte of all messages, then the next byte of all. It takes 2 µs,
-    and 0.15 µs for each message of ten fields, cutting included.
+    ``size`` is the length of an encoded message.
 
     ``fixed`` are the bytes before, between and behind the holes. Where messages share most contents, it takes less than half the
     time to join the shared contents once, and each message after that.
@@ -49,7 +48,7 @@ class Template:
         ValueError: a field has no fixed place, or lies before the field that is named before it.
     """
 
-    __slots__ = ("_blank", "_places", "encode", "fixed")
+    __slots__ = ("encode", "fixed", "size")
 
     def __init__(self, build: Callable[..., bytes], samples: Mapping[str, Sample], *, whole_message: bool = True) -> None:
         low = {name: sample[0] for name, sample in samples.items()}
@@ -67,34 +66,7 @@ class Template:
         self.fixed = [base[start:end] for start, end in zip((0, *ends), (*starts, len(base)), strict=True)]
         pattern = b"%b".join(part.replace(b"%", b"%%") for part in self.fixed)
         self.encode: Callable[[tuple[bytes, ...]], bytes] = pattern.__mod__
-        self._blank = bytearray(base)
-        self._places = [place for start, end in holes for place in range(start, end)]
-
-    @property
-    def size(self) -> int:
-        """The length of an encoded message."""
-        return len(self._blank)
-
-    def encode_all(self, count: int, columns: Sequence[bytes]) -> bytes:
-        """Encode ``count`` messages, one after the other.
-
-        The columns have the contents of the holes, in their order. A column holds the contents of one hole, or of several
-        adjacent ones, of all messages, joined.
-
-        Raises:
-            ValueError: the columns are not as long as the holes.
-        """
-        if sum(map(len, columns)) != count * len(self._places):
-            raise ValueError("the columns are not as long as the holes")
-        if count == 1 and len(columns) == len(self.fixed) - 1:
-            return self.encode(tuple(columns))  # a single message takes ten times as long by columns
-        whole = self._blank * count
-        size, places = self.size, iter(self._places)
-        for column in columns:
-            width = len(column) // max(count, 1)
-            for at, place in zip(range(width), places, strict=False):
-                whole[place::size] = column[at::width]
-        return bytes(whole)
+        self.size = len(base)
 
 
 def encode(message: Any, kind: int, flags: int) -> bytes:

@@ -7,7 +7,7 @@ to answer (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
 import functools
 import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_IPSET, ipset
@@ -64,6 +64,10 @@ _FIELDS: Mapping[SetType, tuple[str, ...]] = {
 }
 _NUMBERS = {"address": 1, "port": 4, "protocol": 7, "other": 20, "prefix_length": 21, "skbmark": 27}
 _CODES = {"port": "2s", "protocol": "B", "prefix_length": "B", "skbmark": "8s"}
+_PACK: Mapping[str, Callable[[int], bytes]] = {
+    field: struct.Struct(code).pack
+    for field, code in (("port", ">H"), ("protocol", "B"), ("prefix_length", "B"), ("skbmark", ">Q"))
+}
 _NAMES = {
     "port": "IPSET_ATTR_PORT",
     "protocol": "IPSET_ATTR_PROTO",
@@ -71,6 +75,8 @@ _NAMES = {
     "skbmark": "IPSET_ATTR_SKBMARK",
 }
 _WRONG = {
+    "port": "the port is missing",
+    "prefix_length": "the prefix length is missing",
     "address": "the address is not of the set's family",
     "protocol": "the protocol is missing",
     "other": "the second address is not of the set's family",
@@ -168,21 +174,12 @@ class EntryCodec:
             ValueError, struct.error: an address is missing or not of the set's family, or a number does not fit its field.
         """
         columns = [self._column(field, list(map(get, entries))) for field, get in self._columns]
-        return self._template.encode_all(len(entries), columns)
+        return b"".join(map(self._template.encode, zip(*columns, strict=True)))
 
-    def _column(self, field: str, values: Sequence[Any]) -> bytes:
-        if field == "port":
-            return struct.pack(f">{len(values)}H", *values)
-        if field == "skbmark":
-            return struct.pack(f">{len(values)}Q", *values)
-        try:
-            if field in ("protocol", "prefix_length"):
-                return bytes(values)
-            if set(map(len, values)) == {self._size}:
-                return b"".join(values)
-        except TypeError:  # an address is None
-            pass
-        raise ValueError(_WRONG[field])
+    def _column(self, field: str, values: Collection[Any]) -> Iterable[bytes]:
+        if None in values or (field in ("address", "other") and any(len(one) != self._size for one in values)):
+            raise ValueError(_WRONG[field])
+        return map(_PACK[field], values) if field in _PACK else values
 
     def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
         """The message that adds or removes encoded entries, at most ``entries_per_message``.

@@ -29,29 +29,6 @@ def test_fixed_parts_and_contents_joined_make_the_same_message() -> None:
     assert head + b"".join(hole + part for hole, part in zip(contents, behind, strict=True)) == template.encode(contents)
 
 
-def test_many_messages_at_once_are_those_that_one_by_one_would_be() -> None:
-    def build(port: int, address: bytes, weight: int) -> bytes:
-        return HEAD + struct.pack(">H", port) + b"%b" + address + struct.pack("=B", weight) + b"%"
-
-    template = message.Template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4), "weight": (0, 0xFF)})
-    several = [(b"SEQ%d" % number, b"\x01%d" % number, bytes((10, 0, 0, number)), bytes((number,))) for number in range(1, 6)]
-    whole = [b"".join(column) for column in zip(*several, strict=True)]
-    expected = [template.encode(one) for one in several]
-    assert template.encode_all(5, whole) == b"".join(expected)
-    neighbours = b"".join(address + weight for *_, address, weight in several)
-    assert template.encode_all(5, [*whole[:2], neighbours]) == b"".join(expected)
-    assert template.encode_all(1, several[0]) == expected[0]
-    assert not template.encode_all(0, [b""] * 4)
-
-
-@pytest.mark.parametrize("columns", [[b"ab"], [b"ab", b"c"], [b"ab", b"cde"], [b"ab", b"cd", b"ef"]])
-def test_columns_fill_all_holes_and_nothing_else(columns: list[bytes]) -> None:
-    template = message.Template(lambda one, two: bytes((one, 0, two)), {"one": (0, 1), "two": (0, 1)}, whole_message=False)
-    assert template.encode_all(2, [b"ab", b"cd"]) == b"a\0cb\0d"
-    with pytest.raises(ValueError, match="not as long as the holes"):
-        template.encode_all(2, columns)
-
-
 def test_a_template_of_a_part_has_no_sequence_number() -> None:
     template = message.Template(lambda port: struct.pack(">H", port) + b"tail", {"port": (0, 0xFFFF)}, whole_message=False)
     assert template.encode((b"\0P",)) == b"\0Ptail"
