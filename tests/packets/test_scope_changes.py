@@ -16,7 +16,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.questions import ANSWERED, ATTEMPTS
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
-from tests.support import cluster, lab, nft_state, patience
+from tests.support import cluster, golden_state, lab, nft_state, patience
 from tests.support.cluster import service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
@@ -215,8 +215,16 @@ def with_balancers(manifests: list[cluster.Manifest], *numbers: int) -> list[clu
 
 
 def marks(running: cluster.Cluster) -> list[str]:
-    """The entries that give marks."""
-    return sorted(running.set_contents("KUBE-IPVSPROXY-SCOPE").splitlines())
+    """The entries that give marks, once there are some."""
+    entries: list[str] = []
+
+    def are_there() -> bool:
+        sets = golden_state.read_state(("ipsets",), cluster.BACKEND)["ipsets"]
+        entries[:] = sets.get("KUBE-IPVSPROXY-SCOPE", {}).get("members", [])
+        return bool(entries)
+
+    running.program.wait_until(are_there, "marked", cluster.CHANGED_WITHIN_S)
+    return entries
 
 
 def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) -> None:

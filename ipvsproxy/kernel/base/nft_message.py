@@ -156,6 +156,16 @@ def run(channel: netlink.Channel, messages: Sequence[Message], generation: int |
     return refused or {index - 1: number for index, number in failed.items()}
 
 
+def trial(family: int, table: str) -> list[Message]:
+    """A table of a family and a chain in it, and at last a removal that the kernel refuses (ENOENT), so that nothing remains."""
+    chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
+    return [
+        Message(NFT_MSG_NEWTABLE, netlink.CREATE, text(1, table), family),
+        Message(NFT_MSG_NEWCHAIN, netlink.CREATE, text(NFTA_CHAIN_TABLE, table) + text(NFTA_CHAIN_NAME, chain_name), family),
+        Message(NFT_MSG_DELCHAIN, 0, text(NFTA_CHAIN_TABLE, table) + text(NFTA_CHAIN_NAME, absent), family),
+    ]
+
+
 def table() -> Message:
     """Creates our table, or wakes it if it is dormant."""
     return Message(NFT_MSG_NEWTABLE, netlink.CREATE, text(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))

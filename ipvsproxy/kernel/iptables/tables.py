@@ -28,6 +28,9 @@ TABLES = ("nat", "filter", "mangle")
 OPTIONAL_TABLES = ("mangle",)
 """The tables that a kernel need not have: without them, external addresses have one scope."""
 
+TRIED_TABLE = "nat"
+"""The table in which every program writes rules."""
+
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same numbers for IPv6
 _INFO = struct.Struct("=32sI40xII")  # ipt_getinfo: name, a bit for each hook, number of entries, their size in bytes
 _ENTRIES_OFFSET = 40
@@ -117,6 +120,23 @@ def _asking(family: Family, table: str) -> Iterator[socket.socket]:
         raise KernelError(action=_action(family, table), errno=error.errno or errno.EIO) from error
     with opened:
         yield opened
+
+
+def take_rules(family: Family, variant: str) -> bool:
+    """Whether the kernel certainly takes rules of a family in this variant. The question changes no rule.
+
+    ``variant`` is that of a ``Program``. In nf_tables it is a transaction that the kernel refuses at its end: readings show empty
+    tables even if the kernel has none. A kernel without the legacy table ``nat`` makes it.
+    """
+    try:
+        if variant == "legacy":
+            digest(family, TRIED_TABLE)
+            return True
+        with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+            messages = nft.trial(family, TRIED_TABLE)
+            return nft.run(channel, messages) == {len(messages) - 1: errno.ENOENT}
+    except KernelError:
+        return False
 
 
 def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:

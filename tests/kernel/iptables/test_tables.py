@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.kernel.base import sockopt
+from ipvsproxy.kernel.base import nft_message, sockopt
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables.tables import RuleChanges
@@ -121,3 +121,21 @@ def every_descriptor_taken() -> Iterator[None]:
 def test_a_kernel_without_a_mark_is_an_error() -> None:
     with pytest.raises(KernelError, match="read the IPv4 table no-such-table"):
         RuleChanges().fingerprint(Family.IPV4, "legacy", ("no-such-table",))
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.parametrize("family", Family)
+def test_a_question_whether_nf_tables_takes_rules_leaves_nothing(family: Family) -> None:
+    command = "iptables-nft-save" if family is Family.IPV4 else "ip6tables-nft-save"
+    listed = ["nft", "list", "tables"]
+    if subprocess.run(listed, capture_output=True, check=False).returncode:
+        pytest.skip("this kernel or host has no nf_tables")
+    assert iptables_tables.take_rules(family, "nf_tables")
+    assert subprocess.run(listed, capture_output=True, check=True).stdout == b""
+    assert subprocess.run([command], capture_output=True, check=True).stdout.count(b":") == 0
+
+
+def test_a_refused_question_whether_rules_are_taken_is_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    for failed in ({}, {0: errno.EOPNOTSUPP}, {2: errno.EPERM}, {-1: errno.ENOENT}):
+        monkeypatch.setattr(nft_message, "run", lambda *_, failed=failed: failed)
+        assert not iptables_tables.take_rules(Family.IPV4, "nf_tables")

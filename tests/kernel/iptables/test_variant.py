@@ -9,6 +9,7 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Evidence, Variant
 from ipvsproxy.model.net import Family
@@ -111,6 +112,7 @@ HAS_NONE = "echo 'TABLE_ADD failed (Operation not supported): table nat' >&2; ex
 def test_if_the_kernel_takes_only_rules_of_the_other_variant_that_one_is_used(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, nft: str, legacy: str, variant: Variant
 ) -> None:
+    monkeypatch.setattr(iptables_tables, "take_rules", lambda *_: False)  # so that the programs decide
     make_variant(tmp_path, "nf_tables", nft)
     make_variant(tmp_path, "legacy", legacy)
     (tmp_path / "iptables").symlink_to(tmp_path / "iptables-nft")
