@@ -182,11 +182,6 @@ class Connections(NamedTuple):
     active: int
     inactive: int
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether there are neither active nor inactive ones."""
-        return not (self.active or self.inactive)
-
 
 class Counters(NamedTuple):
     """The counters of a virtual or real server since it was added. "In" is the direction from client to real server."""

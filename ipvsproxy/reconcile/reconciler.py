@@ -10,6 +10,7 @@ meanwhile.
 
 import dataclasses
 import errno
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -35,8 +36,6 @@ _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
 _ERRORS_SHOWN = 5
 """The most failures that a report has in full."""
-QUESTIONS_AT_ONCE = 250
-"""When there is room: drains without known connections that are asked about at once, each ``drain.SHORTEST_INTERVAL_S``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +60,8 @@ class Reconciler:
         self._policy = policy
         self._retries = retry.Retries()
         self._drifts = Drifts()
-        self._drains = drain.Drains(policy.drain_deadline_s)
+        self._drains = drain.Drains()
         self._pace = pace.Pace()
-        self._room_due_s = 0.0
-        self._asking_due_s = 0.0
         self._tables = Tables(self._drains, self._is_excluded, lambda family: family in self._policy.families)
         self._tables.scopes.use_bits(policy.scope_bits)
         self._observer = observer.Observer(self._tables, self._drains, self._drifts)
@@ -79,7 +76,8 @@ class Reconciler:
     def adopt(self, policy: Policy) -> None:
         """Adopt another policy. Virtual servers in ranges that are no longer excluded may be removed, and the other way round."""
         self._policy = policy
-        self._drains.deadline_s = policy.drain_deadline_s
+        for key in self._drains.virtual_servers:  # the deadline may be another one
+            self._drains.ask(key, 0)
         self._tables.scopes.use_bits(policy.scope_bits)
         virtual_servers = self._tables.virtual_servers
         for key in virtual_servers.observed.keys() - virtual_servers.desired.keys():
@@ -93,21 +91,20 @@ class Reconciler:
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
-        has_deadlines = self._drains.has_deadlines or (state is not None and state.rare.drain_deadline_s)
-        if not (has_deadlines or self._tables.virtual_servers.contested):  # nearly always
-            self._tables.put(name, state)
-            return
-        before = self._tables.states.get(name)
+        draining = self._drains.virtual_servers
+        states = (self._tables.states.get(name), state) if draining else ()
+        keys = {item.key for one in states if one is not None for item in one.served if item.key in draining}
+        deadlines = {key: self._deadline_s(key) for key in keys}
         self._tables.put(name, state)
-        self._set_deadlines(name, before)
+        for key, deadline_s in deadlines.items():
+            if self._deadline_s(key) != deadline_s:
+                self._drains.ask(key, 0)
 
-    def _set_deadlines(self, name: ServiceName, before: ServiceState | None) -> None:
-        """Set the deadlines of the drains of a Service's virtual servers: each has that of its owner, or the node's."""
-        states = self._tables.states
-        for key in {item.key for state in (before, states.get(name)) if state is not None for item in state.served}:
-            owner = self._tables.virtual_servers.owner_of(key)
-            state = states.get(owner.service) if owner is not None else None
-            self._drains.set_deadline(key, (state.rare.drain_deadline_s or None) if state is not None else None)
+    def _deadline_s(self, key: VirtualServerKey) -> float:
+        """How long connections to removed real servers of a virtual server may last: as its owner says, or else the node."""
+        owner = self._tables.virtual_servers.owner_of(key)
+        state = self._tables.states.get(owner.service) if owner is not None else None
+        return (state and state.rare.drain_deadline_s) or self._policy.drain_deadline_s or math.inf
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
         """The desired rules of a family."""
@@ -210,9 +207,10 @@ class Reconciler:
         return self._drains.due(now)
 
     def note_connections(self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float) -> None:
-        """Take in the connection counts of the virtual servers of ``drains_due``."""
+        """Take in the connection counts of virtual servers with a draining real server; None for unreadable ones."""
         for key, of_real_servers in counts.items():
-            if self._drains.judge(key, of_real_servers, now, may_wait=self._may_wait(key)):
+            deadline_s, may_wait = self._deadline_s(key), self._may_wait(key)
+            if self._drains.judge(key, of_real_servers, now, deadline_s=deadline_s, may_wait=may_wait):
                 self._tables.virtual_servers.touch(key)
 
     def _may_wait(self, key: VirtualServerKey) -> int:
@@ -228,14 +226,6 @@ class Reconciler:
     def room(self, now: float) -> int:
         """The number of further real servers without connections that may be removed now."""
         return max(0, self._pace.room(now) - self._drains.over)
-
-    def worth_asking(self, plan: Plan, room: int) -> Collection[VirtualServerKey]:
-        """The virtual servers whose connections should be read right after this plan; ``room`` is the room before it.
-
-        They have a real server that begins to drain; without room, only virtual servers whose real servers may not wait.
-        """
-        draining = plan.draining
-        return draining if room else [key for key in draining if not self._drains.has_place(key, self._may_wait(key))]
 
     def take_without_scope(self) -> Sequence[MarkedPort]:
         """The Service ports that have begun to wait for a mark since the last call."""
@@ -255,11 +245,11 @@ class Reconciler:
 
         ``only_additions``: not every Service has been put yet, so an undesired object may still become desired.
         """
-        for key in self._drains.expire(now):
-            self._tables.virtual_servers.touch(key)
         self._tables.scopes.tend(may_close=not only_additions and self._observer.has_observed_all)
         self._tables.slow_starts.tend(now)
-        self._release(0 if only_additions else self.room(now), now)
+        room = self.room(now)
+        for key in self._drains.release(0 if only_additions else room):
+            self._tables.virtual_servers.touch(key)
         # Objects that failed, or whose drift returns, get operations of their own.
         together = not (self._drifts or self._retries)
         circumstances = Circumstances(
@@ -292,23 +282,6 @@ class Reconciler:
         is_removal = operation.verb is Verb.REMOVE or self._tables.stage(operation) is Stage.REAL_SERVER_REMOVALS
         return is_removal or self._loses_rules(operation)
 
-    def _release(self, room: int, now: float) -> None:
-        """Remove waiting real servers, as many as there is room for.
-
-        With more room, ask about some drains without known connections.
-        """
-        released = self._drains.release(room)
-        for key in released:
-            self._tables.virtual_servers.touch(key)
-        soon_s = now + drain.SHORTEST_INTERVAL_S
-        self._room_due_s = min(max(soon_s, self._pace.changes_s(now)), now + drain.LONGEST_INTERVAL_S)
-        left = room - len(released)
-        if left > 0 and self._drains.any_unread:
-            if now >= self._asking_due_s:
-                self._drains.ask(min(left, QUESTIONS_AT_ONCE), now)
-                self._asking_due_s = soon_s
-            self._room_due_s = self._asking_due_s
-
     def _loses_rules(self, operation: Operation) -> bool:
         """Whether an operation would remove an observed rule: a Service that has not been put yet may need it."""
         item = operation.item
@@ -327,7 +300,7 @@ class Reconciler:
         errors: list[Outcome] = []
         surprises = 0
         of_virtual_servers = self._tables.of_virtual_servers
-        of_virtual_servers.begin_settling(now, _none if self.room(now) else self._may_wait)
+        of_virtual_servers.begin_settling(now)
         any_failed = bool(self._retries)
         for outcome in outcomes:
             operation = outcome.operation
@@ -375,11 +348,7 @@ class Reconciler:
 
         That is a retry, a repair that waits, a question about a drain, or a step of a slow start.
         """
-        room_due_s = self._room_due_s if self._drains.waiting else None
+        room_due_s = self._pace.changes_s if self._drains.waiting else None
         climbing_due_s = self._tables.slow_starts.next_s()
         times = (self._retries.next_s(), self._drifts.next_s(), self._drains.next_s(), room_due_s, climbing_due_s)
         return min((time_s for time_s in times if time_s is not None), default=None)
-
-
-def _none(_: object) -> int:
-    return 0

@@ -112,8 +112,8 @@ class Survey:
         """The draining real servers whose connections are known, without those that only wait for their removal."""
         return [
             Draining(one.virtual_server, one.key, one.connections)
-            for one in self._drains
-            if not one.waits and one.connections is not None
+            for one in self._drains.with_connections()
+            if one.connections is not None
         ]
 
     @property

@@ -362,7 +362,7 @@ test_any_history_ends_in_the_state_computed_from_scratch = AnyHistory.TestCase
 
 def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]]) -> Mapping[str, object]:
     """The desired state after these changes, and the waiting owners."""
-    tables = Tables(Drains(0))
+    tables = Tables(Drains())
     node = simulation.SimulatedNode()
     for name, service, slices in changes:
         if service and slices:

@@ -192,16 +192,33 @@ def test_the_second_scope_follows() -> None:
     assert {one.verb for one in edits} == {Verb.SET}
 
 
+def test_a_changed_deadline_holds_at_once_for_drains_that_have_begun() -> None:
+    node = running(web(drain_deadline_s=600))
+    node.kernel.connection_counts[KEY, TWO] = BUSY
+    node.put(web(drain_deadline_s=600), pods(far=False))
+    node.sync()
+    node.sync(after_s=200)
+    node.put(web(drain_deadline_s=201), pods(far=False))
+    node.sync()
+    assert node.reconciler.next_s() == node.now + 1
+    node.put(web(drain_deadline_s=100), pods(far=False))
+    node.sync()
+    assert TWO not in node.kernel.virtual_servers[KEY].real_servers
+
+
 def test_a_virtual_server_that_two_services_desire_has_the_deadline_of_the_one_that_has_it() -> None:
     young = web(builders.service("young", created_s=builders.CREATED_S + 1), drain_deadline_s=30)
     node = running(web(drain_deadline_s=60))
-    drains = node.reconciler._drains
-    for _ in range(2):
-        node.put(young)
-        assert drains._deadlines == {KEY: 60}, "not that of the one that waits, nor none"
+    node.put(young, builders.endpoint_slice(builders.endpoint("10.244.0.1"), service="young"))
+    node.kernel.connection_counts[KEY, TWO] = BUSY
+    node.put(web(drain_deadline_s=60), pods(far=False))
+    node.sync()
+    node.put(young)
+    node.sync(after_s=59)
+    assert TWO in node.kernel.virtual_servers[KEY].real_servers, "the other one must wait"
     node.put(builders.service())
-    assert drains._deadlines == {}
+    node.sync(after_s=1)
+    assert TWO in node.kernel.virtual_servers[KEY].real_servers, "there is no deadline any more"
     node.remove("web")
-    assert drains._deadlines == {KEY: 30}
-    node.remove("young")
-    assert drains._deadlines == {}
+    node.sync()
+    assert TWO not in node.kernel.virtual_servers[KEY].real_servers, "the heir's is over"

@@ -2,11 +2,9 @@
 
 import pytest
 
-from ipvsproxy.model.plan import Operation, Plan, Verb
+from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
-from ipvsproxy.reconcile import reconciler
 from ipvsproxy.reconcile.operations import pace
-from ipvsproxy.reconcile.virtual_servers import drain
 from tests.reconcile import simulation
 from tests.support import builders
 
@@ -37,11 +35,11 @@ def test_what_goes_in_a_storm_waits_at_weight_0_and_goes_when_the_kernel_has_for
     put(node, POOL[10:20])
     assert weights(node) == [0] * (10 - ROOM) + [1] * 10
     assert node.reconciler.pending == 0, "what waits is done with"
-    assert node.reconciler.next_s() == node.now + pace.SURGE_S, "then the rate of additions is another one"
+    assert node.reconciler.next_s() == node.now + pace.ADDED_S, "then there may be more room"
     assert not node.sync(after_s=pace.KEPT_S / 2)
     node.sync(after_s=pace.KEPT_S)
     assert weights(node) == [0] * (10 - 2 * ROOM) + [1] * 10
-    assert node.reconciler.next_s() == node.now + drain.LONGEST_INTERVAL_S
+    assert node.reconciler.next_s() == node.now + pace.KEPT_S
     for _ in range(2):
         node.sync(after_s=pace.KEPT_S)
     assert weights(node) == [1] * 10
@@ -136,43 +134,18 @@ def test_connections_are_waited_for_first() -> None:
     assert set(node.kernel.virtual_servers[KEY].real_servers) == {busy, *map(builders.backend, POOL[2:4])}
 
 
-def test_what_begins_to_drain_without_room_is_asked_about_when_there_is_some_and_never_all_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reconciler, "QUESTIONS_AT_ONCE", 2)
+def test_what_waits_for_room_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "MOST_KEPT", 0)
+    monkeypatch.setattr(pace, "FEWEST_KEPT", 0)
     node = simulation.SimulatedNode()
-    services = [f"web-{number}" for number in range(6)]
-    for number, name in enumerate(services):
-        put(node, POOL[:1], name=name, cluster=[f"10.96.1.{number}"])
     put(node, POOL[:10])
-    put(node, POOL[10:20])
-    asked = node.kernel.connection_queries
-    asked.clear()
-    for number, name in enumerate(services):
-        put(node, POOL[1:2], name=name, cluster=[f"10.96.1.{number}"])
-    assert not asked, "there is no room, whatever the answer"
-    assert node.reconciler._drains.waiting == len(services) + 10 - ROOM
+    for number in range(1, 11):
+        put(node, POOL[number : number + 10])
+        node.now += 1
+    assert weights(node) == [0] * 10 + [1] * 10
+    assert node.kernel.connection_queries == [1] * 10
+    node.sync(after_s=1000)
     monkeypatch.setattr(pace, "MOST_KEPT", 100)
-    node.sync(after_s=2 * pace.KEPT_S)
-    assert asked == [2], "what is known to be empty goes first, then two are asked about"
-    node.sync(after_s=drain.SHORTEST_INTERVAL_S / 2)
-    assert asked == [2], "not so soon again"
-    wake_s = node.reconciler.next_s()
-    assert wake_s == node.now + drain.SHORTEST_INTERVAL_S / 2
-    for _ in range(2):
-        node.sync(after_s=drain.SHORTEST_INTERVAL_S)
-    assert asked == [2, 2, 2]
-    assert len(node.reconciler._drains) == 0
-    assert {len(one.real_servers) for one in node.kernel.virtual_servers.values()} == {1, 10}
-
-
-def test_without_room_it_is_asked_about_at_once_where_it_may_not_wait() -> None:
-    node = simulation.SimulatedNode(scheduler="sh")
-    put(node, POOL[:10])
-    put(node, POOL[10:20])
-    plan = Plan([Operation(Verb.SET, RealServers.of(KEY, builders.backend(POOL[10]), 0))])
-    assert list(node.reconciler.worth_asking(plan, 0)) == [KEY]
-    patient = simulation.SimulatedNode()
-    put(patient, POOL[:10])
-    assert list(patient.reconciler.worth_asking(plan, 0)) == []
-    assert list(patient.reconciler.worth_asking(plan, 1)) == [KEY]
+    node.sync()
+    assert weights(node) == [1] * 10
+    assert node.kernel.connection_queries == [1] * 10

@@ -337,8 +337,7 @@ class Engine:
     async def _apply(self, plan: Plan, now: float) -> Report:
         """Apply a plan. Real servers that begin to drain by it and have no connections are removed in the same call."""
         room = self._reconciler.room(now)
-        asked = self._reconciler.worth_asking(plan, room)
-        applied = await self._kernel.call(lambda kernel: _apply(kernel, plan, asked, room))
+        applied = await self._kernel.call(lambda kernel: _apply(kernel, plan, room))
         journal.log_outcomes(applied.outcomes)
         now = self._clock()
         report = self._reconciler.settle(applied.outcomes, now)
@@ -383,18 +382,19 @@ def _why_unusable(scheduler: str, kernel: Kernel) -> str:
 
 
 class _Applied(NamedTuple):
-    """The outcomes of a plan, the connection counts asked for, and the outcomes of removing real servers without any."""
+    """The outcomes of a plan, the connection counts where drains begin, and the outcomes of removing real servers without any."""
 
     outcomes: Sequence[Outcome]
     connections: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
     removed: Sequence[Outcome]
 
 
-def _apply(kernel: Kernel, plan: Plan, asked: Collection[VirtualServerKey], room: int) -> _Applied:
+def _apply(kernel: Kernel, plan: Plan, room: int) -> _Applied:
     outcomes = kernel.apply(plan.operations)
-    if not asked:
+    draining = plan.draining
+    if not draining:
         return _Applied(outcomes, {}, ())
-    counts = kernel.connections(asked)
+    counts = kernel.connections(draining)
     removals = drain.removals_at_once(outcomes, counts, room)
     return _Applied(outcomes, counts, kernel.apply(removals) if removals else ())
 

@@ -197,7 +197,7 @@ WITHOUT_SCOPE = _gauge(
 DRAINS = _gauge("ipvsproxy_drains", "Real servers that drain: they keep their connections and get no new ones.")
 WAITING_REMOVALS = _gauge(
     "ipvsproxy_waiting_removals",
-    "Real servers at weight 0 in the backlog of removals: without connections, or with unknown ones.",
+    "Real servers at weight 0 without connections, in the backlog of removals.",
 )
 OLDEST_DRAIN_AGE = _gauge("ipvsproxy_oldest_drain_age_seconds", "Age of the oldest drain.")
 WATCH_CONNECTED = _gauge("ipvsproxy_watch_connected", "Whether a watch is open.", "kind")

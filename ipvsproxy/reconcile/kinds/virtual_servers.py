@@ -9,7 +9,7 @@ entry still gives its mark, as perhaps at an address of another Service, the vir
 
 import errno
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -50,16 +50,12 @@ class VirtualServers(Kind):
             unequal,
             tables.rank_of,
         )
-        self.begin_settling(0, lambda _: 0)
+        self.begin_settling(0)
         return (self.servers,)
 
-    def begin_settling(self, now: float, may_wait: Callable[[VirtualServerKey], int]) -> None:
-        """Begins to settle a plan.
-
-        ``may_wait`` is the number of real servers of a virtual server that may drain with unread connections.
-        """
+    def begin_settling(self, now: float) -> None:
+        """Begins to settle a plan."""
         self._now = now
-        self._may_wait = may_wait
         self._added: set[VirtualServerKey] = set()
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
         """The virtual servers to compare after the plan, with weights of their own once a weight has changed."""
@@ -172,9 +168,8 @@ class VirtualServers(Kind):
         else:
             weights.update(dict.fromkeys(keys, item.weight))
         if verb is Verb.SET and item.drains:
-            may_wait = self._may_wait(key)
             for real_server in keys:
-                self._drains.begin(key, real_server, self._now, may_wait=may_wait)
+                self._drains.begin(key, real_server, self._now)
         elif self._drains:
             for real_server in keys:
                 self._drains.end(key, real_server)

@@ -42,7 +42,7 @@ class Ports:
         self.clock = Clock()
         self.checks = HealthChecks(is_healthy=lambda: self.is_healthy, open_listener=self._open, clock=self.clock)
         self.checks.listen_on(addresses)
-        self._tables = Tables(Drains(0))
+        self._tables = Tables(Drains())
 
     async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
         where = host_port(address, port)

@@ -30,24 +30,3 @@ async def test_some_removals_happen_at_once_and_others_as_the_kernel_forgets(mon
         assert sorted(node.kernel.virtual_servers[KEY].real_servers.values()) == [0] * (len(OLD) - ROOM) + [1] * len(NEW)
         await asyncio.sleep(3 * (pace.KEPT_S + 60))
         assert sorted(node.kernel.virtual_servers[KEY].real_servers.values()) == [1] * len(NEW)
-
-
-@in_virtual_time
-async def test_connections_are_not_read_during_a_storm_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "MOST_KEPT", 0)
-    monkeypatch.setattr(pace, "FEWEST_KEPT", 0)
-    node = MemoryNode()
-    async with node.running():
-        node.begin_with(WEB, builders.endpoint_slice(*map(builders.endpoint, OLD)), builders.node())
-        await node.quiet()
-        questions = node.kernel.connection_queries
-        questions.clear()
-        for count in range(1, len(OLD) + 1):
-            node.put(builders.endpoint_slice(*map(builders.endpoint, OLD[count:] + NEW[:count])))
-            await node.quiet()
-        assert not questions
-        assert sorted(node.kernel.virtual_servers[KEY].real_servers.values()) == [0] * len(OLD) + [1] * len(NEW)
-        monkeypatch.setattr(pace, "MOST_KEPT", 100)
-        await asyncio.sleep(60)
-        assert questions == [1], "one question is for all real servers of a virtual server"
-        assert sorted(node.kernel.virtual_servers[KEY].real_servers.values()) == [1] * len(NEW)

@@ -31,7 +31,7 @@ FLOW = examples.flow("10.96.0.10")
 
 
 def new_claims() -> Tables:
-    return Tables(Drains(0))
+    return Tables(Drains())
 
 
 def put(tables: Tables, *states: ServiceState) -> None:

@@ -230,7 +230,7 @@ def test_a_process_that_only_reads_desires_the_sets_of_scopes() -> None:
 
 
 def test_no_mark_is_given_before_every_service_has_been_put() -> None:
-    tables = Tables(Drains(0))
+    tables = Tables(Drains())
     tables.scopes.use_bits(0x3)
     node = node_with()
     node.put(*shop())
