@@ -102,6 +102,8 @@ class Scope(NamedTuple):
 
     def used(self, endpoints: Endpoints) -> Sequence[bytes]:
         """The keys of the endpoints in use."""
+        if not any(self):  # nearly always; each endpoint of a thousand takes 0.15 µs more otherwise
+            return [key for key, conditions in endpoints.items() if conditions.ready]
         return [key for key, conditions in endpoints.items() if self.why_not(conditions) is None]
 
 
