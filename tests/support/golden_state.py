@@ -7,6 +7,7 @@ ipvsproxy's drivers, so that no error of ours affects both sides of a comparison
 
 import importlib
 import json
+import re
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -89,10 +90,16 @@ def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = B
 
 
 def _iptables(label: str, verb: str) -> str:
-    """The program of the variant with this namespace's rules: legacy if it has tables."""
+    """Return the program of the variant with this namespace's rules.
+
+    That is legacy if its tables hold rules; an empty legacy table stays once it is there.
+    """
     program, listing = ("iptables", "ip_tables_names") if label == "v4" else ("ip6tables", "ip6_tables_names")
     path = Path("/proc/net") / listing
-    return f"{program}-{'legacy' if path.exists() and path.read_text() else 'nft'}-{verb}"
+    is_legacy = path.exists() and bool(path.read_text())
+    if is_legacy and Path("/sys/module/nf_tables").exists():
+        is_legacy = re.search(r"^(-A|:.* - )", _run(f"{program}-legacy-save"), re.MULTILINE) is not None
+    return f"{program}-{'legacy' if is_legacy else 'nft'}-{verb}"
 
 
 def parse_ipvs(text: str) -> tuple[State, State]:
