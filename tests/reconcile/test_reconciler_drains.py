@@ -3,6 +3,7 @@
 import pytest
 
 from ipvsproxy.model.virtual_servers import Connections, RealServers
+from ipvsproxy.reconcile.reconciler import Policy
 from tests.reconcile.serving import BUSY, KEY, ONE, TWO, draining, removal, running, set_weight, web, weights
 from tests.support import builders
 
@@ -46,6 +47,15 @@ def test_the_deadline_removes_a_real_server_with_its_connections() -> None:
     assert node.sync(after_s=59) == []
     assert node.sync(after_s=1) == [removal(ONE)]
     assert node.reconciler.next_s() is None
+
+
+def test_another_deadline_of_the_node_holds_at_once_for_drains_that_have_begun() -> None:
+    node = draining(drain_deadline_s=600)
+    node.sync(after_s=100)
+    node.reconciler.adopt(Policy(drain_deadline_s=101))
+    assert node.sync() == []
+    assert node.reconciler.next_s() == node.now + 1
+    assert node.sync(after_s=1) == [removal(ONE)]
 
 
 def test_a_drain_whose_connections_cannot_be_counted_goes_on() -> None:

@@ -128,6 +128,13 @@ def test_a_deadline_of_less_than_a_second_counts() -> None:
     assert drains.next_s() == 100.5
 
 
+def test_the_first_deadline_of_a_virtual_server_counts() -> None:
+    drains = Judged(ONE)
+    drains.begin(KEY, TWO, 150)
+    drains.see({ONE: BUSY, TWO: BUSY}, 155, deadline_s=55.5)
+    assert drains.next_s() == 155.5
+
+
 def test_a_deadline_is_over_at_the_time_of_next_s_however_it_was_rounded() -> None:
     drains = Judged(ONE, now=2021.07)
     drains.see({ONE: BUSY}, 2200, deadline_s=200)
