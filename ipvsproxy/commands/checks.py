@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts
+from ipvsproxy.kernel.iptables.tables import HOST_PORTS_REMEDY
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
@@ -231,6 +232,9 @@ def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:
     if choice.left_behind:
         remedy = "run removes them once the rules of the used variant are in force; so does ipvsproxy cleanup"
         yield warn("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
+    if facts.host_ports:
+        text = f"hostPort rules ({', '.join(facts.host_ports)}) take their ports of all Services, also of the API server's"
+        yield warn("iptables", text, HOST_PORTS_REMEDY)
     yield from _unserved(facts, "iptables")
 
 

@@ -1,6 +1,7 @@
 """Wires all parts into the whole program: from a configuration to an exit status."""
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,7 +12,7 @@ from ipvsproxy.config.settings import Choices, Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.events import Announcer, Recorder
 from ipvsproxy.daemon.http import routes
-from ipvsproxy.daemon.http.health import Notice, Status
+from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop import journal, leftovers, notifications
@@ -32,6 +33,7 @@ from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.daemon.ui.pages import Sources as PageSources
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.ipvs.traffic import TrafficReader
 from ipvsproxy.kernel.node import NodeKernel
@@ -40,7 +42,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import Event
 from ipvsproxy.store.objects import Guard, Store
 
-SCHEDULER_MISSING, API_SERVER_HIDDEN = "SchedulerMissing", "ApiServerHidden"
+SCHEDULER_MISSING, API_SERVER_HIDDEN, HOST_PORTS_FIRST = "SchedulerMissing", "ApiServerHidden", "HostPortsFirst"
 """The reasons of notices."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -105,6 +107,7 @@ class _Node:
         self._health_routes = HealthRoutes(self._status.health, metrics.healthz, metrics.livez)
         self._metrics_routes = MetricsRoutes(config, metrics.expose)
         self._other_backend = OtherBackend()
+        self._audited = asyncio.Event()
         self._pages: Pages | None = None
         self._shows_page = config.servers.ui
 
@@ -156,6 +159,7 @@ class _Node:
             _pass_on_late_rules(late_rules, engine),
             self._leftovers.run(),
             self._other_backend.run(lambda: kernel.call(lambda node: node.remove_other_backend())),
+            self._find_host_ports(),
             self._staleness.run(),
             self._recorder.run(),
             first_lists.serve_later(self._store, self._source, functools.partial(self._give_up_api_servers, kernel, engine)),
@@ -190,6 +194,8 @@ class _Node:
         self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
         self._leftovers.synced(summary)
         self._other_backend.synced(summary)
+        if summary.is_audit:
+            self._audited.set()
         if self._pages and self._config.servers.metrics and self._shows_page:
             self._pages.synced(summary)
 
@@ -201,16 +207,32 @@ class _Node:
         done = await kernel.call(give_up)
         if done:
             message = f"the API server did not answer, and this node held its address for a Service: {'; '.join(done)}"
-            self._status.notices.append(Notice(API_SERVER_HIDDEN, message))
+            self._status.note(API_SERVER_HIDDEN, message)
             log.error("api_server_address_given_up", done=done, hint="no Service gets the address of an API server")
 
     def _note_scheduler(self, name: str, why_not: str) -> None:
         """Log and announce a scheduler that replaces the configured one; ``why_not`` is empty without a replacement."""
-        notices = self._status.notices
-        notices[:] = [notice for notice in notices if notice.reason != SCHEDULER_MISSING]
+        self._status.note(SCHEDULER_MISSING, f"{why_not}; {name} is used instead" if why_not else "")
         if why_not:
-            notices.append(Notice(SCHEDULER_MISSING, f"{why_not}; {name} is used instead"))
             log.error("scheduler_not_used", reason=why_not, used=name)
+
+    async def _find_host_ports(self) -> None:
+        """Log and announce hostPort rules that come before ours. They are looked for at the start and after each audit."""
+        variants = {family: program.variant for family, program in self._programs.items()}
+        told: tuple[str, ...] = ()
+        while True:
+            with contextlib.suppress(KernelError):  # the next audit asks again
+                found = await asyncio.to_thread(iptables_tables.host_ports_before_services, variants)
+                rules = ", ".join(found)
+                message = f"hostPort rules ({rules}) take their ports of all Services: {iptables_tables.HOST_PORTS_REMEDY}"
+                self._status.note(HOST_PORTS_FIRST, message if found else "")
+                if found and found != told:
+                    log.warning("host_ports_before_services", rules=rules, hint=message)
+                elif told and not found:
+                    log.info("host_ports_no_longer_before_services")
+                told = found
+            await self._audited.wait()
+            self._audited.clear()
 
     async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, new: Config) -> None:
         """Put a configuration in force as a whole or not at all: the part that may fail comes first."""

@@ -15,6 +15,7 @@ from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.host import Lack, Missing
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
@@ -71,7 +72,8 @@ class Facts:
     kernel did not answer. ``other_backend`` is what the other one holds of ours, for people; empty if nothing, or if unknown.
     ``unread_tables`` has a reason for each part of ``chains`` and ``tables`` that is unknown. ``unread_backend`` says why
     ``other_backend`` is unknown; empty if it is known.
-    ``lacks`` is what an older kernel lacks and has a fall-back.
+    ``lacks`` is what an older kernel lacks and has a fall-back. ``host_ports`` are the places of hostPort rules that come before
+    ours.
     """
 
     release: str
@@ -97,6 +99,7 @@ class Facts:
     unread_tables: tuple[str, ...] = ()
     unread_backend: str = ""
     lacks: tuple[Lack, ...] = ()
+    host_ports: tuple[str, ...] = ()
 
 
 def gather(
@@ -147,6 +150,7 @@ def gather(
     listings, unread_listings = _listings(choice)
     nft_tables, unread_nft_tables = _nft_tables()
     other_backend, unread_backend = _other_backend(chosen)
+    host_ports, unread_host_ports = _host_ports(choice)
     return Facts(
         release=pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip(),
         version=host.kernel_version(),
@@ -168,10 +172,19 @@ def gather(
         loopback=loopback(),
         backend=chosen,
         other_backend=other_backend,
-        unread_tables=(*unread_listings, *unread_nft_tables),
+        unread_tables=(*unread_listings, *unread_nft_tables, *unread_host_ports),
         unread_backend=unread_backend,
         lacks=lacks,
+        host_ports=host_ports,
     )
+
+
+def _host_ports(choice: iptables_variant.Choice | None) -> tuple[tuple[str, ...], Sequence[str]]:
+    """The places of hostPort rules that come before ours, or why they are unknown."""
+    try:
+        return iptables_tables.host_ports_before_services(dict.fromkeys(Family, choice.variant) if choice else {}), ()
+    except KernelError as error:
+        return (), (str(error),)
 
 
 def _other_backend(chosen: BackendChoice | None) -> tuple[str, str]:

@@ -117,6 +117,12 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
         ({"sysctls": {"net/ipv6/conf/all/forwarding": "0"}}, Level.WARN, "sysctl", "net/ipv6/conf/all/forwarding is 0"),
         ({"iptables_choice": None}, Level.FAIL, "iptables", "there is no iptables in PATH"),
         (
+            {"host_ports": ("legacy IPv4",)},
+            Level.WARN,
+            "iptables",
+            "hostPort rules (legacy IPv4) take their ports of all Services",
+        ),
+        (
             {"iptables_choice": Choice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TABLES)},
             Level.WARN,
             "iptables",

@@ -29,6 +29,7 @@ from ipvsproxy.daemon.sources import directory, first_lists
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Lack
+from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import COMMANDS, Program, Refusal
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
@@ -119,6 +120,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(requirements, "only_instance", contextlib.nullcontext)
     monkeypatch.setattr(lifecycle, "set_oom_score", lambda _: None)
     monkeypatch.setattr(log, "set_up", lambda **_: None)
+    monkeypatch.setattr(iptables_tables, "host_ports_before_services", lambda _: ())
     monkeypatch.setattr(scheduler, "why_unusable", lambda _, name: "" if name in kernel.schedulers else f"no scheduler {name}")
     return kernel
 
@@ -209,6 +211,45 @@ def test_a_scheduler_that_the_kernel_lacks_is_logged_and_replaced(
     assert replaced == ([("no scheduler nosuch", "rr")] if is_replaced else [])
     message = "no scheduler nosuch; rr is used instead"
     assert made[0].notices == ([health.Notice("SchedulerMissing", message)] if is_replaced else [])
+
+
+@pytest.mark.usefixtures("kernel")
+def test_host_ports_before_services_are_told_once_and_until_an_audit_no_longer_finds_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = ("legacy IPv4",)
+    told: list[list[str]] = []
+    answers: list[tuple[str, ...] | KernelError] = [place, place, KernelError(action="read"), place, ()]
+
+    def host_ports(variants: Mapping[Family, str]) -> tuple[str, ...]:
+        assert variants == dict.fromkeys(Family, "nf_tables")
+        told.append([notice.reason for notice in made[0].notices])
+        if not answers:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return ()
+        answer = answers.pop(0)
+        if isinstance(answer, KernelError):
+            raise answer
+        return answer
+
+    class RememberedStatus(health.Status):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            made.append(self)
+
+    made: list[health.Status] = []
+    monkeypatch.setattr(app, "Status", RememberedStatus)
+    monkeypatch.setattr(iptables_tables, "host_ports_before_services", host_ports)
+    (tmp_path / "web.yaml").write_text(MANIFEST)
+    with structlog.testing.capture_logs() as logged:
+        assert run(configured(f"--manifests={tmp_path}", "--ipvs-sync-period=100ms", "--ipvs-min-sync-period=0s")) == 0
+    assert told == [[], *[["HostPortsFirst"]] * 4, []]
+    lines = [line for line in logged if "host_ports" in line["event"]]
+    assert [(line["event"], line.get("rules")) for line in lines] == [
+        ("host_ports_before_services", "legacy IPv4"),
+        ("host_ports_no_longer_before_services", None),
+    ]
+    assert "--rules-backend=nftables" in lines[0]["hint"]
 
 
 def run(config: Config) -> int:

@@ -3,6 +3,7 @@
 Each test ends by comparing the tables of the others with what they were: ours is the only one that we change.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -21,7 +22,7 @@ from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.packets.questions import ANSWERED, MASQUERADED, Row
 from tests.packets.switching import losing_nothing
 from tests.support import firewalld, lab, neighbours, patience
-from tests.support.cluster import Cluster, address, service
+from tests.support.cluster import Cluster, address, clear, service
 from tests.support.firewalld import Firewalld
 from tests.support.left_tables import nftables_mode
 
@@ -247,6 +248,63 @@ def test_a_forward_policy_of_docker_wins_until_its_own_chain_accepts_and_doctor_
         # The chain that Docker leaves to operators.
         laboratory.run("node", "iptables-nft", "-I", "DOCKER-USER", "-o", "cni0", "-j", "ACCEPT")
         assert wrong(laboratory, [outside]) == []
+
+
+# Host ports of the network plug-in.
+
+REACHED = [("client", "cluster 1"), ("host", "cluster 1"), ("client", "balancer 1"), ("client", "external 1")]
+
+
+def with_host_ports(laboratory: lab.Lab, program: str) -> None:
+    rules = neighbours.PORTMAP_NFTABLES if program == "nft" else neighbours.PORTMAP
+    laboratory.run("node", *(("nft", "-f", "-") if program == "nft" else (f"{program}-restore", "--noflush")), stdin=rules)
+
+
+def reached(laboratory: lab.Lab) -> set[str]:
+    """What answers on the Service's addresses at port 80: pods, or an outcome without an answer."""
+    probes = [laboratory.probe(from_, "TCP", address(to, Family.IPV4), 80) for from_, to in REACHED]
+    return {backend for one in probes for backend in one.backends or (one.outcome,)}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "place", "is_first"),
+    [
+        ("iptables-nft", "iptables-legacy", "legacy IPv4", True),
+        ("iptables-nft", "nft", "nf_tables IPv4", False),
+        ("iptables-nft", "iptables-nft", "", False),
+        ("iptables-legacy", "iptables-nft", "nf_tables IPv4", False),
+        (NFTABLES, "iptables-legacy", "", True),
+        (NFTABLES, "nft", "", False),
+    ],
+)
+def test_host_ports_that_our_rules_do_not_see_take_services_and_are_told(
+    laboratory: lab.Lab, tmp_path: Path, ours: str, theirs: str, place: str, *, is_first: bool
+) -> None:
+    """The answers show that telling is right: where nothing is told, the Service answers.
+
+    ``is_first``: the host ports are there before the program starts.
+    """
+    backend = NFTABLES if ours == NFTABLES else "--rules-backend=iptables"
+    running = Cluster(laboratory, tmp_path, backend, "--ipvs-sync-period=2s")
+    running.objects = service("web", 1, "p1", balancer=True, external=True)
+    clear()
+    if ours != NFTABLES:
+        laboratory.run("node", ours, "-t", "mangle", "-N", "KUBE-IPTABLES-HINT")
+    if is_first:
+        with_host_ports(laboratory, theirs)
+    with contextlib.ExitStack() as stack:
+        stack.callback(clear)
+        stack.push(running.__exit__)
+        running.start()
+        if not is_first:
+            assert not running.logged("event=host_ports_before_services")
+            with_host_ports(laboratory, theirs)
+        if place:
+            wait_until(lambda: bool(running.logged(f'event=host_ports_before_services.* rules="{place}"')), "told")
+        assert reached(laboratory) == {address("p2" if place else "p1", Family.IPV4)}
+        told = [one for one in doctor(running, "iptables") if "hostPort rules" in one]
+        assert [(place in one, "--rules-backend=nftables" in one) for one in told] == ([(True, True)] if place else [])
+        assert bool(running.logged("event=host_ports_before_services")) == bool(place)
 
 
 # A real firewalld.

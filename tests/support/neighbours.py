@@ -5,6 +5,9 @@ and nftablesdoc/generated/usernet-portmap.md): a container at 192.0.2.2:80 with 
 
 kindnet: the rules that its tests expect (package ``masq`` of kindnet), for the ranges of the lab's pods.
 
+portmap, the CNI's plug-in for host ports: the rules that its source describes, with either of its backends
+(containernetworking/plugins, plugins/meta/portmap).
+
 flannel: the rules of its nftables mode (flannel-io/flannel, pkg/trafficmngr/nftables/nftables.go), for a node with 10.244.0.0/24.
 """
 
@@ -41,6 +44,42 @@ COMMIT
 COMMIT
 """
 """For ``iptables-restore``. The policy of FORWARD is ``DROP``, as Docker sets it when it enables forwarding itself."""
+
+PORTMAP = """\
+*nat
+:CNI-DN-0123456789abcdef01234 - [0:0]
+:CNI-HOSTPORT-DNAT - [0:0]
+:CNI-HOSTPORT-MASQ - [0:0]
+:CNI-HOSTPORT-SETMARK - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+-A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
+-A CNI-DN-0123456789abcdef01234 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.244.0.12:8080
+-A CNI-HOSTPORT-DNAT -p tcp -m multiport --dports 80 -j CNI-DN-0123456789abcdef01234
+-A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE
+-A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
+COMMIT
+"""
+"""For ``iptables-restore``: the lab's pod ``p2`` has the host port 80."""
+
+PORTMAP_NFTABLES = """\
+table ip cni_hostport {
+        comment "CNI portmap plugin"
+        chain hostports { tcp dport 80 dnat to 10.244.0.12:8080; }
+        chain hostip_hostports { }
+        chain prerouting {
+                type nat hook prerouting priority dstnat; policy accept;
+                jump hostip_hostports
+                jump hostports
+        }
+        chain output {
+                type nat hook output priority -100; policy accept;
+                jump hostip_hostports
+                fib daddr type local jump hostports
+        }
+}
+"""
+"""For ``nft -f``: the same."""
 
 DOCKER_NFTABLES = """\
 table ip docker-bridges {

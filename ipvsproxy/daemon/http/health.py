@@ -106,6 +106,11 @@ class Status:
         self._unmet_settings: Mapping[str, str] = {}
         self._is_stopping = False
 
+    def note(self, reason: str, message: str) -> None:
+        """Replace the notice with this reason; an empty message takes it away."""
+        kept = [notice for notice in self.notices if notice.reason != reason]
+        self.notices = [*kept, Notice(reason, message)] if message else kept
+
     def queued(self, now: float) -> None:
         """A change waits for the next sync; only the oldest waiting change counts."""
         if self._queued_s is None:

@@ -8,8 +8,10 @@ Layouts: include/uapi/linux/netfilter_ipv4/ip_tables.h, and netfilter_ipv6/ip6_t
 
 import contextlib
 import errno
+import functools
 import hashlib
 import pathlib
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import message, netlink, sockopt
+from ipvsproxy.kernel.base import message, modules, netlink, sockopt
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family
@@ -36,6 +38,15 @@ _INFO = struct.Struct("=32sI40xII")  # ipt_getinfo: name, a bit for each hook, n
 _ENTRIES_OFFSET = 40
 _NAME = 32
 _COUNTERS = bytes(16)
+_CHAIN_HEAD = re.compile(re.escape(struct.pack("=H30s", 64, b"ERROR")) + rb"([^\0]+)")
+"""The head of a chain that is not built in: a target with its name (xt_error_target)."""
+
+_HOST_PORTS = re.compile(r"CNI-(HOSTPORT|DN)-|KUBE-(HOSTPORTS$|HP-)")
+"""The chains of ``nat`` for hostPorts of pods: those of the CNI's plug-in portmap, and of cri-o and dockershim."""
+_HOST_PORTS_TABLE = "cni_hostport"  # that of portmap's other backend, in nf_tables
+HOST_PORTS_REMEDY = (
+    "let the network plug-in write them with the variant of iptables that holds our rules, or start with --rules-backend=nftables"
+)
 
 
 class _Layout(NamedTuple):
@@ -75,11 +86,7 @@ def digest(family: Family, table: str) -> bytes:
         KernelError: the kernel did not show the table.
     """
     layout = _LAYOUTS[family]
-    with _asking(family, table) as asking:
-        info = _ask_info(asking, family, table)
-        question = struct.pack("=32sI4x", table.encode(), info.size) + bytes(info.size)
-        answer = sockopt.ask(asking, layout.level, _GET_ENTRIES, question, _action(family, table))
-    entries = bytearray(answer[_ENTRIES_OFFSET:])
+    entries = _entries(family, table)
     position = 0
     while position + layout.counters_at + len(_COUNTERS) <= len(entries):
         at = position + layout.counters_at
@@ -89,6 +96,15 @@ def digest(family: Family, table: str) -> bytes:
             raise KernelError(action=_action(family, table), detail="an entry has no length")
         position += length
     return hashlib.blake2b(entries, digest_size=16).digest()
+
+
+def _entries(family: Family, table: str) -> bytearray:
+    with _asking(family, table) as asking:
+        info = _ask_info(asking, family, table)
+        question = struct.pack("=32sI4x", table.encode(), info.size) + bytes(info.size)
+        return bytearray(
+            sockopt.ask(asking, _LAYOUTS[family].level, _GET_ENTRIES, question, _action(family, table))[_ENTRIES_OFFSET:]
+        )
 
 
 class _Info(NamedTuple):
@@ -146,14 +162,48 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
         KernelError: the chains could not be read.
     """
     action = f"read the chains of {family.label}"
-    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
-        parts = channel.dump(nft.chains_query(family), action)
+    try:
+        with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+            parts = channel.dump(nft.chains_query(family), action)
+    except KernelError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        modules.note_no_nf_tables()
+        return False
     with netlink.parsing(action):
         return any(
             concerns(ChainKey(message.text(data, found[nft.NFTA_CHAIN_TABLE]), message.text(data, found[nft.NFTA_CHAIN_NAME])))
             for data, start, end in parts
             for found in (message.attributes(data, start + nft.HEADER_SIZE, end),)
         )
+
+
+def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...]:
+    """The places of hostPort rules that take packets which our rules accept: a verdict ends only the table that has it.
+
+    ``variants`` are those of the programs that write our rules. In nftables, no such rule takes a packet from ours.
+
+    Raises:
+        KernelError: the kernel did not show its chains.
+    """
+    found = ((family, _host_ports_beside(family, variant)) for family, variant in variants.items() if variant != "nftables")
+    return tuple(f"{place} {family.label}" for family, place in found if place)
+
+
+def _host_ports_beside(family: Family, variant: str) -> str:
+    """The variant with hostPort rules that iptables of our ``variant`` does not see; empty if there is none."""
+    is_unseen = functools.partial(_is_unseen, is_legacy=variant == "legacy")
+    if modules.may_have_nf_tables() and has_chain(family, is_unseen):
+        return "nf_tables"
+    if variant != "legacy" and "nat" in names(family):
+        chains = _CHAIN_HEAD.findall(_entries(family, "nat"))
+        return "legacy" if any(_HOST_PORTS.match(chain.decode(errors="replace")) for chain in chains) else ""
+    return ""
+
+
+def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
+    """Whether a chain of nf_tables is for hostPorts, and iptables of our variant does not see it."""
+    return chain.table == _HOST_PORTS_TABLE or (is_legacy and chain.table == "nat" and bool(_HOST_PORTS.match(chain.chain)))
 
 
 class RuleChanges:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.kernel.base import nft_message, sockopt
+from ipvsproxy.kernel.base import modules, netlink, nft_message, sockopt
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables.tables import RuleChanges
@@ -61,6 +61,44 @@ def run(family: Family, variant: str, *arguments: str) -> None:
     done = subprocess.run([name, "-t", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"{name} cannot be used on this kernel: {done.stderr.strip()}")
+
+
+HOST_PORTS = ("CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-DN-0123456789abcdef01234", "KUBE-HOSTPORTS", "KUBE-HP-ABCDEFGHIJ")
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.parametrize(("family", "variant"), CASES)
+@pytest.mark.parametrize("chain", HOST_PORTS)
+def test_host_ports_count_in_the_variant_that_ours_do_not_see(family: Family, variant: str, chain: str) -> None:
+    ours = next(one for one in PROGRAMS if one != variant)
+    run(family, variant, "nat", "-N", f"MY-{chain}"[:28])
+    run(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", chain, "-j", "ACCEPT")
+    run(family, variant, "filter", "-N", chain)
+    assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, ours)) == ()
+    run(family, variant, "nat", "-N", chain)
+    assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, ours)) == (f"{variant} {family.label}",)
+    assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, variant)) == ()
+    assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, "nftables")) == ()
+
+
+@pytest.mark.usefixtures("fresh_namespace")
+@pytest.mark.parametrize("variant", PROGRAMS)
+def test_host_ports_in_a_table_of_their_own_count_beside_both_variants(variant: str) -> None:
+    run(Family.IPV6, "nf_tables", "nat", "-N", "SOME")
+    subprocess.run(["nft", "add table ip6 cni_hostport; add chain ip6 cni_hostport hostports"], check=True)
+    assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, variant)) == ("nf_tables IPv6",)
+    assert iptables_tables.host_ports_before_services(dict.fromkeys(Family, "nftables")) == ()
+
+
+def test_a_kernel_without_nf_tables_has_no_chain_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> list[object]:
+        raise KernelError(action="read", errno=errno.EINVAL)
+
+    noted: list[bool] = []
+    monkeypatch.setattr(modules, "note_no_nf_tables", lambda: noted.append(True))
+    monkeypatch.setattr(netlink.Channel, "dump", refuse)
+    assert not iptables_tables.has_chain(Family.IPV4, lambda _: True)
+    assert noted == [True]
 
 
 def send_packet(family: Family) -> None:
