@@ -1,6 +1,7 @@
 """A node at each of its limits, under traffic: Services go on being served and changed, ``/livez`` answers, SIGTERM ends it."""
 
 import contextlib
+import http.client
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
@@ -25,6 +27,11 @@ DESCRIPTORS = 256
 SERVICES = 150
 """They desire two listeners each: more than there are descriptors."""
 CONNECTIONS = 1000
+FLOWS = 200
+"""Connections that are held open, of which the connection table has room for half."""
+MOST_STORMS = 10
+"""Each is 6,000 notifications, which take 4 MB. The socket has room for a few."""
+CONNECTION_TABLE_SIZE = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 PORTS = (10256, 10249, 32001, 32002)
 NEAR_LIMIT = (
     "-c",
@@ -52,8 +59,19 @@ def _nothing(_running: Cluster, _directory: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _descriptors(running: Cluster, _directory: Path) -> Iterator[None]:
+    """The program desires more listeners than it may have descriptors: every page answers, and flushed rules and sets return."""
+    assert _gauge("ipvsproxy_health_check_ports_unopened") > 0
+    _flush(running)
+    _wait(running, lambda: _has_rules(running))
+    assert _status("healthz") == 200
+    assert _gauge("process_max_fds") == DESCRIPTORS
+    yield
+
+
+@contextlib.contextmanager
 def _connections(running: Cluster, _directory: Path) -> Iterator[None]:
-    """An outsider holds this many connections to each open port, and begins no request."""
+    """An outsider holds this many connections to each open port, and begins no request. Flushed rules and sets return."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.ExitStack() as held:
@@ -63,6 +81,8 @@ def _connections(running: Cluster, _directory: Path) -> Iterator[None]:
             client.connect(("127.0.0.1", PORTS[number % len(PORTS)]))
             if number >= hard - 200:
                 break
+        _flush(running)
+        _wait(running, lambda: _has_rules(running))
         yield
     assert running.program.is_alive
 
@@ -112,16 +132,49 @@ def _memory(running: Cluster, directory: Path) -> contextlib.AbstractContextMana
 def _lost_notifications(running: Cluster, _directory: Path) -> Iterator[None]:
     """More notifications than the socket holds come while the program is stopped: ENOBUFS."""
     os.kill(running.program.process_id, signal.SIGSTOP)
-    for verb in ("add", "delete"):
-        running.lab.ip("node", *(f"address {verb} 10.99.{number // 250}.{number % 250 + 1}/32 dev lo" for number in range(3000)))
-    os.kill(running.program.process_id, signal.SIGCONT)
+    try:
+        for _ in range(MOST_STORMS):
+            for verb in ("add", "delete"):
+                places = (f"10.99.{number // 250}.{number % 250 + 1}/32 dev lo" for number in range(3000))
+                running.lab.ip("node", *(f"address {verb} {place}" for place in places))
+            if lost := _lost_by_routing_sockets(running.program.process_id):
+                break
+    finally:
+        os.kill(running.program.process_id, signal.SIGCONT)
+    assert lost, Path("/proc/net/netlink").read_text()
     yield
+
+
+def _lost_by_routing_sockets(process_id: int) -> int:
+    """How many notifications the sockets of a process in NETLINK_ROUTE have lost for want of room."""
+    opened = [str(one.readlink()) for one in Path(f"/proc/{process_id}/fd").iterdir()]
+    rows = [line.split() for line in Path("/proc/net/netlink").read_text().splitlines()[1:]]
+    return sum(int(drops) for _, protocol, *_, drops, inode in rows if protocol == "0" and f"socket:[{inode}]" in opened)
+
+
+@contextlib.contextmanager
+def _working_node(directory: Path, starter: tuple[str, ...], *flags: str) -> Iterator[Cluster]:
+    """A node whose Services are served; the log of the program has a disk of its own."""
+    (directory / "disk").mkdir()
+    with lab.Lab() as laboratory, contextlib.ExitStack() as leaving:
+        laboratory.run("node", "mount", "-t", "tmpfs", "-o", "size=1m", "none", str(directory / "disk"))
+        leaving.callback(laboratory.run, "node", "umount", "-l", str(directory / "disk"))
+        (directory / "disk/log").touch()
+        (directory / "log").symlink_to(directory / "disk/log")
+        cluster.clear()
+        running = Cluster(laboratory, directory, starter=starter)
+        many = [_with_health_check(number) for number in range(1, SERVICES if starter is NEAR_LIMIT else 3)]
+        running.objects = [*service("web", 200, "p1"), *(one for objects in many for one in objects)]
+        running.begin("-v=4", *flags)
+        leaving.callback(running.__exit__, None, None, None)
+        _wait(running, lambda: all(map(_listens, PORTS)) and _status("healthz") == 200 and _served(running, 200, "p1"))
+        yield running
 
 
 @pytest.mark.parametrize(
     ("limit", "starter"),
     [
-        pytest.param(_nothing, NEAR_LIMIT, id="descriptors"),
+        pytest.param(_descriptors, NEAR_LIMIT, id="descriptors"),
         pytest.param(_connections, NEAR_LIMIT, id="connections at the limit of descriptors"),
         pytest.param(_connections, ("-m", "ipvsproxy"), id="connections"),
         pytest.param(_nothing, FULL_PIPE, id="full pipe"),
@@ -132,33 +185,91 @@ def _lost_notifications(running: Cluster, _directory: Path) -> Iterator[None]:
     ],
 )
 def test_a_node_at_a_limit_serves_changes_answers_and_stops(limit: Limit, starter: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    with lab.Lab() as laboratory, contextlib.ExitStack() as leaving:
-        laboratory.run("node", "mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path / "disk"))
-        leaving.callback(laboratory.run, "node", "umount", "-l", str(tmp_path / "disk"))
-        (tmp_path / "disk/log").touch()
-        (tmp_path / "log").symlink_to(tmp_path / "disk/log")
-        cluster.clear()
-        running = Cluster(laboratory, tmp_path, starter=starter)
-        many = [_with_health_check(number) for number in range(1, SERVICES if starter is NEAR_LIMIT else 3)]
-        running.objects = [*service("web", 200, "p1"), *(one for objects in many for one in objects)]
-        running.begin("-v=4")
-        leaving.callback(running.__exit__, None, None, None)
-        _wait(running, lambda: all(map(_listens, PORTS)) and _status("healthz") == 200 and _served(running, 200, "p1"))
+    with _working_node(tmp_path, starter) as running:
         with limit(running, tmp_path):
-            with laboratory.load("p2", "TCP", "10.96.0.200", 80, interval_s=0.1) as loads:
-                running.objects = [*service("web", 200, "p1", "r1"), *service("new", 201, "r1"), *running.objects[3:]]
-                running.show()
-                _wait(running, lambda: _served(running, 200, "p1", "r1") and _served(running, 201, "r1"))
-                assert _status("livez") == 200
-                running.lab.run("node", "ipvsadm", "-D", "-t", "10.96.0.201:80")
-                _wait(running, lambda: _served(running, 201, "r1"))
-                assert _status("livez") == 200
+            with running.lab.load("p2", "TCP", "10.96.0.200", 80, interval_s=0.1) as loads:
+                _change(running, lambda: _status("livez"))
             assert loads[0].failed == 0, loads[0]
-        began_s = time.monotonic()
-        os.kill(running.program.process_id, signal.SIGTERM)
-        running.program.wait_for_end(WITHIN_S)
-        assert time.monotonic() - began_s < STOPPED_WITHIN_S
+        _stop(running)
+
+
+def test_open_connections_go_on_while_the_connection_table_is_full(tmp_path: Path) -> None:
+    # New connections are dropped by the kernel itself, also to /livez: all that is asserted here goes through open ones.
+    with _working_node(tmp_path, ("-m", "ipvsproxy"), "--conntrack-max-per-core=0") as running, contextlib.ExitStack() as held:
+        size = CONNECTION_TABLE_SIZE.read_text()
+        asking = http.client.HTTPConnection("127.0.0.1", 10256, timeout=ANSWERED_WITHIN_S)
+        asking.connect()
+        held.callback(asking.close)
+        served = [running.lab.open("p2", "TCP", cluster.address("cluster 200", family), 80) for family in Family]
+        held.enter_context(_open_flows())
+        held.callback(CONNECTION_TABLE_SIZE.write_text, size)
+        CONNECTION_TABLE_SIZE.write_text(str(FLOWS // 2))
+        probed = (running.lab.probe("p2", "TCP", "10.96.0.200", 80).outcome for _ in range(20))
+        assert "timeout" in probed, "the table is not full"
+
+        def answer() -> int:
+            assert [one.ask() for one in served] == [cluster.address("p1", family) for family in Family]
+            asking.request("GET", "/livez")
+            with asking.getresponse() as response:
+                response.read()
+                return response.status
+
+        _change(running, answer)
+        assert running.lab.probe("p2", "TCP", "10.96.0.200", 80).outcome == "timeout", "the table is not full any more"
+        assert int(CONNECTION_TABLE_SIZE.read_text()) == FLOWS // 2
+        _stop(running)
+
+
+@contextlib.contextmanager
+def _open_flows() -> Iterator[None]:
+    """Connections between two sockets of this host, with an entry in the connection table for each."""
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=FLOWS))
+        for _ in range(FLOWS):
+            held.enter_context(socket.create_connection(listener.getsockname()))
+            held.enter_context(listener.accept()[0])
+        yield
+
+
+def _change(running: Cluster, answer: Callable[[], int]) -> None:
+    """Change one Service, add another, and remove a virtual server behind the program's back, while it answers."""
+
+    def is_in_force() -> bool:
+        assert answer() == 200
+        return _served(running, 200, "p1", "r1") and _served(running, 201, "r1")
+
+    running.objects = [*service("web", 200, "p1", "r1"), *service("new", 201, "r1"), *running.objects[3:]]
+    running.show()
+    _wait(running, is_in_force)
+    running.lab.run("node", "ipvsadm", "-D", "-t", "10.96.0.201:80")
+    _wait(running, is_in_force)
+
+
+def _stop(running: Cluster) -> None:
+    began_s = time.monotonic()
+    os.kill(running.program.process_id, signal.SIGTERM)
+    running.program.wait_for_end(WITHIN_S)
+    assert time.monotonic() - began_s < STOPPED_WITHIN_S
+
+
+def _flush(running: Cluster) -> None:
+    """Flush a chain and a set of ours."""
+    if cluster.BACKEND is Backend.NFTABLES:
+        running.lab.run("node", "nft", "flush", "chain", "inet", "ipvsproxy", "IPv4-nat-KUBE-SERVICES")
+        running.lab.run("node", "nft", "flush", "set", "inet", "ipvsproxy", "KUBE-CLUSTER-IP")
+    else:
+        running.lab.run("node", "iptables", "-t", "nat", "-F", "KUBE-SERVICES")
+        running.lab.run("node", "ipset", "flush", "KUBE-CLUSTER-IP")
+    assert not _has_rules(running)
+
+
+def _has_rules(running: Cluster) -> bool:
+    """Whether the chain and the set have contents."""
+    command = "iptables -t nat -S KUBE-SERVICES"
+    if cluster.BACKEND is Backend.NFTABLES:
+        command = "nft list chain inet ipvsproxy IPv4-nat-KUBE-SERVICES"
+    rules, entries = running.lab.run("node", *command.split()), running.set_contents("KUBE-CLUSTER-IP")
+    return "KUBE-CLUSTER-IP" in rules and "10.96.0.200,tcp:80" in entries
 
 
 def _with_health_check(number: int) -> list[cluster.Manifest]:
@@ -193,6 +304,13 @@ def _status(page: str) -> int:
             return int(answer.status)
     except OSError:
         return 0
+
+
+def _gauge(name: str) -> float:
+    """A value on ``/metrics``."""
+    with urllib.request.urlopen("http://127.0.0.1:10249/metrics", timeout=ANSWERED_WITHIN_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 def _wait(running: Cluster, reached: Callable[[], bool]) -> None:
