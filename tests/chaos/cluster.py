@@ -27,6 +27,7 @@ REFUSALS = 2
 """How many successive requests are refused."""
 UNREADABLE_S = 1.0
 """Longer than a change waits for others."""
+GARBAGE = "garbage.yaml"
 GARBAGE_LINE = b"{]\n"
 
 RESOURCES = {"Service": api_store.SERVICES, "EndpointSlice": api_store.ENDPOINT_SLICES, "Node": api_store.NODES}
@@ -86,17 +87,19 @@ class Directory:
             else:
                 draft.write_text(json.dumps(item))
             draft.rename(path)
-        if targets:
+        garbage = self._path / GARBAGE
+        if targets or garbage.exists():
             time.sleep(UNREADABLE_S)
         for target, text in targets.items():  # nothing happens in the directory itself
             target.write_text(text)
+        garbage.unlink(missing_ok=True)  # a start would wait for that
         for key in gone:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a file that is not a manifest, or let each later file lead to one that comes a moment later."""
+        """Write a file that is not a manifest until after the next change, or let each later file lead to one that comes late."""
         if kind is Trouble.GARBAGE_FILE:
-            (self._path / "garbage.yaml").write_bytes(dice.randbytes(200))
+            (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:
             assert kind is Trouble.UNREADABLE_FILES
             self._targets = self._path.with_name("targets")

@@ -5,7 +5,8 @@ after the directory has been quiet for a moment, so that a file written in place
 
 Rule 1: while any part of a file cannot be read, all known objects of this file stay. It is read again, with growing pauses.
 Rule 2: an object in two files is taken from the file whose name comes first.
-Rule 3: the first list removes whatever it lacks, so it waits for ``FIRST_READS`` of a file that cannot be read.
+Rule 3: the first list removes whatever it lacks, so it waits until every part of every file can be read. ``problem`` says for
+which. A part whose object can be named does not matter: the list has its key.
 """
 
 import asyncio
@@ -148,7 +149,7 @@ class Manifests:
     """The merged objects of all files, as last delivered."""
 
     def __init__(self) -> None:
-        self._files: dict[str, Mapping[Identity, Put]] = {}
+        self._files: dict[str, FileContent] = {}
         self._delivered: dict[Identity, Put] = {}
         self._conflicts: set[Rejected] = set()
 
@@ -159,8 +160,8 @@ class Manifests:
             del self._files[name]
         for name, content in sorted(read.items()):
             events += content.rejected
-            kept = self._files.get(name, {}) if content.rejected else {}
-            self._files[name] = {**kept, **content.objects}
+            kept = self._files[name].objects if content.rejected and name in self._files else {}
+            self._files[name] = FileContent({**kept, **content.objects}, content.rejected)
         merged, conflicts = self._merge()
         events += sorted(conflicts - self._conflicts)
         events += [put for identity, put in merged.items() if self._delivered.get(identity) != put]
@@ -168,18 +169,25 @@ class Manifests:
         self._delivered, self._conflicts = merged, conflicts
         return events
 
-    def listed(self, events: Collection[Event]) -> list[Event]:
-        """The ends of all lists after the first delivery, which had these events."""
-        rejected = {Identity(event.kind, event.key) for event in events if isinstance(event, Rejected) and event.key}
+    def unknown(self) -> list[str]:
+        """The parts of files that may have objects of any name, and why they could not be read."""
+        return [f"{event.where}: {event.reason}" for event in self._rejected() if event.key is None]
+
+    def listed(self) -> list[Event]:
+        """The ends of all lists, if no part is unknown."""
+        rejected = {Identity(event.kind, event.key) for event in self._rejected() if event.key}
         present = self._delivered.keys() | rejected
         return [Listed(kind, frozenset(one.key for one in present if one.kind is kind)) for kind in ObjectKind]
+
+    def _rejected(self) -> Iterator[Rejected]:
+        return (event for content in self._files.values() for event in content.rejected)
 
     def _merge(self) -> tuple[dict[Identity, Put], set[Rejected]]:
         merged: dict[Identity, Put] = {}
         source: dict[Identity, str] = {}
         conflicts: set[Rejected] = set()
-        for name, objects in sorted(self._files.items()):
-            for identity, put in objects.items():
+        for name, content in sorted(self._files.items()):
+            for identity, put in content.objects.items():
                 if identity in merged:
                     reason = f"stands in {source[identity]} too, which comes first and is used"
                     conflicts.add(Rejected(identity.kind, identity.key, name, reason))
@@ -193,7 +201,6 @@ LONGEST_SETTLE_S = 1.0
 POLL_S = 1.0
 FIRST_RETRY_S = 0.2
 LONGEST_RETRY_S = 10.0
-FIRST_READS = 5
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -252,7 +259,7 @@ class DirectorySource:
         return targets.of_documents(document for path in paths for document in documents(path))
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
-        """Deliver events for ever: first all objects and the ends of their lists, then differences."""
+        """Deliver events for ever: all objects, then differences; and the ends of their lists once every file can be read."""
         with inotify.DirectoryChanges(self._directory, self._poll_s) as changes:
             await self.read(deliver)
             while True:
@@ -267,22 +274,24 @@ class DirectorySource:
         except OSError as error:
             self._note(error.strerror or str(error))
             return
-        self._note("; ".join(f"{name}: {reason}" for name, reason in sorted(unread.items())))
-        if unread and not self._is_listed and self._backoff.attempts < FIRST_READS:
-            self._stamps = {}
-            return
         events = self._manifests.update(read, present)
+        problems = [f"{name}: {reason}" for name, reason in unread.items()]
         if not self._is_listed:
+            problems += self._manifests.unknown()
+        self._note("; ".join(sorted(problems)))
+        if not self._is_listed and not problems:
             self._is_listed = True
             log.info("listed", directory=self._directory, files=len(present), events=len(events))
-            events += self._manifests.listed(events)
+            events += self._manifests.listed()
         if events:
             deliver(events)
 
     def _note(self, problem: str) -> None:
         """Log a problem that is not the last one. Without one, the pauses begin anew."""
         if problem and problem != self.problem:
-            log.error("manifests_unreadable", directory=self._directory, error=problem, hint="known Services stay served")
+            at_start = "nothing is programmed before every file can be read; what is in force stays"
+            hint = "known Services stay served" if self._is_listed else at_start
+            log.error("manifests_unreadable", directory=self._directory, error=problem, hint=hint)
         if not problem:
             self._backoff.reset()
         self.problem = problem

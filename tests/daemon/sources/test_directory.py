@@ -9,7 +9,7 @@ import errno
 import os
 import pathlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import pytest
 import structlog.testing
@@ -236,27 +236,59 @@ async def test_a_file_is_read_again_until_it_can_be_and_its_objects_stay_meanwhi
     assert [line["error"] for line in logs if line["event"] == "manifests_unreadable"] == ["a.yaml: Input/output error"]
 
 
-async def test_the_first_list_waits_a_while_for_files_that_cannot_be_read(
+UNREADABLE: Mapping[str, Callable[[pathlib.Path], None]] = {
+    "half a document": lambda path: _write(path, '{"kind": "Serv'),
+    "a readable document before half of one": lambda path: _write(path, manifest("a") + "---\nspec: ["),
+    "an object without a name": lambda path: _write(path, "{apiVersion: v1, kind: Service, metadata: {}}"),
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    path.write_text(text)
+
+
+def listed(sink: Sink) -> list[Listed]:
+    return [event for batch in sink.batches for event in batch if isinstance(event, Listed)]
+
+
+@pytest.mark.parametrize("mends", [True, False], ids=["mended", "removed"])
+@pytest.mark.parametrize("kind", UNREADABLE)
+async def test_no_list_is_complete_before_every_file_can_be_read(tmp_path: pathlib.Path, kind: str, *, mends: bool) -> None:
+    """Whatever the first list lacks is removed from the kernel."""
+    source, sink = directory.DirectorySource(str(tmp_path)), Sink()
+    (tmp_path / "a.yaml").write_text(manifest("a"))
+    (tmp_path / "odd.yaml").write_text("{apiVersion: v1, kind: Service, metadata: {name: odd}, spec: none}")
+    UNREADABLE[kind](tmp_path / "b.yaml")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(20):
+            await source.read(sink.deliver)
+    assert "Put a" in described(sink.batches[0])
+    assert listed(sink) == []
+    assert source.problem.startswith("b.yaml")
+    assert [line["event"] for line in logs] == ["manifests_unreadable"]
+    (tmp_path / "b.yaml").unlink()
+    if mends:
+        (tmp_path / "b.yaml").write_text(manifest("b"))
+    await source.read(sink.deliver)
+    names = {"a", "b", "odd"} if mends else {"a", "odd"}
+    assert [{key.name for key in event.keys} for event in listed(sink)] == [names, set(), set()]
+    assert source.problem == ""
+
+
+async def test_the_source_itself_reads_again_until_the_first_list_is_complete(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a start, whatever the first list lacks is removed from the kernel."""
     monkeypatch.setattr(directory, "FIRST_RETRY_S", 0.001)
     (tmp_path / "a.yaml").write_text(manifest("a"))
-    (tmp_path / "b.yaml").symlink_to("nowhere")
-    reads = 0
-    real = directory.read_file
-
-    def count(path: pathlib.Path) -> directory.FileContent:
-        nonlocal reads
-        reads += path.name == "b.yaml"
-        return real(path)
-
-    monkeypatch.setattr(directory, "read_file", count)
+    (tmp_path / "b.yaml").symlink_to("elsewhere/b.yaml")
     async with following(tmp_path) as sink:
         assert await sink.batch(0) == ["Put a"]
-        assert reads == directory.FIRST_READS + 1
-        (tmp_path / "nowhere").write_text(manifest("b"))
-        assert await sink.batch(1) == ["Put b"]
+        assert listed(sink) == []
+        (tmp_path / "elsewhere").mkdir()
+        _write(tmp_path / "elsewhere" / "b.yaml", manifest("b"))
+        await sink.until(lambda: bool(listed(sink)))
+        assert described(sink.batches[-1]) == ["Put b"]
 
 
 async def test_files_that_have_not_changed_are_not_read_again(tmp_path: pathlib.Path) -> None:
