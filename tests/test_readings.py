@@ -96,7 +96,7 @@ class Kernel:
         for key, servers in self.newer.items():
             if key.address == address:
                 for server, (method, weight) in servers.items():
-                    numbers = ((3, method), (4, weight), (5, 0), (6, 0))
+                    numbers = ((3, method), (4, weight), (5, 0), (6, 0), (7, 0), (8, 0))
                     fields = (
                         (11, struct.pack("=H", Family.IPV6)),
                         (1, bytes(server.address)),

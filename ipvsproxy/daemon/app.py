@@ -204,7 +204,11 @@ class _Node:
         give_up = functools.partial(
             requirements.give_up, api_servers=self._store.api_servers, allowed=engine.translation.allowed_addresses
         )
-        done = await kernel.call(give_up)
+        try:
+            done = await kernel.call(give_up)
+        except KernelError as error:
+            log.warning("api_server_address_kept", error=str(error), hint="nothing is given up before all sets could be read")
+            return
         if done:
             message = f"the API server did not answer, and this node held its address for a Service: {'; '.join(done)}"
             self._status.note(API_SERVER_HIDDEN, message)

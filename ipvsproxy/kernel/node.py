@@ -294,6 +294,16 @@ class NodeKernel:
                 log.warning("set_not_inherited", error=outcome.error)
         return count
 
+    def former_entries(self, families: Collection[Family]) -> list[SetEntry]:
+        """The entries of ours that the other backend holds, where a former process has left them.
+
+        Raises:
+            KernelError: they could not be read.
+        """
+        other = Backend.NFTABLES if self.backend is Backend.IPTABLES else Backend.IPTABLES
+        names = [name for name, one in IP_SETS.items() if one.family in families]
+        return [entry for held in _as_ours(rules_backend.held_sets(other, names)).values() for entry in held or ()]
+
     def _empty_sets(self, families: Collection[Family]) -> None:
         names = [name for name, one in IP_SETS.items() if one.family in families]
         saved = {name: one.entries for name, one in self._backend.sets.observe(names).items() if one.entries}

@@ -83,6 +83,9 @@ class Kernel(FakeKernel):
         self.on_other_removed()
         return ()
 
+    def former_entries(self, families: Collection[Family]) -> list[Any]:
+        return []
+
     def inherit_sets(self, families: Iterable[Family]) -> int:
         assert not self.audits, "before the first reading"
         self.inherited += families

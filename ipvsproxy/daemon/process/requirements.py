@@ -16,7 +16,6 @@ import structlog
 from ipvsproxy.config.settings import Choices, Config, Drivers
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.timing import Bucket
-from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
@@ -53,13 +52,17 @@ T = TypeVar("T")
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-def give_up(kernel: Kernel, *, api_servers: Collection[RealServerKey], allowed: Collection[Network]) -> list[str]:
+def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allowed: Collection[Network]) -> list[str]:
     """Remove what hides these API servers from this node; returns what was done, and what has failed, one sentence each.
 
     Witnesses stay while a virtual server that has them could not be removed.
+
+    Raises:
+        KernelError: the sets of the other backend could not be read.
     """
+    former = kernel.former_entries({one.address.family for one in api_servers})
     observed = kernel.observe(tuple(IP_SETS), {one.address.family for one in api_servers}, ())
-    todo = cleanup.give_up(observed, api_servers, allowed)
+    todo = cleanup.give_up(observed, former, api_servers, allowed)
     outcomes = kernel.apply(todo.virtual_servers)
     if not any(outcome.error for outcome in outcomes):
         outcomes += kernel.apply(todo.witnesses)

@@ -5,6 +5,7 @@ and local routes.
 Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Otherwise no later run would recognise it as ours.
 """
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -13,10 +14,13 @@ from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, SetEntries, SetKind
+from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.virtual_servers import ownership
+
+EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
+"""How the names of sets begin that hold external IPs and IPs of load balancers."""
 
 
 class Cleanup(NamedTuple):
@@ -50,25 +54,33 @@ def plan(
     )
 
 
-def give_up(observed: Observation, api_servers: Iterable[RealServerKey], allowed: Collection[Network]) -> Cleanup:
+def give_up(
+    observed: Observation,
+    former: Iterable[SetEntry],
+    api_servers: Iterable[RealServerKey],
+    allowed: Collection[Network],
+) -> Cleanup:
     """The removals of all that takes connections to these API servers in, instead of letting them out of this node.
 
-    Each API server's address goes from our device and our routes, and what we have at its port. A cluster IP stays: it is the
-    way to the API servers, and its entries show it. So do ``allowed`` addresses, and everything if a part could not be read.
+    Each API server's address goes from our device and our routes, and what we have at its port. ``allowed`` addresses stay, and
+    everything if a part could not be read. A cluster IP stays, because it is the way to the API servers: entries in use or
+    ``former`` ones, in sets of the other backend, show it. So does a virtual server with real servers that no entry shows to be
+    of an external address: its entries may be lost.
     """
-    cluster_ips = {
-        entry.address
-        for name, entries in (observed.sets or {}).items()
-        if IP_SETS[name].kind is SetKind.CLUSTER_IP
-        for entry in entries
-    }
-    places = {
-        VirtualServerKey(Protocol.TCP, one.address, one.port): None
-        for one in sorted(api_servers)
-        if may_remove_witnesses(observed)
-        and one.address not in cluster_ips
-        and not any(net.contains(one.address) for net in allowed)
-    }
+    kinds: dict[Address, set[SetKind]] = {}
+    for entry in itertools.chain(*(observed.sets or {}).values(), former):
+        if entry.address:
+            kinds.setdefault(entry.address, set()).add(IP_SETS[entry.set].kind)
+
+    def hides(place: VirtualServerKey) -> bool:
+        there = kinds.get(place.address, set())
+        if SetKind.CLUSTER_IP in there or any(net.contains(place.address) for net in allowed):
+            return False
+        server = (observed.virtual_servers or {}).get(place)
+        return not (server and server.real_servers) or any(kind.startswith(EXTERNAL) for kind in there)
+
+    servers = sorted(api_servers) if may_remove_witnesses(observed) else []
+    places = dict.fromkeys(filter(hides, (VirtualServerKey(Protocol.TCP, one.address, one.port) for one in servers)))
     return Cleanup(
         virtual_servers=tuple(one for one in _virtual_servers(observed, (), ()) if one.item.key in places),
         rules=(),

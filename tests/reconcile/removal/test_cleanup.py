@@ -8,7 +8,7 @@ from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, LocalRoutes
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
-from ipvsproxy.model.sets import SET_COPY, IpSet, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import SET_COPY, ForeignElement, IpSet, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 from ipvsproxy.reconcile.removal import cleanup
@@ -121,7 +121,7 @@ def hiding(*entries: SetEntry, routed: bool = False) -> Observation:
 @pytest.mark.parametrize("routed", [False, True])
 def test_only_what_hides_an_api_server_is_given_up(*, routed: bool) -> None:
     others = SetEntry(SETS_AT_API_SERVER[0].set, AT_API_SERVER.address, Protocol.TCP, 80)
-    todo = cleanup.give_up(hiding(*SETS_AT_API_SERVER, others, routed=routed), [API_SERVER], ())
+    todo = cleanup.give_up(hiding(*SETS_AT_API_SERVER, others, routed=routed), (), [API_SERVER], ())
     assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
     kind = LocalRoutes if routed else BoundAddresses
     assert todo.witnesses == (*(remove(SetEntries.of(one)) for one in SETS_AT_API_SERVER), remove(kind.of(API_SERVER.address)))
@@ -129,18 +129,36 @@ def test_only_what_hides_an_api_server_is_given_up(*, routed: bool) -> None:
 
 def test_a_cluster_ip_by_which_the_api_server_is_reached_is_never_given_up() -> None:
     entry = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
-    assert cleanup.give_up(hiding(entry), [API_SERVER], ()).operations == ()
+    assert cleanup.give_up(hiding(entry), (), [API_SERVER], ()).operations == ()
+
+
+def test_a_cluster_ip_is_never_given_up_after_a_change_of_the_backend() -> None:
+    entry = SetEntry(CLUSTER_IPS.name, AT_API_SERVER.address, Protocol.TCP, 6443)
+    assert cleanup.give_up(hiding(), [entry], [API_SERVER], ()).operations == ()
+    assert cleanup.give_up(hiding(), (), [API_SERVER], ()).operations != ()
+
+
+def test_a_virtual_server_that_may_lead_to_the_api_server_is_given_up_only_if_an_entry_shows_an_external_address() -> None:
+    observed = hiding()
+    server = ObservedVirtualServer(examples.ROUND_ROBIN, {builders.backend("10.244.0.9", 6443): 1})
+    assert observed.virtual_servers is not None
+    led = dataclasses.replace(observed, virtual_servers={**observed.virtual_servers, AT_API_SERVER: server})
+    foreign = ForeignElement(SETS_AT_API_SERVER[0].set, raw=b"1")
+    assert cleanup.give_up(led, [foreign], [API_SERVER], ()).operations == ()
+    for entry in SETS_AT_API_SERVER:
+        todo = cleanup.give_up(led, [entry], [API_SERVER], ())
+        assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
 
 
 def test_nothing_is_given_up_while_a_part_that_tells_whose_it_is_cannot_be_read() -> None:
-    assert cleanup.give_up(dataclasses.replace(hiding(), sets=None), [API_SERVER], ()).operations == ()
-    assert cleanup.give_up(dataclasses.replace(hiding(), virtual_servers=None), [API_SERVER], ()).operations == ()
+    assert cleanup.give_up(dataclasses.replace(hiding(), sets=None), (), [API_SERVER], ()).operations == ()
+    assert cleanup.give_up(dataclasses.replace(hiding(), virtual_servers=None), (), [API_SERVER], ()).operations == ()
 
 
 def test_an_allowed_address_of_an_api_server_is_not_given_up() -> None:
-    assert cleanup.give_up(hiding(), [API_SERVER], builders.networks("192.0.2.0/24")).operations == ()
+    assert cleanup.give_up(hiding(), (), [API_SERVER], builders.networks("192.0.2.0/24")).operations == ()
 
 
 def test_a_virtual_server_of_another_program_at_the_api_server_stays() -> None:
     observed = dataclasses.replace(hiding(), addresses=frozenset({KEY.address}))
-    assert cleanup.give_up(observed, [API_SERVER], ()).operations == ()
+    assert cleanup.give_up(observed, (), [API_SERVER], ()).operations == ()
