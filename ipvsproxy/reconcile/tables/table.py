@@ -21,6 +21,8 @@ from ipvsproxy.model.service import Owner
 
 KEYS_AT_ONCE = 100
 """Keys that are compared without a pause: a few tenths of a millisecond of work."""
+MOST_FORMER_TURNS = 8
+"""Former turns that the heap of a key may hold beyond one for each owner that waits."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -60,6 +62,8 @@ class _Waiting(Generic[V]):
         if self._turns.get(owner) != (turn := (rank, owner)):
             self._turns[owner] = turn
             heapq.heappush(self._heap, turn)
+            if len(self._heap) > 2 * len(self._turns) + MOST_FORMER_TURNS:
+                self._heap = sorted(self._turns.values())
 
     def rank(self, owner: Owner, rank: Any) -> None:
         """Give a waiting owner another rank."""

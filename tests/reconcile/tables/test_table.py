@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 
 from ipvsproxy.model.service import Owner, ServiceName
-from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, Conflict, Table
+from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, MOST_FORMER_TURNS, Conflict, Table
 
 OLD, MIDDLE, YOUNG = (Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))
 
@@ -11,6 +11,19 @@ OLD, MIDDLE, YOUNG = (Owner(age, ServiceName("ns", name)) for age, name in ((1, 
 def table(is_protected: Callable[[str], bool] = lambda _: False) -> Table[str, tuple[Owner, int], int]:
     """A table in which owners desire numbers for keys."""
     return Table(lambda desired: desired[0], lambda desired, observed: desired[1] != observed, is_protected)
+
+
+def ranked(ranks: Mapping[Owner, float]) -> Table[str, tuple[Owner, int], int]:
+    """A table in which the owners with these ranks desire one key."""
+    numbers: Table[str, tuple[Owner, int], int] = Table(
+        lambda desired: desired[0],
+        lambda desired, observed: desired[1] != observed,
+        lambda _: False,
+        rank=lambda _, owner: ranks[owner],
+    )
+    for owner in ranks:
+        numbers.desire("key", owner, (owner, 1))
+    return numbers
 
 
 def ours(*keys: str) -> Callable[[str], bool]:
@@ -284,14 +297,7 @@ def test_a_key_that_is_noticed_alone_counts_as_well() -> None:
 
 def test_an_owner_that_waited_and_gains_the_key_by_its_new_rank_waits_no_longer() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
-    numbers: Table[str, tuple[Owner, int], int] = Table(
-        lambda desired: desired[0],
-        lambda desired, observed: desired[1] != observed,
-        lambda _: False,
-        rank=lambda _, owner: ranks[owner],
-    )
-    for owner in (OLD, MIDDLE, YOUNG):
-        numbers.desire("key", owner, (owner, 1))
+    numbers = ranked(ranks)
     ranks[YOUNG] = 0
     assert numbers.desire("key", YOUNG, (YOUNG, 2)) == OLD
     assert list(numbers.owners_of("key")) == [YOUNG, OLD, MIDDLE]
@@ -303,15 +309,19 @@ def test_an_owner_that_waited_and_gains_the_key_by_its_new_rank_waits_no_longer(
 
 def test_a_rank_that_changes_again_and_again_leaves_the_turns_as_they_are() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
-    numbers: Table[str, tuple[Owner, int], int] = Table(
-        lambda desired: desired[0],
-        lambda desired, observed: desired[1] != observed,
-        lambda _: False,
-        rank=lambda _, owner: ranks[owner],
-    )
-    for owner in (OLD, MIDDLE, YOUNG):
-        numbers.desire("key", owner, (owner, 1))
+    numbers = ranked(ranks)
     for rank in (4, 3, 5, 3, 2.5, 3, 4, 6):
         ranks[MIDDLE] = rank
         assert numbers.rank_again("key", MIDDLE) == set()
     assert numbers.release("key", OLD) == YOUNG
+
+
+def test_an_owner_that_comes_and_goes_for_ever_leaves_no_former_turns_behind() -> None:
+    ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
+    numbers = ranked(ranks)
+    for _ in range(1000):
+        numbers.release("key", YOUNG)
+        numbers.desire("key", YOUNG, (YOUNG, 1))
+    assert len(numbers._waiting["key"]._heap) <= 2 * 2 + MOST_FORMER_TURNS
+    assert numbers.release("key", OLD) == MIDDLE
+    assert list(numbers.owners_of("key")) == [MIDDLE, YOUNG]
