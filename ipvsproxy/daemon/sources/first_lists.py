@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.sources.reflector import Trouble, WatchStatus
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.store.objects import Store
 
@@ -26,6 +26,8 @@ PROGRESS_S = 5.0
 """The pause between two lines of progress of a command."""
 REPEAT_S = 300.0
 """The pause between two log lines about the same silence."""
+ANSWERS = frozenset({Trouble.UNAUTHORIZED, Trouble.FORBIDDEN, Trouble.THROTTLED, Trouble.SERVER_ERROR})
+"""Only a server that this node reaches answers so, although it gives no list."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -52,7 +54,8 @@ async def wait(
     """Wait until every kind is listed.
 
     ``waiting`` gets a sentence every ``PROGRESS_S``; ``silent`` gets one after ``PATIENCE_S`` without contact, and again every
-    ``REPEAT_S`` after that. It may raise. ``heal`` is called after it, to remove what may cause the silence.
+    ``REPEAT_S`` after that. It may raise. ``heal`` is called after it, to remove what may cause the silence, unless the server
+    has refused or postponed a request: then nothing hides it.
     """
     loop = asyncio.get_running_loop()
     last_contact_s = loop.time()
@@ -64,7 +67,7 @@ async def wait(
             last_contact_s, silent_s = contact_s, contact_s + PATIENCE_S
         if loop.time() >= silent_s:
             silent(f"no complete list of {missing} within {PATIENCE_S:.0f} s from {source.describe()}")
-            if heal is not None:
+            if heal is not None and not any(ANSWERS & status.restarts.keys() for status in source.statuses.values()):
                 await heal()
             silent_s = loop.time() + REPEAT_S
         if loop.time() >= progress_s:

@@ -8,16 +8,17 @@ import structlog
 
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import first_lists
-from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.sources.reflector import Trouble, WatchStatus
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.store.objects import Store
 from tests.support import memory_node, virtual_time
 
 
 class Lists:
-    """A source whose first lists arrive in pages, at these times by kind."""
+    """A source whose first lists arrive in pages, at these times by kind. ``troubles`` have ended all earlier attempts."""
 
-    def __init__(self, **pages_s: Sequence[float]) -> None:
+    def __init__(self, troubles: Sequence[Trouble] = (), **pages_s: Sequence[float]) -> None:
+        self._restarts = dict.fromkeys(troubles, 1)
         self._pages_s = {ObjectKind[name]: times_s for name, times_s in pages_s.items()}
 
     def describe(self) -> str:
@@ -30,7 +31,7 @@ class Lists:
             kind: max((one for one in times_s if one <= now_s), default=None) for kind, times_s in self._pages_s.items()
         }
         return {
-            kind: WatchStatus(contact_s=None if last_s is None else virtual_time.BEGIN_S + last_s)
+            kind: WatchStatus(contact_s=None if last_s is None else virtual_time.BEGIN_S + last_s, restarts=self._restarts)
             for kind, last_s in contacts_s.items()
         }
 
@@ -86,3 +87,23 @@ async def test_a_serving_process_waits_without_end_with_a_log_line_now_and_then(
     assert {line["event"] for line in logs} == {"first_lists_missing"}
     assert 10 <= len(logs) <= 13
     assert healed == len(logs)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "is_reached"),
+    [
+        *((trouble, True) for trouble in (Trouble.UNAUTHORIZED, Trouble.FORBIDDEN, Trouble.THROTTLED, Trouble.SERVER_ERROR)),
+        *((trouble, False) for trouble in (Trouble.UNREACHABLE, Trouble.SILENT, Trouble.GARBLED, Trouble.REFUSED)),
+    ],
+)
+@virtual_time.in_virtual_time
+async def test_nothing_is_removed_to_reach_a_server_that_answers_without_a_list(trouble: Trouble, *, is_reached: bool) -> None:
+    healed = asyncio.Event()
+
+    async def heal() -> None:
+        healed.set()
+
+    task = asyncio.create_task(first_lists.serve_later(without_services(), Lists((trouble,), SERVICE=()), heal))
+    await asyncio.sleep(3600)
+    task.cancel()
+    assert healed.is_set() is not is_reached
