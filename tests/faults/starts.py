@@ -91,6 +91,7 @@ class Node:
     def __enter__(self) -> Self:
         golden_state.clear_state()
         self._cleaning.callback(golden_state.clear_state)
+        self._cleaning.callback(golden_state.unprepare_sysctls)  # a new network namespace inherits some of these values
         _ip(
             "link add eth0 type dummy",
             "address add 172.18.0.2/16 dev eth0",
