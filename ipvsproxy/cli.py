@@ -1,6 +1,5 @@
 """The command line: ``ipvsproxy [COMMAND] [flags]``. The default command is ``run``, so that kube-proxy's command lines work."""
 
-import functools
 import importlib
 import importlib.metadata
 import io
@@ -27,110 +26,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Execute a command line, given without the program's name; returns the exit status."""
     _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = arguments.pop(0) if arguments and arguments[0] in _COMMANDS else "run"
-    return _COMMANDS[command](arguments)
+    is_named = bool(arguments) and (arguments[0] == "completion" or arguments[0] in commands.COMMANDS)
+    name = arguments.pop(0) if is_named else "run"
+    return complete(arguments) if name == "completion" else execute(commands.COMMANDS[name], arguments)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """``ipvsproxy run``: serve, or do the task that a flag selects."""
-    own, arguments = commands.take_output(arguments)
-    given, _ = flags.parse(arguments)
-    if text := _help_or_version(given, commands.render_help()):
+def execute(command: commands.Command, arguments: Sequence[str]) -> int:
+    """Execute a command with these arguments; returns the exit status."""
+    words, options = flags.take_words(arguments) if command.subject else ([], list(arguments))
+    given, _ = flags.parse(options, command.name)
+    if text := _help_or_version(given, command):
         sys.stdout.write(text)
         return OK
+    if command.implied == "--cleanup" or (command.implied and not {"mode", "config"} & given.keys()):
+        options.insert(0, command.implied)
     try:
-        config = _load(arguments, own.problems)
+        config = _load(command, options, words)
+        if command.name == "run":
+            return _run(config, lambda: _load(command, options, words))
+        return _clean(config) if command.name == "cleanup" else _inspect(command, config, "".join(words))
     except ConfigError as error:
         return _refuse(map(str, error.problems))
+
+
+def _run(config: Config, read_again: Callable[[], Config]) -> int:
+    """Serve, or do the task that a flag selects."""
     match config.command:
         case Command.RUN:
-            return _run_dry(config) if own.dry_run else _serve(config, lambda: _load(arguments, ()))
+            return _run_dry(config) if config.dry_run else _serve(config, read_again)
         case Command.WRITE_CONFIG:
             return _write_config(config)
         case Command.CLEANUP:
-            return _clean(config, dry_run=own.dry_run, as_json=own.as_json)
+            return _clean(config)
         case Command.INIT_ONLY:
             return _init_only(config)
         case never:
             assert_never(never)
-
-
-def cleanup(arguments: Sequence[str]) -> int:
-    """``ipvsproxy cleanup``: do what ``--cleanup`` does, or report it only, as text or as JSON."""
-    own, others = commands.take_output(arguments)
-    given, _ = flags.parse(others)
-    if text := _help_or_version(given, _CLEANUP_HELP):
-        sys.stdout.write(text)
-        return OK
-    try:
-        config = _load(["--cleanup", *others], own.problems)
-    except ConfigError as error:
-        return _refuse(map(str, error.problems))
-    return _clean(config, dry_run=own.dry_run, as_json=own.as_json)
-
-
-_CLEANUP_HELP = """\
-ipvsproxy cleanup [--dry-run] [--output=text|json] [flags]
-
-Removes everything of ipvsproxy, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual
-servers, iptables rules of both variants, ipsets, the nftables table inet ipvsproxy, local routes, kube-ipvs0; of both IP
-families. Objects of other programs stay. No API server is needed.
-
-  --dry-run
-        Only report what would be removed.
-  --output text|json
-        Text for people, or one JSON object (default text).
-
-Of the other flags --config, --ipvs-exclude-cidrs and --ipvs-route-protocol matter: virtual servers in those ranges stay,
-and local routes are ours by that number.
-Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
-"""
-
-
-def inspect(command: commands.Command, arguments: Sequence[str]) -> int:
-    """A command that only inspects this node."""
-    own, others = commands.take_output(arguments)
-    words, others = flags.take_words(others) if command.subject else ([], others)
-    given, _ = flags.parse(others)
-    if text := _help_or_version(given, command.help):
-        sys.stdout.write(text)
-        return OK
-    problems = list(own.problems)
-    if command.subject and len(words) != 1:
-        problems.append(Problem(Source(command.name), _wrong_number(command, words)))
-    try:
-        config = _load_beside_run(others, given, problems)
-        return _inspect(command, config, "".join(words), as_json=own.as_json)
-    except ConfigError as error:
-        return _refuse(map(str, error.problems))
-
-
-def top(arguments: Sequence[str]) -> int:
-    """``ipvsproxy top``: show a running ipvsproxy in the terminal."""
-    own, others = commands.take_output(arguments)
-    options, others, problems = commands.take_top_options(others)
-    given, _ = flags.parse(others)
-    if text := _help_or_version(given, commands.COMMANDS["top"].help):
-        sys.stdout.write(text)
-        return OK
-    try:
-        config = _load_beside_run(others, given, (*own.problems, *problems))
-    except ConfigError as error:
-        return _refuse(map(str, error.problems))
-    module = importlib.import_module("ipvsproxy.commands.top")
-    return int(module.run(config, options, as_json=own.as_json))
-
-
-def _load_beside_run(arguments: Sequence[str], given: Mapping[str, Given], problems: Sequence[Problem]) -> Config:
-    """As ``_load``; without a file or a mode, the mode is ipvs."""
-    return _load(arguments if "mode" in given or "config" in given else ["--proxy-mode=ipvs", *arguments], problems)
-
-
-def _wrong_number(command: commands.Command, words: Sequence[str]) -> str:
-    """The problem of missing or extra words of a command that takes one."""
-    if not words:
-        return f"needs {command.subject}"
-    return f"takes one {command.subject}, not {len(words)}: {', '.join(map(quoted, words))}"
 
 
 def complete(arguments: Sequence[str]) -> int:
@@ -140,35 +71,30 @@ def complete(arguments: Sequence[str]) -> int:
         case ["--help" | "-h"]:
             sys.stdout.write(completion.HELP)
         case [shell] if shell in completion.SHELLS:
-            sys.stdout.write(completion.render(shell, list(_COMMANDS)))
+            sys.stdout.write(completion.render(shell))
         case _:
             sys.stderr.write("usage: ipvsproxy completion bash|zsh|fish\n")
             return WRONG_USE
     return OK
 
 
-_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
-    "run": run,
-    "cleanup": cleanup,
-    "completion": complete,
-    **{command.name: functools.partial(inspect, command) for command in commands.COMMANDS.values()},
-    "top": top,
-}
-
-
-def _help_or_version(given: Mapping[str, Given], usage_text: str) -> str:
+def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> str:
     """The help text or the version, if a flag requests one; else empty."""
     if "help" in given and given["help"].value:
-        return usage_text
+        return command.help or commands.render_help()
     if "version" in given and given["version"].value != "false":
         return f"ipvsproxy {importlib.metadata.version('ipvsproxy')}\n"
     return ""
 
 
-def _load(arguments: Sequence[str], problems: Sequence[Problem]) -> Config:
-    """Raises ConfigError, also for ``problems`` that are known already."""
+def _load(command: commands.Command, arguments: Sequence[str], words: Sequence[str]) -> Config:
+    """Raises ConfigError, also for missing or extra words of a command that takes one."""
+    problems: list[Problem] = []
+    if command.subject and len(words) != 1:
+        text = f"takes one {command.subject}, not {len(words)}: {', '.join(map(quoted, words))}"
+        problems.append(Problem(Source(command.name), text if words else f"needs {command.subject}"))
     try:
-        config = load.load(arguments, hostname=socket.gethostname(), read_file=_read_file)
+        config = load.load(arguments, hostname=socket.gethostname(), read_file=_read_file, command=command.name)
     except ConfigError as error:
         raise ConfigError((*problems, *error.problems)) from None
     if problems:
@@ -192,26 +118,24 @@ def load_module(name: str) -> ModuleType:
             del sys.modules["rich"]
 
 
-def _clean(config: Config, *, dry_run: bool, as_json: bool) -> int:
-    module = load_module("ipvsproxy.commands.cleanup")
-    return int(module.run(config, dry_run=dry_run, as_json=as_json))
+def _clean(config: Config) -> int:
+    return int(load_module("ipvsproxy.commands.cleanup").run(config))
 
 
-def _inspect(command: commands.Command, config: Config, subject: str, *, as_json: bool) -> int:
+def _inspect(command: commands.Command, config: Config, subject: str) -> int:
     """Raises ConfigError if the subject cannot be parsed."""
     module = load_module(f"ipvsproxy.commands.{command.name}")
     if not command.subject:
-        return int(module.run(config, as_json=as_json))
+        return int(module.run(config))
     try:
         parsed = module.parse_subject(subject)
     except ValueError as error:
         raise ConfigError([Problem(Source(command.name), str(error))]) from error
-    return int(module.run(config, parsed, as_json=as_json))
+    return int(module.run(config, parsed))
 
 
 def _run_dry(config: Config) -> int:
-    module = load_module("ipvsproxy.commands.dry_run")
-    return _end(int(module.run(config)))
+    return _end(int(load_module("ipvsproxy.commands.dry_run").run(config)))
 
 
 def _serve(config: Config, read_again: Callable[[], Config]) -> int:
@@ -220,8 +144,7 @@ def _serve(config: Config, read_again: Callable[[], Config]) -> int:
 
 
 def _init_only(config: Config) -> int:
-    module = load_module("ipvsproxy.daemon.process.init_only")
-    return _end(int(module.run(config)))
+    return _end(int(load_module("ipvsproxy.daemon.process.init_only").run(config)))
 
 
 def _open_standard_streams() -> None:

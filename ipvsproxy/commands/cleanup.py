@@ -107,10 +107,10 @@ class Result(NamedTuple):
         return (*(outcome.error for outcome in self.failed), *(f"{one.name}: {one.error}" for one in self.left if one.error))
 
 
-def run(config: Config, *, dry_run: bool, as_json: bool) -> int:
+def run(config: Config) -> int:
     """Clean this network namespace, and print the result; returns the exit status."""
-    result = _clean_here(config, dry_run=dry_run)
-    sys.stdout.write(render_json(result, dry_run=dry_run) if as_json else render_text(result, dry_run=dry_run))
+    result = _clean_here(config, dry_run=config.dry_run)
+    sys.stdout.write((render_json if config.as_json else render_text)(result, dry_run=config.dry_run))
     return CLEAN if result.is_fine else NOT_CLEAN
 
 

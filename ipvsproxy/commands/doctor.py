@@ -95,7 +95,7 @@ def render(document: Document) -> Iterator[str]:
     yield f"{document['node']}: " + ", ".join(f"{count} {level}" for level, count in document["summary"].items())
 
 
-def run(config: Config, *, as_json: bool) -> int:
+def run(config: Config) -> int:
     """``ipvsproxy doctor``; returns the exit status."""
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
@@ -104,5 +104,5 @@ def run(config: Config, *, as_json: bool) -> int:
         sys.stderr.write(f"ipvsproxy: {error}\n")
         return FAILING
     document = describe(config.node_name, findings)
-    inspection.show(document, render(document), as_json=as_json)
+    inspection.show(document, render(document), as_json=config.as_json)
     return FAILING if any(one.level is Level.FAIL for one in findings) else FINE

@@ -98,12 +98,12 @@ def _keys_of(comparison: Comparison, name: ServiceName) -> Iterable[VirtualServe
     return state.virtual_servers if state else ()
 
 
-def run(config: Config, subject: Subject, *, as_json: bool) -> int:
+def run(config: Config, subject: Subject) -> int:
     """``ipvsproxy explain``; returns the exit status."""
 
     async def read(node: Inspected) -> int:
         document = await describe(node, subject)
-        inspection.show(document, render(document, str(subject)), as_json=as_json)
+        inspection.show(document, render(document, str(subject)), as_json=config.as_json)
         return FOUND if document["services"] or document["unclaimed"] else UNKNOWN
 
     return inspection.run(config, read)

@@ -217,7 +217,7 @@ def _target(one: Document) -> str:
     return " ".join(filter(None, words))
 
 
-def run(config: Config, *, as_json: bool) -> int:
+def run(config: Config) -> int:
     """``ipvsproxy list``; returns the exit status."""
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
@@ -228,7 +228,7 @@ def run(config: Config, *, as_json: bool) -> int:
     except KernelError as error:
         _complain([str(error)], "nothing can be said about this node, and nothing was changed")
         return inspection.CANNOT_TELL
-    inspection.show(document, render(document), as_json=as_json)
+    inspection.show(document, render(document), as_json=config.as_json)
     if problems:
         _complain(problems, "names are missing above; what the kernel holds is complete")
         return inspection.CANNOT_TELL

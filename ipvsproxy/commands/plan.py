@@ -226,12 +226,12 @@ def _count(count: int, one: str, several: str) -> str:
     return f"{count} {one if count == 1 else several}"
 
 
-def run(config: Config, *, as_json: bool) -> int:
+def run(config: Config) -> int:
     """``ipvsproxy plan``; returns the exit status."""
 
     async def show(node: Inspected) -> int:
         document = describe(config.node_name, await plan(node))
-        inspection.show(document, render(document), as_json=as_json)
+        inspection.show(document, render(document), as_json=config.as_json)
         return OK
 
     return inspection.run(config, show)

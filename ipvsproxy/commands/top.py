@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.commands.top_data import Details, Picture, Question
-from ipvsproxy.config.commands import TopOptions
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.model.net import host_port, parse_address
 
@@ -206,8 +205,9 @@ def render(picture: Picture) -> Iterator[str]:
         yield f"and {picture.matching - len(picture.services)} more; --filter chooses others"
 
 
-def run(config: Config, options: TopOptions, *, as_json: bool) -> int:
+def run(config: Config) -> int:
     """``ipvsproxy top``; returns the exit status."""
+    options = config.top
     url = options.server or url_of(config.servers.metrics)
     if not url:
         return _refuse(
@@ -215,8 +215,8 @@ def run(config: Config, options: TopOptions, *, as_json: bool) -> int:
         )
     daemon, question = Daemon(Client(url)), Question(sort=options.sort, filter=options.filter)
     try:
-        if as_json or options.once:
-            _print_once(url, *asyncio.run(daemon.with_rates(question)), as_json=as_json)
+        if config.as_json or options.once:
+            _print_once(url, *asyncio.run(daemon.with_rates(question)), as_json=config.as_json)
             return SHOWN
         asyncio.run(daemon.documents(question))
     except NoAnswerError as error:

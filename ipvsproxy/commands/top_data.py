@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.commands.inspection import Document, printable
-from ipvsproxy.config.commands import Sort
+from ipvsproxy.config.settings import Sort
 
 UNKNOWN = "-"
 """Stands for a figure that the daemon does not know (yet): the rates of its first seconds, for example."""

@@ -23,7 +23,7 @@ from ipvsproxy.commands import top_data
 from ipvsproxy.commands.inspection import printable
 from ipvsproxy.commands.top import NoAnswerError
 from ipvsproxy.commands.top_data import Column, Details, Picture, Question
-from ipvsproxy.config.commands import Sort
+from ipvsproxy.config.settings import Sort
 
 HELP = """\
 c b p    sort by connections, bytes,

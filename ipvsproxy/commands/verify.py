@@ -85,14 +85,14 @@ def render(document: Document) -> Iterator[str]:
     )
 
 
-def run(config: Config, *, as_json: bool) -> int:
+def run(config: Config) -> int:
     """``ipvsproxy verify``; returns the exit status."""
 
     async def read(node: inspection.Inspected) -> int:
         comparison = node.comparison()
         differences = await lasting_differences(comparison, SECOND_READING_S + config.engine.min_interval_s)
         document = describe(config.node_name, comparison, differences)
-        inspection.show(document, render(document), as_json=as_json)
+        inspection.show(document, render(document), as_json=config.as_json)
         return DIFFERENT if differences else EQUAL
 
     return inspection.run(config, read)

@@ -7,7 +7,7 @@ kubernetes/kubernetes), in the order in which they are written to a file.
 from collections.abc import Mapping
 
 from ipvsproxy.config.option import Group, Kind, Option, Status
-from ipvsproxy.config.settings import LogFormat
+from ipvsproxy.config.settings import Format, Sort
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.settings import Binding, LocalMode, TrafficScopes
@@ -358,7 +358,7 @@ LOGGING = (
         "text",
         "FORMAT",
         to="logging.format",
-        choices=tuple(LogFormat),
+        choices=tuple(Format),
         zero_is_unset=True,
         overrides_file=True,
     ).explained("Log lines as text for people, or as JSON for programs."),
@@ -450,9 +450,35 @@ OPTIONS: Mapping[Group, tuple[Option, ...]] = {
     Group.LOGGING: LOGGING,
     Group.WITHOUT_EFFECT: tuple(option._replace(status=Status.WITHOUT_EFFECT) for option in WITHOUT_EFFECT),
 }
-"""All options by section."""
+"""The options of ``run`` by section."""
 
-BY_KEY: Mapping[str, Option] = {option.key: option for options in OPTIONS.values() for option in options}
+OF_COMMANDS = tuple(
+    option._replace(status=Status.OWN, overrides_file=True)
+    for option in (
+        Option("output", "", Kind.TEXT, "text", "text|json", to="output", choices=tuple(Format)).explained(
+            "Text for people, or one JSON document with a field version (default text). Also -o."
+        ),
+        Option("dry-run", "", Kind.BOOLEAN, "false", to="dry_run").explained("Only report what would be done."),
+        Option("once", "", Kind.BOOLEAN, "false", to="top.once", command="top").explained(
+            "Print one picture as plain text, and end."
+        ),
+        Option("interval", "", Kind.DURATION, "2s", to="top.interval_s", minimum=0.5, maximum=3600, command="top").explained(
+            "Time between two pictures (default 2s, at least 0.5s)."
+        ),
+        Option("sort", "", Kind.TEXT, "connections", "BY", to="top.sort", choices=tuple(Sort), command="top").explained(
+            f"What comes first: {', '.join(Sort)} (default connections)."
+        ),
+        Option("filter", "", Kind.TEXT, "", to="top.filter", command="top").explained(
+            "Only Services whose name, address, port or pod address contains this."
+        ),
+        Option("server", "", Kind.TEXT, "", "URL", to="top.server", command="top").explained(
+            "The metrics server of an ipvsproxy, in place of the configured address."
+        ),
+    )
+)
+"""Options that are no settings of ``run``, so that no file has them."""
+
+BY_KEY: Mapping[str, Option] = {option.key: option for options in (*OPTIONS.values(), OF_COMMANDS) for option in options}
 """All options by ``Option.key``, in the table's order."""
 
 BY_FLAG: Mapping[str, Option] = {option.flag: option for option in BY_KEY.values() if option.flag}

@@ -4,12 +4,12 @@ Only shtab uses this parser. ``config/flags.py`` parses command lines, because a
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import shtab
 
 from ipvsproxy.config import catalogue
-from ipvsproxy.config.commands import FORMATS, HELP_OF_TOP, Sort
+from ipvsproxy.config.commands import COMMANDS
 from ipvsproxy.config.option import Kind
 
 SHELLS = ("bash", "zsh", "fish")
@@ -23,6 +23,7 @@ Prints the script with which a shell completes commands, flags and their values:
   fish    ipvsproxy completion fish | source
 """
 _PATHS: Mapping[str, Mapping[str, object]] = {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
+_SHORT: Mapping[str, tuple[str, ...]] = {"v": ("-v",), "output": ("-o", "--output")}
 _BASH_EQUALS = """
 _ipvsproxy() {
     local typed=("${COMP_WORDS[@]:0:COMP_CWORD+1}") word
@@ -39,47 +40,27 @@ complete -o filenames -F _ipvsproxy ipvsproxy
 """Bash splits ``--flag=value`` into three words. Without the equals sign they are completed as ``--flag value``."""
 
 
-def render(shell: str, commands: Sequence[str]) -> str:
+def render(shell: str) -> str:
     """The script for one of ``SHELLS``."""
     parser = argparse.ArgumentParser("ipvsproxy", add_help=False)
-    _add_flags(parser)
-    _add_dry_run(parser)
+    _add_flags(parser, "run")
     subparsers = parser.add_subparsers()
-    for command in commands:
-        words = subparsers.add_parser(command, add_help=False, help=command)
-        if command == "completion":
-            words.add_argument("shell", choices=SHELLS)
-            continue
-        _add_flags(words)
-        if command in ("run", "cleanup"):
-            _add_dry_run(words)
-        if command != "run":
-            words.add_argument("-o", "--output", choices=FORMATS, help="Text for people, or JSON.")
-        if command == "top":
-            _add_options_of_top(words)
+    for command in COMMANDS:
+        _add_flags(subparsers.add_parser(command, add_help=False, help=command), command)
+    subparsers.add_parser("completion", add_help=False, help="completion").add_argument("shell", choices=SHELLS)
     script: str = shtab.complete(parser, shell)
     return script + (_BASH_EQUALS if shell == "bash" else "")
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> None:
+def _add_flags(parser: argparse.ArgumentParser, command: str) -> None:
     for option in catalogue.BY_FLAG.values():
+        if option.command not in ("", command) or (option.flag == "dry-run" and command not in ("run", "cleanup")):
+            continue
         action = parser.add_argument(
-            "-v" if option.flag == "v" else f"--{option.flag}",
+            *_SHORT.get(option.flag, (f"--{option.flag}",)),
             nargs="?" if option.implied_value else None,
             choices=("true", "false") if option.kind is Kind.BOOLEAN else option.choices or None,
             help=option.help.replace("%", "%%"),
         )
         if option.placeholder in _PATHS:
             action.complete = _PATHS[option.placeholder]  # type: ignore[attr-defined] # shtab reads this attribute
-
-
-def _add_options_of_top(parser: argparse.ArgumentParser) -> None:
-    for name, (_, text) in HELP_OF_TOP.items():
-        if name == "once":
-            parser.add_argument("--once", action="store_true", help=text)
-        else:
-            parser.add_argument(f"--{name}", choices=tuple(Sort) if name == "sort" else None, help=text)
-
-
-def _add_dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="Only report what would be done.")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ipvsproxy.config import catalogue, syntax
 from ipvsproxy.config.option import Given, Kind, Option, Problem, Source, Value, quoted
 
-_SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help"}
+_SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output"}
 END = "--"
 """Ends the flags: every argument after it is a word."""
 _APPENDED = frozenset((Kind.LIST, Kind.GATES, Kind.PATTERNS))
@@ -30,8 +30,8 @@ class Piece(NamedTuple):
     value: str | None
 
 
-def pieces(arguments: Sequence[str], valued: Collection[str] = ()) -> Iterator[Piece]:
-    """Split a command line. ``valued`` names flags that take a value, beside those of the catalogue."""
+def pieces(arguments: Sequence[str]) -> Iterator[Piece]:
+    """Split a command line."""
     rest = list(reversed(arguments))
     while rest:
         argument = rest.pop()
@@ -44,8 +44,7 @@ def pieces(arguments: Sequence[str], valued: Collection[str] = ()) -> Iterator[P
             continue
         name, value = _split(argument)
         option = catalogue.BY_FLAG.get(name)
-        takes_value = name in valued or (option is not None and not option.implied_value)
-        if value is None and takes_value and rest:
+        if value is None and option is not None and not option.implied_value and rest:
             value = rest.pop()
             yield Piece((argument, value), name, value)
         else:
@@ -73,8 +72,9 @@ def take_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, others
 
 
-def parse(arguments: Sequence[str]) -> tuple[Mapping[str, Given], tuple[Problem, ...]]:
-    """Parse all flags; returns the given values by ``Option.key``, and all problems."""
+def parse(arguments: Sequence[str], command: str = "run") -> tuple[Mapping[str, Given], tuple[Problem, ...]]:
+    """Parse all flags of a command; returns the given values by ``Option.key``, and all problems."""
+    known = {name: option for name, option in catalogue.BY_FLAG.items() if option.command in ("", command)}
     given: dict[str, Given] = {}
     problems: list[Problem] = []
     previous: Option | None = None
@@ -86,9 +86,9 @@ def parse(arguments: Sequence[str]) -> tuple[Mapping[str, Given], tuple[Problem,
             problems.append(_word_problem(raw[0], previous))
             continue
         source = Source(f"--{name}")
-        option = previous = catalogue.BY_FLAG.get(name)
+        option = previous = known.get(name)
         if option is None:
-            problems.append(_unknown_problem(raw[0], name))
+            problems.append(_unknown_problem(raw[0], name, known))
             continue
         if value is None and not option.implied_value:
             problems.append(Problem(source, f"needs a value, such as --{name}={_example(option)}", option.key))
@@ -110,10 +110,8 @@ def _split(argument: str) -> tuple[str, str | None]:
     """The flag's normalised name, and its value if the argument has one."""
     if not argument.startswith("--") and argument[1] in _SHORTHANDS:
         value = argument[2:].removeprefix("=")
-        if argument[1] == "v":
-            return "v", value if argument[2:] else None
-        if not argument[2:]:
-            return _SHORTHANDS[argument[1]], None
+        if argument[1] != "h" or not argument[2:]:
+            return _SHORTHANDS[argument[1]], value if argument[2:] else None
     name, equals, value = argument.lstrip("-").partition("=")
     name = name.replace("_", "-")
     if not argument.startswith("--"):
@@ -146,11 +144,11 @@ def _word_problem(word: str, previous: Option | None) -> Problem:
     return Problem(Source(quoted(word)), "is neither a flag nor a command")
 
 
-def _unknown_problem(argument: str, name: str) -> Problem:
+def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Problem:
     written = argument.partition("=")[0]
     plain = name.lstrip("-")
-    if plain in catalogue.BY_FLAG:
+    if plain in known:
         return Problem(Source(quoted(written)), f"unknown flag; write --{plain}")
-    close = difflib.get_close_matches(plain[:60], catalogue.BY_FLAG, n=1)
+    close = difflib.get_close_matches(plain[:60], known, n=1)
     hint = f"; did you mean --{close[0]}?" if close else ""
     return Problem(Source(quoted(written)), f"unknown flag{hint}")

@@ -7,7 +7,7 @@ from ipvsproxy.config.option import ConfigError, Given, Kind, Notice, Problem, q
 from ipvsproxy.config.settings import Config
 
 
-def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], bytes]) -> Config:
+def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], bytes], command: str = "run") -> Config:
     """The configuration of a command line, which is given without program and command.
 
     As in kube-proxy, a file replaces all flags but ``--hostname-override``, the logging flags and those that select a task.
@@ -17,7 +17,7 @@ def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], 
     Raises:
         ConfigError: the configuration has problems; the error holds all of them.
     """
-    given, problems = flags.parse(arguments)
+    given, problems = flags.parse(arguments, command)
     notices: tuple[Notice, ...] = ()
     readable = True
     path = str(given["config"].value) if "config" in given else ""

@@ -56,7 +56,8 @@ class Option(NamedTuple):
     ``zero_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
     kubernetes/kubernetes). ``empty_is_unset``: the flag's empty value changes nothing. ``overrides_file``: the flag counts
     even when ``--config`` is given. ``implied`` is the value that the flag without a value implies, if it is no boolean.
-    ``nanoseconds``: a number in a file is in nanoseconds. ``deprecated`` says what to use instead.
+    ``nanoseconds``: a number in a file is in nanoseconds. ``deprecated`` says what to use instead. ``command`` is the only
+    command that takes the flag; empty means all of them.
     """
 
     flag: str
@@ -79,6 +80,7 @@ class Option(NamedTuple):
     implied: str = ""
     nanoseconds: bool = False
     deprecated: str = ""
+    command: str = ""
 
     def explained(self, text: str) -> Self:
         """This option with a text for ``--help``."""
@@ -107,7 +109,7 @@ class Option(NamedTuple):
         if self.above is not None:
             return f"greater than {self.above:g}{unit}"
         if self.minimum is not None and self.maximum is not None:
-            return f"{self.minimum:g}..{self.maximum:g}"
+            return f"{self.minimum:g}{unit}..{self.maximum:g}{unit}"
         if self.minimum is not None:
             return f"at least {self.minimum:g}{unit}"
         return ""

@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from ipvsproxy.config.option import Notice, Value
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, Sysctl, Timeouts
@@ -26,11 +26,32 @@ class Command(enum.Enum):
     WRITE_CONFIG = "write-config"
 
 
-class LogFormat(enum.StrEnum):
-    """The format of log lines."""
+class Format(enum.StrEnum):
+    """The format of log lines, or of a command's output: for people, or for programs."""
 
     TEXT = "text"
     JSON = "json"
+
+
+class Sort(enum.StrEnum):
+    """What ``top`` sorts Services by: the busiest first, or by name."""
+
+    NAME = "name"
+    CONNECTIONS = "connections"
+    PACKETS = "packets"
+    BYTES = "bytes"
+    PROBLEMS = "problems"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TopOptions:
+    """What ``top`` shows and how often. An empty ``server`` means the metrics server of the configuration."""
+
+    once: bool = False
+    interval_s: float = 2.0
+    sort: Sort = Sort.CONNECTIONS
+    filter: str = ""
+    server: str = ""
 
 
 class ListenAddress(NamedTuple):
@@ -59,7 +80,8 @@ class EngineSettings:
     timeouts: Timeouts | None = None
 
 
-class Drivers(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Drivers:
     """What holds rules and sets, and the protocol number of local routes of ours, with any binding."""
 
     rules_backend: Backend = Backend.IPTABLES
@@ -118,7 +140,7 @@ class TrafficMetrics:
 class Logging:
     """Logging; ``verbosity`` is klog's, 0 the default level."""
 
-    format: LogFormat = LogFormat.TEXT
+    format: Format = Format.TEXT
     verbosity: int = 0
 
 
@@ -129,6 +151,7 @@ class Config:
     ``translation``, ``policy`` and ``engine`` are as for any host; ``on_host`` completes them. An unspecified bind address
     (0.0.0.0, ::) leaves the choice of the primary address to the Node object. ``node_name`` is the override or the host's name,
     in lower case. ``oom_score_adj`` is -1000..1000. ``config_file`` and ``write_config_to`` are paths, empty when not given.
+    ``dry_run``, ``output`` and ``top`` are no settings: they are for commands, and no file has them.
 
     ``without_effect`` names the options that differ from their default and have no effect here; ``notices`` tell the
     operator about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing a
@@ -150,6 +173,9 @@ class Config:
     oom_score_adj: int = -999
     traffic_metrics: TrafficMetrics = TrafficMetrics()
     logging: Logging = Logging()
+    dry_run: bool = False
+    output: Format = Format.TEXT
+    top: TopOptions = TopOptions()
     without_effect: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     notices: tuple[Notice, ...] = dataclasses.field(default=(), compare=False)
     values: Mapping[str, Value] = dataclasses.field(default_factory=dict, compare=False)
@@ -157,6 +183,11 @@ class Config:
     def with_notices(self, notices: Iterable[Notice]) -> Self:
         """This configuration with these notices before its own."""
         return dataclasses.replace(self, notices=(*notices, *self.notices))
+
+    @property
+    def as_json(self) -> bool:
+        """Whether a command prints JSON."""
+        return self.output is Format.JSON
 
     @property
     def guard_percent(self) -> int:
@@ -192,13 +223,9 @@ class Config:
         kept = self
         for attribute in attributes:
             section, _, name = attribute.rpartition(".")
-            value = operator.attrgetter(attribute)(before)
-            if section == "drivers":
-                kept = dataclasses.replace(kept, drivers=kept.drivers._replace(**{name: value}))
-            elif section:
-                kept = dataclasses.replace(kept, **{section: dataclasses.replace(getattr(kept, section), **{name: value})})
-            else:
-                kept = dataclasses.replace(kept, **{name: value})
+            owner: Any = getattr(kept, section) if section else kept
+            changed = dataclasses.replace(owner, **{name: operator.attrgetter(attribute)(before)})
+            kept = dataclasses.replace(kept, **{section: changed}) if section else changed
         return kept
 
     def warnings(self, families: Collection[Family]) -> Iterator[str]:

@@ -7,6 +7,7 @@ its IPVS mode; these are not checked here either.
 import collections
 import enum
 import re
+import urllib.parse
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -155,6 +156,7 @@ def resolve(
         conntrack=ConntrackChoices(**fields["conntrack"]),
         traffic_metrics=settings.TrafficMetrics(**fields["traffic_metrics"]),
         logging=settings.Logging(**fields["logging"]),
+        top=settings.TopOptions(**fields["top"] | {"server": _top_server(values)}),
         without_effect=tuple(_without_effect(given)),
         notices=tuple(values.notices),
         values=_file_values(values, bind_address, servers),
@@ -294,6 +296,18 @@ def _check_periods(values: Values) -> None:
     if least_s > period_s and values.known("ipvs.syncPeriod", "ipvs.minSyncPeriod"):
         period = f"{values.source('ipvs.syncPeriod').name} ({syntax.render_duration(period_s)})"
         values.refuse("ipvs.minSyncPeriod", f"{syntax.render_duration(least_s)} must not be longer than {period}")
+
+
+def _top_server(values: Values) -> str:
+    text = values.text("server")
+    try:
+        url = urllib.parse.urlsplit(text)
+        is_url = url.scheme == "http" and bool(url.hostname) and (url.port or 1) > 0 and url.path in ("", "/")
+    except ValueError:
+        is_url = False
+    if "server" in values.given and not is_url:
+        values.refuse("server", f"{quoted(text)} must be a URL such as http://127.0.0.1:10249")
+    return text.rstrip("/")
 
 
 def _scheduler(values: Values) -> str:

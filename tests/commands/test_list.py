@@ -175,7 +175,7 @@ def test_a_kernel_that_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(logs, "set_up", lambda **_: None)  # other tests have their own log
     monkeypatch.setattr(host, "missing_privileges", lambda **_: ("CAP_NET_ADMIN is missing",))
     monkeypatch.setattr(host, "missing_features", lambda: ())
-    assert listing.run(loading.from_flags("--manifests=."), as_json=False) == 2
+    assert listing.run(loading.from_flags("--manifests=.")) == 2
     output, error = capsys.readouterr()
     assert output == ""
     assert error.splitlines()[0] == "ipvsproxy: CAP_NET_ADMIN is missing"

@@ -16,8 +16,7 @@ from ipvsproxy.commands import top
 from ipvsproxy.commands.inspection import CANNOT_TELL
 from ipvsproxy.commands.top import Client, NoAnswerError, NotThereError
 from ipvsproxy.commands.top_data import Question
-from ipvsproxy.config.commands import Sort, TopOptions
-from ipvsproxy.config.settings import ListenAddress
+from ipvsproxy.config.settings import ListenAddress, Sort
 from ipvsproxy.daemon.http import answers, connections, server
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.server import Request
@@ -86,7 +85,7 @@ def test_without_a_daemon_there_is_one_sentence_and_a_status(capsys: pytest.Capt
 
 
 def test_a_metrics_server_that_is_turned_off_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert top.run(loading.from_flags("--metrics-port=0"), TopOptions(), as_json=False) == CANNOT_TELL
+    assert top.run(loading.from_flags("--metrics-port=0")) == CANNOT_TELL
     assert "turns the metrics server off: name one by --server" in capsys.readouterr().err
 
 
@@ -122,7 +121,7 @@ async def test_a_part_of_ipvsproxy_that_is_missing_is_no_matter_of_textual(monke
     async with _node().showing() as port:
         url = f"http://127.0.0.1:{port}"
         with pytest.raises(ModuleNotFoundError):
-            await asyncio.to_thread(top.run, loading.from_flags(), TopOptions(server=url), as_json=False)
+            await asyncio.to_thread(top.run, loading.load_with(["--proxy-mode=ipvs", f"--server={url}"], command="top"))
 
 
 @pytest.mark.parametrize(

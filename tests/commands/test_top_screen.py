@@ -13,7 +13,7 @@ from textual.widgets import DataTable, Input, Static
 from ipvsproxy.commands.top import NoAnswerError
 from ipvsproxy.commands.top_data import Details, Picture, Question
 from ipvsproxy.commands.top_screen import HelpScreen, MainScreen, ServiceScreen, TopApp
-from ipvsproxy.config.commands import Sort
+from ipvsproxy.config.settings import Sort
 from tests.support import top_pictures
 from tests.support.top_pictures import HOSTILE, endpoint, service
 

@@ -13,15 +13,15 @@ HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfigurati
 """The first three lines of every file that ``from_file`` reads."""
 
 
-def load_with(arguments: list[str], content: bytes = b"") -> Config:
-    """The configuration of these arguments on the host Host-1, which has one file."""
+def load_with(arguments: list[str], content: bytes = b"", command: str = "run") -> Config:
+    """The configuration of a command with these arguments on the host Host-1, which has one file."""
 
     def read_file(path: str) -> bytes:
         if path != PATH:
             raise FileNotFoundError(2, "No such file or directory", path)
         return content
 
-    return load.load(arguments, hostname="Host-1", read_file=read_file)
+    return load.load(arguments, hostname="Host-1", read_file=read_file, command=command)
 
 
 def from_flags(*arguments: str) -> Config:
@@ -34,10 +34,10 @@ def from_file(text: str, *arguments: str) -> Config:
     return load_with(["--config", PATH, *arguments], (HEAD + textwrap.dedent(text)).encode())
 
 
-def problems_of_flags(*arguments: str) -> list[str]:
-    """Every reason why these flags are refused."""
+def problems_of_flags(*arguments: str, command: str = "run") -> list[str]:
+    """Every reason why a command refuses these flags."""
     with pytest.raises(ConfigError) as raised:
-        from_flags(*arguments)
+        load_with(["--proxy-mode=ipvs", *arguments], command=command)
     return [str(problem) for problem in raised.value.problems]
 
 

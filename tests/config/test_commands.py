@@ -2,49 +2,49 @@
 
 import pytest
 
-from ipvsproxy.config import commands
-from ipvsproxy.config.commands import Sort, TopOptions
+from ipvsproxy.config.settings import Sort, TopOptions
+from tests.config import loading
 
 
 @pytest.mark.parametrize(
-    ("arguments", "dry_run", "as_json", "rest"),
+    ("arguments", "choices"),
     [
-        ([], False, False, []),
-        (["--dry-run", "--v=4"], True, False, ["--v=4"]),
-        (["--dry-run=true", "--output=json"], True, True, []),
-        (["--config", "--dry-run", "--dry_run=0"], False, False, ["--config", "--dry-run"]),
-        (["--output=json", "--", "--output=text", "-o"], False, True, ["--", "--output=text", "-o"]),
-        (["--dry-run", "--dry-run=false", "--output", "json", "-o=text", "x"], False, False, ["x"]),
+        ([], (False, False)),
+        (["--dry-run", "--v=4"], (True, False)),
+        (["--dry-run=true", "--output=json"], (True, True)),
+        (["--kubeconfig", "--dry-run", "--dry_run=0"], (False, False)),
+        (["--output=json", "--"], (False, True)),
+        (["-ojson"], (False, True)),
+        (["--dry-run", "--dry-run=false", "--output", "json", "-o=text"], (False, False)),
     ],
 )
-def test_options_are_split_from_the_rest_and_the_last_value_counts(
-    arguments: list[str],
-    dry_run: bool,  # noqa: FBT001 - a table
-    as_json: bool,  # noqa: FBT001 - a table
-    rest: list[str],
-) -> None:
-    assert commands.take_output(arguments) == (commands.Output(dry_run, as_json), rest)
+def test_every_command_takes_them_and_the_last_value_counts(arguments: list[str], choices: tuple[bool, bool]) -> None:
+    config = loading.from_flags(*arguments)
+    assert (config.dry_run, config.as_json) == choices
 
 
 def test_wrong_values_are_reported() -> None:
-    own, _ = commands.take_output(["--dry-run=", "--output"])
-    assert [str(problem) for problem in own.problems] == [
+    assert loading.problems_of_flags("--dry-run=", "--output") == [
         "--dry-run: '' must be true or false",
-        "--output: '' must be one of text, json",
+        "--output: needs a value, such as --output=text",
     ]
+    assert loading.problems_of_flags("-o", "xml") == ["--output: 'xml' must be one of text, json"]
 
 
-def test_without_options_the_defaults_count_and_other_arguments_stay() -> None:
-    assert commands.take_top_options(["--kubeconfig", "x", "word", "-v=2"]) == (
-        TopOptions(),
-        ["--kubeconfig", "x", "word", "-v=2"],
-        (),
-    )
+def test_they_count_beside_a_file() -> None:
+    config = loading.from_file("", "-o", "json", "--dry-run")
+    assert (config.dry_run, config.as_json, config.notices) == (True, True, ())
+
+
+def test_only_top_takes_the_options_of_top() -> None:
+    assert loading.problems_of_flags("--once", command="verify") == ["'--once': unknown flag"]
+    assert loading.problems_of_flags("--interval=3s") == ["'--interval': unknown flag"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
+        (["--kubeconfig", "x", "-v=2"], TopOptions()),
         (["--once"], TopOptions(once=True)),
         (["--once=false"], TopOptions()),
         (["--interval", "500ms"], TopOptions(interval_s=0.5)),
@@ -57,17 +57,18 @@ def test_without_options_the_defaults_count_and_other_arguments_stay() -> None:
     ],
 )
 def test_each_option_is_read(arguments: list[str], options: TopOptions) -> None:
-    assert commands.take_top_options(arguments) == (options, [], ())
+    assert loading.load_with(["--proxy-mode=ipvs", *arguments], command="top").top == options
 
 
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [
         ("--once=x", "--once: 'x' must be true or false"),
-        ("--interval=0.4s", "--interval: '0.4s' must be 0.5s to 1h"),
-        ("--interval=2h", "--interval: '2h' must be 0.5s to 1h"),
+        ("--interval=0.4s", "--interval: 400ms must be 0.5s..3600s"),
+        ("--interval=2h", "--interval: 2h0m0s must be 0.5s..3600s"),
         ("--interval=", "--interval: '' must be a duration such as 30s, 1m30s or 1h"),
         ("--sort=size", "--sort: 'size' must be one of name, connections, packets, bytes, problems"),
+        ("--server=", "--server: '' must be a URL such as http://127.0.0.1:10249"),
         ("--server=https://node", "--server: 'https://node' must be a URL such as http://127.0.0.1:10249"),
         ("--server=node:10249", "--server: 'node:10249' must be a URL such as http://127.0.0.1:10249"),
         ("--server=http://node:x", "--server: 'http://node:x' must be a URL such as http://127.0.0.1:10249"),
@@ -76,7 +77,4 @@ def test_each_option_is_read(arguments: list[str], options: TopOptions) -> None:
     ],
 )
 def test_a_wrong_value_is_named(argument: str, problem: str) -> None:
-    taken = commands.take_top_options([argument, "--v=2"])
-    assert [str(one) for one in taken.problems] == [problem]
-    assert taken.others == ["--v=2"]
-    assert taken.options == TopOptions()
+    assert loading.problems_of_flags(argument, command="top") == [problem]

@@ -6,9 +6,9 @@ import subprocess
 import pytest
 
 from ipvsproxy import cli
-from ipvsproxy.config import catalogue, completion
+from ipvsproxy.config import catalogue, commands, completion
 
-COMMANDS = ("run", "verify", "cleanup", "completion")
+COMMANDS = (*commands.COMMANDS, "completion")
 READING = {"bash": ("-n",), "zsh": ("-n",), "fish": ("--no-execute",)}
 
 
@@ -16,7 +16,7 @@ def _complete(*words: str) -> list[str]:
     """The completions that bash offers for the last word."""
     typed = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _ipvsproxy; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    script = completion.render("bash", COMMANDS) + ask
+    script = completion.render("bash") + ask
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=20)
     return done.stdout.split()
 
@@ -28,7 +28,7 @@ def test_shell_accepts_its_script(shell: str) -> None:
         pytest.skip(f"{shell} is not installed")
     done = subprocess.run(
         [program, *READING[shell]],
-        input=completion.render(shell, COMMANDS),
+        input=completion.render(shell),
         capture_output=True,
         text=True,
         check=False,
@@ -39,7 +39,7 @@ def test_shell_accepts_its_script(shell: str) -> None:
 
 @pytest.mark.parametrize("shell", completion.SHELLS)
 def test_every_flag_and_command_is_in_every_script(shell: str) -> None:
-    text = completion.render(shell, COMMANDS)
+    text = completion.render(shell)
     assert [flag for flag in catalogue.BY_FLAG if flag not in text] == []
     assert [command for command in COMMANDS if command not in text] == []
 
@@ -68,7 +68,7 @@ def test_bash_offers_the_words_that_can_follow(words: tuple[str, ...], offered: 
 
 def test_command_prints_a_script_with_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["completion", "bash"]) == 0
-    assert "run cleanup" in capsys.readouterr().out
+    assert "run plan verify" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["tcsh"], ["bash", "zsh"]])

@@ -21,8 +21,8 @@ _EXAMPLES: dict[Kind, tuple[str, Value]] = {
 _OPTIONS = list(catalogue.BY_FLAG.values())
 
 
-def values(*arguments: str) -> dict[str, Value]:
-    given, problems = flags.parse(arguments)
+def values(*arguments: str, command: str = "run") -> dict[str, Value]:
+    given, problems = flags.parse(arguments, command)
     assert problems == ()
     return {key: value.value for key, value in given.items()}
 
@@ -36,13 +36,13 @@ def problem(*arguments: str) -> str:
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.flag for option in _OPTIONS])
 def test_every_flag_takes_its_value_in_every_spelling(option: Option) -> None:
     text, value = _EXAMPLES[option.kind]
-    underscored = option.flag.replace("-", "_")
-    assert values(f"--{option.flag}={text}") == {option.key: value}
-    assert values(f"--{underscored}={text}") == {option.key: value}
+    underscored, command = option.flag.replace("-", "_"), option.command or "run"
+    assert values(f"--{option.flag}={text}", command=command) == {option.key: value}
+    assert values(f"--{underscored}={text}", command=command) == {option.key: value}
     if option.implied_value:
-        assert option.key in values(f"--{option.flag}")
+        assert option.key in values(f"--{option.flag}", command=command)
     else:
-        assert values(f"--{option.flag}", text) == {option.key: value}
+        assert values(f"--{option.flag}", text, command=command) == {option.key: value}
 
 
 @pytest.mark.parametrize("arguments", [["-v=4"], ["-v", "4"], ["-v4"], ["--v=4"], ["--v", "4"]])

@@ -5,7 +5,7 @@ from hypothesis import given, strategies
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import ConfigError
-from ipvsproxy.config.settings import Command, LogFormat
+from ipvsproxy.config.settings import Command, Format
 from tests.config.loading import HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
@@ -23,7 +23,7 @@ def test_flags_that_override_the_file() -> None:
     flags = ["--hostname-override=b", "-v=5", "--logging-format=json", "--vmodule=y=2", "--master=https://m", "--init-only"]
     config = from_file(text, *flags)
     assert config.node_name == "b"
-    assert (config.logging.verbosity, config.logging.format) == (5, LogFormat.JSON)
+    assert (config.logging.verbosity, config.logging.format) == (5, Format.JSON)
     assert config.values["logging.vmodule"] == ("y=2", "x=1")
     assert config.source.api_server == "https://m"
     assert config.command is Command.INIT_ONLY
@@ -32,7 +32,7 @@ def test_flags_that_override_the_file() -> None:
 
 def test_logging_options_of_the_file_apply_where_no_flag_sets_them() -> None:
     config = from_file("logging: {verbosity: 2, format: json}", "-v=5")
-    assert (config.logging.verbosity, config.logging.format) == (5, LogFormat.JSON)
+    assert (config.logging.verbosity, config.logging.format) == (5, Format.JSON)
 
 
 def test_manifests_flag_overrides_the_directory_of_the_file() -> None:

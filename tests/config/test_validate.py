@@ -7,7 +7,7 @@ import pytest
 
 from ipvsproxy.config import load
 from ipvsproxy.config.option import ConfigError
-from ipvsproxy.config.settings import Command, Drivers, EngineSettings, ListenAddress, LogFormat, Logging, ServiceSource
+from ipvsproxy.config.settings import Command, Drivers, EngineSettings, Format, ListenAddress, Logging, ServiceSource
 from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import parse_address, parse_network
@@ -86,7 +86,7 @@ CASES = [
     ("servers.metrics", listen("::", 9), "--metrics-bind-address=[::]:9", "metricsBindAddress: '[::]:9'"),
     ("servers.metrics", listen("0.0.0.0", 10249), "--metrics-bind-address=0.0.0.0", "metricsBindAddress: 0.0.0.0"),
     ("servers.bind_hard_fail", True, "--bind-address-hard-fail", "bindAddressHardFail: true"),
-    ("logging", Logging(format=LogFormat.JSON), "--logging-format=json", "logging: {format: json}"),
+    ("logging", Logging(format=Format.JSON), "--logging-format=json", "logging: {format: json}"),
     ("logging", Logging(verbosity=4), "-v=4", "logging: {verbosity: 4}"),
     (
         "translation.external_addresses",

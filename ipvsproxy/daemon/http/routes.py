@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 import structlog
 
 from ipvsproxy.config import file, syntax
-from ipvsproxy.config.settings import Config, LogFormat, Servers
+from ipvsproxy.config.settings import Config, Format, Servers
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.http import answers, server
 from ipvsproxy.daemon.http.answers import Answer
@@ -116,7 +116,7 @@ class MetricsRoutes:
             level = syntax.parse_level(request.body.decode("ascii", errors="replace").strip())
         except ValueError:
             return answers.verbosity(None)
-        logs.set_up(json=self._config.logging.format is LogFormat.JSON, verbosity=level)
+        logs.set_up(json=self._config.logging.format is Format.JSON, verbosity=level)
         log.warning("verbosity_changed", verbosity=level)
         return answers.verbosity(level)
 

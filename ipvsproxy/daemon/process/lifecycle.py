@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from ipvsproxy.config.settings import Config, LogFormat
+from ipvsproxy.config.settings import Config, Format
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.http import server
@@ -120,7 +120,7 @@ def begin(config: Config, signals: Signals) -> None:
 
 def set_up_log(config: Config) -> None:
     """Set up the log as configured."""
-    logs.set_up(json=config.logging.format is LogFormat.JSON, verbosity=config.logging.verbosity)
+    logs.set_up(json=config.logging.format is Format.JSON, verbosity=config.logging.verbosity)
 
 
 def use_little_memory() -> None:
