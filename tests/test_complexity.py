@@ -114,13 +114,13 @@ def _wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ca
 async def cost_of_one_more(monkeypatch: pytest.MonkeyPatch, wire: Wire, services: int, endpoints: int) -> dict[str, int]:
     """The counts when the first of this many Services, with this many endpoints, gets one more endpoint."""
     translated: collections.Counter[str] = collections.Counter()
-    translate = state.translate
+    translating = state.translating
 
     def counting(*arguments: object, **choices: object) -> object:
         translated["translated"] += 1
-        return translate(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
+        return translating(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
 
-    monkeypatch.setattr(state, "translate", counting)
+    monkeypatch.setattr(state, "translating", counting)
     served = MemoryNode(wire)
     async with served.running():
         served.begin_with(*map(service, range(services)), builders.node())

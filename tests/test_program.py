@@ -29,6 +29,10 @@ pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
 STOPPED_WITHIN_S = patience.seconds(30.0)
 SYNCED_WITHIN_S = patience.seconds(60.0)
+ANSWERED_WITHIN_S = patience.seconds(1.0)
+ENDED_WITHIN_S = patience.seconds(2.0)
+LARGE = 40_000
+"""The external IPs of a very large Service."""
 FLAGS = (
     "--proxy-mode=ipvs",
     "--hostname-override=node-a",
@@ -464,6 +468,45 @@ async def test_a_signal_early_in_the_start_ends_it_cleanly(server: ApiServer, ku
         before = read_state()
         assert await program.stop() == 0
     assert read_state() == before
+
+
+async def livez_took_s() -> float:
+    """How long /livez takes to answer."""
+    began_s = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", 10256)
+    try:
+        writer.write(b"GET /livez HTTP/1.0\r\n\r\n")
+        assert b" 200 " in await asyncio.wait_for(reader.readline(), SYNCED_WITHIN_S)
+    finally:
+        writer.close()
+    return time.monotonic() - began_s
+
+
+def has_virtual_server_at(address: str) -> bool:
+    return f" {socket.inet_aton(address).hex().upper()}:" in pathlib.Path("/proc/net/ip_vs").read_text()
+
+
+@pytest.mark.timeout(300)
+async def test_while_a_very_large_service_is_programmed_it_answers_and_heeds_a_signal(folder: pathlib.Path) -> None:
+    large = service("large", 40)
+    large["spec"]["externalIPs"] = [f"11.0.{number >> 8}.{number & 255}" for number in range(LARGE)]
+    async with running(f"--manifests={folder}") as program:
+        await program.read_until("synced")
+        reading = asyncio.create_task(program.read_on())
+        await livez_took_s()  # the first connection makes the program load its HTTP server
+        show(folder, "v1", "Service", large)
+        show(folder, "discovery.k8s.io/v1", "EndpointSlice", endpoint_slice("large", "10.244.0.9"))
+        took_s = [await livez_took_s()]
+        while not has_virtual_server_at("11.0.0.1"):
+            took_s.append(await livez_took_s())
+            await asyncio.sleep(0.02)
+        took_s += [await livez_took_s() for _ in range(20)]
+        assert max(took_s) < ANSWERED_WITHIN_S, took_s
+        began_s = time.monotonic()
+        program.process.terminate()
+        assert await asyncio.wait_for(program.process.wait(), SYNCED_WITHIN_S) == 0
+        assert time.monotonic() - began_s < ENDED_WITHIN_S
+        await reading
 
 
 def closed_port() -> int:

@@ -95,7 +95,7 @@ class Comparison:
             reason = await self.kernel.call(functools.partial(_why_missing, name))
             self._translator.note_scheduler(name, reason, now)
         changes = self.store.take()
-        await in_slices(self._translator.putting(changes.services), self._clock, now)
+        await in_slices(self._translator.putting(changes.services), self._clock)
         self._reconciler.observe(observed, self._clock())
         self._reconciler.tend(self._clock())
         self._translator.put_skeletons(settled=True)

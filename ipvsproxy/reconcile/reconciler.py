@@ -10,9 +10,10 @@ meanwhile.
 
 import dataclasses
 import errno
+import itertools
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Network
@@ -22,6 +23,7 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
 from ipvsproxy.model.state import Observation, ServiceState
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once, each
 from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.kinds.kind import Circumstances, Stage
@@ -91,11 +93,15 @@ class Reconciler:
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
+        at_once(self.putting(name, state))
+
+    def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
+        """As ``put``, in steps. Between two steps of this or another method, nothing else may change the reconciler."""
         draining = self._drains.virtual_servers
         states = (self._tables.states.get(name), state) if draining else ()
         keys = {item.key for one in states if one is not None for item in one.served if item.key in draining}
         deadlines = {key: self._deadline_s(key) for key in keys}
-        self._tables.put(name, state)
+        yield from self._tables.putting(name, state)
         for key, deadline_s in deadlines.items():
             if self._deadline_s(key) != deadline_s:
                 self._drains.ask(key, 0)
@@ -206,12 +212,17 @@ class Reconciler:
         """The virtual servers with a draining real server whose connections should be read now."""
         return self._drains.due(now)
 
-    def note_connections(self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float) -> None:
-        """Take in the connection counts of virtual servers with a draining real server; None for unreadable ones."""
-        for key, of_real_servers in counts.items():
+    def noting_connections(
+        self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float
+    ) -> Iterator[None]:
+        """Take in the connection counts of virtual servers with a draining real server, in steps; None for unreadable ones."""
+
+        def judge(key: VirtualServerKey) -> None:
             deadline_s, may_wait = self._deadline_s(key), self._may_wait(key)
-            if self._drains.judge(key, of_real_servers, now, deadline_s=deadline_s, may_wait=may_wait):
+            if self._drains.judge(key, counts[key], now, deadline_s=deadline_s, may_wait=may_wait):
                 self._tables.virtual_servers.touch(key)
+
+        return each(judge, counts)
 
     def _may_wait(self, key: VirtualServerKey) -> int:
         """The number of real servers without connections whose removal may wait.
@@ -237,19 +248,22 @@ class Reconciler:
         These are second scopes of external addresses, as far as there are marks, and weights of endpoints with slow start. Scopes
         that are not desired drain. Every Service must have been put.
         """
-        self._tables.scopes.tend(may_close=self._observer.has_observed_all)
-        self._tables.slow_starts.tend(now, afresh=True)
+        at_once(self._tables.scopes.tending(may_close=self._observer.has_observed_all))
+        at_once(self._tables.slow_starts.tending(now, afresh=True))
 
     def plan(self, now: float, *, only_additions: bool = False) -> Plan:
         """The operations that are possible now, in their order.
 
         ``only_additions``: not every Service has been put yet, so an undesired object may still become desired.
         """
-        self._tables.scopes.tend(may_close=not only_additions and self._observer.has_observed_all)
-        self._tables.slow_starts.tend(now)
+        return at_once(self.planning(now, only_additions=only_additions))
+
+    def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Plan]:
+        """As ``plan``, in steps."""
+        yield from self._tables.scopes.tending(may_close=not only_additions and self._observer.has_observed_all)
+        yield from self._tables.slow_starts.tending(now)
         room = self.room(now)
-        for key in self._drains.release(0 if only_additions else room):
-            self._tables.virtual_servers.touch(key)
+        yield from each(self._tables.virtual_servers.touch, self._drains.release(0 if only_additions else room))
         # Objects that failed, or whose drift returns, get operations of their own.
         together = not (self._drifts or self._retries)
         circumstances = Circumstances(
@@ -259,19 +273,28 @@ class Reconciler:
             keeping=self._observer.newcomers,
         )
         kinds = self._tables.kinds
-        operations = [operation for kind in kinds for operation in kind.additions(circumstances)]
+        possible: Iterator[Operation] = itertools.chain.from_iterable(kind.additions(circumstances) for kind in kinds)
         if only_additions:
-            operations = [one for one in operations if one.verb is Verb.ADD or not self._takes_away(one)]
+            possible = (one for one in possible if one.verb is Verb.ADD or not self._takes_away(one))
         else:
-            operations += [operation for kind in kinds for operation in kind.removals(circumstances)]
+            possible = itertools.chain(possible, *(kind.removals(circumstances) for kind in kinds))
         self._drifts.begin_round()
         if self._drifts:
             tables, may_heal = self._tables, self._drifts.may_heal
-            operations = [operation for operation in operations if may_heal(*observer.healed_place(tables, operation.item), now)]
+            possible = (operation for operation in possible if may_heal(*observer.healed_place(tables, operation.item), now))
+        operations: list[Operation] = []
+        objects = 0
+        for operation in possible:
+            operations.append(operation)
+            objects += count_objects(operation.item)
+            if objects >= ITEMS_AT_ONCE:
+                objects = 0
+                yield
         if self._retries:
             operations = self._retries.due(operations, self._identity, now)
-        operations.sort(key=self._tables.stage)
-        return Plan(operations)
+        by_stage = defaultdict[Stage, list[Operation]](list)
+        yield from each(lambda operation: by_stage[self._tables.stage(operation)].append(operation), operations)
+        return Plan([operation for stage in sorted(by_stage) for operation in by_stage[stage]])
 
     def _identity(self, operation: Operation) -> tuple[str, object]:
         """The key of a failure: the objects, with any verb and any value."""
@@ -295,6 +318,10 @@ class Reconciler:
 
     def settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
         """Take in the outcomes of the operations of a plan."""
+        return at_once(self.settling(outcomes, now))
+
+    def settling(self, outcomes: Sequence[Outcome], now: float) -> Generator[None, None, Report]:
+        """As ``settle``, in steps."""
         done: Counter[tuple[str, str]] = Counter()
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
@@ -302,7 +329,9 @@ class Reconciler:
         of_virtual_servers = self._tables.of_virtual_servers
         of_virtual_servers.begin_settling(now)
         any_failed = bool(self._retries)
-        for outcome in outcomes:
+        for number, outcome in enumerate(outcomes, 1):
+            if number % ITEMS_AT_ONCE == 0:
+                yield
             operation = outcome.operation
             verb, item = operation
             kind = self._tables.kind(item)
@@ -315,23 +344,22 @@ class Reconciler:
                 any_failed = True
                 failed[verb_and_kind] += count
                 if not kind.settle_failure(outcome):
-                    self._try_again(outcome, now)
+                    yield from self._trying_again(outcome, now)
                 if len(errors) < _ERRORS_SHOWN:
                     errors.append(outcome)
                 continue
             done[verb_and_kind] += count
             if any_failed:
                 self._retries.forget(self._identity(operation))
-            kind.settle(verb, item)
-        of_virtual_servers.end_settling()
+            yield from kind.settle(verb, item)
+        yield from of_virtual_servers.ending_settling()
         removed = done[_REAL_SERVER_REMOVED] + of_virtual_servers.gone_with
         self._pace.note(added=done[_REAL_SERVER_ADDED], removed=removed, now=now)
         return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
 
-    def _try_again(self, outcome: Outcome, now: float) -> None:
+    def _trying_again(self, outcome: Outcome, now: float) -> Iterator[None]:
         note = self._retries.wait if outcome.errno == errno.EINPROGRESS else self._retries.fail
-        for each in as_tried_again((outcome.operation,)):
-            note(self._identity(each), each, now)
+        return each(lambda one: note(self._identity(one), one, now), as_tried_again((outcome.operation,)))
 
     @property
     def pending(self) -> int:

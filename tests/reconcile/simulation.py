@@ -120,7 +120,7 @@ class SimulatedNode:
             if plan.operations:
                 self.reports.append(self.reconciler.settle(self.apply(plan.operations), self.now))
             elif due := self.reconciler.drains_due(self.now):
-                self.reconciler.note_connections(self.kernel.connections(due), self.now)
+                list(self.reconciler.noting_connections(self.kernel.connections(due), self.now))
             else:
                 wake_s = self.reconciler.next_s()
                 assert wake_s is None or wake_s > self.now, "woken for nothing, the loop would not rest"

@@ -164,7 +164,7 @@ def test_drains_of_a_virtual_server_that_turns_out_to_be_gone_are_forgotten_at_o
 
 def test_counts_without_a_drain_mean_nothing() -> None:
     node = running("10.244.0.1")
-    node.reconciler.note_connections({KEY: {ONE: Connections(0, 0)}}, node.now)
+    list(node.reconciler.noting_connections({KEY: {ONE: Connections(0, 0)}}, node.now))
     assert not node.plan().operations
 
 

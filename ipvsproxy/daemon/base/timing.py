@@ -2,10 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Generator, Hashable, Iterator
+from typing import Any, Generic, TypeVar, overload
 
 Subject = TypeVar("Subject", bound=Hashable)
+Result = TypeVar("Result")
 
 
 class Bucket:
@@ -80,10 +81,24 @@ SLICE_S = 0.002
 second, and its task wakes after the third."""
 
 
-async def in_slices(steps: Iterable[None], clock: Callable[[], float], now: float) -> None:
-    """Do all steps, with a pause for other tasks after each ``SLICE_S``. ``now`` is the clock's time at the call."""
-    slice_ends_s = now + SLICE_S
-    for _ in steps:
+@overload
+async def in_slices(  # type: ignore[overload-overlap]  # a generator is an iterator, too
+    steps: Generator[None, None, Result], clock: Callable[[], float]
+) -> Result: ...
+
+
+@overload
+async def in_slices(steps: Iterator[None], clock: Callable[[], float]) -> None: ...
+
+
+async def in_slices(steps: Iterator[None], clock: Callable[[], float]) -> Any:
+    """Do all steps, with a pause for other tasks after each ``SLICE_S``. Returns the result of a generator."""
+    slice_ends_s = clock() + SLICE_S
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
         if clock() >= slice_ends_s:
             await asyncio.sleep(0)
             slice_ends_s = clock() + SLICE_S

@@ -50,6 +50,7 @@ REST_FACTOR = 4
 LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
 """The most failures of a sync that are logged in full."""
+_Connections = Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -184,8 +185,7 @@ class Engine:
         report = _NOTHING
         names = [name for name in FIRST_SERVICES if name in self._store.services]
         if names:
-            for name in names:
-                self._translator.put(name)
+            await self._translate_all(names)
             report = await self._add(report)
             report = await self._add(report)  # addresses are bound when their virtual servers are there
             log.info("first_services_programmed", duration_s=round(self._clock() - began, 3))
@@ -265,14 +265,14 @@ class Engine:
         for names in _batches(changes.services):
             # Many changes at once, as at the start: each batch is in force before the next one begins. Removals wait until all
             # Services have been translated.
-            await self._translate_all(names, translated)
+            await self._translate_all(names)
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._add(done_before)
             translated = self._clock()
         changes = self._translator.with_refusals(changes)
         self._journal.log_complaints(changes.complaints)
         self._journal.log_doubts(self._store.doubts)
-        conflicts = self._journal.log_conflicts(self._reconciler.survey.conflicts())
+        conflicts = await in_slices(self._journal.logging_conflicts(self._reconciler.survey.conflicts()), self._clock)
         report = await self._program(translated, done_before)
         without_scope = self._reconciler.take_without_scope()
         self._journal.log_without_scope(without_scope)
@@ -320,19 +320,28 @@ class Engine:
         """Apply the additions that are possible now; others must wait for these. Returns ``total`` with their report."""
         self._translator.put_skeletons()
         now = self._clock()
-        return _sum(total, await self._apply(self._reconciler.plan(now, only_additions=True), now))
+        return _sum(total, await self._apply(await self._plan(now, only_additions=True), now))
 
     async def _program(self, now: float, total: Report) -> Report:
         """Plan, apply and settle until nothing can be done. Returns ``total`` with the report of it."""
         while True:
             self._translator.put_skeletons()
             # Additions come first; while a first list is doubted, there are only additions.
-            plan = self._reconciler.plan(now, only_additions=self._store.may_lack_all)
+            plan = await self._plan(now, only_additions=self._store.may_lack_all)
             if plan.operations:
                 total = _sum(total, await self._apply(plan, now))
             elif not await self._read_due_drains(now):
                 return dataclasses.replace(total, pending=self._reconciler.pending)
             now = self._clock()
+
+    async def _plan(self, now: float, *, only_additions: bool) -> Plan:
+        return await in_slices(self._reconciler.planning(now, only_additions=only_additions), self._clock)
+
+    async def _settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
+        return await in_slices(self._reconciler.settling(outcomes, now), self._clock)
+
+    async def _note_connections(self, counts: _Connections, now: float) -> None:
+        await in_slices(self._reconciler.noting_connections(counts, now), self._clock)
 
     async def _apply(self, plan: Plan, now: float) -> Report:
         """Apply a plan. Real servers that begin to drain by it and have no connections are removed in the same call."""
@@ -340,11 +349,11 @@ class Engine:
         applied = await self._kernel.call(lambda kernel: _apply(kernel, plan, room))
         journal.log_outcomes(applied.outcomes)
         now = self._clock()
-        report = self._reconciler.settle(applied.outcomes, now)
+        report = await self._settle(applied.outcomes, now)
         if applied.removed:
             journal.log_outcomes(applied.removed)
-            report = _sum(report, self._reconciler.settle(applied.removed, now))
-        self._reconciler.note_connections(applied.connections, now)
+            report = _sum(report, await self._settle(applied.removed, now))
+        await self._note_connections(applied.connections, now)
         return report
 
     async def _read_due_drains(self, now: float) -> bool:
@@ -353,11 +362,11 @@ class Engine:
         if not due:
             return False
         counts = await self._kernel.call(lambda kernel: kernel.connections(due))
-        self._reconciler.note_connections(counts, self._clock())
+        await self._note_connections(counts, self._clock())
         return True
 
-    async def _translate_all(self, names: Iterable[ServiceName], now: float) -> None:
-        await in_slices(self._translator.putting(names), self._clock, now)
+    async def _translate_all(self, names: Iterable[ServiceName]) -> None:
+        await in_slices(self._translator.putting(names), self._clock)
 
     async def _adopt_choices(self) -> None:
         """Adopt the configuration given to ``reconfigure``: every Service and rule may be concerned."""
@@ -385,7 +394,7 @@ class _Applied(NamedTuple):
     """The outcomes of a plan, the connection counts where drains begin, and the outcomes of removing real servers without any."""
 
     outcomes: Sequence[Outcome]
-    connections: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
+    connections: _Connections
     removed: Sequence[Outcome]
 
 

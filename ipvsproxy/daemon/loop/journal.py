@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import assert_never
 
 import structlog
@@ -15,6 +15,7 @@ from ipvsproxy.model.plan import Outcome, Verb, one_by_one
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.steps import each
 from ipvsproxy.reconcile.observation.drift import News
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict
@@ -110,7 +111,7 @@ class Journal:
         self._subjects: timing.RateLimits[object] = timing.RateLimits(SUBJECT_BURST, SUBJECT_REFILL_S, MOST_SUBJECTS)
         self._untold = 0
         self._untold_syncs = 0
-        self._conflicts: frozenset[Conflict] = frozenset()
+        self._conflicts: set[Conflict] = set()
         self._doubted: frozenset[ObjectKind] = frozenset()
         self._settings: Mapping[str, str] = {}
 
@@ -132,9 +133,10 @@ class Journal:
                 if not skipped.invalid:
                     log.debug("part_not_used", **about, field=skipped.field, reason=skipped.reason)
 
-    def log_conflicts(self, conflicts: Iterable[Conflict]) -> Collection[Conflict]:
-        """Log the new ones of all present conflicts, and return them."""
-        present = frozenset(conflicts)
+    def logging_conflicts(self, conflicts: Iterable[Conflict]) -> Generator[None, None, Collection[Conflict]]:
+        """Log the new ones of all present conflicts, in steps. Returns the present ones."""
+        present: set[Conflict] = set()
+        yield from each(present.add, conflicts)
         new = present - self._conflicts
         for conflict in new:
             if self._is_allowed(conflict.key):

@@ -207,7 +207,7 @@ class KernelReader:
         now = self._clock()
         if not done.lacks_witnesses:
             self._has_drifted |= self._reconciler.has_newcomers
-            await in_slices(self._reconciler.concluding(now), self._clock, now)
+            await in_slices(self._reconciler.concluding(now), self._clock)
         poll_cost_s = 0.0
         if done.is_audit:
             self._audit_due_s = min(self._audit_due_s, done.began_s + max(self._audit_interval_s, done.cost_s / AUDIT_SHARE))
@@ -234,7 +234,7 @@ class KernelReader:
 
     async def _take_in(self, part: Observation) -> None:
         now = self._clock()
-        await in_slices(self._reconciler.observing(part, now), self._clock, now)
+        await in_slices(self._reconciler.observing(part, now), self._clock)
         news = self._reconciler.take_drift_news()
         self._journal.log_drift(news)
         self._has_drifted |= bool(news.drifted)

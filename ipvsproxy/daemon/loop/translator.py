@@ -6,7 +6,7 @@ Rule 2: a Service is translated after a change to it, its endpoints or the view 
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ class _SkeletonInputs(NamedTuple):
 class Translator:
     """Passes desired state to a reconciler. No Service has any before the first ``update_view``.
 
-    Call in this order: ``put_node``, ``update_view``, ``put`` or ``putting`` for the Services that have changed in the store, and
+    Call in this order: ``put_node``, ``update_view``, ``putting`` for the Services that have changed in the store, and
     ``put_skeletons``, since rules follow from the desired state of the Services.
 
     ``settings`` are the operator's choices for Services and rules.
@@ -179,16 +179,16 @@ class Translator:
                 yield from (RealServerKey.of(endpoint.address, port.port) for endpoint in item.endpoints)
 
     def putting(self, names: Iterable[ServiceName]) -> Iterator[None]:
-        """``put`` for each, with a pause after ``WORK_PER_STEP``."""
+        """Pass on the desired state of Services, with a pause after ``WORK_PER_STEP``, and within a large Service."""
         work = 0
         for name in names:
-            work += self.put(name)
+            work += yield from self._putting(name)
             if work >= WORK_PER_STEP:
                 work = 0
                 yield
 
-    def put(self, name: ServiceName) -> int:
-        """Pass on the desired state of a Service. Returns the size of that work in endpoints.
+    def _putting(self, name: ServiceName) -> Generator[None, None, int]:
+        """Pass on the desired state of a Service, in steps. Returns the size of that work in endpoints.
 
         A Service counts as one endpoint more than it has, for each of its ports.
         """
@@ -196,11 +196,11 @@ class Translator:
         if service is not None and self._view is not None:
             slices = self._store.slices_of(name)
             remembered = self._store.is_only_remembered(name)
-            desired = state.translate(service, slices, self._view, self.settings, remembered=remembered)
+            desired = yield from state.translating(service, slices, self._view, self.settings, remembered=remembered)
             work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
         journal.log_desired(name, desired)
         self._refusals.note(name, service, desired)
-        self._reconciler.put(name, desired)
+        yield from self._reconciler.putting(name, desired)
         return work
 
     def with_refusals(self, changes: Changes) -> Changes:

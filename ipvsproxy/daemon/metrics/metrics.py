@@ -202,14 +202,14 @@ class Metrics:
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
         await asyncio.sleep(0)  # the snapshot of the tables is a slice of its own
-        await in_slices(self._tables.counting(), self._clock, self._clock())
+        await in_slices(self._tables.counting(), self._clock)
         families = (_One(family) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
         first: list[bytes] = []
         page: list[bytes] = []
         # In the loop, because a waiting task gets its turn after a slice. Python takes longer to interrupt another thread.
         written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
-        await in_slices(map(first.append, written), self._clock, self._clock())
+        await in_slices(map(first.append, written), self._clock)
         traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()
         end = (OPENMETRICS_END,) if is_open else ()
         parts: Iterator[bytes] = itertools.chain((b"".join(first),), traffic, end)
@@ -217,7 +217,7 @@ class Metrics:
         if "gzip" in accept_encoding:
             headers["Content-Encoding"] = "gzip"
             parts = _compressed(parts)
-        await in_slices(map(page.append, parts), self._clock, self._clock())
+        await in_slices(map(page.append, parts), self._clock)
         return Answer(answers.OK, b"", headers, [part for part in page if part])
 
 

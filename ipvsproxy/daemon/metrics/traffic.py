@@ -229,7 +229,7 @@ class Traffic:
             log.warning("traffic_counters_unreadable", error=str(error))
             return
         self._reading = None
-        await in_slices(self._booking(reading.counters, reading.endpoints), self._clock, self._clock())
+        await in_slices(self._booking(reading.counters, reading.endpoints), self._clock)
         self._read_s = now
 
     async def _read(self, now: float) -> "_Reading":
@@ -246,7 +246,7 @@ class Traffic:
             reading.counters |= part or {}
             if part is None:
                 if self._of_endpoints:
-                    await in_slices(self._choosing(reading), self._clock, self._clock())
+                    await in_slices(self._choosing(reading), self._clock)
                 reading.is_in_services = False
         while some := reading.left[-SERVERS_AT_ONCE:]:  # from the end, else all that is left would move each time
             reading.endpoints |= await _soon(self._kernel.call(lambda reader: reader.endpoints(some)))

@@ -205,10 +205,10 @@ class CounterFollower:
             if part is None:
                 break
             steps = self._timing(figures.take(part, self._survey.virtual_servers))
-            await in_slices(steps, self._clock, self._clock())
+            await in_slices(steps, self._clock)
             cost_s += steps.took_s
         steps = self._timing(figures.finish(self._survey.virtual_servers))
-        await in_slices(steps, self._clock, self._clock())
+        await in_slices(steps, self._clock)
         self._cost_s = cost_s + steps.took_s
 
     def _timed(self, do: Callable[[], T]) -> tuple[T, float]:
@@ -260,7 +260,7 @@ class CounterFollower:
         now = self._clock()
         if opened.read_s is None or now - opened.read_s >= SAMPLE_S:
             keys = board.keys_of(self._survey, name)[:SERVERS_OF_SERVICE]
-            await in_slices(opened.taking(await self._read_endpoints(keys), now), self._clock, self._clock())
+            await in_slices(opened.taking(await self._read_endpoints(keys), now), self._clock)
         return opened
 
 

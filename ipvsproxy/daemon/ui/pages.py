@@ -264,7 +264,7 @@ class Pages:
         """The numbers of virtual servers and of real servers, counted again after each sync."""
         if self._numbers is None:
             numbers: list[int] = []
-            await in_slices(node.counting(statistics, numbers), self._clock, self._clock())
+            await in_slices(node.counting(statistics, numbers), self._clock)
             self._numbers = (numbers[0], numbers[1])
         return self._numbers
 
@@ -274,14 +274,14 @@ class Pages:
             self._board = Board(self._sources.store, self._sources.survey, self._counters.rates, self._troubles)
         table = self._board
         table.show_active(self._counters.active)
-        await in_slices(table.refreshing(), self._clock, self._clock())
+        await in_slices(table.refreshing(), self._clock)
         return table
 
     async def _services(self, query: Mapping[str, str]) -> Any:
         question = _question(query)
         table = await self._fresh_board()
         found: list[ServiceName] = []
-        await in_slices(table.finding(question, found), self._clock, self._clock())
+        await in_slices(table.finding(question, found), self._clock)
         document = table.answer(question, found)
         self._counters.show([ServiceName(*name.split("/", 1)) for name in document["names"]])
         return document
@@ -327,7 +327,7 @@ class Pages:
         row = {**table.describe(name), "activeConnections": sum(one.active for one in counted)}
         keys = set(board.keys_of(survey, name))
         steps = counters.Timing(explainer.describing(name, keys, document), self._processor_clock)
-        await in_slices(steps, self._clock, self._clock())
+        await in_slices(steps, self._clock)
         answer = {
             "node": self._identity.node_name,
             "zone": self._view.zone,

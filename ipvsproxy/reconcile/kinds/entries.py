@@ -74,7 +74,8 @@ class Entries(PresenceKind):
         return frozenset(
             kind
             for kind, table in self._of_family[family]
-            if table.desired or (not settled and any(not isinstance(entry, ForeignElement) for entry in table.observed))
+            if table.desired
+            or (not settled and table.observed and any(not isinstance(entry, ForeignElement) for entry in table.observed))
         )
 
     def take_in(self, observed: Observation) -> Iterator[None]:

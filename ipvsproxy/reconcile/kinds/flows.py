@@ -13,6 +13,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Owner
 from ipvsproxy.model.sets import MarkedEntry
+from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.kind import Circumstances, Kind, Stage
 from ipvsproxy.reconcile.tables.table import Table
@@ -40,18 +41,22 @@ class Flows(Kind):
         )
         return (self.flows,)
 
-    def desire(
+    def desiring(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
-    ) -> None:
-        """Replaces the flows of a Service. Only a flow that has lost a real server, or has its first ones, needs cleaning."""
-        flows = self.flows
-        flows.replace(owner, _keeps(owner, before), _keeps(owner, after))
-        for flow in (*before, *after):
-            desired, observed = flows.desired.get(flow), flows.observed.get(flow)
-            if desired is None:
-                flows.confirm(flow, None)
-            elif observed is not None and observed <= desired.real_servers:
-                flows.confirm(flow, desired.real_servers)
+    ) -> Iterator[None]:
+        """Replaces the flows of a Service, in steps.
+
+        Only a flow that has lost a real server, or has its first ones, needs cleaning.
+        """
+        yield from self.flows.replacing(owner, _keeps(owner, before), _keeps(owner, after))
+        yield from each(self._spare, (*before, *after))
+
+    def _spare(self, flow: Flow) -> None:
+        desired, observed = self.flows.desired.get(flow), self.flows.observed.get(flow)
+        if desired is None:
+            self.flows.confirm(flow, None)
+        elif observed is not None and observed <= desired.real_servers:
+            self.flows.confirm(flow, desired.real_servers)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
         """Cleans flows whose virtual servers exist without a real server that is neither kept nor desired.

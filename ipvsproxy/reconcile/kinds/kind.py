@@ -30,6 +30,7 @@ from ipvsproxy.model.rules import ObservedRule
 from ipvsproxy.model.service import NODE_OWNER, Owner
 from ipvsproxy.model.sets import IP_SETS, SetEntry
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile.tables.table import PresenceTable, Table
 from ipvsproxy.reconcile.virtual_servers import ownership
@@ -203,10 +204,11 @@ class Kind(abc.ABC):
     def note_attempt(self, item: Any) -> None:  # noqa: B027 - few kinds need it
         """Notes that an operation on this item was tried, with any outcome: a reading under way may have missed it."""
 
-    def settle(self, verb: Verb, item: Any) -> None:
-        """Books an operation that the kernel has done: here, the new value."""
+    def settle(self, verb: Verb, item: Any) -> Iterable[None]:
+        """Books an operation that the kernel has done, in steps: here, the new value."""
         del verb
         self.tables[0].confirm(item.key, item.in_force)
+        return ()
 
     def settle_failure(self, outcome: Outcome) -> bool:
         """Takes in a failure. Returns False if the operation is to be tried again later."""
@@ -241,11 +243,10 @@ class PresenceKind(Kind):
         del circumstances
         return (Operation(Verb.ADD, key) for key in self.tables[0].pending)
 
-    def settle(self, verb: Verb, item: Any) -> None:
+    def settle(self, verb: Verb, item: Any) -> Iterable[None]:
         """Books the presence of an item's objects."""
-        table, keys = self.table(item), getattr(item, "keys", None) or (item.key,)
-        for key in keys:
-            table.confirm(key, None if verb is Verb.REMOVE else True)
+        table, value = self.table(item), None if verb is Verb.REMOVE else True
+        return each(lambda key: table.confirm(key, value), getattr(item, "keys", None) or (item.key,))
 
     def identity(self, item: Any) -> object:
         """The keys of all objects."""

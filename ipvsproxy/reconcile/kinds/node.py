@@ -7,7 +7,7 @@ Rule 3: a rule is desired while its set has an entry, or a virtual server needs 
 """
 
 import itertools
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipvsproxy.model.kernel import (
@@ -27,6 +27,7 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.steps import at_once, each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.addresses import Addresses, Routes
 from ipvsproxy.reconcile.kinds.entries import Entries
@@ -125,9 +126,9 @@ class Tables:
             lambda check: check.owner, lambda _desired, _observed: False, _never
         )
         """Only the desired side is used, since a listener is not a kernel object. The table is never among the unequal ones."""
-        self.scopes = Scopes(self.virtual_servers, self.entries, self.sets, self.put)
+        self.scopes = Scopes(self.virtual_servers, self.entries, self.sets, self.putting)
         """Second scopes of external addresses."""
-        self.slow_starts = SlowStarts(self.virtual_servers, self._put)
+        self.slow_starts = SlowStarts(self.virtual_servers, self._putting)
 
     def kind(self, item: Item) -> Kind:
         """The kind of an item."""
@@ -176,29 +177,33 @@ class Tables:
 
     def put(self, name: ServiceName, state: ServiceState | None) -> None:
         """The desired state of a Service; None when it is gone."""
+        at_once(self.putting(name, state))
+
+    def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
+        """As ``put``, in steps."""
         if self.scopes.concern(name, state):
             state = self.scopes.resolve(name, state)
         if self.slow_starts or (state is not None and state.rare.slow_start_s):
             self.slow_starts.note(name, state, is_known=name in self._states)
-        self._put(name, state)
+        yield from self._putting(name, state)
 
-    def _put(self, name: ServiceName, state: ServiceState | None) -> None:
+    def _putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
         before = self._states.pop(name, None)
         self._entries_by_service.pop(name, None)
         self._restricting.pop(name, None)
         affected: set[Owner] = set()
         if before and (state is None or before.owner != state.owner):
-            affected |= self._desire(before.owner, before, _NOTHING)
+            affected |= yield from self._desiring(before.owner, before, _NOTHING)
             before = None
         if state:
             self._states[name] = state
             if state.rare.refused:
                 self._restricting[name] = state
-            affected |= self._desire(state.owner, before or _NOTHING, state)
+            affected |= yield from self._desiring(state.owner, before or _NOTHING, state)
             affected |= self._rank_again(state)
         for owner in affected:
             state = self._states[owner.service]
-            self._desire_entries(owner, state, state)
+            yield from self._desiring_entries(owner, state, state)
             self.scopes.note_change(owner.service)
 
     def rank_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Rank:
@@ -214,20 +219,20 @@ class Tables:
             return set()
         return set().union(*[self.virtual_servers.rank_again(item.key, state.owner) for item in state.served])
 
-    def _desire(self, owner: Owner, before: ServiceState, after: ServiceState) -> set[Owner]:
-        affected = self.virtual_servers.replace(owner, before.virtual_servers, after.virtual_servers)
+    def _desiring(self, owner: Owner, before: ServiceState, after: ServiceState) -> Generator[None, None, set[Owner]]:
+        affected = yield from self.virtual_servers.replacing(owner, before.virtual_servers, after.virtual_servers)
         if before.addresses != after.addresses:
-            self.addresses.replace(owner, presence(before.addresses, owner), presence(after.addresses, owner))
+            yield from self.addresses.replacing(owner, presence(before.addresses, owner), presence(after.addresses, owner))
         if before.routes != after.routes:
-            self.routes.replace(owner, presence(before.routes, owner), presence(after.routes, owner))
+            yield from self.routes.replacing(owner, presence(before.routes, owner), presence(after.routes, owner))
         if before.rare.flows != after.rare.flows:
-            self.of_flows.desire(owner, before.rare.flows, after.rare.flows)
+            yield from self.of_flows.desiring(owner, before.rare.flows, after.rare.flows)
         if before.rare.local_endpoints != after.rare.local_endpoints:
             self.health_checks.replace(owner, _checks(owner, before), _checks(owner, after))
-        self._desire_entries(owner, before, after)
+        yield from self._desiring_entries(owner, before, after)
         return affected - {owner}
 
-    def _desire_entries(self, owner: Owner, last: ServiceState, state: ServiceState) -> None:
+    def _desiring_entries(self, owner: Owner, last: ServiceState, state: ServiceState) -> Iterator[None]:
         before = self._fewer_entries.pop(owner.service, last.entries)
         after = self._rightful_entries(owner, state)
         if after is not state.entries:
@@ -235,14 +240,10 @@ class Tables:
         if before == after:
             return
         if before:
-            desired = frozenset(after)
-            for entry in before:
-                if entry not in desired:
-                    self.entries[entry.set].release(entry, owner)
-        known = frozenset(before)
-        for entry in after:
-            if entry not in known:
-                self.entries[entry.set].desire(entry, owner, owner)
+            gone = itertools.filterfalse(frozenset(after).__contains__, before)
+            yield from each(lambda entry: self.entries[entry.set].release(entry, owner), gone)
+        new = itertools.filterfalse(frozenset(before).__contains__, after)
+        yield from each(lambda entry: self.entries[entry.set].desire(entry, owner, owner), new)
 
     def _rightful_entries(self, owner: Owner, state: ServiceState) -> tuple[SetEntry, ...]:
         if not self.virtual_servers.contested:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
 from ipvsproxy.model.sets import SetEntry, mark_entry
+from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import (
     FirewallMark,
     ObservedVirtualServer,
@@ -133,7 +134,7 @@ class VirtualServers(Kind):
         """Keeps the virtual server from being gone at the end of a reading that has not shown it."""
         self.servers.note_change(item.virtual_server if isinstance(item, RealServers) else item.key)
 
-    def settle(self, verb: Verb, item: Any) -> None:
+    def settle(self, verb: Verb, item: Any) -> Iterable[None]:
         """Books the change. Virtual servers are compared with desired state after the last one."""
         if isinstance(item, RealServers):
             self._settle_real_servers(verb, item)
@@ -148,6 +149,7 @@ class VirtualServers(Kind):
             real_servers, thresholds = (observed.real_servers, observed.thresholds) if observed else ({}, None)
             self.servers.exchange(item.key, ObservedVirtualServer(item.settings, real_servers, thresholds=thresholds))
             self._changed.setdefault(item.key, None)
+        return ()
 
     def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
         """Books real servers. If they are all desired and all observed ones, both sides share one object."""
@@ -208,14 +210,16 @@ class VirtualServers(Kind):
             return True
         return False
 
-    def end_settling(self) -> None:
-        """Compares what the plan has changed. Both sides share the weights if these are equal."""
-        table = self.servers
-        for key in self._changed:
-            desired, observed = table.desired.get(key), table.observed.get(key)
-            if desired is not None and observed is not None and observed.real_servers == desired.weights:
-                observed = observed.has(desired.weights)
-            table.confirm(key, observed)
+    def ending_settling(self) -> Iterator[None]:
+        """Compares what the plan has changed, in steps."""
+        return each(self._compare, self._changed)
+
+    def _compare(self, key: VirtualServerKey) -> None:
+        """Compares both sides. They share the weights if these are equal."""
+        desired, observed = self.servers.desired.get(key), self.servers.observed.get(key)
+        if desired is not None and observed is not None and observed.real_servers == desired.weights:
+            observed = observed.has(desired.weights)
+        self.servers.confirm(key, observed)
 
     def differences(self) -> Iterator[Difference]:
         """One difference for each virtual server, and for each real server of one that is there."""

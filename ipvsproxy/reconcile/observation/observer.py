@@ -11,10 +11,10 @@ from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import Item
 from ipvsproxy.model.real_servers import RealServerKey, plain
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.reconcile.observation.drift import Drifts, Place
-from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
@@ -111,7 +111,7 @@ class Observer:
                 self._drains.keep_only(key, draining)
                 for real_server in draining:
                     self._drains.begin(key, real_server, now)
-            if number % KEYS_AT_ONCE == 0:
+            if number % ITEMS_AT_ONCE == 0:
                 yield
 
     def _note_drift(self, now: float, *, in_parts: bool) -> None:

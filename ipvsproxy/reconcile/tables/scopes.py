@@ -11,22 +11,25 @@ is removed without them. Its entries go first (see ``precondition``).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import ClusterScope, ServiceState
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, by_family
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 
+_SETS = {family: [IpSet(kind, family) for kind in SetKind if kind in SCOPE_KINDS] for family in Family}
+
 
 class Scopes:
     """The Services with second scopes, the marks of their ports, and the virtual servers by mark that are going.
 
-    ``families`` are those that the node serves. ``put`` puts the desired state of a Service into the tables.
+    ``families`` are those that the node serves. ``putting`` puts the desired state of a Service into the tables.
     """
 
     def __init__(
@@ -34,14 +37,14 @@ class Scopes:
         virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer],
         entries: Mapping[str, Table[SetEntry, Owner, bool]],
         sets: Table[IpSet, Owner, bool],
-        put: Callable[[ServiceName, ServiceState], None],
+        putting: Callable[[ServiceName, ServiceState], Generator[None, None, None]],
     ) -> None:
         self.families: frozenset[Family] = frozenset()
         self.marks = Marks(self._has_mark)
         self._virtual_servers = virtual_servers
         self._entries = entries
         self._sets = sets
-        self._put = put
+        self._putting = putting
         self._states: dict[ServiceName, ServiceState] = {}
         """The Services with two scopes, each as it was put: without marks."""
         self._changed: dict[ServiceName, None] = {}
@@ -94,9 +97,9 @@ class Scopes:
         self.marks.adopt(bits)
         self._recalls = True
         for name, state in list(self._states.items()):
-            self._put(name, state)
+            at_once(self._putting(name, state))
 
-    def _give_marks(self) -> None:
+    def _giving_marks(self) -> Iterator[None]:
         """Give marks to the ports that need one, take them back from the others, and put their Services again."""
         changed, self._changed = self._changed, {}
         concerned: dict[ServiceName, None] = {}
@@ -109,7 +112,7 @@ class Scopes:
         recalled, self._recalls = self._recalled() if self._recalls else (), False
         concerned |= dict.fromkeys(port.service for port in self.marks.give(recalled))
         for name in concerned:
-            self._put(name, self._states[name])
+            yield from self._putting(name, self._states[name])
 
     def _recalled(self) -> Iterable[tuple[MarkedPort, int]]:
         """The ports of the virtual servers that entries of the kernel name, each with the marks that it gets from them.
@@ -139,7 +142,7 @@ class Scopes:
         if port is not None:
             self._refused.add(key)
             self.marks.release(port)
-            self._put(port.service, self._states[port.service])
+            at_once(self._putting(port.service, self._states[port.service]))
 
     def is_refused(self, key: VirtualServerKey) -> bool:
         """Whether a virtual server is another program's, although our entry still shows that it is ours."""
@@ -157,8 +160,8 @@ class Scopes:
         """Whether another program has a virtual server by this mark."""
         return any(key in self._virtual_servers.observed and not self._is_witnessed(key) for key in by_family(mark).values())
 
-    def tend(self, *, may_close: bool) -> None:
-        """Give marks, and let undesired virtual servers by mark drain before they are removed.
+    def tending(self, *, may_close: bool) -> Generator[None, None, None]:
+        """Give marks, and let undesired virtual servers by mark drain before they are removed; in steps.
 
         Sets that only scopes use are desired while there are scopes, or remains of them. ``may_close``: every Service has been
         put.
@@ -170,7 +173,7 @@ class Scopes:
             if observed is None or not observed.real_servers:
                 self._stop_closing(key)
         if may_close:
-            self._give_marks()
+            yield from self._giving_marks()
             for key in [key for key in table.surplus if isinstance(key, FirewallMark)]:
                 if table.observed[key].real_servers:
                     self._close(key)
@@ -192,10 +195,9 @@ class Scopes:
             self._entries[entry.set].release(entry, NODE_OWNER)
 
     def _desire_sets(self, family: Family) -> None:
-        sets = [IpSet(kind, family) for kind in SetKind if kind in SCOPE_KINDS]
-        tables = [self._entries[ip_set.name] for ip_set in sets]
+        tables = [self._entries[ip_set.name] for ip_set in _SETS[family]]
         is_used = any(table.desired or table.observed for table in tables)
-        for ip_set in sets:
+        for ip_set in _SETS[family]:
             if is_used and ip_set not in self._sets.desired:
                 self._sets.desire(ip_set, NODE_OWNER, NODE_OWNER)
             elif not is_used and ip_set in self._sets.desired:

@@ -8,12 +8,13 @@ Rule 3: a new process goes on from the weights in the kernel. It takes a lower w
 with an endpoint that the kernel has.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.model.real_servers import RealServerKey, UnevenWeights
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.tables.table import Table
 
@@ -55,16 +56,16 @@ class _Climbing(NamedTuple):
 class SlowStarts:
     """The Services with slow start, as they were put: with the own weights of their endpoints.
 
-    ``put`` puts the desired state of a Service into the tables.
+    ``putting`` puts the desired state of a Service into the tables.
     """
 
     def __init__(
         self,
         virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer],
-        put: Callable[[ServiceName, ServiceState], None],
+        putting: Callable[[ServiceName, ServiceState], Generator[None, None, None]],
     ) -> None:
         self._virtual_servers = virtual_servers
-        self._put = put
+        self._putting = putting
         self._states: dict[ServiceName, ServiceState] = {}
         self._fresh: dict[ServiceName, bool] = {}
         """The Services to look at, and whether this process had no state of them before."""
@@ -84,8 +85,11 @@ class SlowStarts:
             for table in (self._fresh, self._due_s, self._began_s):
                 table.pop(name, None)
 
-    def tend(self, now: float, *, afresh: bool = False) -> None:
-        """Give every endpoint that is due the weight of this time. ``afresh``: as a new process would, which only reads."""
+    def tending(self, now: float, *, afresh: bool = False) -> Generator[None, None, None]:
+        """Give every endpoint that is due the weight of this time, in steps.
+
+        ``afresh``: as a new process would, which only reads.
+        """
         if afresh:
             self._began_s.clear()
             self._fresh = dict.fromkeys(self._states, True)
@@ -93,30 +97,32 @@ class SlowStarts:
             return
         due = [name for name, due_s in self._due_s.items() if due_s <= now]
         for name in dict.fromkeys((*self._fresh, *due)):
-            self._climb(name, now)
+            yield from self._reweighing(name, now)
 
     def next_s(self) -> float | None:
         """The time of the next step; None while no endpoint climbs."""
         return min(self._due_s.values(), default=None)
 
-    def _climb(self, name: ServiceName, now: float) -> None:
+    def _reweighing(self, name: ServiceName, now: float) -> Iterator[None]:
         state = self._states[name]
         is_fresh = self._fresh.pop(name, False)
         known, duration_s = self._began_s.pop(name, {}), state.rare.slow_start_s
         began_s: dict[VirtualServerKey, Mapping[RealServerKey, float]] = {}
         served: list[VirtualServer] = []
         next_s: list[float] = []
-        for item in state.served:
+        for number, item in enumerate(state.served, 1):
             climbing = self._climbing(item, known.get(item.key, {}), duration_s, now, is_fresh=is_fresh)
             if climbing.began_s:
                 began_s[item.key] = climbing.began_s
                 next_s.append(climbing.next_s)
             served.append(_lowered(item, climbing.began_s, duration_s, now))
+            if number % ITEMS_AT_ONCE == 0:
+                yield
         self._due_s.pop(name, None)
         if began_s:
             self._began_s[name] = began_s
             self._due_s[name] = min(next_s)
-        self._put(name, state.with_objects(tuple(served), state.entries))
+        yield from self._putting(name, state.with_objects(tuple(served), state.entries))
 
     def _climbing(
         self, item: VirtualServer, known: Mapping[RealServerKey, float], duration_s: float, now: float, *, is_fresh: bool

@@ -18,9 +18,8 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ipvsproxy.model.service import Owner
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 
-KEYS_AT_ONCE = 100
-"""Keys that are compared without a pause: a few tenths of a millisecond of work."""
 MOST_FORMER_TURNS = 8
 """Former turns that the heap of a key may hold beyond one for each owner that waits."""
 
@@ -156,13 +155,21 @@ class Table(Generic[K, V, W]):
 
     def replace(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
         """Replace the former desired values of an owner (``before``). Returns the other owners that gained or lost a key."""
+        return at_once(self.replacing(owner, before, after))
+
+    def replacing(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> Generator[None, None, set[Owner]]:
+        """As ``replace``, in steps."""
         affected: set[Owner | None] = set()
-        for key in before:
+        for number, key in enumerate(before, 1):
             if key not in after:
                 affected.add(self.release(key, owner))
-        for key, value in after.items():
+            if number % ITEMS_AT_ONCE == 0:
+                yield
+        for number, (key, value) in enumerate(after.items(), 1):
             if before.get(key) != value:
                 affected.add(self.desire(key, owner, value))
+            if number % ITEMS_AT_ONCE == 0:
+                yield
         return {other for other in affected if other}
 
     @property
@@ -248,7 +255,7 @@ class Table(Generic[K, V, W]):
             pass
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> Iterator[None]:
-        """As ``observe``, in steps of ``KEYS_AT_ONCE`` keys. Nothing else may be done to the table between two steps.
+        """As ``observe``, in steps of ``ITEMS_AT_ONCE`` keys. Nothing else may be done to the table between two steps.
 
         An equal value keeps the known object.
         """
@@ -277,7 +284,7 @@ class Table(Generic[K, V, W]):
         for number, key in enumerate(self._observed if shown is not None else (), 1):
             if shown is not None and key not in shown:
                 gone[key] = None
-            if number % KEYS_AT_ONCE == 0:
+            if number % ITEMS_AT_ONCE == 0:
                 yield
         return gone
 
@@ -307,7 +314,7 @@ class Table(Generic[K, V, W]):
                 self.touch(key)
                 if self._was_observed:
                     self._count_drift(key, before)
-            if number % KEYS_AT_ONCE == 0:
+            if number % ITEMS_AT_ONCE == 0:
                 yield
 
     def notice(self, key: K, value: W) -> None:

@@ -9,7 +9,7 @@ Rule 5: an address and port has one role for its Service (see ``Roles``).
 """
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.model.annotations import NO_ANNOTATIONS, ServiceAnnotations
 from ipvsproxy.model.kernel import Flow, HealthListener
@@ -18,6 +18,7 @@ from ipvsproxy.model.real_servers import RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Owner, Service, ServicePort, Skipped
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Rarities, ServiceState
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
 from ipvsproxy.translate.services import refusal, topology, treatment
 from ipvsproxy.translate.services.topology import Endpoints, find_endpoints, slices_by_port
@@ -41,6 +42,13 @@ def translate(
 
     ``remembered``: the newest list lacks the Service, so Services on that list have precedence.
     """
+    return at_once(translating(service, slices, view, settings, remembered=remembered))
+
+
+def translating(
+    service: Service, slices: Iterable[EndpointSlice], view: NodeView, settings: Settings, *, remembered: bool = False
+) -> Generator[None, None, ServiceState]:
+    """As ``translate``, in steps."""
     owner = Owner(service.created_s, service.name)
     if remembered:
         owner = owner.remembered
@@ -54,7 +62,7 @@ def translate(
     for address in service.cluster_addresses:
         if address.family in settings.families:
             item = _FamilyState(service, owner, address, view, settings, how=how)
-            item.add([one for one in ordered if one.family is item.family])
+            yield from item.adding([one for one in ordered if one.family is item.family])
             served.append(item)
             skipped |= item.skipped
         else:
@@ -146,22 +154,22 @@ class _FamilyState:
         self.scopes: list[ClusterScope] = []
         self.has_scopes = options.external_traffic_local and settings.scopes is TrafficScopes.API
 
-    def add(self, slices: list[EndpointSlice]) -> None:
-        """Add every port, and the health check."""
+    def adding(self, slices: list[EndpointSlice]) -> Iterator[None]:
+        """Add every port, and the health check, in steps."""
         port_number, local_ready = self.options.health_check_node_port, set[bytes]()
         here, by_port = self.view.name, slices_by_port(slices)
         self.weighs = self.how.weighs(slices)
         for port in self.service.ports:
             endpoints = find_endpoints(by_port, port)
             local = {RealServerKey(key): one.ready for key, one in endpoints.items() if one.node_name == here}
-            self._add_port(port, endpoints, local)
+            yield from self._adding_port(port, endpoints, local)
             local_ready |= {key.address for key, is_ready in local.items() if is_ready}
         if port_number:
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
             listener = HealthListener(self.family, port_number, self.service.name)
             self.local_endpoints[listener] = len(local_ready)
 
-    def _add_port(self, port: ServicePort, endpoints: Endpoints, local: Iterable[RealServerKey]) -> None:
+    def _adding_port(self, port: ServicePort, endpoints: Endpoints, local: Iterable[RealServerKey]) -> Iterator[None]:
         # A pod that reaches itself through a service address must not see its own address as the client's.
         for key in local:
             address = key.address
@@ -175,7 +183,7 @@ class _FamilyState:
         self._serve(self.cluster_address, port.protocol, port.port, internal)
         self._enter(SetKind.CLUSTER_IP, self.cluster_address, port.protocol, port.port)
         self._bind(self.cluster_address)
-        self._add_external_addresses(port, external)
+        yield from self._adding_external_addresses(port, external)
         if port.node_port:
             self._add_node_port(port, external)
         if self.has_scopes:
@@ -184,14 +192,16 @@ class _FamilyState:
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
-    def _add_external_addresses(self, port: ServicePort, external: Weights) -> None:
+    def _adding_external_addresses(self, port: ServicePort, external: Weights) -> Iterator[None]:
         local = self.options.external_traffic_local
-        for address in self.external_addresses:
+        for number, address in enumerate(self.external_addresses, 1):
             if not self.roles.is_taken(port, address, port.port):
                 self._serve(address, port.protocol, port.port, external)
                 self._enter(SetKind.EXTERNAL_IP_LOCAL if local else SetKind.EXTERNAL_IP, address, port.protocol, port.port)
             self._bind_unless_elsewhere(address)
-        for address in self.load_balancer_addresses:
+            if number % ITEMS_AT_ONCE == 0:
+                yield
+        for number, address in enumerate(self.load_balancer_addresses, 1):
             if not self.roles.is_taken(port, address, port.port):
                 self._serve(address, port.protocol, port.port, external)
                 self._enter(SetKind.LOAD_BALANCER, address, port.protocol, port.port)
@@ -200,6 +210,8 @@ class _FamilyState:
             if self.is_restricted:
                 self._restrict(VirtualServerKey(port.protocol, address, port.port))
             self._bind_unless_elsewhere(address)
+            if number % ITEMS_AT_ONCE == 0 or self.source_ranges:
+                yield
 
     def _serve(self, address: Address, protocol: Protocol, number: int, weights: Weights) -> None:
         key = VirtualServerKey(protocol, address, number)

@@ -7,7 +7,7 @@
 import asyncio
 import errno
 import itertools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
@@ -100,9 +100,9 @@ async def test_a_change_after_a_long_rest_is_served_at_once() -> None:
 @in_virtual_time
 @pytest.mark.parametrize(("sync_s", "rest_s"), [(0.002, 0.008), (0.01, 0.04), (0.2, engine.LONGEST_REST_S)])
 async def test_changes_gather_during_the_rest_after_a_sync(monkeypatch: pytest.MonkeyPatch, sync_s: float, rest_s: float) -> None:
-    real = state.translate
+    real = state.translating
 
-    def translate(*arguments: object, **choices: object) -> ServiceState:
+    def translating(*arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
         virtual_time.loop().pass_time(sync_s)
         return real(*arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
 
@@ -110,7 +110,7 @@ async def test_changes_gather_during_the_rest_after_a_sync(monkeypatch: pytest.M
     async with node.running():
         node.begin_with(builders.node())
         await node.quiet()
-        monkeypatch.setattr(state, "translate", translate)
+        monkeypatch.setattr(state, "translating", translating)
         node.put(WEB)
         await node.watcher.until(lambda: WEB_KEY in node.kernel.virtual_servers)
         first_ends_s = node.watcher.syncing_s[-1] + sync_s
@@ -153,14 +153,14 @@ async def test_translating_many_services_pauses_for_the_loop(
     monkeypatch: pytest.MonkeyPatch, count: int, endpoints: int, each_s: float, most: int
 ) -> None:
     translated: list[ServiceName] = []
-    real = state.translate
+    real = state.translating
 
-    def translate(service: Service, *arguments: object, **choices: object) -> ServiceState:
+    def translating(service: Service, *arguments: object, **choices: object) -> Generator[None, None, ServiceState]:
         translated.append(service.name)
         virtual_time.loop().pass_time(each_s)
         return real(service, *arguments, **choices)  # type: ignore[arg-type]  # handed on as they came
 
-    monkeypatch.setattr(state, "translate", translate)
+    monkeypatch.setattr(state, "translating", translating)
     node = MemoryNode()
     turns: list[int] = []
 

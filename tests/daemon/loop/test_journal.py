@@ -9,6 +9,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ObjectKind, Owner, ServiceName, Skipped
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes, Complaint
 from tests.reconcile import examples
@@ -46,7 +47,7 @@ def test_a_conflict_is_logged_once_while_it_lasts_and_again_when_it_returns_or_g
     two, three = Conflict(KEY, OLD, (YOUNG,)), Conflict(KEY, OLD, (YOUNG, YOUNGEST))
     with structlog.testing.capture_logs() as logs:
         for conflicts in ([two], [two], [three], [], [three]):
-            journal.log_conflicts(conflicts)
+            at_once(journal.logging_conflicts(conflicts))
     assert [line["waiting"] for line in logs] == [
         ["default/young"],
         ["default/young", "default/youngest"],
@@ -195,8 +196,8 @@ def test_a_conflict_that_comes_and_goes_does_not_fill_the_log_but_is_returned() 
     returned = 0
     with structlog.testing.capture_logs() as logs:
         for _ in range(1000):
-            returned += len(journal.log_conflicts([Conflict(KEY, OLD, (YOUNG,))]))
-            journal.log_conflicts([])
+            returned += len(at_once(journal.logging_conflicts([Conflict(KEY, OLD, (YOUNG,))])))
+            at_once(journal.logging_conflicts([]))
     assert len(logs) == journals.SUBJECT_BURST
     assert returned == 1000
 

@@ -141,7 +141,7 @@ def test_a_real_server_without_connections_counts_as_waiting_instead_of_draining
     figures.put_web()
     show_draining(figures.reconciler, WEB_KEY, POD, now=40)
     show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
-    figures.reconciler.note_connections({WEB_KEY: {OTHER_POD: Connections(1, 0)}}, 80)
+    list(figures.reconciler.noting_connections({WEB_KEY: {OTHER_POD: Connections(1, 0)}}, 80))
     values = figures.read()
     assert values["ipvsproxy_drains"] == {(): 1}
     assert values["ipvsproxy_waiting_removals"] == {(): 1}

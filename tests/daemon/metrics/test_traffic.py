@@ -355,7 +355,7 @@ async def test_draining_endpoints_show_their_connections() -> None:
     scene = Scene(WEB)
     for key in (CLUSTER, EXTERNAL):
         show_draining(scene.reconciler, key, POD)
-        scene.reconciler.note_connections({key: {POD: Connections(3, 1)}}, 1)
+        list(scene.reconciler.noting_connections({key: {POD: Connections(3, 1)}}, 1))
     samples = await scene.scrape()
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
     assert samples[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 6
@@ -370,7 +370,7 @@ def test_an_endpoint_that_waits_for_removal_and_goes_while_drains_are_counted_is
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
     scene, waiting = Scene(WEB), builders.backend("10.244.0.6")
     show_draining(scene.reconciler, CLUSTER, POD, waiting)
-    scene.reconciler.note_connections({CLUSTER: {POD: Connections(3, 1), waiting: Connections(0, 0)}}, 1)
+    list(scene.reconciler.noting_connections({CLUSTER: {POD: Connections(3, 1), waiting: Connections(0, 0)}}, 1))
     assert scene.reconciler.survey.statistics(1).waiting_removals == 1
     connections: dict[str, Connections] = {}
     for _ in scene.traffic._adding_drains(connections):

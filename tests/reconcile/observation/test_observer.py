@@ -10,8 +10,9 @@ from ipvsproxy.model.kernel import BoundAddresses, InterfaceAddress
 from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
-from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, Table
+from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.translate.settings import Binding
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
@@ -204,7 +205,7 @@ def test_a_fresh_process_that_could_not_read_a_part_loses_no_trace_of_what_is_ou
     assert not node.kernel.addresses
 
 
-@pytest.mark.parametrize(("number", "pauses"), [(KEYS_AT_ONCE - 1, 0), (KEYS_AT_ONCE, 3), (2 * KEYS_AT_ONCE, 6)])
+@pytest.mark.parametrize(("number", "pauses"), [(ITEMS_AT_ONCE - 1, 0), (ITEMS_AT_ONCE, 3), (2 * ITEMS_AT_ONCE, 6)])
 def test_a_poll_of_many_virtual_servers_pauses_while_it_recalls_drains_finds_changes_and_compares(
     number: int, pauses: int
 ) -> None:

@@ -10,6 +10,7 @@ from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.rules import ChainKey, ObservedRule, Rule, SetMatch, Side, TakeMark, UnknownRule, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetKind, mark_entry
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import (
     Connections,
     FirewallMark,
@@ -240,13 +241,13 @@ def test_no_mark_is_given_before_every_service_has_been_put() -> None:
         return [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)]
 
     tables.put(state.owner.service, state)
-    tables.scopes.tend(may_close=False)
+    at_once(tables.scopes.tending(may_close=False))
     assert marks() == []
     tables.put(state.owner.service, None)
-    tables.scopes.tend(may_close=True)
+    at_once(tables.scopes.tending(may_close=True))
     assert marks() == []
     tables.put(state.owner.service, state)
-    tables.scopes.tend(may_close=True)
+    at_once(tables.scopes.tending(may_close=True))
     assert marks() == [FirewallMark.of(Family.IPV4, 3)]
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Mapping
 
 from ipvsproxy.model.service import Owner, ServiceName
-from ipvsproxy.reconcile.tables.table import KEYS_AT_ONCE, MOST_FORMER_TURNS, Conflict, Table
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
+from ipvsproxy.reconcile.tables.table import MOST_FORMER_TURNS, Conflict, Table
 
 OLD, MIDDLE, YOUNG = (Owner(age, ServiceName("ns", name)) for age, name in ((1, "old"), (2, "middle"), (3, "young")))
 
@@ -176,8 +177,8 @@ def test_drift_is_pending_in_both_directions() -> None:
 
 
 def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
-    desired = {str(number): (OLD, number) for number in range(KEYS_AT_ONCE)}
-    listing = {str(number): 1 for number in range(2 * KEYS_AT_ONCE)}
+    desired = {str(number): (OLD, number) for number in range(ITEMS_AT_ONCE)}
+    listing = {str(number): 1 for number in range(2 * ITEMS_AT_ONCE)}
     at_once, in_parts = table(), table()
     for numbers in (at_once, in_parts):
         numbers.replace(OLD, {}, desired)
@@ -186,12 +187,12 @@ def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
     assert list(at_once.pending) == list(in_parts.pending) == [key for key in desired if key != "1"]
     assert set(at_once.foreign) == set(in_parts.foreign) == listing.keys() - desired.keys()
     assert sum(1 for _ in in_parts.observing(dict(listing), ours(*desired))) == 2 + 2
-    almost = {str(number): 1 for number in range(KEYS_AT_ONCE - 1)}
+    almost = {str(number): 1 for number in range(ITEMS_AT_ONCE - 1)}
     assert list(table().observing(almost, ours())) == []
 
 
 def test_keys_of_one_value_are_compared_as_a_listing_is() -> None:
-    keys = {str(number) for number in range(2 * KEYS_AT_ONCE)}
+    keys = {str(number) for number in range(2 * ITEMS_AT_ONCE)}
     by_listing, by_keys = table(), table()
     for numbers in (by_listing, by_keys):
         numbers.replace(OLD, {}, {"0": (OLD, 1), "1": (OLD, 2), "missing": (OLD, 1)})

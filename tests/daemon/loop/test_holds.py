@@ -1,0 +1,88 @@
+"""How long the loop is held by one very large Service, in steps of Python: meanwhile nothing answers, and no signal is heard."""
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ipvsproxy.model.service import ApiObject, EndpointSlice, Service
+from tests.support import builders, steps
+from tests.support.memory_node import InlineWorker, MemoryNode
+from tests.support.virtual_time import in_virtual_time, loop
+
+ADDRESSES = 1000
+STEP_S = 1e-6
+"""The time of a step, for which the loop's clock is asked."""
+LONGEST = 150 * ADDRESSES
+"""A few walks over all addresses without a pause: a fifth of a second for 40,000."""
+POD, OTHER_POD = "10.244.1.1", "10.244.1.2"
+
+
+class Kernel(InlineWorker):
+    """Runs jobs without counting their steps: the real thread does not hold the loop."""
+
+    def put(self, future: asyncio.Future[Any], job: Callable[[], object]) -> None:
+        trace = sys.gettrace()
+        sys.settrace(None)
+        try:
+            super().put(future, job)
+        finally:
+            sys.settrace(trace)
+
+
+class CountedNode(MemoryNode):
+    """A node whose clock goes on with each step."""
+
+    def __init__(self, counted: steps.Steps) -> None:
+        self._counted = counted
+        super().__init__(worker=Kernel())
+
+    def _now(self) -> float:
+        return super()._now() + self._counted.here * STEP_S
+
+
+def addresses(first: int) -> tuple[str, ...]:
+    return tuple(f"{first}.0.{number >> 8}.{number & 255}" for number in range(ADDRESSES))
+
+
+def endpoints(*pods: str) -> EndpointSlice:
+    return builders.endpoint_slice(*map(builders.endpoint, pods))
+
+
+LARGE: Sequence[Service] = (
+    builders.service(external=addresses(11)),
+    builders.service(load_balancer=addresses(12), external_local=True),
+)
+
+
+@pytest.mark.parametrize("large", LARGE, ids=["external addresses", "load balancers with policy Local"])
+@in_virtual_time
+async def test_a_very_large_service_holds_the_loop_for_a_bounded_number_of_steps(large: Service) -> None:
+    turns: list[int] = []
+    with steps.counted() as counted:
+        node = CountedNode(counted)
+
+        async def take_turns() -> None:
+            while True:
+                turns.append(counted.here)
+                loop().pass_time(STEP_S)
+                await asyncio.sleep(0)
+
+        async def sync(deliver: Callable[..., None], *objects: ApiObject) -> None:
+            count = len(node.watcher.summaries)
+            deliver(*objects)
+            await node.watcher.until(lambda: len(node.watcher.summaries) > count)
+
+        async with node.running():
+            turning = asyncio.create_task(take_turns())
+            await sync(node.begin_with, builders.node())
+            await sync(node.put, large, endpoints(POD))
+            await sync(node.put, endpoints(POD, OTHER_POD))
+            await sync(node.put, endpoints(POD))
+            await sync(node.remove, large)
+            turning.cancel()
+    assert node.watcher.summaries[-1].report.pending == 0
+    assert max(later - earlier for earlier, later in itertools.pairwise(turns)) < LONGEST
