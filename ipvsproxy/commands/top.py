@@ -198,7 +198,7 @@ class Daemon:
 
 def render(picture: Picture) -> Iterator[str]:
     """A picture as plain text, as wide as it has to be."""
-    yield from top_data.node_lines(picture.node, NODE_WIDTH)
+    yield from top_data.node_lines(picture, NODE_WIDTH)
     yield ""
     yield from top_data.table_lines(top_data.SERVICE_COLUMNS, picture.services)
     if len(picture.services) < picture.matching:

@@ -1,4 +1,4 @@
-"""What ``ipvsproxy top`` shows, as values, and as text in lines and columns."""
+"""What ``ipvsproxy top`` shows: the daemon's documents as text in lines and columns."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -10,41 +10,6 @@ UNKNOWN = "-"
 """Stands for a figure that the daemon does not know (yet): the rates of its first seconds, for example."""
 
 
-class Node(NamedTuple):
-    """The node at one moment. ``reasons`` say why not everything is in force; rates are per second, None if unknown."""
-
-    name: str
-    in_force: bool
-    reasons: tuple[str, ...]
-    services: int
-    pending: int
-    failed: int
-    drifted: int
-    draining: int
-    synced_ago_s: float | None
-    sync_s: float | None
-    connections_s: float | None
-    packets_s: float | None
-    bytes_s: float | None
-
-
-class Service(NamedTuple):
-    """One Service. Endpoints are counted by what becomes of them; rates are per second, None if unknown."""
-
-    name: str
-    type: str
-    addresses: tuple[str, ...]
-    ports: tuple[str, ...]
-    ready: int
-    draining: int
-    unused: int
-    active: int | None
-    connections_s: float | None
-    packets_s: float | None
-    bytes_s: float | None
-    problems: tuple[str, ...]
-
-
 class Question(NamedTuple):
     """Which Services to show, in which order: the busiest first, or by name. ``page`` counts from 1."""
 
@@ -54,21 +19,33 @@ class Question(NamedTuple):
     page: int = 1
 
 
-class Picture(NamedTuple):
-    """The node, and one page of the Services that match the filter."""
+class Row(NamedTuple):
+    """A row of a table: its name, and its text in each column."""
 
-    node: Node
-    services: tuple[Service, ...]
+    name: str
+    texts: Sequence[str]
+
+
+class Picture(NamedTuple):
+    """The node, and one page of the Services that match the filter. ``facts`` are the parts of a line."""
+
+    verdict: str
+    facts: tuple[str, ...]
+    services: Sequence[Row]
     matching: int
     page: int = 1
     pages: int = 1
 
 
-class Endpoint(NamedTuple):
-    """One endpoint of one Service port, with the figures of all virtual servers of this port.
+class Details(NamedTuple):
+    """One Service in a few lines, and its endpoints."""
 
-    ``reason`` says why it gets no connections, empty if it does.
-    """
+    lines: tuple[str, ...]
+    endpoints: Sequence[Row]
+
+
+class _Endpoint(NamedTuple):
+    """One endpoint of one Service port, with the figures of all virtual servers of this port."""
 
     port: str
     address: str
@@ -79,15 +56,6 @@ class Endpoint(NamedTuple):
     inactive: int | None
     connections_s: float | None
     state: str
-    reason: str
-
-
-class Details(NamedTuple):
-    """One Service, its endpoints, and what is to be said of it."""
-
-    service: Service
-    endpoints: tuple[Endpoint, ...]
-    notes: tuple[str, ...]
 
 
 class Column(NamedTuple):
@@ -134,26 +102,26 @@ def seconds(value: float | None) -> str:
     return f"{value / 86_400:.0f} d"
 
 
-def endpoints(service: Service) -> str:
+def _counted(endpoints: Document) -> str:
     """How many endpoints get connections, drain, and are not used: ``3``, ``3+1d``, ``3+1d-2``."""
-    text = str(service.ready)
-    if service.draining:
-        text += f"+{service.draining}d"
-    return f"{text}-{service.unused}" if service.unused else text
+    text = str(endpoints["ready"])
+    if endpoints["draining"]:
+        text += f"+{endpoints['draining']}d"
+    return f"{text}-{endpoints['unused']}" if endpoints["unused"] else text
 
 
 SERVICE_COLUMNS = (
-    Column("!", lambda one: "!" if one.problems else ""),
-    Column("Service", lambda one: one.name, gives_way=True),
-    Column("Type", lambda one: one.type, from_width=110),
-    Column("Address", lambda one: _first(one.addresses), from_width=70),
-    Column("Ports", lambda one: _first(one.ports), from_width=100),
-    Column("Ends", endpoints, from_width=60),
-    Column("Active", lambda one: count(one.active), is_number=True, from_width=90),
-    Column("Conn/s", lambda one: count(one.connections_s), is_number=True),
-    Column("Pkt/s", lambda one: count(one.packets_s), is_number=True, from_width=100),
-    Column("B/s", lambda one: count(one.bytes_s), is_number=True, from_width=60),
-    Column("Wrong", lambda one: "; ".join(one.problems), from_width=70),
+    Column("!", lambda row: "!" if row["problems"] else ""),
+    Column("Service", lambda row: row["name"], gives_way=True),
+    Column("Type", lambda row: row["type"], from_width=110),
+    Column("Address", lambda row: _first(_addresses(row)), from_width=70),
+    Column("Ports", lambda row: _first(_ports(row)), from_width=100),
+    Column("Ends", lambda row: _counted(row["endpoints"]), from_width=60),
+    Column("Active", lambda row: count(row["activeConnections"]), is_number=True, from_width=90),
+    Column("Conn/s", lambda row: count(row["connectionsPerSecond"]), is_number=True),
+    Column("Pkt/s", lambda row: count(row["packetsPerSecond"]), is_number=True, from_width=100),
+    Column("B/s", lambda row: count(row["bytesPerSecond"]), is_number=True, from_width=60),
+    Column("Wrong", lambda row: "; ".join(row["problems"]), from_width=70),
 )
 ENDPOINT_COLUMNS = (
     Column("Port", lambda one: one.port, from_width=60),
@@ -164,28 +132,28 @@ ENDPOINT_COLUMNS = (
     Column("Active", lambda one: count(one.active), is_number=True),
     Column("InAct", lambda one: count(one.inactive), is_number=True, from_width=90),
     Column("Conn/s", lambda one: count(one.connections_s), is_number=True, from_width=60),
-    Column("State", lambda one: f"{one.state}: {one.reason}" if one.reason else one.state),
+    Column("State", lambda one: one.state),
 )
 
 
-def columns(all_columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns for a terminal of this width."""
-    return [one for one in all_columns if width >= one.from_width]
+def _texts(columns: Sequence[Column], row: Any) -> list[str]:
+    return [printable(one.text(row)) for one in columns]
 
 
-def cells(all_columns: Sequence[Column], rows: Sequence[Any], width: int) -> list[list[str]]:
-    """The texts of these rows, cut so that all columns but the last one can be seen on a terminal of this width."""
-    table = [[printable(one.text(row)) for one in all_columns] for row in rows]
-    widths = [max(map(len, texts)) for texts in zip([one.title for one in all_columns], *table, strict=True)]
-    last = 0 if all_columns[-1].is_number else widths[-1] - LAST_SEEN
+def fitting(all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> tuple[list[Column], list[list[str]]]:
+    """The columns for a terminal of this width, and the texts of these rows, cut so that all columns but the last can be seen."""
+    columns = [one for one in all_columns if width >= one.from_width]
+    table = [[text for text, one in zip(row.texts, all_columns, strict=True) if one in columns] for row in rows]
+    widths = [max(map(len, texts)) for texts in zip([one.title for one in columns], *table, strict=True)]
+    last = 0 if columns[-1].is_number else widths[-1] - LAST_SEEN
     over = sum(widths) + PADDING * len(widths) + SCROLL_BAR - max(0, last) - width
-    for index, one in enumerate(all_columns):
+    for index, one in enumerate(columns):
         if one.gives_way and over > 0:
             room = max(LEAST_CUT, widths[index] - over)
             for texts in table:
                 if len(texts[index]) > room:
                     texts[index] = texts[index][: room - 1] + "…"
-    return table
+    return columns, table
 
 
 PADDING = 2
@@ -201,18 +169,11 @@ def _first(texts: Sequence[str]) -> str:
     return f"{texts[0]} +{len(texts) - 1}" if len(texts) > 1 else "".join(texts)
 
 
-def node_lines(node: Node, width: int) -> Iterator[str]:
+def node_lines(picture: Picture, width: int) -> Iterator[str]:
     """The node in a few lines of this width: whether all is in force, what is left to do, and its traffic."""
-    verdict = "in force" if node.in_force else "NOT IN FORCE"
-    yield f"{node.name}: {verdict}" + (f": {'; '.join(node.reasons)}" if node.reasons else "")
-    parts = (
-        f"pending {node.pending}  failed {node.failed}  drifted {node.drifted}",
-        f"draining {node.draining}",
-        f"{count(node.connections_s)} conn/s  {count(node.packets_s)} pkt/s  {count(node.bytes_s)} B/s",
-        f"synced {seconds(node.synced_ago_s)} ago in {seconds(node.sync_s)}",
-    )
+    yield picture.verdict
     line = ""
-    for part in parts:
+    for part in picture.facts:
         if line and len(line) + 2 + len(part) > width:
             yield line
             line = ""
@@ -220,79 +181,54 @@ def node_lines(node: Node, width: int) -> Iterator[str]:
     yield line
 
 
-def table_lines(all_columns: Sequence[Column], rows: Sequence[Any]) -> Iterator[str]:
+def table_lines(columns: Sequence[Column], rows: Sequence[Row]) -> Iterator[str]:
     """A table as plain text, as wide as it has to be."""
-    table = [[one.title for one in all_columns], *([one.text(row) for one in all_columns] for row in rows)]
+    table = [[one.title for one in columns], *(row.texts for row in rows)]
     widths = [max(map(len, texts)) for texts in zip(*table, strict=True)]
     for texts in table:
         cells = (
             text.rjust(width) if column.is_number else text.ljust(width)
-            for text, width, column in zip(texts, widths, all_columns, strict=True)
+            for text, width, column in zip(texts, widths, columns, strict=True)
         )
         yield "  ".join(cells).rstrip()
 
 
-def service_lines(details: Details) -> Iterator[str]:
-    """One Service in a few lines, above its endpoints."""
-    service = details.service
-    yield f"{service.name} ({service.type}): {', '.join((*service.addresses, *service.ports))}"
-    yield (
-        f"{service.ready} endpoints get connections, {service.draining} drain, {service.unused} are not used; "
-        f"{count(service.connections_s)} conn/s, {count(service.bytes_s)} B/s"
-    )
-    yield from (f"wrong: {problem}" for problem in service.problems)
-    yield from details.notes
-
-
+_UNITS = {"connections": "conn", "packets": "pkt", "bytes": "B"}
 _TRAFFIC = {"internal": "the cluster IP", "external": "other addresses", "cluster": "this node's clients of other addresses"}
 
 
 def picture(node: Document, services: Document) -> Picture:
     """A picture from ``node.json`` and ``services.json``."""
-    shown = tuple(map(service, services["services"]))
-    return Picture(_node(node), shown, services["matching"], services["page"], services["pages"])
-
-
-def _node(document: Document) -> Node:
-    last = next(iter(document["syncs"]), None)
-    return Node(
-        name=document["node"],
-        in_force=document["inForce"],
-        reasons=tuple(document["reasons"]),
-        services=document["services"],
-        pending=document["pending"]["total"],
-        failed=document["failed"],
-        drifted=document["drifted"]["total"],
-        draining=document["draining"],
-        synced_ago_s=max(0.0, document["now"] - last["endedAt"]) if last else None,
-        sync_s=last["durationSeconds"] if last else None,
-        connections_s=document["connectionsPerSecond"],
-        packets_s=document["packetsPerSecond"],
-        bytes_s=document["bytesPerSecond"],
+    last = next(iter(node["syncs"]), None)
+    synced_ago_s = max(0.0, node["now"] - last["endedAt"]) if last else None
+    verdict = "in force" if node["inForce"] else "NOT IN FORCE"
+    facts = (
+        f"pending {node['pending']['total']}  failed {node['failed']}  drifted {node['drifted']['total']}",
+        f"draining {node['draining']}",
+        "  ".join(f"{count(node[f'{name}PerSecond'])} {unit}/s" for name, unit in _UNITS.items()),
+        f"synced {seconds(synced_ago_s)} ago in {seconds(last['durationSeconds'] if last else None)}",
+    )
+    return Picture(
+        f"{node['node']}: {verdict}" + (f": {'; '.join(node['reasons'])}" if node["reasons"] else ""),
+        facts,
+        [Row(row["name"], _texts(SERVICE_COLUMNS, row)) for row in services["services"]],
+        services["matching"],
+        services["page"],
+        services["pages"],
     )
 
 
-def service(row: Document) -> Service:
-    """One row of ``services.json``."""
-    return Service(
-        name=row["name"],
-        type=row["type"],
-        addresses=_bounded(row["addresses"], row["addressCount"]),
-        ports=_bounded([_port(one) for one in row["ports"]], row["portCount"]),
-        ready=row["endpoints"]["ready"],
-        draining=row["endpoints"]["draining"],
-        unused=row["endpoints"]["unused"],
-        active=row["activeConnections"],
-        connections_s=row["connectionsPerSecond"],
-        packets_s=row["packetsPerSecond"],
-        bytes_s=row["bytesPerSecond"],
-        problems=tuple(row["problems"]),
-    )
+def _addresses(row: Document) -> list[str]:
+    return _bounded(row["addresses"], row["addressCount"])
 
 
-def _bounded(texts: Sequence[str], count: int) -> tuple[str, ...]:
+def _ports(row: Document) -> list[str]:
+    return _bounded(list(map(_port, row["ports"])), row["portCount"])
+
+
+def _bounded(texts: Sequence[str], count: int) -> list[str]:
     """The texts that the daemon has named, and how many it has not."""
-    return (*texts, f"and {count - len(texts)} more") if count > len(texts) else tuple(texts)
+    return [*texts, f"and {count - len(texts)} more"] if count > len(texts) else [*texts]
 
 
 def _port(one: Document) -> str:
@@ -303,9 +239,22 @@ def _port(one: Document) -> str:
 
 def details(document: Document) -> Details:
     """One Service from ``service.json``."""
-    explained = document["service"]
+    row, explained = document["row"], document["service"]
     endpoints = [endpoint for port in explained["ports"] for endpoint in _endpoints(port)]
-    return Details(service(document["row"]), tuple(endpoints), tuple(_notes(explained)))
+    return Details(
+        (*_service_lines(row), *_notes(explained)),
+        [Row(f"{one.port} {one.address} {number}", _texts(ENDPOINT_COLUMNS, one)) for number, one in enumerate(endpoints)],
+    )
+
+
+def _service_lines(row: Document) -> Iterator[str]:
+    endpoints = row["endpoints"]
+    yield f"{row['name']} ({row['type']}): {', '.join((*_addresses(row), *_ports(row)))}"
+    yield (
+        f"{endpoints['ready']} endpoints get connections, {endpoints['draining']} drain, {endpoints['unused']} are not used; "
+        f"{count(row['connectionsPerSecond'])} conn/s, {count(row['bytesPerSecond'])} B/s"
+    )
+    yield from (f"wrong: {problem}" for problem in row["problems"])
 
 
 def _notes(explained: Document) -> Iterator[str]:
@@ -328,7 +277,7 @@ def _notes(explained: Document) -> Iterator[str]:
                 yield f"{one['virtualServer']}: not in the kernel"
 
 
-def _endpoints(port: Document) -> Iterator[Endpoint]:
+def _endpoints(port: Document) -> Iterator[_Endpoint]:
     """The endpoints of a Service port, then real servers that are none of them: draining ones, for example."""
     name = _port(port) + (f" {port['name']}" if port["name"] else "")
     kernels = [one["kernel"] for one in (*port["virtualServers"], port["clusterScope"] or {"kernel": None}) if one["kernel"]]
@@ -342,27 +291,27 @@ def _endpoints(port: Document) -> Iterator[Endpoint]:
         traffics.append("cluster")
     for one in port["endpoints"]:
         address = f"[{one['address']}]:{one['port']}" if ":" in one["address"] else f"{one['address']}:{one['port']}"
-        verdict = ("MISSING", "not in the kernel") if address in missing else _verdict(one, traffics)
+        state = "MISSING: not in the kernel" if address in missing else _state(one, traffics)
         is_other = one["internal"]["code"] == "duplicate"  # its real server is shown with the entry that counts
-        yield _endpoint(name, address, one, [] if is_other else real_servers.pop(address, []), verdict)
+        yield _endpoint(name, address, one, [] if is_other else real_servers.pop(address, []), state)
     for address, seen in real_servers.items():
-        yield _endpoint(name, address, {"node": "", "zone": ""}, seen, (seen[0]["state"], ""))
+        yield _endpoint(name, address, {"node": "", "zone": ""}, seen, seen[0]["state"])
 
 
-def _verdict(endpoint: Document, traffics: Iterable[str]) -> tuple[str, str]:
+def _state(endpoint: Document, traffics: Iterable[str]) -> str:
     """Whether an endpoint gets connections of these kinds, and why not."""
     out = {traffic: endpoint[traffic]["reason"] for traffic in traffics if not endpoint[traffic]["used"]}
     used = [traffic for traffic in traffics if traffic not in out]
     if not out:
-        return "in", ""
+        return "in"
     reasons = "; ".join(dict.fromkeys(out.values()))
     if not used:
-        return "out", reasons
-    return f"in for {_TRAFFIC[used[0]]}", f"out for {_TRAFFIC[next(iter(out))]}: {reasons}"
+        return f"out: {reasons}"
+    return f"in for {_TRAFFIC[used[0]]}: out for {_TRAFFIC[next(iter(out))]}: {reasons}"
 
 
-def _endpoint(port: str, address: str, one: Document, seen: Sequence[Document], verdict: tuple[str, str]) -> Endpoint:
-    return Endpoint(
+def _endpoint(port: str, address: str, one: Document, seen: Sequence[Document], state: str) -> _Endpoint:
+    return _Endpoint(
         port=port,
         address=address,
         node=one["node"],
@@ -371,8 +320,7 @@ def _endpoint(port: str, address: str, one: Document, seen: Sequence[Document], 
         active=_sum(each["active"] for each in seen),
         inactive=_sum(each["inactive"] for each in seen),
         connections_s=_sum(each.get("connectionsPerSecond") for each in seen),
-        state=verdict[0],
-        reason=verdict[1],
+        state=state,
     )
 
 

@@ -22,7 +22,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from ipvsproxy.commands import top_data
 from ipvsproxy.commands.inspection import printable
 from ipvsproxy.commands.top import NoAnswerError
-from ipvsproxy.commands.top_data import Column, Details, Picture, Question
+from ipvsproxy.commands.top_data import Column, Details, Picture, Question, Row
 from ipvsproxy.config.settings import Sort
 
 HELP = """\
@@ -113,10 +113,9 @@ class Rows(DataTable[Text]):
         super().__init__(id="rows", cursor_type="row")
         self._shape: list[tuple[str, int]] = []
 
-    def fill(self, all_columns: Sequence[Column], rows: Sequence[tuple[str, object]], width: int) -> None:
-        """Show these rows, by key. The cursor stays with its row, or else where it is."""
-        columns = top_data.columns(all_columns, width)
-        table = top_data.cells(columns, [row for _, row in rows], width)
+    def fill(self, all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> None:
+        """Show these rows. The cursor stays with its row, or else where it is."""
+        columns, table = top_data.fitting(all_columns, rows, width)
         titles = [one.title for one in columns]
         widths = [max(map(len, texts)) for texts in zip(titles, *table, strict=True)]
         at, offset, key = self.cursor_row, self.scroll_offset, self.chosen
@@ -128,10 +127,10 @@ class Rows(DataTable[Text]):
             self._shape = shape
             for (title, most), way in zip(shape, ways, strict=True):
                 self.add_column(Text(title, justify=way), key=title, width=most)
-        for (name, _), texts in zip(rows, table, strict=True):
+        names = [row.name for row in rows]
+        for name, texts in zip(names, table, strict=True):
             self.add_row(*(Text(text, justify=way, no_wrap=True) for text, way in zip(texts, ways, strict=True)), key=name)
         if rows:
-            names = [name for name, _ in rows]
             self.move_cursor(row=names.index(key) if key in names else min(at, len(rows) - 1), scroll=False)
             self.scroll_to(offset.x, offset.y, animate=False)
 
@@ -225,9 +224,8 @@ class ServiceScreen(Screen[None]):
     def _draw(self) -> None:
         if self._details is None:
             return
-        _about(self, top_data.service_lines(self._details))
-        rows = [(f"{one.port} {one.address} {number}", one) for number, one in enumerate(self._details.endpoints)]
-        self.query_one(Rows).fill(top_data.ENDPOINT_COLUMNS, rows, self.size.width)
+        _about(self, self._details.lines)
+        self.query_one(Rows).fill(top_data.ENDPOINT_COLUMNS, self._details.endpoints, self.size.width)
 
 
 class MainScreen(Screen[None]):
@@ -303,9 +301,8 @@ class MainScreen(Screen[None]):
         if self._picture is None:
             return
         width = self.size.width
-        _about(self, (*top_data.node_lines(self._picture.node, width), self._order(self._picture)))
-        rows = [(one.name, one) for one in self._picture.services]
-        self.query_one(Rows).fill(top_data.SERVICE_COLUMNS, rows, width)
+        _about(self, (*top_data.node_lines(self._picture, width), self._order(self._picture)))
+        self.query_one(Rows).fill(top_data.SERVICE_COLUMNS, self._picture.services, width)
 
     def _order(self, picture: Picture) -> str:
         """Which Services are shown, in which order."""

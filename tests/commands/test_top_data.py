@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.commands import top_data
-from ipvsproxy.commands.top_data import Details, Endpoint
+from ipvsproxy.commands.top_data import Details
 from ipvsproxy.model.service import ApiObject, ServiceType
 from ipvsproxy.model.virtual_servers import Connections
 from tests.support import builders, top_pictures
@@ -56,10 +56,10 @@ def test_a_time_span_is_for_people(value: float | None, text: str) -> None:
 
 
 def test_endpoints_are_counted_by_what_becomes_of_them() -> None:
-    one = service()
-    assert top_data.endpoints(one) == "3+1d-2"
-    assert top_data.endpoints(one._replace(draining=0)) == "3-2"
-    assert top_data.endpoints(one._replace(draining=0, unused=0)) == "3"
+    column = next(one for one in top_data.SERVICE_COLUMNS if one.title == "Ends")
+    counts = ((3, 1, 2), (3, 0, 2), (3, 0, 0))
+    rows = [{"endpoints": dict(zip(("ready", "draining", "unused"), one, strict=True))} for one in counts]
+    assert list(map(column.text, rows)) == ["3+1d-2", "3-2", "3"]
 
 
 def test_the_node_takes_as_many_lines_as_its_width_needs() -> None:
@@ -69,15 +69,19 @@ def test_the_node_takes_as_many_lines_as_its_width_needs() -> None:
         "812 conn/s  12.3k pkt/s  9.9M B/s",
         "synced 2.5 s ago in 12 ms",
     )
-    assert list(top_data.node_lines(top_pictures.NODE, 120)) == ["demo-node: in force", "  ".join(parts)]
-    assert list(top_data.node_lines(top_pictures.NODE, 40)) == ["demo-node: in force", *parts]
-    not_in_force = top_pictures.NODE._replace(in_force=False, reasons=("2 operations failed", "no API server"))
-    assert next(top_data.node_lines(not_in_force, 80)) == "demo-node: NOT IN FORCE: 2 operations failed; no API server"
+    assert list(top_data.node_lines(top_pictures.picture(), 120)) == ["demo-node: in force", "  ".join(parts)]
+    assert list(top_data.node_lines(top_pictures.picture(), 40)) == ["demo-node: in force", *parts]
+    not_in_force = {**top_pictures.NODE, "inForce": False, "reasons": ["2 operations failed", "no API server"]}
+    lines = top_data.node_lines(top_pictures.picture(node=not_in_force), 80)
+    assert next(lines) == "demo-node: NOT IN FORCE: 2 operations failed; no API server"
 
 
 def test_a_table_in_plain_text_is_as_wide_as_it_has_to_be() -> None:
-    rows = [service("demo/web", problems=["a", "b"]), service("demo/much-longer", connections_s=None)._replace(addresses=())]
-    assert list(top_data.table_lines(top_data.SERVICE_COLUMNS, rows)) == [
+    rows = [
+        service("demo/web", problems=["a", "b"]),
+        {**service("demo/much-longer", connections_s=None), "addresses": [], "addressCount": 0},
+    ]
+    assert list(top_data.table_lines(top_data.SERVICE_COLUMNS, top_pictures.picture(*rows).services)) == [
         "!  Service           Type       Address        Ports   Ends    Active  Conn/s  Pkt/s    B/s  Wrong",
         "!  demo/web          ClusterIP  10.96.0.80 +1  80/TCP  3+1d-2       7     1.5    100  12.3k  a; b",
         "   demo/much-longer  ClusterIP                 80/TCP  3+1d-2       7       -    100  12.3k",
@@ -93,23 +97,16 @@ def test_a_table_in_plain_text_is_as_wide_as_it_has_to_be() -> None:
     ],
 )
 def test_a_narrow_terminal_has_fewer_columns(width: int, titles: list[str]) -> None:
-    assert [one.title for one in top_data.columns(top_data.SERVICE_COLUMNS, width)] == titles
-
-
-def test_a_service_is_told_with_what_is_wrong_and_its_notes() -> None:
-    details = Details(
-        service(problems=["an endpoint is missing"]), (top_pictures.endpoint("10.244.0.1:8080"),), ("session affinity 60 s",)
-    )
-    assert list(top_data.service_lines(details)) == [
-        "demo/web (ClusterIP): 10.96.0.80, fd00:10:96::80, 80/TCP",
-        "3 endpoints get connections, 1 drain, 2 are not used; 1.5 conn/s, 12.3k B/s",
-        "wrong: an endpoint is missing",
-        "session affinity 60 s",
-    ]
+    columns, _ = top_data.fitting(top_data.SERVICE_COLUMNS, (), width)
+    assert [one.title for one in columns] == titles
 
 
 def _cells(width: int, *names: str) -> list[list[str]]:
-    return top_data.cells(top_data.columns(top_data.SERVICE_COLUMNS, width), [service(name) for name in names], width)
+    return _texts(width, *map(service, names))
+
+
+def _texts(width: int, *rows: dict[str, Any]) -> list[list[str]]:
+    return top_data.fitting(top_data.SERVICE_COLUMNS, top_pictures.picture(*rows).services, width)[1]
 
 
 def test_a_name_is_cut_where_the_columns_behind_it_would_not_be_seen() -> None:
@@ -120,7 +117,7 @@ def test_a_name_is_cut_where_the_columns_behind_it_would_not_be_seen() -> None:
 
 def test_the_last_column_needs_not_be_seen_whole() -> None:
     row = service("demo/" + "x" * 20, problems=["why " * 40])
-    (texts,) = top_data.cells(top_data.columns(top_data.SERVICE_COLUMNS, 80), [row], 80)
+    (texts,) = _texts(80, row)
     assert texts[1] == "demo/" + "x" * 15 + "…"
     assert texts[-1] == "why " * 40
 
@@ -161,53 +158,51 @@ async def _details(node: PageNode, name: str = "default/web") -> Details:
 
 
 def _states(details: Details) -> dict[str, str]:
-    return {one.address: f"{one.state}: {one.reason}" if one.reason else one.state for one in details.endpoints}
+    return {one.texts[1]: one.texts[-1] for one in details.endpoints}
 
 
 async def test_a_picture_has_the_node_and_the_rows_in_their_order(node: PageNode) -> None:
     services = await node.ask("services")
     picture = top_data.picture(await node.ask("node"), services)
-    assert picture.node.name == builders.THIS_NODE
-    assert (picture.node.in_force, picture.node.reasons, picture.node.pending, picture.node.services) == (True, (), 0, 1)
-    assert picture.node.synced_ago_s is not None
+    assert picture.verdict == f"{builders.THIS_NODE}: in force"
+    assert picture.facts[:2] == ("pending 0  failed 0  drifted 0", "draining 0")
+    assert "synced - ago" not in picture.facts[-1]
     assert (picture.matching, picture.page, picture.pages) == (1, 1, 1)
     (web,) = picture.services
-    assert (web.name, web.type, web.addresses, web.ports) == ("default/web", "NodePort", ("10.96.0.10",), ("80:30080/TCP",))
-    assert (web.ready, web.draining, web.unused) == (2, 0, 1)
+    assert web.name == "default/web"
+    assert web.texts[:6] == ["", "default/web", "NodePort", "10.96.0.10", "80:30080/TCP", "2-1"]
 
 
 async def test_a_node_that_never_synced_has_no_last_sync(node: PageNode) -> None:
     document = {**await node.ask("node"), "syncs": [], "inForce": False, "reasons": ["the first list of Service is not complete"]}
     services = {"services": [], "matching": 0, "page": 1, "pages": 1}
-    shown = list(top_data.node_lines(top_data.picture(document, services).node, 200))
+    shown = list(top_data.node_lines(top_data.picture(document, services), 200))
     assert shown[0] == "node-a: NOT IN FORCE: the first list of Service is not complete"
     assert shown[1].endswith("synced - ago in -")
 
 
-async def test_addresses_that_the_daemon_does_not_name_are_counted(node: PageNode) -> None:
-    row = (await node.ask("services"))["services"][0]
-    one = top_data.service({**row, "addressCount": 20, "portCount": 3})
-    assert one.addresses == ("10.96.0.10", "and 19 more")
-    assert one.ports == ("80:30080/TCP", "and 2 more")
+async def test_addresses_that_the_daemon_does_not_name_are_counted() -> None:
+    document = await _document(*WEB)
+    document["row"] |= {"addressCount": 20, "portCount": 3}
+    assert top_data.details(document).lines[0] == ("default/web (NodePort): 10.96.0.10, and 19 more, 80:30080/TCP, and 2 more")
 
 
 async def test_each_endpoint_has_the_figures_of_all_its_virtual_servers(node: PageNode) -> None:
     node.kernel.connection_counts[CLUSTER, HERE] = Connections(7, 3)
     node.kernel.connection_counts[builders.frontend("192.168.0.10", 30080), HERE] = Connections(1, 2)
     details = await _details(node)
-    assert details.service.name == "default/web"
-    assert details.endpoints[0] == Endpoint(
-        port="80:30080/TCP http",
-        address="10.244.0.1:8080",
-        node=builders.THIS_NODE,
-        zone="",
-        weight=1,
-        active=8,
-        inactive=5,
-        connections_s=None,
-        state="in",
-        reason="",
-    )
+    assert details.lines[0].startswith("default/web ")
+    assert details.endpoints[0].texts == [
+        "80:30080/TCP http",
+        "10.244.0.1:8080",
+        builders.THIS_NODE,
+        "",
+        "1",
+        "8",
+        "5",
+        "-",
+        "in",
+    ]
     assert _states(details) == {"10.244.0.1:8080": "in", "10.244.1.1:8080": "in", "10.244.0.9:8080": "out: it is not ready"}
 
 
@@ -224,7 +219,7 @@ async def test_draining_and_missing_real_servers_are_told() -> None:
         "10.244.0.9:8080": "out: it is not ready",
         "10.244.9.9:8080": "draining",
     }
-    assert (details.endpoints[-1].active, details.endpoints[-1].weight) == (2, 0)
+    assert details.endpoints[-1].texts[4:6] == ["0", "2"]
 
 
 async def _document(*objects: ApiObject, name: str = "default/web") -> dict[str, Any]:
@@ -239,7 +234,7 @@ async def test_an_endpoint_that_gets_a_part_of_the_traffic_says_which() -> None:
     local = builders.service("web", builders.service_port(80, name="http", node_port=30080), external_local=True)
     details = top_data.details(await _document(WEB[0], local, WEB[2]))
     assert _states(details)["10.244.1.1:8080"].startswith("in for the cluster IP: out for other addresses: it is on another node")
-    assert "externalTrafficPolicy Local" in details.notes
+    assert "externalTrafficPolicy Local" in details.lines
 
 
 async def test_what_a_service_is_besides_its_endpoints_is_told() -> None:
@@ -256,7 +251,7 @@ async def test_what_a_service_is_besides_its_endpoints_is_told() -> None:
         {"object": "Service default/web", "field": "spec.externalIPs[0]", "reason": "bad", "invalid": True}
     ]
     document["service"]["ports"][0]["virtualServers"][1]["kernel"] = None
-    assert top_data.details(document).notes == (
+    assert top_data.details(document).lines[-5:] == (
         "session affinity 60 s",
         "only from 203.0.113.0/24",
         "not used: Service default/web spec.externalIPs[0]: bad",
@@ -268,7 +263,7 @@ async def test_what_a_service_is_besides_its_endpoints_is_told() -> None:
 async def test_an_address_that_another_service_has_is_told() -> None:
     younger = builders.service("younger", created_s=builders.CREATED_S + 1)
     document = await _document(*WEB, younger, name="default/younger")
-    assert "TCP 10.96.0.10:80: not served, default/web has it" in top_data.details(document).notes
+    assert "TCP 10.96.0.10:80: not served, default/web has it" in top_data.details(document).lines
 
 
 async def test_an_address_of_ipv6_stands_in_brackets() -> None:

@@ -29,14 +29,15 @@ class Daemon:
         self.asked: list[Question] = []
         self.is_down = False
         self.details: Details | None = Details(
-            self.services[0], (endpoint("10.244.0.1:8080"), endpoint("10.244.0.2:8080", reason="it is not ready")), ("a note",)
+            (self.services[0]["name"], "a note"),
+            (endpoint("10.244.0.1:8080"), endpoint("10.244.0.2:8080", reason="it is not ready")),
         )
 
     async def fetch(self, question: Question) -> Picture:
         self.asked.append(question)
         self._answer()
-        found = tuple(one for one in self.services if question.filter in one.name)
-        return Picture(top_pictures.NODE, found, len(found), question.page, 3)
+        found = [one for one in self.services if question.filter in one["name"]]
+        return top_pictures.picture(*found, page=question.page, pages=3)
 
     async def fetch_details(self, name: str) -> Details | None:
         self._answer()
@@ -133,9 +134,7 @@ async def test_each_key_asks_for_its_order(key: str, asked: Question) -> None:
 @pytest.mark.parametrize("size", SIZES)
 async def test_hostile_names_stay_text(size: tuple[int, int]) -> None:
     daemon = Daemon(HOSTILE)
-    daemon.details = Details(
-        service(HOSTILE, problems=(HOSTILE,)), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),), (HOSTILE,)
-    )
+    daemon.details = Details((HOSTILE, f"wrong: {HOSTILE}"), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),))
     async with _app(daemon).run_test(size=size) as pilot:
         await _until(pilot, top_pictures.SHOWN[:15])
         await pilot.press("enter")
