@@ -30,7 +30,6 @@ from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import Source, Staleness
 from ipvsproxy.daemon.ui.pages import Pages
-from ipvsproxy.daemon.ui.pages import Sources as PageSources
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import tables as iptables_tables
@@ -133,8 +132,7 @@ class _Node:
         self._status.unreadable = lambda: (*engine.unreadable, *filter(None, [self._source.problem]))
         self._status.leftovers = lambda: (*self._leftovers.reasons, *self._other_backend.reasons)
         counters = kernel.standing_in(await kernel.call(lambda node: node.traffic))
-        self._show(counters, engine)
-        pages = self._pages = self._make_pages(counters, engine)
+        pages = self._pages = self._show(counters, engine)
         self._metrics_routes.ui = pages.answer
         self._announcer.start()
         lifecycle.set_oom_score(self._config.oom_score_adj)
@@ -252,8 +250,8 @@ class _Node:
         self._status.sync_period_s = new.engine.audit_interval_s
         self._note_scheduler(choices.translation.scheduler, why_not)
 
-    def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> None:
-        """Connect the metrics to the parts that they show."""
+    def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> Pages:
+        """Connect the metrics to the parts that they show; returns the page of this node."""
         figures = registry.Sources(
             survey=engine.survey,
             store=self._store,
@@ -274,19 +272,14 @@ class _Node:
             of_endpoints=self._config.traffic_metrics.of_endpoints,
         )
         self._metrics.show(self._programs, figures, traffic)
-
-    def _make_pages(self, counters: KernelThread[TrafficReader], engine: Engine) -> Pages:
-        """The page of this node."""
-        sources = PageSources(
-            store=self._store,
-            survey=engine.survey,
-            status=self._status,
-            watches=lambda: self._source.statuses,
-            stale=self._staleness.stale,
+        return Pages(
+            figures,
+            counters,
+            node_name=self._config.node_name,
             translation=lambda: engine.translation,
             source="manifests" if self._config.source.manifests else "API server",
+            programs=lambda: self._programs,
         )
-        return Pages(sources, counters, node_name=self._config.node_name, programs=lambda: self._programs)
 
     def _deliver(self, events: Sequence[Event], engine: Engine) -> None:
         journal.log_received(events)

@@ -13,8 +13,9 @@ from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.metrics.registry import Sources
 from ipvsproxy.daemon.sources.reflector import WatchStatus
-from ipvsproxy.daemon.ui.pages import Pages, Sources
+from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread
@@ -130,16 +131,15 @@ class PageNode(MemoryNode):
             survey=self.engine.survey,
             status=self.status,
             watches=lambda: self.watches,
-            stale=tuple,
-            translation=lambda: self.engine.translation,
-            source="API server",
+            clock=self._now,
         )
         self.pages = Pages(
             sources,
             KernelThread(self.worker, self.traffic),
             node_name=builders.THIS_NODE,
+            translation=lambda: self.engine.translation,
+            source="API server",
             programs=lambda: dict.fromkeys(Family, PROGRAM),
-            clock=self._now,
             wall_clock=self.wall_clock,
         )
         watcher.pages, watcher.status = self.pages, self.status

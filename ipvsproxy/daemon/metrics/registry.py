@@ -1,13 +1,14 @@
 """Makes series of prometheus_client from declared metrics: recorded ones, and gauges that are counted at each scrape.
 
-Counting spares a sync the update of gauges. ``take_snapshot`` only copies references; ``gauges`` takes time for each object, and
-pauses.
+Counting spares a sync the update of gauges. It begins with copies of references, so that all figures are of one moment; then it
+takes time for each object, and pauses.
 """
 
 import bisect
+import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, metrics_core
@@ -28,21 +29,8 @@ OBJECTS_AT_ONCE = 200
 """The number of virtual servers or addresses that are counted without a pause: some tenths of a millisecond of work."""
 NEVER_READ = ("timeouts", "flow")
 """Kinds of kernel objects that are written, but never read."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
-    """The sources of the gauges. ``clock`` is the one of drains and watches."""
-
-    survey: Survey
-    store: Store
-    status: Status
-    clock: Callable[[], float]
-    watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
-    stale: Callable[[], Collection[ObjectKind]] = tuple
-    leftovers: Callable[[], Mapping[AnyPlace, bool]] = dict
-    other_backend: Callable[[], bool] = bool
-    unopened_ports: Callable[[], int] = int
+_BY_LENGTH = {family.bits // 8: family for family in Family}
+"""By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``."""
 
 
 class Watch(NamedTuple):
@@ -54,24 +42,30 @@ class Watch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The state behind all gauges at one moment.
+class Sources:
+    """The sources of the figures of metrics and page. ``clock`` is the one of drains and watches.
 
-    ``kernel`` is desired and observed state in numbers. ``untaken`` are changes that no sync has taken, by kind of API object.
-    ``unreadable`` counts parts of the kernel; ``leftovers`` says whether rules of another proxy may remain in a place,
-    ``other_backend`` whether something of ours in the other backend does; ``unopened_ports`` counts health-check ports. Ages
-    are 0 without an object that has one.
+    ``leftovers`` says whether rules of another proxy may remain in a place, ``other_backend`` whether something of ours in the
+    other backend does; ``unopened_ports`` counts health-check ports.
     """
 
-    kernel: Statistics
-    doubted: Mapping[str, int]
-    untaken: Mapping[ObjectKind, int]
-    oldest_change_age_s: float
-    unreadable: int
-    leftovers: Mapping[AnyPlace, bool]
-    other_backend: bool
-    unopened_ports: int
-    watches: Mapping[ObjectKind, Watch]
+    survey: Survey
+    store: Store
+    status: Status
+    clock: Callable[[], float]
+    watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
+    stale: Callable[[], Collection[ObjectKind]] = tuple
+    leftovers: Callable[[], Mapping[AnyPlace, bool]] = dict
+    other_backend: Callable[[], bool] = bool
+    unopened_ports: Callable[[], int] = int
+
+    def watch_states(self) -> Mapping[ObjectKind, Watch]:
+        """The watch of each kind now."""
+        stale, now = self.stale(), self.clock()
+        return {
+            kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else max(0.0, now - watch.contact_s))
+            for kind, watch in self.watches().items()
+        }
 
 
 class Counted(NamedTuple):
@@ -81,70 +75,60 @@ class Counted(NamedTuple):
     values: Mapping[tuple[str, ...], float]
 
 
-def take_snapshot(sources: Sources) -> Snapshot:
-    """Take a snapshot of all sources."""
-    stale = sources.stale()
-    now = sources.clock()
-    return Snapshot(
-        kernel=sources.survey.statistics(now),
-        doubted={kind.value: of.missing for kind, of in sources.store.doubts.items()},
-        untaken=dict(sources.store.untaken),
-        oldest_change_age_s=sources.status.oldest_change_age_s,
-        unreadable=len(sources.status.unreadable()),
-        leftovers=sources.leftovers(),
-        other_backend=sources.other_backend(),
-        unopened_ports=sources.unopened_ports(),
-        watches={
-            kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else now - watch.contact_s)
-            for kind, watch in sources.watches().items()
-        },
-    )
+class Numbers(NamedTuple):
+    """The virtual servers and real servers of ours in the kernel, by family."""
+
+    virtual_servers: collections.Counter[Family]
+    real_servers: collections.Counter[Family]
 
 
-def gauges(snapshot: Snapshot, families: Collection[Family]) -> Iterator[Counted | None]:
-    """All gauges of a snapshot, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
-    kernel = snapshot.kernel
-    yield _one(series.SERVICE_CHANGES_PENDING, snapshot.untaken.get(ObjectKind.SERVICE, 0))
-    yield _one(series.ENDPOINT_CHANGES_PENDING, snapshot.untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
-    yield _one(series.OLDEST_CHANGE_AGE, snapshot.oldest_change_age_s)
-    yield _one(series.UNREADABLE_PARTS, snapshot.unreadable)
-    places = snapshot.leftovers.items()
-    yield Counted(series.LEFTOVER_RULES, {(place.family.label, str(place.variant)): is_there for place, is_there in places})
-    yield _one(series.OTHER_BACKEND_LEFT, snapshot.other_backend)
-    yield _one(series.UNOPENED_PORTS, snapshot.unopened_ports)
-    # By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``.
-    by_length = {family.bits // 8: family for family in families}
-    virtual_servers, real_servers = (dict.fromkeys(families, 0) for _ in range(2))
-    for number, (key, server) in enumerate(zip(kernel.virtual_servers, kernel.observed, strict=True), 1):
+def counting(statistics: Statistics, numbers: Numbers) -> Iterator[None]:
+    """Adds to ``numbers``, with a pause after each ``OBJECTS_AT_ONCE``."""
+    for number, (key, server) in enumerate(zip(statistics.virtual_servers, statistics.observed, strict=True), 1):
         if number % OBJECTS_AT_ONCE == 0:
-            yield None
-        family = by_length.get(len(key.address))
-        if family and key not in kernel.foreign:
-            virtual_servers[family] += 1
-            real_servers[family] += len(server.real_servers)
-    yield _by_family(series.VIRTUAL_SERVERS, virtual_servers)
-    yield _by_family(series.REAL_SERVERS, real_servers)
+            yield
+        if key not in statistics.foreign:
+            family = _BY_LENGTH[len(key.address)]
+            numbers.virtual_servers[family] += 1
+            numbers.real_servers[family] += len(server.real_servers)
+
+
+def gauges(sources: Sources, families: Collection[Family]) -> Iterator[Counted | None]:
+    """All gauges of this moment, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
+    kernel, status, untaken = sources.survey.statistics(sources.clock()), sources.status, sources.store.untaken
+    watches = {kind.value: watch for kind, watch in sources.watch_states().items()}
+    doubted = {kind.value: doubt.missing for kind, doubt in sources.store.doubts.items()}
+    yield _one(series.SERVICE_CHANGES_PENDING, untaken.get(ObjectKind.SERVICE, 0))
+    yield _one(series.ENDPOINT_CHANGES_PENDING, untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
+    yield _one(series.OLDEST_CHANGE_AGE, status.oldest_change_age_s)
+    yield _one(series.UNREADABLE_PARTS, len(status.unreadable()))
+    places = sources.leftovers().items()
+    yield Counted(series.LEFTOVER_RULES, {(place.family.label, str(place.variant)): is_there for place, is_there in places})
+    yield _one(series.OTHER_BACKEND_LEFT, sources.other_backend())
+    yield _one(series.UNOPENED_PORTS, sources.unopened_ports())
+    numbers = Numbers(collections.Counter(), collections.Counter())
+    yield from counting(kernel, numbers)
+    yield _by_family(series.VIRTUAL_SERVERS, numbers.virtual_servers, families)
+    yield _by_family(series.REAL_SERVERS, numbers.real_servers, families)
     for metric, local in ((series.ADDRESSES, kernel.addresses), (series.ROUTES, kernel.routes)):
-        counts = dict.fromkeys(families, 0)
+        counts = collections.Counter[Family]()
         for number, address in enumerate(local, 1):
             if number % OBJECTS_AT_ONCE == 0:
                 yield None
-            family = by_length.get(len(address))
-            if family:
-                counts[family] += 1
-        yield _by_family(metric, counts)
+            counts[_BY_LENGTH[len(address)]] += 1
+        yield _by_family(metric, counts, families)
     yield _labelled(series.SET_ENTRIES, kernel.set_entries)
     yield _labelled(series.PENDING, kernel.pending)
     yield _labelled(series.DRIFT, {kind: count for kind, count in kernel.drifted.items() if kind not in NEVER_READ})
-    yield _labelled(series.DOUBTED_DELETIONS, snapshot.doubted)
+    yield _labelled(series.DOUBTED_DELETIONS, doubted)
     yield _one(series.CONFLICTS, kernel.conflicts)
     yield _one(series.WITHOUT_SCOPE, kernel.without_scope)
     yield _one(series.DRAINS, kernel.drains)
     yield _one(series.WAITING_REMOVALS, kernel.waiting_removals)
     yield _one(series.OLDEST_DRAIN_AGE, kernel.oldest_drain_age_s)
-    yield _labelled(series.WATCH_CONNECTED, {kind.value: watch.is_open for kind, watch in snapshot.watches.items()})
-    yield _labelled(series.WATCH_STALE, {kind.value: watch.is_stale for kind, watch in snapshot.watches.items()})
-    contacts = {kind.value: watch.contact_age_s for kind, watch in snapshot.watches.items() if watch.contact_age_s is not None}
+    yield _labelled(series.WATCH_CONNECTED, {kind: watch.is_open for kind, watch in watches.items()})
+    yield _labelled(series.WATCH_STALE, {kind: watch.is_stale for kind, watch in watches.items()})
+    contacts = {kind: watch.contact_age_s for kind, watch in watches.items() if watch.contact_age_s is not None}
     yield _labelled(series.WATCH_CONTACT_AGE, contacts)
 
 
@@ -156,8 +140,8 @@ def _labelled(metric: Metric, values: Mapping[str, float]) -> Counted:
     return Counted(metric, {(key,): value for key, value in values.items()})
 
 
-def _by_family(metric: Metric, values: Mapping[Family, int]) -> Counted:
-    return _labelled(metric, {family.label: value for family, value in values.items()})
+def _by_family(metric: Metric, values: Mapping[Family, int], families: Iterable[Family]) -> Counted:
+    return _labelled(metric, {family.label: values[family] for family in families})
 
 
 class Recorded:
@@ -165,46 +149,40 @@ class Recorded:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
+        self._values: dict[str, Counter | Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
         for metric in series.RECORDED:
-            if not metric.is_late:
-                self._make(metric)
+            if metric.type is Type.HISTOGRAM:
+                self._histograms[metric.name] = Histogram(metric, self._registry)
+            elif not metric.is_late:
+                self._of(metric)
             for labels in metric.at_zero:
                 self.show(metric, *labels)
 
-    def _make(self, metric: Metric) -> None:
-        match metric.type:
-            case Type.COUNTER:
-                made = Counter(metric.name, metric.meaning, metric.labels, registry=self._registry)
-                self._counters[metric.name] = made
-            case Type.GAUGE:
-                self._gauges[metric.name] = Gauge(metric.name, metric.meaning, metric.labels, registry=self._registry)
-            case Type.HISTOGRAM:
-                self._histograms[metric.name] = Histogram(metric, self._registry)
+    def _of(self, metric: Metric, *labels: str) -> Counter | Gauge:
+        """A counter or a gauge; with label values, the one of these."""
+        if metric.name not in self._values:
+            make = Counter if metric.type is Type.COUNTER else Gauge
+            self._values[metric.name] = make(metric.name, metric.meaning, metric.labels, registry=self._registry)
+        made = self._values[metric.name]
+        return made.labels(*labels) if labels else made
 
     def show(self, metric: Metric, *labels: str) -> None:
         """Show a series at zero before its first value."""
-        match metric.type:
-            case Type.COUNTER:
-                self.add(metric, *labels, count=0)
-            case Type.GAUGE:
-                self._gauges[metric.name].labels(*labels)
-            case Type.HISTOGRAM:
-                self._histograms[metric.name].show(*labels)
+        if metric.type is Type.HISTOGRAM:
+            self._histograms[metric.name].show(*labels)
+        else:
+            self._of(metric, *labels)
 
     def add(self, metric: Metric, *labels: str, count: float = 1) -> None:
         """Add to a counter or a gauge."""
-        parent = self._counters[metric.name] if metric.type is Type.COUNTER else self._gauges[metric.name]
-        (parent.labels(*labels) if labels else parent).inc(count)
+        self._of(metric, *labels).inc(count)
 
     def set(self, metric: Metric, *labels: str, value: float) -> None:
         """Set a gauge."""
-        if metric.name not in self._gauges:
-            self._make(metric)
-        parent = self._gauges[metric.name]
-        (parent.labels(*labels) if labels else parent).set(value)
+        gauge = self._of(metric, *labels)
+        if isinstance(gauge, Gauge):
+            gauge.set(value)
 
     def observe(self, metric: Metric, *labels: str, value: float) -> None:
         """Count one observation in a histogram."""
@@ -254,7 +232,7 @@ class Tables(Collector):
     def counting(self) -> Iterator[None]:
         """Count the present state, with pauses. Until the end, ``collect`` has the former counts."""
         counted: list[Counted] = []
-        for one in gauges(take_snapshot(self.sources), self.families) if self.sources else ():
+        for one in gauges(self.sources, self.families) if self.sources else ():
             if one is None:
                 yield
             else:

@@ -8,28 +8,17 @@ from typing import Any
 
 from ipvsproxy.daemon.http.health import Health
 from ipvsproxy.daemon.loop.summary import SyncSummary
+from ipvsproxy.daemon.metrics.registry import Numbers, Sources
 from ipvsproxy.daemon.ui.rates import COLUMNS, History, Point
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Outcome
-from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.reconcile.survey import Statistics
-from ipvsproxy.store.objects import Doubt
 
 SYNCS = 10
 REASONS = 20
-SERVERS_AT_ONCE = 500
 RECENT_S = 120.0
 """A rate that is older than this is not one of now: while nobody looks, there is one with each audit."""
 _KINDS = {kind.name: kind for kind in KINDS.values()}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """The watch of one kind, with the age of its last contact with the API server, None without one."""
-
-    is_open: bool
-    is_stale: bool
-    contact_age_s: float | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +34,6 @@ class Identity:
     release: str
     source: str
     variants: Callable[[], Mapping[Family, str]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The node at one moment. ``numbers`` are those of virtual servers and of real servers of ours."""
-
-    identity: Identity
-    zone: str
-    scheduler: str
-    health: Health
-    oldest_change_age_s: float
-    services: int
-    numbers: tuple[int, int]
-    statistics: Statistics
-    doubts: Mapping[ObjectKind, Doubt]
-    watches: Mapping[ObjectKind, Watch]
 
 
 class Syncs:
@@ -98,39 +71,38 @@ class Syncs:
         return list(self._syncs)
 
 
-def counting(statistics: Statistics, numbers: list[int]) -> Iterator[None]:
-    """Count virtual servers and real servers of ours, with pauses; adds both to ``numbers``."""
-    servers = real_servers = 0
-    for number, (key, observed) in enumerate(zip(statistics.virtual_servers, statistics.observed, strict=True), 1):
-        if key not in statistics.foreign:
-            servers += 1
-            real_servers += len(observed.real_servers)
-        if number % SERVERS_AT_ONCE == 0:
-            yield
-    numbers += (servers, real_servers)
-
-
-def describe(facts: Facts, syncs: Syncs, history: History, since_s: float) -> dict[str, Any]:
-    """The document of ``node.json``."""
-    identity, health, statistics = facts.identity, facts.health, facts.statistics
-    reasons = list(_reasons(facts, syncs))[:REASONS]
+def describe(
+    *,
+    identity: Identity,
+    sources: Sources,
+    zone: str,
+    scheduler: str,
+    statistics: Statistics,
+    numbers: Numbers,
+    syncs: Syncs,
+    history: History,
+    since_s: float,
+) -> dict[str, Any]:
+    """The document of ``node.json``, with the points of the history after a time."""
+    health = sources.status.health()
+    reasons = list(_reasons(health, sources, statistics, syncs))[:REASONS]
     pending = {kind: number for kind, number in statistics.pending.items() if number}
     drifted = {kind: number for kind, number in statistics.drifted.items() if number}
     last = history.last if history.last and health.now_s - history.last.at_s < RECENT_S else None
     return {
         "version": identity.version,
         "node": identity.node_name,
-        "zone": facts.zone,
+        "zone": zone,
         "now": health.now_s,
         "startedAt": identity.started_s,
         "inForce": not reasons,
         "reasons": reasons,
         "healthy": health.is_healthy,
         "eligible": health.is_eligible,
-        "oldestChangeAgeSeconds": facts.oldest_change_age_s,
-        "services": facts.services,
-        "virtualServers": facts.numbers[0],
-        "realServers": facts.numbers[1],
+        "oldestChangeAgeSeconds": sources.status.oldest_change_age_s,
+        "services": len(sources.store.services),
+        "virtualServers": sum(numbers.virtual_servers.values()),
+        "realServers": sum(numbers.real_servers.values()),
         "pending": {"total": sum(pending.values()), "byKind": pending},
         "drifted": {"total": sum(drifted.values()), "byKind": drifted},
         "failed": syncs.failed,
@@ -146,11 +118,11 @@ def describe(facts: Facts, syncs: Syncs, history: History, since_s: float) -> di
                 "stale": watch.is_stale,
                 "contactAgeSeconds": watch.contact_age_s,
             }
-            for kind, watch in facts.watches.items()
+            for kind, watch in sources.watch_states().items()
         ],
         "kernel": {
             "release": identity.release,
-            "scheduler": facts.scheduler,
+            "scheduler": scheduler,
             "families": [
                 {
                     "family": family.label,
@@ -177,11 +149,10 @@ def _sum(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
 
 
-def _reasons(facts: Facts, syncs: Syncs) -> Iterator[str]:
-    health, statistics = facts.health, facts.statistics
+def _reasons(health: Health, sources: Sources, statistics: Statistics, syncs: Syncs) -> Iterator[str]:
     if health.missing:
         yield f"the first list of {_and(kind.value for kind in health.missing)} is not complete"
-    for kind, doubt in facts.doubts.items():
+    for kind, doubt in sources.store.doubts.items():
         yield f"a list of {kind.value} is not believed: it lacks {doubt.missing} of {doubt.known}; nothing of it is removed"
     for path, value in health.unmet_settings.items():
         yield f"the kernel setting {path} is {value}"
@@ -192,8 +163,8 @@ def _reasons(facts: Facts, syncs: Syncs) -> Iterator[str]:
         if number:
             words = _KINDS[name]
             yield f"{number} {words.one if number == 1 else words.several} differ from what is desired"
-    if not health.missing and facts.oldest_change_age_s > 0:
-        yield f"a change has waited for {facts.oldest_change_age_s:.1f} s"
+    if not health.missing and (age_s := sources.status.oldest_change_age_s) > 0:
+        yield f"a change has waited for {age_s:.1f} s"
 
 
 def _and(words: Iterator[str]) -> str:

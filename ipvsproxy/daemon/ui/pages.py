@@ -6,6 +6,7 @@ Rule 3: a browser may load nothing from elsewhere, and no other site may read or
 """
 
 import asyncio
+import collections
 import importlib.metadata
 import importlib.resources
 import math
@@ -14,18 +15,18 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.http.answers import Answer
-from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.routes import UI
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.kernel import CounterReader
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.metrics import registry
+from ipvsproxy.daemon.metrics.registry import Numbers, Sources
 from ipvsproxy.daemon.ui import board, counters, node
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower
@@ -37,10 +38,9 @@ from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import ObjectKind, ServiceName
+from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.reconcile.survey import Statistics, Survey
-from ipvsproxy.store.objects import Store
+from ipvsproxy.reconcile.survey import Statistics
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import NodeView
 
@@ -83,18 +83,6 @@ class RefusedError(Exception):
         super().__init__(sentence)
 
 
-class Sources(NamedTuple):
-    """Where the page's figures come from. ``translation`` and ``source`` tell how and from where Services come."""
-
-    store: Store
-    survey: Survey
-    status: Status
-    watches: Callable[[], Mapping[ObjectKind, WatchStatus]]
-    stale: Callable[[], object]
-    translation: Callable[[], Settings]
-    source: str
-
-
 class Pages:
     """Answers every request below ``/ui/``. Tell it about each sync; ``run`` follows the counters."""
 
@@ -104,25 +92,27 @@ class Pages:
         kernel: KernelThread[CounterReader],
         *,
         node_name: str,
+        translation: Callable[[], Settings],
+        source: str,
         programs: Callable[[], Mapping[Family, Program]],
-        clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """``programs`` returns what writes the rules of each served family now.
+        """``translation`` and ``source`` tell how and from where Services come, ``programs`` what writes each family's rules now.
 
         ``processor_clock`` is the processor time of the calling thread.
         """
         self._processor_clock = processor_clock
         self._sources = sources
-        self._clock = clock
+        self._clock = sources.clock
+        self._translation = translation
         self._wall_clock = wall_clock
         self._identity = node.Identity(
             version=importlib.metadata.version("ipvsproxy"),
             node_name=node_name,
             started_s=wall_clock(),
             release=platform.release(),
-            source=sources.source,
+            source=source,
             variants=lambda: {family: "nft" if one.variant == "nf_tables" else one.variant for family, one in programs().items()},
         )
         self._hosts = {"localhost", node_name.lower(), socket.gethostname().lower()}
@@ -133,7 +123,7 @@ class Pages:
         self._troubles = Troubles(sources.survey)
         self._board: Board | None = None
         self._view: NodeView | None = None
-        self._numbers: tuple[int, int] | None = None
+        self._numbers: Numbers | None = None
         self._turn = asyncio.Lock()
         self._told: dict[ServiceName, tuple[float, msgspec.Raw]] = {}
         self._files: dict[str, Answer] = {}
@@ -142,7 +132,7 @@ class Pages:
             survey=sources.survey,
             viewers=self._viewers,
             history=self._history,
-            clock=clock,
+            clock=sources.clock,
             wall_clock=wall_clock,
         )
         self._api: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
@@ -181,9 +171,8 @@ class Pages:
         health = self._sources.status
         self._events.note("health", "this node", "in time" if health.is_healthy else "changes are late", at_s)
         self._events.note("health", "load balancers", "are welcome" if health.is_eligible else "are turned away", at_s)
-        stale = self._sources.stale()
-        for kind, watch in self._sources.watches().items():
-            state = "stale" if kind in stale else "connected" if watch.connected else "not connected"  # type: ignore[operator]
+        for kind, watch in self._sources.watch_states().items():
+            state = "stale" if watch.is_stale else "connected" if watch.is_open else "not connected"
             self._events.note("watch", kind.value, state, at_s)
 
     async def answer(self, request: Request) -> Answer:
@@ -237,35 +226,24 @@ class Pages:
         sources = self._sources
         statistics = sources.survey.statistics(self._clock())
         numbers = await self._count(statistics)
-        stale, now = sources.stale(), self._clock()
-        translation = sources.translation()
-        facts = node.Facts(
+        return node.describe(
             identity=self._identity,
+            sources=sources,
             zone=self._view.zone if self._view else "",
-            scheduler=translation.scheduler,
-            health=sources.status.health(),
-            oldest_change_age_s=sources.status.oldest_change_age_s,
-            services=len(sources.store.services),
-            numbers=numbers,
+            scheduler=self._translation().scheduler,
             statistics=statistics,
-            doubts=sources.store.doubts,
-            watches={
-                kind: node.Watch(
-                    is_open=watch.connected,
-                    is_stale=kind in stale,  # type: ignore[operator]
-                    contact_age_s=None if watch.contact_s is None else max(0.0, now - watch.contact_s),
-                )
-                for kind, watch in sources.watches().items()
-            },
+            numbers=numbers,
+            syncs=self._syncs,
+            history=self._history,
+            since_s=since_s,
         )
-        return node.describe(facts, self._syncs, self._history, since_s)
 
-    async def _count(self, statistics: Statistics) -> tuple[int, int]:
+    async def _count(self, statistics: Statistics) -> Numbers:
         """The numbers of virtual servers and of real servers, counted again after each sync."""
         if self._numbers is None:
-            numbers: list[int] = []
-            await in_slices(node.counting(statistics, numbers), self._clock)
-            self._numbers = (numbers[0], numbers[1])
+            numbers = Numbers(collections.Counter(), collections.Counter())
+            await in_slices(registry.counting(statistics, numbers), self._clock)
+            self._numbers = numbers
         return self._numbers
 
     async def _fresh_board(self) -> Board:
@@ -315,7 +293,7 @@ class Pages:
         explainer = Explainer(
             survey=survey,
             store=self._sources.store,
-            translation=self._sources.translation(),
+            translation=self._translation(),
             view=self._view,
             counts=opened.counts,
             rates=rates,

@@ -351,8 +351,8 @@ async def test_a_scrape_that_is_cancelled_while_counting_leaves_the_next_one_com
     begun = asyncio.Event()
     count = registry.gauges
 
-    def pause(snapshot: registry.Snapshot, families: Collection[Family]) -> Iterator[Counted | None]:
-        yield from itertools.islice(count(snapshot, families), 3)
+    def pause(sources: Sources, families: Collection[Family]) -> Iterator[Counted | None]:
+        yield from itertools.islice(count(sources, families), 3)
         begun.set()
         clock.now += 1
         yield None

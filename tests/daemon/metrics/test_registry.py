@@ -59,7 +59,7 @@ class Figures:
             leftovers=lambda: self.leftovers,
             other_backend=lambda: self.other_backend,
         )
-        return {one.metric.name: dict(one.values) for one in registry.gauges(registry.take_snapshot(sources), BOTH) if one}
+        return {one.metric.name: dict(one.values) for one in registry.gauges(sources, BOTH) if one}
 
 
 def _server(*backends: str) -> ObservedVirtualServer:
@@ -195,7 +195,7 @@ def test_counting_many_objects_pauses() -> None:
         0,
     )
     sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status, clock=figures.clock)
-    assert sum(one is None for one in registry.gauges(registry.take_snapshot(sources), BOTH)) == 3 + 3
+    assert sum(one is None for one in registry.gauges(sources, BOTH)) == 3 + 3
 
 
 def _histogram(*bounds: float) -> tuple[Histogram, CollectorRegistry]:
