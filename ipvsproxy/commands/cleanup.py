@@ -6,11 +6,12 @@ import pathlib
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop import leftovers
+from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
@@ -39,34 +40,17 @@ _OURS: Mapping[Family, Skeleton] = {
 }
 
 
-class Kernel(Protocol):
-    """The part of ``NodeKernel`` that a cleanup needs."""
-
-    def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """Read all objects that may be ours."""
-
-    def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply operations in their order."""
-
-
-class Rules(Protocol):
-    """The part of ``IptablesDriver`` that a cleanup needs."""
-
-    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """The rules of all programs that contain this text."""
-
-
 class Node(NamedTuple):
-    """A node to clean: the kernel, its rules, those of the variants of iptables that are not in use, and the readable families.
+    """A node to clean: the kernel, questions for all rules that contain a text, and the readable families.
 
-    ``left`` looks in each place for rules that a proxy has left behind. ``skipped`` has a line for each part that this kernel
-    does not have. ``unlike_sets`` are ours by name, but of another shape: those of our table of nftables, of another version.
+    ``rules_with`` asks the rules of the kernel, and those of each variant of iptables that is not in use. ``left`` looks in each
+    place for rules that a proxy has left behind. ``skipped`` has a line for each part that this kernel does not have.
+    ``unlike_sets`` are ours by name, but of another shape: those of our table of nftables, of another version.
     """
 
     kernel: Kernel
-    rules: Rules
+    rules_with: Sequence[Callable[[str, Collection[Family]], list[str]]]
     left: Mapping[leftovers.AnyPlace, leftovers.Examine]
-    other_rules: tuple[Rules, ...] = ()
     families: tuple[Family, ...] = tuple(Family)
     skipped: tuple[str, ...] = ()
     unlike_sets: Callable[[], Collection[IpSet]] = tuple
@@ -161,17 +145,16 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
                 programs[family] = kernel.rules.program(family)
             except KernelError as error:
                 skipped.append(f"{family.label} rules: {error.detail}")
-        others = [iptables_variant.commands(variant) for variant in variants]
+        others = [
+            IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=names)
+            for names in map(iptables_variant.commands, variants)
+            if names != commands
+        ]
         yield Node(
             kernel,
-            kernel.rules,
+            [kernel.rules.rules_with, *(driver.rules_with for driver in others)],
             leftovers.of_iptables(kernel.leftover_rules, kernel.leftover_rules.places(programs))
             | leftovers.of_nftables(kernel.leftover_tables),
-            tuple(
-                IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=names)
-                for names in others
-                if names != commands
-            ),
             tuple(programs),
             tuple(skipped),
             _unlike_sets if backend is Backend.NFTABLES else tuple,
@@ -259,7 +242,7 @@ def _with_users(node: Node, outcome: Outcome) -> Outcome:
     item = outcome.operation.item
     if not outcome.error or not isinstance(item, IpSet):
         return outcome
-    texts = [text for rules in (node.rules, *node.other_rules) for text in rules.rules_with(f" {item.name} ", node.families)]
+    texts = [text for rules_with in node.rules_with for text in rules_with(f" {item.name} ", node.families)]
     return outcome._replace(error=f"{outcome.error}: {'; '.join(texts)}") if texts else outcome
 
 

@@ -14,8 +14,7 @@ from collections import Counter
 import structlog
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.comparison import Comparison, UnknownStateError
-from ipvsproxy.commands.inspection import Inspected
+from ipvsproxy.commands.inspection import Comparison, Inspected, UnknownStateError
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.http import routes
@@ -48,8 +47,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class DryRun:
     """Compares again and again, and reports differences in log, metrics and health."""
 
-    def __init__(self, comparison: Comparison, status: Status, metrics: Metrics, *, interval_s: float) -> None:
+    def __init__(self, comparison: Comparison, status: Status, metrics: Metrics, *, node_name: str, interval_s: float) -> None:
         """``interval_s`` is the time between two comparisons while nothing changes."""
+        self._node_name = node_name
         self._comparison = comparison
         self._status = status
         self._metrics = metrics
@@ -59,7 +59,7 @@ class DryRun:
 
     def changed(self) -> None:
         """The store has new objects."""
-        self._status.node = self._comparison.store.node(self._comparison.settings.node_name)
+        self._status.node = self._comparison.store.node(self._node_name)
         self._changed.set()
 
     async def run(self) -> None:
@@ -146,7 +146,7 @@ async def _serve(config: Config, signals: Signals) -> int:
 
 async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: Signals) -> None:
     config, comparison = node.config, node.comparison()
-    families, period_s = node.translation.families, config.engine.audit_interval_s
+    families, period_s = node.choices.translation.families, config.engine.audit_interval_s
     status = Status(
         families=families,
         sync_period_s=period_s + PATIENCE_S,
@@ -162,7 +162,7 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
         watches=lambda: source.statuses,
     )
     metrics.show(families, figures)
-    dry_run = DryRun(comparison, status, metrics, interval_s=period_s)
+    dry_run = DryRun(comparison, status, metrics, node_name=config.node_name, interval_s=period_s)
     log.info("dry_run_starting", node=config.node_name, hint="nothing will be programmed")
 
     async def follow() -> None:

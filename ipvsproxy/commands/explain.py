@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.comparison import Comparison
-from ipvsproxy.commands.inspection import Document, Inspected
+from ipvsproxy.commands.inspection import Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.net import Address, Family, host_port, parse_address

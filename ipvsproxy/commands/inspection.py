@@ -1,6 +1,8 @@
-"""The common part of all commands that only read: first lists, the kernel to read, the exit status.
+"""The common part of all commands that only read: first lists, desired and observed state of this node, the exit status.
 
-Rule: these commands load no module and write nothing. Where ``run`` finds a fact out by a trial, they assume success.
+Rule 1: these commands load no module and write nothing. Where ``run`` finds a fact out by a trial, they assume success.
+Rule 2: as in ``run``, the ``Translator`` makes the desired state, and the reconciler's tables have the differences. No operation
+is applied.
 """
 
 import asyncio
@@ -11,15 +13,16 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
-from ipvsproxy.commands.comparison import Comparison, UnknownStateError
-from ipvsproxy.config.settings import Config, EngineSettings
+from ipvsproxy.config.settings import Choices, Config
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
+from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.daemon.process import requirements
 from ipvsproxy.daemon.process.requirements import FALLBACK_SCHEDULER
 from ipvsproxy.daemon.sources import first_lists
@@ -31,16 +34,19 @@ from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
+from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.driver import Program, Refusal
+from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event, ObjectKind
-from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.store.objects import Guard, Store
+from ipvsproxy.reconcile.kinds.kind import Difference
+from ipvsproxy.reconcile.reconciler import Reconciler
+from ipvsproxy.store.objects import Changes, Guard, Store
 from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import view as views
 from ipvsproxy.translate.settings import Settings
 
 CANNOT_TELL = 2
@@ -53,22 +59,92 @@ Document = Mapping[str, Any]
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-class Programs(Protocol):
-    """The iptables programs of both families."""
-
-    def usable(self, family: Family) -> Refusal | None:
-        """The reason why a family cannot be served here; None if it can."""
-
-    def program(self, family: Family) -> Program:
-        """Version and variant of a family's program."""
+class UnknownStateError(CannotStartError):
+    """Desired or observed state is unknown; ``reasons`` has a sentence for each unknown part."""
 
 
-class InspectedKernel(ReadableKernel, Protocol):
-    """The kernel as commands need it."""
+def _why_missing(scheduler: str, kernel: ReadableKernel) -> str:
+    return kernel.why_missing(scheduler)
+
+
+class Comparison:
+    """The desired and the observed state of this node at the last ``read``. ``view`` exists after the first one."""
+
+    view: views.NodeView
+
+    def __init__(
+        self,
+        choices: Choices,
+        store: Store,
+        kernel: KernelThread[ReadableKernel],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.kernel = kernel
+        self._reconciler = Reconciler(choices.policy)
+        self.survey = self._reconciler.survey
+        self._clock = clock
+        self._translator = Translator(
+            node_name=choices.settings.node_name,
+            settings=choices.translation,
+            sysctls=choices.settings.sysctls,
+            timeouts=choices.settings.timeouts,
+            store=store,
+            reconciler=self._reconciler,
+        )
+        self._translator.put_node()
+        self._carried: frozenset[Address] = frozenset()
 
     @property
-    def rules(self) -> Programs:
-        """The programs of its rules."""
+    def translation(self) -> Settings:
+        """The operator's choices for Services, and what the kernel has for them."""
+        return self._translator.settings
+
+    async def read(self) -> Changes:
+        """Read the kernel, and take the changes out of the store; returns the changes.
+
+        Raises:
+            UnknownStateError: a part of the kernel could not be read, or a first list is doubted.
+        """
+        if self.store.may_lack_all:
+            raise UnknownStateError("a first list of the API server is empty; it does not count before a second list confirms it")
+        sets, sysctls = self._reconciler.subjects()
+        observed = await self.kernel.call(lambda kernel: kernel.observe(sets, self.translation.families, sysctls))
+        if observed.errors:
+            raise UnknownStateError(*observed.errors)
+        try:
+            timeouts = await self.kernel.call(lambda kernel: kernel.read_timeouts())
+        except KernelError as error:
+            raise UnknownStateError(error) from error
+        now = self._clock()
+        self._carried = observed.local.union(one.address for one in observed.interface_addresses or ())
+        self.view = self._translator.update_view(observed.interface_addresses or (), now)
+        for name in sorted(self._translator.unknown_schedulers):
+            reason = await self.kernel.call(functools.partial(_why_missing, name))
+            self._translator.note_scheduler(name, reason, now)
+        changes = self.store.take()
+        await in_slices(self._translator.putting(changes.services), self._clock)
+        self._reconciler.observe(observed, self._clock())
+        self._reconciler.tend(self._clock())
+        self._translator.put_skeletons(settled=True)
+        self._reconciler.note_timeouts(timeouts)
+        return self._translator.with_refusals(changes)
+
+    def is_carried(self, address: Address) -> bool:
+        """Whether an interface of this node had this address at the last ``read``."""
+        return address in self._carried
+
+    @property
+    def may_linger(self) -> bool:
+        """Whether a stale virtual server has an address that this node lacks.
+
+        ``run`` keeps the node ports of a lost address for a while.
+        """
+        return not all(self.is_carried(key.address) for key in self.survey.stale())
+
+    def differences(self) -> list[Difference]:
+        """The differences at the last ``read``."""
+        return list(self.survey.differences(iptables_rule.render))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +154,16 @@ class Inspected:
     config: Config
     store: Store
     kernel: KernelThread[ReadableKernel]
-    settings: EngineSettings
-    translation: Settings
-    policy: Policy
+    choices: Choices
 
     def comparison(self) -> Comparison:
         """Its desired and its observed state."""
-        return Comparison(
-            settings=self.settings, translation=self.translation, policy=self.policy, store=self.store, kernel=self.kernel
-        )
+        return Comparison(self.choices, self.store, self.kernel)
+
+
+def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
+    """Why a node cannot be read, in sentences."""
+    return error.reasons if isinstance(error, CannotStartError) else (str(error),)
 
 
 def run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
@@ -94,10 +171,8 @@ def run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
         return asyncio.run(_run(config, answer))
-    except (CannotStartError, UnknownStateError) as error:
-        reasons: Iterable[str] = error.reasons
-    except KernelError as error:
-        reasons = (str(error),)
+    except (CannotStartError, KernelError) as error:
+        reasons = reasons_of(error)
     for reason in reasons:
         sys.stderr.write(f"ipvsproxy: {reason}\n")
     sys.stderr.write("ipvsproxy: the state of this node is unknown; nothing was changed\n")
@@ -112,7 +187,7 @@ async def _run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) ->
             return await answer(node)
 
 
-async def inspect(config: Config, kernel: KernelThread[InspectedKernel]) -> Inspected:
+async def inspect(config: Config, kernel: KernelThread[NodeKernel]) -> Inspected:
     """This node, with an empty store.
 
     Raises:
@@ -120,14 +195,8 @@ async def inspect(config: Config, kernel: KernelThread[InspectedKernel]) -> Insp
     """
     programs = await kernel.call(readable_programs)
     choices = requirements.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.translation.scheduler))
-    return Inspected(
-        config=config,
-        store=Store(started_s=time.time(), guard=Guard(config.guard_percent)),
-        kernel=kernel,
-        settings=choices.settings,
-        translation=choices.translation,
-        policy=choices.policy,
-    )
+    store = Store(started_s=time.time(), guard=Guard(config.guard_percent))
+    return Inspected(config=config, store=store, kernel=kernel, choices=choices)
 
 
 def expected_scheduler(configured: str) -> str:
@@ -217,7 +286,7 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
         kernel.stop()
 
 
-def readable_programs(kernel: InspectedKernel) -> Mapping[Family, Program]:
+def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     """The iptables program of each readable family.
 
     Raises:

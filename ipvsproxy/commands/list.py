@@ -2,11 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.comparison import Comparison, UnknownStateError
-from ipvsproxy.commands.inspection import Document, Inspected
+from ipvsproxy.commands.inspection import Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.errors import CannotStartError
@@ -222,11 +221,8 @@ def run(config: Config) -> int:
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
         document, problems = asyncio.run(_read(config))
-    except CannotStartError as error:
-        _complain(error.reasons, "nothing can be said about this node, and nothing was changed")
-        return inspection.CANNOT_TELL
-    except KernelError as error:
-        _complain([str(error)], "nothing can be said about this node, and nothing was changed")
+    except (CannotStartError, KernelError) as error:
+        _complain(inspection.reasons_of(error), "nothing can be said about this node, and nothing was changed")
         return inspection.CANNOT_TELL
     inspection.show(document, render(document), as_json=config.as_json)
     if problems:
@@ -240,7 +236,7 @@ def _complain(reasons: Iterable[str], conclusion: str) -> None:
         sys.stderr.write(f"ipvsproxy: {sentence}\n")
 
 
-async def _read(config: Config) -> tuple[Document, tuple[str, ...]]:
+async def _read(config: Config) -> tuple[Document, Sequence[str]]:
     """The table, and why names are missing in it.
 
     Raises:
@@ -250,19 +246,17 @@ async def _read(config: Config) -> tuple[Document, tuple[str, ...]]:
     async with inspection.readable_kernel(config) as kernel:
         try:
             return await _read_with_names(config, kernel)
-        except (CannotStartError, UnknownStateError) as error:
-            problems = error.reasons
-        except KernelError as error:
-            problems = (str(error),)
+        except (CannotStartError, KernelError) as error:
+            problems = inspection.reasons_of(error)
         rows = await kernel.call(lambda _: ipvs_rows.read())
         return describe_without_names(config.node_name, rows), problems
 
 
-async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> tuple[Document, tuple[str, ...]]:
+async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> tuple[Document, Sequence[str]]:
     source = await sources.make(config, inspection.NoListener())
     node = await inspection.inspect(config, kernel)
     async with inspection.following(source, node.store):
-        problems: tuple[str, ...] = ()
+        problems: Sequence[str] = ()
         targets: Targets = {}
         try:
             targets = await source.targets()

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.comparison import UnknownStateError
-from ipvsproxy.commands.inspection import Document, Inspected
+from ipvsproxy.commands.inspection import Document, Inspected, UnknownStateError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
@@ -119,9 +118,9 @@ async def plan(node: Inspected) -> Planned:
     kernel = await node.kernel.call(PlanningKernel)
     watcher = _FirstSync()
     engine = Engine(
-        settings=dataclasses.replace(node.settings, audit_interval_s=math.inf),  # the kernel is read once
-        translation=node.translation,
-        policy=node.policy,
+        settings=dataclasses.replace(node.choices.settings, audit_interval_s=math.inf),  # the kernel is read once
+        translation=node.choices.translation,
+        policy=node.choices.policy,
         store=node.store,
         kernel=node.kernel.standing_in(kernel),
         watcher=watcher,

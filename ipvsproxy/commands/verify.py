@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.comparison import Comparison
-from ipvsproxy.commands.inspection import Document
+from ipvsproxy.commands.inspection import Comparison, Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.translate.view import GRACE_S

@@ -11,7 +11,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -40,16 +40,6 @@ from tests.support.virtual_time import in_virtual_time
 
 FOREIGN = builders.frontend("192.0.2.1", 80)
 CLUSTER_IP = builders.frontend(builders.CLUSTER_IP, 80)
-
-
-class Rules:
-    """The driver of iptables; ``users`` are somebody else's rules."""
-
-    def __init__(self, *users: str) -> None:
-        self.users = users
-
-    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        return [rule for rule in self.users if text in rule]
 
 
 @pytest.fixture
@@ -81,7 +71,7 @@ def clean(
     dry_run: bool = False,
     excluded: Sequence[str] = (),
 ) -> cleanup.Result:
-    node = cleanup.Node(kernel, Rules(), examinations(left or Tables(), tables or MemoryTables()))
+    node = cleanup.Node(kernel, [], examinations(left or Tables(), tables or MemoryTables()))
     return cleanup.clean(node, builders.networks(*excluded), EVERYWHERE, dry_run=dry_run)
 
 
@@ -159,7 +149,9 @@ def test_what_could_not_be_read_is_a_problem_and_costs_no_witness(kernel: FakeKe
 def test_a_set_that_a_strange_rule_uses_is_named_with_the_rule(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
     users = ("-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst")
-    result = cleanup.clean(cleanup.Node(kernel, Rules(*users), {}), (), EVERYWHERE, dry_run=False)
+    result = cleanup.clean(
+        cleanup.Node(kernel, [lambda text, families: [rule for rule in users if text in rule]], {}), (), EVERYWHERE, dry_run=False
+    )
     (line,) = [line for line in cleanup.render_text(result, dry_run=False).splitlines() if line.startswith("failed: ")]
     assert line.endswith(": -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP")
     assert not kernel.device, "one failure does not stop the rest"
@@ -278,7 +270,7 @@ def test_sets_of_our_names_go_whatever_their_shape_is(kernel: FakeKernel, monkey
         return observe([name for name in names if name != there.name], *others)
 
     monkeypatch.setattr(kernel, "observe", without)
-    node = cleanup.Node(kernel, Rules(), {}, unlike_sets=lambda: [there])
+    node = cleanup.Node(kernel, [], {}, unlike_sets=lambda: [there])
     shown = cleanup.clean(node, (), EVERYWHERE, dry_run=True)
     assert [str(one.operation) for one in shown.outcomes if one.operation.item == there] == [f"remove set {there.name}"]
     result = cleanup.clean(node, (), EVERYWHERE, dry_run=False)
@@ -291,7 +283,7 @@ def test_unreadable_sets_are_a_problem(kernel: FakeKernel, *, dry_run: bool) -> 
     def unread() -> list[IpSet]:
         raise KernelError(action="list the set KUBE-CLUSTER-IP", errno=errno.EIO)
 
-    result = cleanup.clean(cleanup.Node(kernel, Rules(), {}, unlike_sets=unread), (), EVERYWHERE, dry_run=dry_run)
+    result = cleanup.clean(cleanup.Node(kernel, [], {}, unlike_sets=unread), (), EVERYWHERE, dry_run=dry_run)
     assert any("KUBE-CLUSTER-IP" in one for one in result.problems)
 
 

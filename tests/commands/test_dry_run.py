@@ -33,7 +33,7 @@ class Shadowed:
         self.node: Inspected = inspected(kernel, *WEB)
         self.metrics = Metrics()
         self.status = Status(families=tuple(Family), sync_period_s=30, clock=lambda: 0.0, wall_clock=lambda: 0.0)
-        self.dry_run = DryRun(self.node.comparison(), self.status, self.metrics, interval_s=30)
+        self.dry_run = DryRun(self.node.comparison(), self.status, self.metrics, node_name=builders.THIS_NODE, interval_s=30)
 
     async def differences(self) -> Mapping[str, float]:
         """By kind, those above zero; every kind, once there are any."""

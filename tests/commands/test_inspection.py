@@ -1,18 +1,19 @@
 """What commands that look are given: the same choices, the same doubts as ``run``."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import pytest
 import structlog.testing
 
 from ipvsproxy.commands import dry_run, inspection, plan
-from ipvsproxy.commands.comparison import UnknownStateError
-from ipvsproxy.commands.inspection import Inspected
+from ipvsproxy.commands.inspection import Inspected, UnknownStateError
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.modules import ModuleState
+from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
@@ -34,7 +35,8 @@ WEB = (
 
 async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     config = loading.from_flags(f"--hostname-override={builders.THIS_NODE}", *flags)
-    return await inspection.inspect(config, KernelThread(memory_node.InlineWorker(), kernel))
+    as_real: NodeKernel = cast("NodeKernel", kernel)  # it is asked for no more than the kernel in memory has
+    return await inspection.inspect(config, KernelThread(memory_node.InlineWorker(), as_real))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ async def test_a_scheduler_that_the_kernel_has_not_is_replaced_as_run_does(
     monkeypatch.setattr(modules, "module_state", module_state)
     with structlog.testing.capture_logs() as logs:
         node = await inspected(FakeKernel(), "--ipvs-scheduler=wlc")
-    assert node.translation.scheduler == used
+    assert node.choices.translation.scheduler == used
     assert asked == ["ip_vs_wlc"]
     assert [(line["event"], line["used"]) for line in logs] == ([("scheduler_not_found", "rr")] if used == "rr" else [])
 
@@ -104,6 +106,6 @@ async def test_a_dry_run_compares_nothing_with_a_list_that_is_not_believed() -> 
     status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
     async with inspection.following(EmptySource(), node.store):
         with structlog.testing.capture_logs() as logs:
-            await dry_run.DryRun(node.comparison(), status, Metrics(), interval_s=30).compare()
+            await dry_run.DryRun(node.comparison(), status, Metrics(), node_name=builders.THIS_NODE, interval_s=30).compare()
     assert [line["event"] for line in logs] == ["first_list_not_believed"]
     assert status.health().updated_s is None

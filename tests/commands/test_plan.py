@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from ipvsproxy.commands import plan
-from ipvsproxy.commands.comparison import UnknownStateError
-from ipvsproxy.commands.inspection import Document
+from ipvsproxy.commands.inspection import Document, UnknownStateError
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.sets import ForeignElement

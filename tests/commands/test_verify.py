@@ -6,8 +6,7 @@ import itertools
 import pytest
 
 from ipvsproxy.commands import verify
-from ipvsproxy.commands.comparison import UnknownStateError
-from ipvsproxy.commands.inspection import Document
+from ipvsproxy.commands.inspection import Document, UnknownStateError
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey

@@ -4,7 +4,7 @@ import asyncio
 
 from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.config import load
-from ipvsproxy.config.settings import EngineSettings
+from ipvsproxy.config.settings import Choices, EngineSettings
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.service import ApiObject, ObjectKind
@@ -30,16 +30,18 @@ def inspected(
         config=load.load(["--proxy-mode=ipvs"], hostname=builders.THIS_NODE, read_file=no_file),
         store=store,
         kernel=KernelThread(memory_node.InlineWorker(), kernel),
-        settings=EngineSettings(
-            node_name=builders.THIS_NODE,
-            min_interval_s=0,
-            audit_interval_s=memory_node.AUDIT_INTERVAL_S,
-            drift_check_interval_s=memory_node.DRIFT_CHECK_INTERVAL_S,
-            sysctls=memory_node.SYSCTLS,
-            timeouts=timeouts,
+        choices=Choices(
+            EngineSettings(
+                node_name=builders.THIS_NODE,
+                min_interval_s=0,
+                audit_interval_s=memory_node.AUDIT_INTERVAL_S,
+                drift_check_interval_s=memory_node.DRIFT_CHECK_INTERVAL_S,
+                sysctls=memory_node.SYSCTLS,
+                timeouts=timeouts,
+            ),
+            translation or Settings(),
+            Policy(),
         ),
-        translation=translation or Settings(),
-        policy=Policy(),
     )
 
 

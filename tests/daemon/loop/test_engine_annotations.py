@@ -5,7 +5,8 @@ from typing import Any
 
 import structlog.testing
 
-from ipvsproxy.commands.comparison import Comparison
+from ipvsproxy.commands.inspection import Comparison
+from ipvsproxy.config.settings import Choices
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnnotations
 from ipvsproxy.model.service import Service
@@ -132,11 +133,9 @@ async def test_a_command_asks_for_no_module_and_finds_no_difference_while_an_end
         node.put(builders.endpoint_slice(ONE, TWO))
         await node.quiet(41)
         comparison = Comparison(
-            settings=node.engine._settings,
-            translation=Settings(),
-            policy=Policy(),
-            store=node.store,
-            kernel=KernelThread(memory_node.InlineWorker(), node.kernel),
+            Choices(node.engine._settings, Settings(), Policy()),
+            node.store,
+            KernelThread(memory_node.InlineWorker(), node.kernel),
             clock=node._now,
         )
         for _ in range(2):
