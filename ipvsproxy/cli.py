@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import assert_never
 
-from ipvsproxy.config import commands, file, flags, load
+from ipvsproxy.config import commands, file, load
 from ipvsproxy.config.option import ConfigError, Given, Problem, Source, quoted
 from ipvsproxy.config.settings import Command, Config
 from ipvsproxy.daemon.loop import garbage
@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(command: commands.Command, arguments: Sequence[str]) -> int:
     """Execute a command with these arguments; returns the exit status."""
-    words, options = flags.take_words(arguments) if command.subject else ([], list(arguments))
-    given, _ = flags.parse(options, command.name)
+    words, options = load.take_words(arguments) if command.subject else ([], list(arguments))
+    given, _ = load.parse(options, command.name)
     if text := _help_or_version(given, command):
         sys.stdout.write(text)
         return OK

@@ -1,6 +1,6 @@
 """Shell completion: shtab generates the scripts from a parser of all commands, flags and values of the catalogue.
 
-Only shtab uses this parser. ``config/flags.py`` parses command lines, because argparse's rules differ from kube-proxy's.
+Only shtab uses this parser. ``config/load.py`` parses command lines, because argparse's rules differ from kube-proxy's.
 """
 
 import argparse

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import yaml
 
-from ipvsproxy.config import catalogue, syntax
+from ipvsproxy.config import catalogue
+from ipvsproxy.config import option as options
 from ipvsproxy.config.option import Given, Kind, Notice, Option, Problem, Source, Status, Value, quoted
 from ipvsproxy.config.settings import Config
 
@@ -167,7 +168,7 @@ class _Reading:
         if isinstance(node, yaml.SequenceNode):
             source = source._replace(element_lines=tuple(element.start_mark.line + 1 for element in node.value))
         try:
-            value = _READERS.get(option.kind, _read_text)(node, option)
+            value = _value(node, option)
         except (_WrongTypeError, ValueError) as error:
             self.problems.append(Problem(source, f"{_shown(node)} must be {error}", option.key))
             return
@@ -191,40 +192,25 @@ def _scalar(node: yaml.Node, tags: tuple[str, ...], expected: str) -> str:
     return str(node.value)
 
 
+_TEXT = ((_STRING, _TIMESTAMP), "a string")
+
+
 def _string(node: yaml.Node) -> str:
-    return _scalar(node, (_STRING, _TIMESTAMP), "a string")
+    return _scalar(node, *_TEXT)
 
 
-def _read_text(node: yaml.Node, _option: Option) -> Value:
-    return _string(node)
-
-
-def _read_boolean(node: yaml.Node, _option: Option) -> bool:
+def _read_boolean(node: yaml.Node) -> bool:
     return _scalar(node, (_BOOLEAN,), "true or false").lower() in _TRUE
 
 
-def _read_integer(node: yaml.Node, _option: Option) -> Value:
-    return syntax.parse_integer(_scalar(node, (_INTEGER,), "a whole number"))
-
-
-def _read_level(node: yaml.Node, _option: Option) -> Value:
-    return syntax.parse_level(_scalar(node, (_INTEGER,), "a whole number"))
-
-
-def _read_number(node: yaml.Node, _option: Option) -> Value:
+def _read_number(node: yaml.Node) -> Value:
     # 1e+06, as Go writes a million, is text to PyYAML.
     is_plain = isinstance(node, yaml.ScalarNode) and not node.style
     tags = (_INTEGER, _FLOAT, _STRING) if is_plain else (_INTEGER, _FLOAT)
-    return syntax.parse_number(_scalar(node, tags, "a number").replace("_", ""))
+    return options.parse_number(_scalar(node, tags, "a number").replace("_", ""))
 
 
-def _read_duration(node: yaml.Node, option: Option) -> Value:
-    if option.nanoseconds and node.tag == _INTEGER and _NANOSECONDS.fullmatch(str(node.value)):
-        return int(node.value) / 1e9
-    return syntax.parse_duration(_scalar(node, (_STRING,), "a duration such as 30s, 1m30s or 1h"))
-
-
-def _read_list(node: yaml.Node, _option: Option) -> Value:
+def _read_list(node: yaml.Node) -> Value:
     if not isinstance(node, yaml.SequenceNode):
         raise _WrongTypeError("a list")
     try:
@@ -233,16 +219,16 @@ def _read_list(node: yaml.Node, _option: Option) -> Value:
         raise _WrongTypeError("one of strings, in quotes") from error
 
 
-def _read_gates(node: yaml.Node, option: Option) -> Value:
+def _read_gates(node: yaml.Node) -> Value:
     if not isinstance(node, yaml.MappingNode):
         raise _WrongTypeError("a mapping of names to true or false")
     try:
-        return {_string(key): _read_boolean(value, option) for key, value in node.value}
+        return {_string(key): _read_boolean(value) for key, value in node.value}
     except _WrongTypeError as error:
         raise _WrongTypeError("a mapping of names to true or false") from error
 
 
-def _read_patterns(node: yaml.Node, option: Option) -> Value:
+def _read_patterns(node: yaml.Node) -> Value:
     expected = "one of mappings with filePattern and verbosity"
     if not isinstance(node, yaml.SequenceNode):
         raise _WrongTypeError("a list")
@@ -255,25 +241,35 @@ def _read_patterns(node: yaml.Node, option: Option) -> Value:
         pattern = _string(fields["filePattern"])
         if not pattern or "," in pattern or "=" in pattern:
             raise _WrongTypeError(f"{expected}, where no filePattern is empty or has a comma or equals sign")
-        patterns.append(f"{pattern}={_read_level(fields['verbosity'], option)}")
+        patterns.append(f"{pattern}={options.parse_level(_scalar(fields['verbosity'], *_WHOLE))}")
     return tuple(patterns)
 
 
-def _read_quantity(node: yaml.Node, _option: Option) -> Value:
-    return syntax.parse_quantity(_scalar(node, (_STRING, _INTEGER, _FLOAT), "a number of bytes such as 512, 1k or 2Ki"))
-
-
-_READERS: Mapping[Kind, Callable[[yaml.Node, Option], Value]] = {
+_WHOLE = ((_INTEGER,), "a whole number")
+_SCALARS: Mapping[Kind, tuple[tuple[str, ...], str]] = {
+    Kind.TEXT: _TEXT,
+    Kind.INTEGER: _WHOLE,
+    Kind.LEVEL: _WHOLE,
+    Kind.DURATION: ((_STRING,), "a duration such as 30s, 1m30s or 1h"),
+    Kind.QUANTITY: ((_STRING, _INTEGER, _FLOAT), "a number of bytes such as 512, 1k or 2Ki"),
+}
+"""Kinds whose value is written as a flag's: the types that it may have in YAML, and what it must be."""
+_READERS: Mapping[Kind, Callable[[yaml.Node], Value]] = {
     Kind.BOOLEAN: _read_boolean,
-    Kind.INTEGER: _read_integer,
     Kind.NUMBER: _read_number,
-    Kind.LEVEL: _read_level,
-    Kind.DURATION: _read_duration,
     Kind.LIST: _read_list,
     Kind.GATES: _read_gates,
     Kind.PATTERNS: _read_patterns,
-    Kind.QUANTITY: _read_quantity,
 }
+
+
+def _value(node: yaml.Node, option: Option) -> Value:
+    """Raises _WrongTypeError or ValueError."""
+    if option.kind in _READERS:
+        return _READERS[option.kind](node)
+    if option.nanoseconds and node.tag == _INTEGER and _NANOSECONDS.fullmatch(str(node.value)):
+        return int(node.value) / 1e9
+    return option.parse(_scalar(node, *_SCALARS[option.kind]))
 
 
 def render(config: Config) -> str:
@@ -286,7 +282,7 @@ def document(config: Config) -> Document:
     root: Document = {"apiVersion": API_VERSION, "kind": KIND}
     for key, value in config.values.items():
         option = catalogue.BY_KEY[key]
-        if option.status is Status.OWN and value == syntax.parse(option.kind, option.default):
+        if option.status is Status.OWN and value == option.parse(option.default):
             continue
         *sections, name = option.field.split(".")
         section = root
@@ -316,7 +312,7 @@ def _flag_value(option: Option, value: Value) -> str:
 
 def _plain(option: Option, value: Value) -> object:
     if option.kind is Kind.DURATION and isinstance(value, float):
-        return syntax.render_duration(value)
+        return options.render_duration(value)
     if option.kind is Kind.PATTERNS and isinstance(value, tuple):
         return [{"filePattern": name, "verbosity": int(level)} for name, _, level in (item.partition("=") for item in value)]
     if isinstance(value, tuple):

@@ -1,10 +1,160 @@
-"""From flags and file to one ``Config``. Pure: the caller passes the host's name and a function that reads files."""
+"""From a command line and its file to one ``Config``. Pure: the caller passes the host's name and a function that reads files.
 
-from collections.abc import Callable, Mapping, Sequence
+Flags are parsed as Go's pflag parses them, so that every kube-proxy command line means the same here.
 
-from ipvsproxy.config import catalogue, file, flags, validate
-from ipvsproxy.config.option import ConfigError, Given, Kind, Notice, Problem, quoted
+``--name=value``, ``--name value``, ``--switch``, ``--switch=false``, ``-v=4``, ``-v 4``, ``-v4``; dashes and underscores in a
+name are equivalent; the last value of a repeated flag counts, all values of a repeated list do; arguments after ``--`` are no
+flags. argparse differs in each of these details (a switch takes the next word, a value may not begin with a dash, parsing ends
+at the first error), hence our own loop.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.config import catalogue, file, validate
+from ipvsproxy.config.option import ConfigError, Given, Kind, Notice, Option, Problem, Source, Value, quoted
 from ipvsproxy.config.settings import Config
+
+_SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output"}
+END = "--"
+"""Ends the flags: every argument after it is a word."""
+_APPENDED = frozenset((Kind.LIST, Kind.GATES, Kind.PATTERNS))
+
+
+class Piece(NamedTuple):
+    """A flag with its value, a word, or the two dashes that end the flags; ``raw`` holds the original arguments.
+
+    A word has no ``name``. A flag's name is normalised; its ``value`` is None if the command line gives none.
+    """
+
+    raw: tuple[str, ...]
+    name: str | None
+    value: str | None
+
+
+def pieces(arguments: Sequence[str]) -> Iterator[Piece]:
+    """Split a command line."""
+    rest = list(reversed(arguments))
+    while rest:
+        argument = rest.pop()
+        if argument == END:
+            yield Piece((END,), END, None)
+            yield from (Piece((word,), None, None) for word in reversed(rest))
+            return
+        if not argument.startswith("-") or argument == "-":
+            yield Piece((argument,), None, None)
+            continue
+        name, value = _split(argument)
+        option = catalogue.BY_FLAG.get(name)
+        if value is None and option is not None and not option.implied_value and rest:
+            value = rest.pop()
+            yield Piece((argument, value), name, value)
+        else:
+            yield Piece((argument,), name, value)
+
+
+def take_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into words, which may stand anywhere, and flags.
+
+    A word that looks like a switch's value stays with the flags, so that ``parse`` reports how to write it.
+    """
+    words: list[str] = []
+    others: list[str] = []
+    switch: Option | None = None
+    for raw, name, _ in pieces(arguments):
+        if name == END:
+            switch = None
+        elif name is not None:
+            switch = catalogue.BY_FLAG.get(name)
+            others += raw
+        elif _is_value_of(switch, raw[0]):
+            others += raw
+        else:
+            words += raw
+    return words, others
+
+
+def parse(arguments: Sequence[str], command: str = "run") -> tuple[Mapping[str, Given], tuple[Problem, ...]]:
+    """Parse all flags of a command; returns the given values by ``Option.key``, and all problems."""
+    known = {name: option for name, option in catalogue.BY_FLAG.items() if option.command in ("", command)}
+    given: dict[str, Given] = {}
+    problems: list[Problem] = []
+    previous: Option | None = None
+    for raw, name, value in pieces(arguments):
+        if name == END:
+            previous = None
+            continue
+        if name is None:
+            problems.append(_word_problem(raw[0], previous))
+            continue
+        source = Source(f"--{name}")
+        option = previous = known.get(name)
+        if option is None:
+            problems.append(_unknown_problem(raw[0], name, known))
+            continue
+        if value is None and not option.implied_value:
+            problems.append(Problem(source, f"needs a value, such as --{name}={_example(option)}", option.key))
+            continue
+        text = option.implied_value if value is None else value
+        if not text and option.empty_is_unset:
+            continue
+        try:
+            new = option.parse(text)
+        except ValueError as error:
+            problems.append(Problem(source, f"{quoted(text)} must be {error}", option.key))
+            continue
+        before = given.get(option.key)
+        given[option.key] = Given(_appended(option.kind, before.value, new) if before else new, source)
+    return given, tuple(problems)
+
+
+def _split(argument: str) -> tuple[str, str | None]:
+    """The flag's normalised name, and its value if the argument has one."""
+    if not argument.startswith("--") and argument[1] in _SHORTHANDS:
+        value = argument[2:].removeprefix("=")
+        if argument[1] != "h" or not argument[2:]:
+            return _SHORTHANDS[argument[1]], value if argument[2:] else None
+    name, equals, value = argument.lstrip("-").partition("=")
+    name = name.replace("_", "-")
+    if not argument.startswith("--"):
+        name = f"-{name}"  # one dash is for the shorthands only; no option's name begins with a dash
+    return name, value if equals else None
+
+
+def _appended(kind: Kind, before: Value, new: Value) -> Value:
+    if kind not in _APPENDED:
+        return new
+    if isinstance(before, tuple) and isinstance(new, tuple):
+        return before + new
+    if isinstance(before, Mapping) and isinstance(new, Mapping):
+        return {**before, **new}
+    raise TypeError(kind)
+
+
+def _example(option: Option) -> str:
+    return option.choices[0] if option.choices else option.default or option.placeholder or option.kind.value
+
+
+def _is_value_of(switch: Option | None, word: str) -> bool:
+    """Whether a word looks like the value of the switch before it."""
+    return switch is not None and bool(switch.implied_value) and word.lower() in ("true", "false")
+
+
+def _word_problem(word: str, previous: Option | None) -> Problem:
+    if previous is not None and _is_value_of(previous, word):
+        return Problem(Source(f"--{previous.flag}"), f"takes its value after an equals sign: --{previous.flag}={word}")
+    return Problem(Source(quoted(word)), "is neither a flag nor a command")
+
+
+def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Problem:
+    written = argument.partition("=")[0]
+    plain = name.lstrip("-")
+    if plain in known:
+        return Problem(Source(quoted(written)), f"unknown flag; write --{plain}")
+    close = difflib.get_close_matches(plain[:60], known, n=1)
+    hint = f"; did you mean --{close[0]}?" if close else ""
+    return Problem(Source(quoted(written)), f"unknown flag{hint}")
 
 
 def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], bytes], command: str = "run") -> Config:
@@ -17,7 +167,7 @@ def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], 
     Raises:
         ConfigError: the configuration has problems; the error holds all of them.
     """
-    given, problems = flags.parse(arguments, command)
+    given, problems = parse(arguments, command)
     notices: tuple[Notice, ...] = ()
     readable = True
     path = str(given["config"].value) if "config" in given else ""

@@ -1,7 +1,14 @@
-"""An option as data, from which parsing, checking, ``--help``, the file and the ``Config`` follow; and given values."""
+"""An option as data, from which parsing, checking, ``--help``, the file and the ``Config`` follow; and given values.
 
+The syntax of values is that of Go's flag and duration parsers, as kube-proxy uses them. Every ``parse_`` function raises
+ValueError with a text that completes "must be ...".
+"""
+
+import csv
 import enum
-from collections.abc import Iterable, Mapping
+import fractions
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self
 
 
@@ -18,6 +25,180 @@ class Kind(enum.Enum):
     GATES = "NAME=BOOL,..."
     PATTERNS = "PATTERN=LEVEL,..."
     QUANTITY = "BYTES"
+
+
+Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
+"""A setting's value after its syntax is parsed. Durations are seconds; addresses and ranges are still text."""
+
+
+def quoted(text: str) -> str:
+    """The text as an error shows it: in quotes, on one line, cut after 80 characters."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")  # noqa: PLR2004 - as the docstring says
+
+
+INT32 = range(-(2**31), 2**31)
+INT64_MAX = 2**63 - 1
+LEVEL_MAX = 2**31 - 1
+_LONGEST = 200
+"""Characters of a number or duration. Python converts longer texts slowly or not at all."""
+
+_TRUE = frozenset(("1", "t", "T", "TRUE", "true", "True"))
+_FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
+_INTEGER = re.compile(r"([+-]?)(0[xXbBoO]|0(?=[0-9_])|)([0-9a-fA-F_]+)", re.ASCII)
+_BASES: Mapping[str, int] = {"": 10, "0": 8, "0o": 8, "0x": 16, "0b": 2}
+_DURATION_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_QUANTITY = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?", re.ASCII)
+_UNITS_NS: Mapping[str, int] = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "μs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+
+
+def parse_boolean(text: str) -> bool:
+    """Read a boolean as Go's ``strconv.ParseBool`` does."""
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise ValueError("true or false")
+
+
+def parse_integer(text: str) -> int:
+    """Read a 32-bit integer as Go's ``strconv.ParseInt`` does with base 0: 0x, 0o, 0b, a leading 0 for octal, and underscores."""
+    allowed = f"a whole number in {INT32.start}..{INT32.stop - 1}"
+    match = _INTEGER.fullmatch(text)
+    if match is None or len(text) > _LONGEST:
+        raise ValueError(allowed)
+    sign, prefix, digits = match.groups()
+    try:
+        number = int(sign + (digits.removeprefix("_") if prefix else digits), _BASES[prefix.lower()])
+    except ValueError as error:
+        raise ValueError(allowed) from error
+    if number not in INT32:
+        raise ValueError(allowed)
+    return number
+
+
+def parse_level(text: str) -> int:
+    """Read a verbosity."""
+    allowed = f"a whole number in 0..{LEVEL_MAX}"
+    if not (text.isascii() and text.isdecimal() and len(text) <= _LONGEST) or int(text) > LEVEL_MAX:
+        raise ValueError(allowed)
+    return int(text)
+
+
+def parse_number(text: str) -> float:
+    """Read a finite number."""
+    try:
+        number = float(text) if len(text) <= _LONGEST and text.isascii() else float("nan")
+    except ValueError as error:
+        raise ValueError("a number") from error
+    if abs(number) == float("inf") or number != number:  # noqa: PLR0124 - only NaN differs from itself
+        raise ValueError("a number")
+    return number
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration as Go's ``time.ParseDuration`` does (``30s``, ``1m30s``, ``1.5h``, ``-5ms``, ``0``), in seconds."""
+    allowed = "a duration such as 30s, 1m30s or 1h"
+    if len(text) > _LONGEST:
+        raise ValueError(allowed)
+    sign, rest = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
+    if rest == "0":
+        return 0.0
+    total_ns, position = 0, 0
+    while match := _DURATION_PART.match(rest, position):
+        whole, fraction, unit = match[1], match[2] or "", match[3]
+        if not whole and not fraction:
+            raise ValueError(allowed)
+        total_ns += int(whole or "0") * _UNITS_NS[unit] + int(fraction or "0") * _UNITS_NS[unit] // 10 ** len(fraction)
+        position = match.end()
+    if not position or position != len(rest) or total_ns > INT64_MAX:
+        raise ValueError(allowed)
+    return (-total_ns if sign == "-" else total_ns) / 1e9
+
+
+def render_duration(seconds: float) -> str:
+    """The duration as Go prints it: ``1m30s``, ``24h0m0s``, ``1.5ms``, ``0s``."""
+    total_ns = round(fractions.Fraction(abs(seconds)) * _UNITS_NS["s"])
+    sign = "-" if seconds < 0 and total_ns else ""
+    if total_ns < _UNITS_NS["s"]:
+        unit = next((unit for unit in ("ms", "µs", "ns") if total_ns >= _UNITS_NS[unit]), "s")
+        return f"{sign}{_decimal(total_ns, _UNITS_NS[unit])}{unit}"
+    hours, rest_ns = divmod(total_ns, _UNITS_NS["h"])
+    minutes, rest_ns = divmod(rest_ns, _UNITS_NS["m"])
+    text = f"{_decimal(rest_ns, _UNITS_NS['s'])}s"
+    if hours or minutes:
+        text = f"{minutes}m{text}"
+    return f"{sign}{hours}h{text}" if hours else f"{sign}{text}"
+
+
+def _decimal(number: int, unit: int) -> str:
+    whole, rest = divmod(number, unit)
+    digits = f"{rest:0{len(str(unit)) - 1}d}".rstrip("0") if rest else ""
+    return f"{whole}.{digits}" if digits else str(whole)
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """Read one line of comma-separated values, quotes allowed, as pflag's string slice does."""
+    if not text:
+        return ()
+    try:
+        return tuple(next(csv.reader([text], strict=True)))
+    except csv.Error as error:
+        raise ValueError("a comma-separated list") from error
+
+
+def parse_gates(text: str) -> Mapping[str, bool]:
+    """Read ``A=true,B=false``."""
+    gates: dict[str, bool] = {}
+    for pair in filter(None, text.split(",")):
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not name:
+            raise ValueError("a list such as NameOfGate=true,OtherGate=false")
+        gates[name] = parse_boolean(value)
+    return gates
+
+
+def parse_patterns(text: str) -> tuple[str, ...]:
+    """Read ``pattern=N,pattern=N`` of ``--vmodule``; empty elements are dropped."""
+    patterns = tuple(filter(None, text.split(",")))
+    for pattern in patterns:
+        name, _, level = pattern.partition("=")
+        try:
+            parse_level(level)
+        except ValueError as error:
+            raise ValueError("a list such as pattern=2,other=4") from error
+        if not name:
+            raise ValueError("a list such as pattern=2,other=4")
+    return patterns
+
+
+def parse_quantity(text: str) -> str:
+    """Check a number of bytes: 512, 1k, 2Ki, 3M. Returns the text, because nothing here calculates with the number."""
+    if len(text) > _LONGEST or not _QUANTITY.fullmatch(text):
+        raise ValueError("a number of bytes such as 512, 1k or 2Ki")
+    return text
+
+
+_PARSERS: Mapping[Kind, Callable[[str], Value]] = {
+    Kind.TEXT: str,
+    Kind.BOOLEAN: parse_boolean,
+    Kind.INTEGER: parse_integer,
+    Kind.NUMBER: parse_number,
+    Kind.LEVEL: parse_level,
+    Kind.DURATION: parse_duration,
+    Kind.LIST: parse_list,
+    Kind.GATES: parse_gates,
+    Kind.PATTERNS: parse_patterns,
+    Kind.QUANTITY: parse_quantity,
+}
 
 
 class Status(enum.StrEnum):
@@ -86,6 +267,10 @@ class Option(NamedTuple):
         """This option with a text for ``--help``."""
         return self._replace(help=text)
 
+    def parse(self, text: str) -> Value:
+        """Reads a value as a flag writes it."""
+        return _PARSERS[self.kind](text)
+
     @property
     def key(self) -> str:
         """The option's name in the program: the field's path, or the flag's name if there is no field."""
@@ -121,10 +306,6 @@ class Option(NamedTuple):
             and (self.maximum is None or number <= self.maximum)
             and (self.above is None or number > self.above)
         )
-
-
-Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
-"""A setting's value after its syntax is parsed. Durations are seconds; addresses and ranges are still text."""
 
 
 class Source(NamedTuple):
@@ -182,8 +363,3 @@ class ConfigError(Exception):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("; ".join(map(str, self.problems)))
-
-
-def quoted(text: str) -> str:
-    """The text as an error shows it: in quotes, on one line, cut after 80 characters."""
-    return repr(text if len(text) <= 80 else text[:77] + "...")  # noqa: PLR2004 - as the docstring says

@@ -11,8 +11,8 @@ import urllib.parse
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from ipvsproxy.config import catalogue, settings, syntax
-from ipvsproxy.config.option import Given, Notice, Problem, Source, Status, Value, quoted
+from ipvsproxy.config import catalogue, settings
+from ipvsproxy.config.option import Given, Kind, Notice, Option, Problem, Source, Status, Value, quoted, render_duration
 from ipvsproxy.config.settings import Command, Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Timeouts
@@ -55,33 +55,14 @@ class Values:
         if key in self.given and self.known(key):
             return self.given[key].value
         option = catalogue.BY_KEY[key]
-        return syntax.parse(option.kind, option.default_in(file=bool(self.config_file)))
+        return option.parse(option.default_in(file=bool(self.config_file)))
 
-    def _typed(self, key: str, kind: type[_Value]) -> _Value:
+    def get(self, key: str, kind: type[_Value]) -> _Value:
+        """The value of an option whose values are of this type."""
         value = self.value(key)
         if not isinstance(value, kind):
             raise TypeError(f"{key} is not of type {kind.__name__}")
         return value
-
-    def text(self, key: str) -> str:
-        """The value of an option of kind TEXT."""
-        return self._typed(key, str)
-
-    def switch(self, key: str) -> bool:
-        """The value of an option of kind BOOLEAN."""
-        return self._typed(key, bool)
-
-    def number(self, key: str) -> int:
-        """The value of an option of kind INTEGER or LEVEL."""
-        return self._typed(key, int)
-
-    def seconds(self, key: str) -> float:
-        """The value of an option of kind DURATION."""
-        return self._typed(key, float)
-
-    def items(self, key: str) -> tuple[str, ...]:
-        """The value of an option of kind LIST."""
-        return self._typed(key, tuple)
 
     def gates(self) -> Mapping[str, bool]:
         """The feature gates that were given."""
@@ -129,8 +110,8 @@ def resolve(
     _check_source(values)
     _check_periods(values)
     scheduler = _scheduler(values)
-    excluded = _networks(values, "ipvs.excludeCIDRs", values.items("ipvs.excludeCIDRs"))
-    allowed = _networks(values, "ipvsproxy.allowServiceAddresses", values.items("ipvsproxy.allowServiceAddresses"))
+    excluded = _networks(values, "ipvs.excludeCIDRs", values.get("ipvs.excludeCIDRs", tuple))
+    allowed = _networks(values, "ipvsproxy.allowServiceAddresses", values.get("ipvsproxy.allowServiceAddresses", tuple))
     bits = _scope_bits(values)
     fields["translation"] |= {
         "bind_address": bind_address,
@@ -182,28 +163,34 @@ def _fields(values: Values) -> dict[str, dict[str, Any]]:
 def _check_bounds(values: Values) -> None:
     for key, (value, _) in values.given.items():
         option = catalogue.BY_KEY[key]
-        shown = syntax.render(option.kind, value)
+        shown = _shown(option, value)
         if (option.choices and value and value not in option.choices) or (
             isinstance(value, int | float) and not isinstance(value, bool) and not option.allows(value)
         ):
             values.refuse(key, f"{shown} must be {option.allowed}")
         if option.deprecated:
             values.notices.append(Notice(values.source(key), f"deprecated; {option.deprecated}"))
-    version = values.text("showHiddenMetricsForVersion")
+    version = values.get("showHiddenMetricsForVersion", str)
     if version and not _VERSION.fullmatch(version):
         values.refuse("showHiddenMetricsForVersion", f"{quoted(version)} must be MAJOR.MINOR, such as 1.35")
 
 
+def _shown(option: Option, value: Value) -> str:
+    if option.kind is Kind.DURATION and isinstance(value, float):
+        return render_duration(value)
+    return quoted(value) if isinstance(value, str) else str(value)
+
+
 def _command(values: Values) -> Command:
-    if values.text("write-config-to"):
+    if values.get("write-config-to", str):
         return Command.WRITE_CONFIG
-    if values.switch("cleanup"):
+    if values.get("cleanup", bool):
         return Command.CLEANUP
-    return Command.INIT_ONLY if values.switch("init-only") else Command.RUN
+    return Command.INIT_ONLY if values.get("init-only", bool) else Command.RUN
 
 
 def _check_mode(values: Values, command: Command) -> None:
-    mode = values.text("mode")
+    mode = values.get("mode", str)
     if mode == "ipvs" or not values.known("mode"):
         return
     known = not mode or mode in _OTHER_MODES
@@ -219,12 +206,12 @@ def _check_mode(values: Values, command: Command) -> None:
 
 
 def _bind_address(values: Values) -> Address:
-    text = values.text("bindAddress")
+    text = values.get("bindAddress", str)
     try:
         return parse_address(text)
     except ValueError:
         values.refuse("bindAddress", f"{quoted(text)} must be an IP address")
-        return parse_address(values.text("bindAddress"))
+        return parse_address(values.get("bindAddress", str))
 
 
 def _listen(
@@ -233,12 +220,12 @@ def _listen(
     """A server's address and port, merged from the address and the deprecated port flag as in kube-proxy; None: off."""
     port_key = "healthz-port" if default_port == HEALTH_PORT else "metrics-port"
     port_given = port_key in values.given and values.known(port_key)
-    port = values.number(port_key)
+    port = values.get(port_key, int)
     if port_given and not port:
         return None
     if key not in values.given and values.config_file:
         return ListenAddress(parse_address(default_hosts[bind_address.family is Family.IPV6]), default_port)
-    text = values.text(key)
+    text = values.get(key, str)
     try:
         listen = _parse_listen(text, port)
     except ValueError as error:
@@ -275,7 +262,7 @@ def _check_writable(values: Values, command: Command, servers: settings.Servers)
 
 
 def _node_name(values: Values, hostname: str) -> str:
-    override = values.text("hostnameOverride")
+    override = values.get("hostnameOverride", str)
     name = (override or hostname).strip().lower()
     if not name and override:
         values.refuse("hostnameOverride", "must not be blank")
@@ -286,20 +273,20 @@ def _node_name(values: Values, hostname: str) -> str:
 
 def _check_source(values: Values) -> None:
     for key in ("clientConnection.kubeconfig", "master"):
-        if values.text("ipvsproxy.manifests") and values.text(key):
-            reason = f"{quoted(values.text(key))} and {values.source('ipvsproxy.manifests')} exclude each other; drop one"
+        if values.get("ipvsproxy.manifests", str) and values.get(key, str):
+            reason = f"{quoted(values.get(key, str))} and {values.source('ipvsproxy.manifests')} exclude each other; drop one"
             values.refuse(key, reason)
 
 
 def _check_periods(values: Values) -> None:
-    period_s, least_s = values.seconds("ipvs.syncPeriod"), values.seconds("ipvs.minSyncPeriod")
+    period_s, least_s = values.get("ipvs.syncPeriod", float), values.get("ipvs.minSyncPeriod", float)
     if least_s > period_s and values.known("ipvs.syncPeriod", "ipvs.minSyncPeriod"):
-        period = f"{values.source('ipvs.syncPeriod').name} ({syntax.render_duration(period_s)})"
-        values.refuse("ipvs.minSyncPeriod", f"{syntax.render_duration(least_s)} must not be longer than {period}")
+        period = f"{values.source('ipvs.syncPeriod').name} ({render_duration(period_s)})"
+        values.refuse("ipvs.minSyncPeriod", f"{render_duration(least_s)} must not be longer than {period}")
 
 
 def _top_server(values: Values) -> str:
-    text = values.text("server")
+    text = values.get("server", str)
     try:
         url = urllib.parse.urlsplit(text)
         is_url = url.scheme == "http" and bool(url.hostname) and (url.port or 1) > 0 and url.path in ("", "/")
@@ -311,7 +298,7 @@ def _top_server(values: Values) -> str:
 
 
 def _scheduler(values: Values) -> str:
-    scheduler = values.text("ipvs.scheduler") or "rr"
+    scheduler = values.get("ipvs.scheduler", str) or "rr"
     if not _SCHEDULER.fullmatch(scheduler):
         values.refuse("ipvs.scheduler", f"{quoted(scheduler)} must be the name of an IPVS scheduler, such as rr, lc, sh or mh")
     return scheduler
@@ -320,7 +307,7 @@ def _scheduler(values: Values) -> str:
 def _annotations(values: Values) -> frozenset[Annotation]:
     """The annotations that count: all, none, or those named with or without their prefix."""
     key = "ipvsproxy.serviceAnnotations"
-    names = [name.strip().removeprefix(PREFIX) for name in (values.text(key) or "all").split(",")]
+    names = [name.strip().removeprefix(PREFIX) for name in (values.get(key, str) or "all").split(",")]
     if names == ["all"]:
         return ALL_ANNOTATIONS
     if names == ["none"]:
@@ -334,12 +321,12 @@ def _annotations(values: Values) -> frozenset[Annotation]:
 
 def _scope_bits(values: Values) -> int:
     key = "ipvsproxy.scopeMarkBits"
-    text = values.text(key)
+    text = values.get(key, str)
     try:
         bits = int(text, 0)
     except ValueError:
         bits = 0
-    taken = _MARK_DROP | 1 << values.number("iptables.masqueradeBit")
+    taken = _MARK_DROP | 1 << values.get("iptables.masqueradeBit", int)
     if not 0 < bits < 1 << 32 or bits.bit_count() > _MOST_SCOPE_BITS:
         values.refuse(key, f"{quoted(text)} must be a number such as 0x3fff, with 1 to {_MOST_SCOPE_BITS} of 32 bits set")
     elif text == catalogue.BY_KEY[key].default:
@@ -362,8 +349,8 @@ def _networks(values: Values, key: str, texts: Iterable[str]) -> tuple[Network, 
 
 
 def _detect_local(values: Values) -> dict[str, object]:
-    mode = LocalMode(values.text("detectLocalMode") or LocalMode.CLUSTER_CIDR)
-    text = values.text("clusterCIDR") if mode is LocalMode.CLUSTER_CIDR else ""
+    mode = LocalMode(values.get("detectLocalMode", str) or LocalMode.CLUSTER_CIDR)
+    text = values.get("clusterCIDR", str) if mode is LocalMode.CLUSTER_CIDR else ""
     networks = _networks(values, "clusterCIDR", text.split(",") if text else ())
     if len(networks) != len({network.family for network in networks}) and values.known("clusterCIDR"):
         values.refuse("clusterCIDR", f"{quoted(text)} must be one CIDR range, or one IPv4 and one IPv6 range")
@@ -373,7 +360,7 @@ def _detect_local(values: Values) -> dict[str, object]:
         # A rule appends a plus sign, which counts towards iptables' limit.
         (LocalMode.INTERFACE_NAME_PREFIX, "detectLocal.interfaceNamePrefix", _INTERFACE_LIMIT - 1),
     ):
-        name = names[of_mode] = values.text(key)
+        name = names[of_mode] = values.get(key, str)
         if mode is of_mode and not name:
             values.refuse(key, f"is required with {values.source('detectLocalMode').name} {mode}")
         elif mode is of_mode and not _is_interface(name, longest):
@@ -386,7 +373,7 @@ def _is_interface(name: str, longest: int) -> bool:
 
 
 def _node_ports(values: Values) -> dict[str, object]:
-    texts = values.items("nodePortAddresses")
+    texts = values.get("nodePortAddresses", tuple)
     if texts == (_PRIMARY,):
         return {"node_port_networks": (), "node_port_primary": True}
     if _PRIMARY in texts:
@@ -409,7 +396,7 @@ def _without_effect(given: Mapping[str, Given]) -> Iterable[str]:
         option = catalogue.BY_KEY[key]
         if isinstance(value, Mapping):
             yield from (f"{source.name} {name}" for name in value if name != _EXTERNAL_IPS_GATE)
-        elif option.status is Status.WITHOUT_EFFECT and value and value != syntax.parse(option.kind, option.default):
+        elif option.status is Status.WITHOUT_EFFECT and value and value != option.parse(option.default):
             yield source.name
 
 
@@ -418,5 +405,5 @@ def _file_values(values: Values, bind_address: Address, servers: settings.Server
     written["bindAddress"] = str(bind_address)
     written["healthzBindAddress"] = str(servers.health or "")
     written["metricsBindAddress"] = str(servers.metrics or "")
-    written["hostnameOverride"] = values.text("hostnameOverride").strip().lower()
+    written["hostnameOverride"] = values.get("hostnameOverride", str).strip().lower()
     return written

@@ -4,7 +4,7 @@ import operator
 
 import pytest
 
-from ipvsproxy.config import catalogue, commands, syntax
+from ipvsproxy.config import catalogue, commands
 from ipvsproxy.config.option import Option, Status
 from ipvsproxy.model.kernel import Timeouts
 from tests.config import loading
@@ -63,7 +63,7 @@ def test_no_key_stands_for_two_options() -> None:
 @pytest.mark.parametrize("option", ALL, ids=[option.key for option in ALL])
 def test_default_can_be_parsed_and_is_allowed(option: Option) -> None:
     for file in (False, True):
-        value = syntax.parse(option.kind, option.default_in(file=file))
+        value = option.parse(option.default_in(file=file))
         if isinstance(value, int | float):
             assert option.allows(value)
         if option.choices:

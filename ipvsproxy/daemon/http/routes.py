@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 
 import structlog
 
-from ipvsproxy.config import file, syntax
+from ipvsproxy.config import file
+from ipvsproxy.config.option import parse_level
 from ipvsproxy.config.settings import Config, Format, Servers
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.http import answers, server
@@ -113,7 +114,7 @@ class MetricsRoutes:
         if request.method != "PUT":
             return answers.METHOD_PAGE
         try:
-            level = syntax.parse_level(request.body.decode("ascii", errors="replace").strip())
+            level = parse_level(request.body.decode("ascii", errors="replace").strip())
         except ValueError:
             return answers.verbosity(None)
         logs.set_up(json=self._config.logging.format is Format.JSON, verbosity=level)
