@@ -22,6 +22,7 @@ from ipvsproxy.daemon.loop.other_backend import OtherBackend
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import registry
 from ipvsproxy.daemon.metrics.metrics import Metrics
+from ipvsproxy.daemon.metrics.sampler import Sampler
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.lifecycle import Signals
@@ -263,8 +264,9 @@ class _Node:
             other_backend=lambda: bool(self._other_backend.reasons),
             unopened_ports=lambda: self._health_checks.unopened,
         )
+        sampler = Sampler(counters, time.monotonic)
         traffic = Traffic(
-            kernel=counters,
+            sampler=sampler,
             survey=engine.survey,
             store=self._store,
             clock=time.monotonic,
@@ -274,7 +276,7 @@ class _Node:
         self._metrics.show(self._programs, figures, traffic)
         return Pages(
             figures,
-            counters,
+            sampler,
             node_name=self._config.node_name,
             translation=lambda: engine.translation,
             source="manifests" if self._config.source.manifests else "API server",

@@ -14,6 +14,7 @@ from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.registry import Sources
+from ipvsproxy.daemon.metrics.sampler import Sampler
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel.iptables.driver import Program
@@ -135,7 +136,7 @@ class PageNode(MemoryNode):
         )
         self.pages = Pages(
             sources,
-            KernelThread(self.worker, self.traffic),
+            Sampler(KernelThread(self.worker, self.traffic), self._now),
             node_name=builders.THIS_NODE,
             translation=lambda: self.engine.translation,
             source="API server",

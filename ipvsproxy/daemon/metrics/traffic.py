@@ -1,6 +1,6 @@
 """The counters of IPVS by Service port and, optionally, by endpoint.
 
-Rule 1: the counters are read only for a scrape, at most every ``FRESH_S``, and in parts, because programming comes first.
+Rule 1: the counters are read only for a scrape, at most every ``FRESH_S``; those of virtual servers by the ``Sampler``.
 Rule 2: a total grows by the difference to the last reading. So it does not fall when one of its virtual servers goes, and it
 includes traffic from before this process, which IPVS remembers.
 Rule 3: a port without any traffic has no series and takes no memory. The first ports with traffic have series of their own, up
@@ -10,39 +10,34 @@ to the limit and for as long as they exist; later ones are counted together.
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
 
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE, CounterReader
-from ipvsproxy.daemon.metrics import series
+from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE
+from ipvsproxy.daemon.metrics import sampler, series
+from ipvsproxy.daemon.metrics.sampler import FRESH_S, LONGEST_PAUSE_S, Sample, Sampler
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
-from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.virtual_servers import Connections, Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
-FRESH_S = 2.0
-"""How long counters count as fresh: the kernel itself adds up those of its processors every two seconds."""
 PATIENCE_S = 1.0
 """The longest wait of a scrape for one part of the counters. After that it shows the figures of the previous scrape."""
 LONGEST_READING_S = 5.0
 """The same for all parts: half of Prometheus's default timeout. The next scrape continues the reading, because the kernel walks
 its table from the beginning for each 32 kB, which takes longer with 100,000 virtual servers."""
-LONGEST_PAUSE_S = 120.0
-"""A reading that began so long ago begins anew: after a long pause, its figures would be old."""
 LINES_AT_ONCE = 200
 """Some 30 kB: rendering a page of megabytes at once blocks the loop, and needs new memory each time."""
 OTHERS = "(others)"
 """The name of all ports beyond the limit; no API object can have it."""
-T = TypeVar("T")
 _DIRECTIONS = ("in", "out")
 _METRICS = {
     "service": (series.SERVICE_CONNECTIONS, series.SERVICE_PACKETS, series.SERVICE_BYTES),
@@ -175,12 +170,9 @@ def _forgetting(marked: dict[K, S], booking: int, keeping: Container[Hashable] =
 
 @dataclasses.dataclass(slots=True)
 class _Reading:
-    """A reading in progress: the parts to come, and the counters so far. Endpoints of the virtual servers in ``left`` follow."""
+    """The counters that were read, and those of endpoints so far. The endpoints of the virtual servers in ``left`` follow."""
 
-    began_s: float
-    services: Iterator[Mapping[VirtualServerKey, Counters]]
-    is_in_services: bool = True
-    counters: dict[VirtualServerKey, Counters] = dataclasses.field(default_factory=dict)
+    sample: Sample
     left: list[VirtualServerKey] = dataclasses.field(default_factory=list)
     endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = dataclasses.field(default_factory=dict)
 
@@ -191,14 +183,14 @@ class Traffic:
     def __init__(
         self,
         *,
-        kernel: KernelThread[CounterReader],
+        sampler: Sampler,
         survey: Survey,
         store: Store,
         clock: Callable[[], float],
         limit: int,
         of_endpoints: bool,
     ) -> None:
-        self._kernel = kernel
+        self._sampler = sampler
         self._survey = survey
         self._store = store
         self._clock = clock
@@ -229,7 +221,7 @@ class Traffic:
             log.warning("traffic_counters_unreadable", error=str(error))
             return
         self._reading = None
-        await in_slices(self._booking(reading.counters, reading.endpoints), self._clock)
+        await in_slices(self._booking(reading.sample.counters, reading.endpoints), self._clock)
         self._read_s = now
 
     async def _read(self, now: float) -> "_Reading":
@@ -238,18 +230,14 @@ class Traffic:
         A part that a scrape has stopped waiting for is lost: its virtual servers count as not read.
         """
         reading = self._reading
-        if reading is None or now - reading.began_s > LONGEST_PAUSE_S:
-            # The virtual servers with traffic, now or at the last reading.
-            reading = self._reading = _Reading(now, await self._kernel.call(lambda reader: reader.services(self._labels.keys())))
-        while reading.is_in_services:
-            part = await _soon(self._kernel.call(lambda _: next(reading.services, None)))
-            reading.counters |= part or {}
-            if part is None:
-                if self._of_endpoints:
-                    await in_slices(self._choosing(reading), self._clock)
-                reading.is_in_services = False
+        if reading is None or now - reading.sample.began_s > LONGEST_PAUSE_S:
+            reading = _Reading(await self._sampler.read(PATIENCE_S))
+            if self._of_endpoints:
+                await in_slices(self._choosing(reading), self._clock)
+            self._reading = reading
         while some := reading.left[-SERVERS_AT_ONCE:]:  # from the end, else all that is left would move each time
-            reading.endpoints |= await _soon(self._kernel.call(lambda reader: reader.endpoints(some)))
+            call = self._sampler.kernel.call(lambda reader: reader.endpoints(some))
+            reading.endpoints |= await sampler.soon(call, PATIENCE_S)
             del reading.left[-SERVERS_AT_ONCE:]
         return reading
 
@@ -259,7 +247,7 @@ class Traffic:
         Also those whose counters were not read this time: without its endpoints, a virtual server would count as gone, and from
         zero at its return.
         """
-        counters = reading.counters
+        counters = reading.sample.counters
         left: list[VirtualServerKey] = []
         unread = (key for key in self._labels if key not in counters)
         for number, key in enumerate(itertools.chain(counters, unread), 1):
@@ -337,6 +325,7 @@ class Traffic:
             if (one := desired.get(key)) and one.owner.service in left and (port := self._labels_of(key)):
                 joined[key] = port
         self._labels = joined
+        self._sampler.always = joined.keys()  # those with traffic, now or at the last reading
 
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
         desired, before = self._survey.virtual_servers.get(key), self._labels.get(key)
@@ -368,11 +357,6 @@ class Traffic:
                 yield f'{series.OPEN_CONNECTIONS.name}{{{labels},state="{state}"}} {count}\n'
         for kind, ledger in kinds.items():
             yield from _counters(kind, ledger, openmetrics=openmetrics)
-
-
-async def _soon(part: Awaitable[T]) -> T:
-    async with asyncio.timeout(PATIENCE_S):
-        return await part
 
 
 def _counters(kind: str, ledger: Ledger, *, openmetrics: bool) -> Iterator[str]:

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ipvsproxy.daemon.ui.rates import ServiceRates
+from ipvsproxy.daemon.ui.counters import ServiceRates, keys_of
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
-from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.store.objects import Store
 
 SEARCHES = 16
@@ -217,15 +216,6 @@ class Board:
 def rounded(rate: float) -> float:
     """A rate as it is sent: three digits after the point."""
     return round(rate, 3)
-
-
-def keys_of(survey: Survey, name: ServiceName) -> list[VirtualServerKey]:
-    """The virtual servers that a Service desires, second scopes included."""
-    state = survey.states.get(name)
-    if state is None:
-        return []
-    scopes = (survey.scope(MarkedPort(name, one.protocol, one.port), one.family) for one in state.rare.scopes)
-    return [*(one.key for one in state.served), *(key for key in scopes if key)]
 
 
 def _forget_oldest(kept: dict[Any, Any]) -> None:

@@ -1,32 +1,39 @@
-"""Reads the kernel's counters for the page, at its own times.
+"""Reads the kernel's counters for the page, at its own times, and makes rates of them: connections, packets, bytes per second.
 
 Rule 1: while nobody looks, only the counters of the whole node are read, one small file, and only after a sync: the process is
 awake then.
 Rule 2: while somebody looks, all virtual servers are read every ``SAMPLE_S``, or less often, so that a reading costs no more than
 ``SHARE`` of a processor.
 Rule 3: the real servers of a few Services are read with them: of those that a viewer has opened, and of those on a viewer's page.
+Rule 4: a rate is that between two readings of one virtual server; a counter reset counts from zero.
+Rule 5: the rate that is shown is the mean of the last two: the kernel adds up its counters every two seconds, so a single one of
+a short interval may be nothing or the double.
+Rule 6: a Service without traffic in all remembered readings takes no memory.
 """
 
 import asyncio
 import contextlib
 import re
+import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TypeVar
+from array import array
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE, CounterReader
-from ipvsproxy.daemon.ui import board, rates
-from ipvsproxy.daemon.ui.rates import History, Rates, ServiceRates
+from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE
+from ipvsproxy.daemon.metrics.sampler import Sampler
+from ipvsproxy.daemon.ui.node import History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
-from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
+from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
+from ipvsproxy.reconcile.tables.marks import MarkedPort
 
 SAMPLE_S = 2.0
 SHARE = 0.007
@@ -68,9 +75,185 @@ class Viewers:
         return None if self._last_s is None else self._last_s + IDLE_S
 
 
-T = TypeVar("T")
-
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+REMEMBERED = 24
+"""The readings of which the small lines are made."""
+ROWS_AT_ONCE = 100
+_COUNTERS = struct.Struct("=5Q")
+_NOTHING = Counters()
+_ZERO = _COUNTERS.pack(*_NOTHING)
+
+
+class Rates(NamedTuple):
+    """Connections, packets and bytes per second; packets and bytes of both directions."""
+
+    connections: float = 0.0
+    packets: float = 0.0
+    bytes: float = 0.0
+
+
+NO_RATES = Rates()
+
+
+class _History(msgspec.Struct, gc=False):
+    """The last readings of one Service: connections and bytes of ``REMEMBERED`` ones, then packets of the last two.
+
+    One array, because each takes 64 bytes for itself. ``busy`` is the number of the last reading with traffic.
+    """
+
+    figures: "array[float]"
+    busy: int
+
+
+_LENGTH = 2 * REMEMBERED + 2
+
+
+def between(before: Counters | None, now: Counters, seconds: float) -> Rates:
+    """The rates between two readings of one object; ``before`` is None if it had counted nothing."""
+    return Rates._make(count / seconds for count in _counts(before or _NOTHING, now))
+
+
+def _counts(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, int, int]:
+    """Connections, packets and bytes since then."""
+    if any(map(int.__lt__, now, before)):
+        before = _NOTHING  # it was made again
+    return now[0] - before[0], now[1] + now[2] - before[1] - before[2], now[3] + now[4] - before[3] - before[4]
+
+
+class ServiceRates:
+    """The rates of all Services."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+        """The number of complete readings after the first one; figures change with it."""
+        self.interval_s: float | None = None
+        """Between the last two readings."""
+        self._read_s: float | None = None
+        self._last: dict[VirtualServerKey, bytes] = {}
+        self._histories: dict[ServiceName, _History] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.__init__()  # type: ignore[misc]
+
+    def taking(
+        self, counters: Mapping[VirtualServerKey, Counters], began_s: float, desired: Mapping[VirtualServerKey, VirtualServer]
+    ) -> Iterator[None]:
+        """Take in a reading, with pauses. Virtual servers without a Service do not count; those at zero may be missing.
+
+        Services that have had no traffic for long are forgotten.
+        """
+        if began_s == self._read_s:
+            return
+        before_s, self._read_s = self._read_s, began_s
+        yield from self._adding(counters, desired, is_first=before_s is None)
+        if before_s is None:
+            return
+        seconds, number = max(began_s - before_s, 0.001), self.readings + 1
+        places, ended = _places(number), list[ServiceName]()
+        for index, (name, history) in enumerate(self._histories.items(), 1):
+            if index % ROWS_AT_ONCE == 0:
+                yield
+            figures, is_busy = history.figures, history.busy == number
+            for place in places:
+                figures[place] = figures[place] / seconds if is_busy else 0.0
+            if number - history.busy >= REMEMBERED:
+                ended.append(name)
+        for name in ended:
+            del self._histories[name]
+        self.interval_s = seconds
+        self.readings = number
+
+    def _adding(
+        self, counters: Mapping[VirtualServerKey, Counters], desired: Mapping[VirtualServerKey, VirtualServer], *, is_first: bool
+    ) -> Iterator[None]:
+        """Add what each virtual server has counted since the last reading; a first one only tells where counting begins."""
+        last, seen = self._last, 0
+        for index, (key, counted) in enumerate(counters.items(), 1):
+            if index % ROWS_AT_ONCE == 0:
+                yield
+            server = desired.get(key)
+            if server is None:
+                continue
+            packed, before = _COUNTERS.pack(*counted), last.get(key, _ZERO)
+            if packed != before:
+                last[server.key] = packed
+                if not is_first:
+                    self._add(server.owner.service, _counts(_COUNTERS.unpack(before), counted))
+            seen += key in last
+        if seen != len(last):
+            yield from _forgetting(last, desired)
+
+    def _add(self, name: ServiceName, counts: tuple[int, int, int]) -> None:
+        """Add counts to the place of this reading; they become rates at its end."""
+        history, number = self._histories.get(name), self.readings + 1
+        if history is None:
+            history = self._histories[name] = _History(array("f", bytes(4 * _LENGTH)), 0)
+        is_first, figures = history.busy != number, history.figures
+        history.busy = number
+        for place, count in zip(_places(number), counts, strict=True):
+            figures[place] = count if is_first else figures[place] + count
+
+    def of(self, name: ServiceName) -> Rates | None:
+        """The rates of a Service now; None before the second reading."""
+        if not self.readings:
+            return None
+        history = self._histories.get(name)
+        if history is None:
+            return NO_RATES
+        figures = history.figures
+        if self.readings == 1:
+            return Rates._make(figures[place] for place in _places(1))
+        now, before = _places(self.readings), _places(self.readings - 1)
+        return Rates._make((figures[new] + figures[old]) / 2 for new, old in zip(now, before, strict=True))
+
+    def ranking(self, index: int) -> Callable[[ServiceName], float]:
+        """A function that gives one of the rates of a Service, for sorting: connections, packets or bytes."""
+        now, before = _places(self.readings)[index], _places(self.readings - (self.readings > 1))[index]
+        histories = self._histories
+
+        def rank(name: ServiceName) -> float:
+            history = histories.get(name)
+            return history.figures[now] + history.figures[before] if history else 0.0
+
+        return rank
+
+    def line(self, name: ServiceName) -> tuple[list[float], list[float]]:
+        """Connections and bytes per second of the last readings, the oldest first; both empty without traffic."""
+        history = self._histories.get(name)
+        if history is None:
+            return [], []
+        count = min(self.readings, REMEMBERED)
+        places = [_places(number) for number in range(self.readings - count + 1, self.readings + 1)]
+        figures = history.figures
+        return [round(figures[place[0]], 2) for place in places], [round(figures[place[2]], 1) for place in places]
+
+
+def _forgetting(last: dict[VirtualServerKey, bytes], desired: Container[VirtualServerKey]) -> Iterator[None]:
+    gone: list[VirtualServerKey] = []
+    for index, key in enumerate(last, 1):
+        if index % ROWS_AT_ONCE == 0:
+            yield
+        if key not in desired:
+            gone.append(key)
+    for key in gone:
+        del last[key]
+
+
+def _places(number: int) -> tuple[int, int, int]:
+    """Where a reading has its connections, packets and bytes."""
+    return number % REMEMBERED, 2 * REMEMBERED + number % 2, REMEMBERED + number % REMEMBERED
+
+
+def keys_of(survey: Survey, name: ServiceName) -> list[VirtualServerKey]:
+    """The virtual servers that a Service desires, second scopes included."""
+    state = survey.states.get(name)
+    if state is None:
+        return []
+    scopes = (survey.scope(MarkedPort(name, one.protocol, one.port), one.family) for one in state.rare.scopes)
+    return [*(one.key for one in state.served), *(key for key in scopes if key)]
 
 
 Traffic = Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]
@@ -97,7 +280,7 @@ class Opened:
                 of_key[real_server] = connections
                 if known is not None and seconds > 0:
                     last = known.get(real_server)
-                    found[key, real_server] = rates.between(last.counters if last else None, counters, seconds)
+                    found[key, real_server] = between(last.counters if last else None, counters, seconds)
                 if number % SERVERS_AT_ONCE == 0:
                     yield
         self.counts, self._rates, self._traffic, self.read_s = counts, found, traffic, now
@@ -113,7 +296,7 @@ class CounterFollower:
     def __init__(
         self,
         *,
-        kernel: KernelThread[CounterReader],
+        sampler: Sampler,
         survey: Survey,
         viewers: Viewers,
         history: History,
@@ -124,7 +307,7 @@ class CounterFollower:
         """``processor_clock`` is the processor time of the calling thread."""
         self.rates = ServiceRates()
         self.active: Mapping[ServiceName, Connections] = {}
-        self._kernel = kernel
+        self._sampler = sampler
         self._survey = survey
         self._viewers = viewers
         self._history = history
@@ -183,9 +366,9 @@ class CounterFollower:
         now = self._sampled_s = self._clock()
         idle_at_s = self._viewers.idle_at_s()
         try:
-            self._history.add(await self._kernel.call(lambda reader: reader.totals()), now, self._wall_clock())
+            self._history.add(await self._sampler.kernel.call(lambda reader: reader.totals()), now, self._wall_clock())
             if idle_at_s is not None and idle_at_s > now:
-                await self._read_services(now)
+                await self._read_services()
                 await self._read_shown(now)
         except KernelError as error:
             self._history.add(None, now, self._wall_clock())
@@ -195,28 +378,12 @@ class CounterFollower:
         else:
             self._is_readable = True
 
-    async def _read_services(self, now: float) -> None:
-        cost_s, figures = 0.0, self.rates
-        parts = await self._kernel.call(lambda reader: reader.services(()))
-        figures.begin(now)
-        while True:
-            part, took_s = await self._kernel.call(lambda _: self._timed(lambda: next(parts, None)))
-            cost_s += took_s
-            if part is None:
-                break
-            steps = self._timing(figures.take(part, self._survey.virtual_servers))
-            await in_slices(steps, self._clock)
-            cost_s += steps.took_s
-        steps = self._timing(figures.finish(self._survey.virtual_servers))
+    async def _read_services(self) -> None:
+        sample = await self._sampler.read()
+        taking = self.rates.taking(sample.counters, sample.began_s, self._survey.virtual_servers)
+        steps = Timing(taking, self._processor_clock)
         await in_slices(steps, self._clock)
-        self._cost_s = cost_s + steps.took_s
-
-    def _timed(self, do: Callable[[], T]) -> tuple[T, float]:
-        began_s = self._processor_clock()
-        return do(), self._processor_clock() - began_s
-
-    def _timing(self, steps: Iterator[None]) -> "Timing":
-        return Timing(steps, self._processor_clock)
+        self._cost_s = sample.cost_s + steps.took_s
 
     async def _read_shown(self, now: float) -> None:
         """Count the open connections of the Services on viewers' pages."""
@@ -224,7 +391,7 @@ class CounterFollower:
         keys: list[VirtualServerKey] = []
         owners: dict[VirtualServerKey, ServiceName] = {}
         for name in self._shown:
-            own = board.keys_of(self._survey, name)
+            own = keys_of(self._survey, name)
             if len(keys) + len(own) <= SERVERS_OF_PAGES:
                 keys += own
                 owners.update(dict.fromkeys(own, name))
@@ -242,7 +409,7 @@ class CounterFollower:
         wanted, traffic = list(keys), dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]()
         for first in range(0, len(wanted), SERVERS_AT_ONCE):
             some = wanted[first : first + SERVERS_AT_ONCE]
-            (part, took_s) = await self._kernel.call(lambda reader: self._timed(lambda: reader.endpoints(some)))  # noqa: B023 - done before the next
+            (part, took_s) = await self._sampler.kernel.call(lambda reader: self._sampler.timed(lambda: reader.endpoints(some)))  # noqa: B023 - done before the next
             self._cost_s += took_s
             traffic.update(part)
         return traffic
@@ -259,7 +426,7 @@ class CounterFollower:
             del self._opened[next(iter(self._opened))]
         now = self._clock()
         if opened.read_s is None or now - opened.read_s >= SAMPLE_S:
-            keys = board.keys_of(self._survey, name)[:SERVERS_OF_SERVICE]
+            keys = keys_of(self._survey, name)[:SERVERS_OF_SERVICE]
             await in_slices(opened.taking(await self._read_endpoints(keys), now), self._clock)
         return opened
 

@@ -23,19 +23,17 @@ from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.routes import UI
 from ipvsproxy.daemon.http.server import Request
-from ipvsproxy.daemon.loop.kernel import CounterReader
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import registry
 from ipvsproxy.daemon.metrics.registry import Numbers, Sources
+from ipvsproxy.daemon.metrics.sampler import Sampler
 from ipvsproxy.daemon.ui import board, counters, node
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.daemon.ui.node import EventLog
-from ipvsproxy.daemon.ui.rates import History
+from ipvsproxy.daemon.ui.node import EventLog, History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.driver import Program
-from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
@@ -89,7 +87,7 @@ class Pages:
     def __init__(
         self,
         sources: Sources,
-        kernel: KernelThread[CounterReader],
+        sampler: Sampler,
         *,
         node_name: str,
         translation: Callable[[], Settings],
@@ -128,7 +126,7 @@ class Pages:
         self._told: dict[ServiceName, tuple[float, msgspec.Raw]] = {}
         self._files: dict[str, Answer] = {}
         self._counters = CounterFollower(
-            kernel=kernel,
+            sampler=sampler,
             survey=sources.survey,
             viewers=self._viewers,
             history=self._history,
@@ -303,7 +301,7 @@ class Pages:
         document: dict[str, Any] = {}
         counted = [one for servers in opened.counts.values() for one in servers.values()]
         row = {**table.describe(name), "activeConnections": sum(one.active for one in counted)}
-        keys = set(board.keys_of(survey, name))
+        keys = set(counters.keys_of(survey, name))
         steps = counters.Timing(explainer.describing(name, keys, document), self._processor_clock)
         await in_slices(steps, self._clock)
         answer = {

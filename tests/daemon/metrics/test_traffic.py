@@ -19,7 +19,8 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.registry import Sources
-from ipvsproxy.daemon.metrics.traffic import FRESH_S, LONGEST_PAUSE_S, ROWS_AT_ONCE, Ledger, Row, Traffic
+from ipvsproxy.daemon.metrics.sampler import FRESH_S, LONGEST_PAUSE_S, Sampler
+from ipvsproxy.daemon.metrics.traffic import ROWS_AT_ONCE, Ledger, Row, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.kernel.thread import KernelThread, ThreadWorker, Worker
@@ -95,7 +96,7 @@ class Scene:
         self.store = Store(started_s=0)
         self.reconciler = Reconciler(Policy())
         self.traffic = Traffic(
-            kernel=KernelThread(worker or InlineWorker(), self.kernel),
+            sampler=Sampler(KernelThread(worker or InlineWorker(), self.kernel), self.clock),
             survey=self.reconciler.survey,
             store=self.store,
             clock=self.clock,
@@ -286,7 +287,7 @@ async def test_the_next_scrape_continues_a_reading_that_took_too_long(
     total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
     parts = 0
 
-    async def one_at_a_time(part: Awaitable[Any]) -> Any:
+    async def one_at_a_time(part: Awaitable[Any], _patience_s: float) -> Any:
         nonlocal parts
         parts += 1
         if parts % 2 == 0:
@@ -294,7 +295,7 @@ async def test_the_next_scrape_continues_a_reading_that_took_too_long(
             raise TimeoutError
         return await part
 
-    monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic._soon", one_at_a_time)
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.sampler.soon", one_at_a_time)
     for _ in range(4 if of_endpoints else 2):
         assert total not in await scene.scrape()
     samples = await scene.scrape()

@@ -9,9 +9,8 @@ import pytest
 from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE
 from ipvsproxy.daemon.ui import board, counters
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
-from ipvsproxy.daemon.ui.counters import Opened
+from ipvsproxy.daemon.ui.counters import REMEMBERED, Opened, ServiceRates
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.daemon.ui.rates import REMEMBERED, ServiceRates
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.translate.services import explain
 from tests.support import builders
@@ -114,11 +113,11 @@ async def test_a_service_of_many_endpoints_is_told_with_pauses() -> None:
             counts={},
         )
         document: dict[str, Any] = {}
-        pauses = len(list(explainer.describing(name, board.keys_of(survey, name), document)))
+        pauses = len(list(explainer.describing(name, counters.keys_of(survey, name), document)))
         # Reasons, real servers and endpoints, each by itself.
         assert pauses >= 3 * count // explain.ENDPOINTS_AT_ONCE
         assert len(document["ports"][0]["endpoints"]) == count
-        opened, traffic = Opened(), node.traffic.endpoints(board.keys_of(survey, name))
+        opened, traffic = Opened(), node.traffic.endpoints(counters.keys_of(survey, name))
         for now in (1.0, 2.0):
             assert len(list(opened.taking(traffic, now))) == count // SERVERS_AT_ONCE
         assert sum(map(len, opened.counts.values())) == count

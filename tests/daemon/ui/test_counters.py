@@ -1,6 +1,145 @@
-"""Covers how many may look."""
+"""Covers how many may look, and rates of Services from readings of the kernel's counters."""
 
-from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, VIEWER_S, Viewers
+from collections.abc import Mapping
+
+import pytest
+
+from ipvsproxy.daemon.ui import counters
+from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, NO_RATES, REMEMBERED, VIEWER_S, Rates, ServiceRates, Viewers
+from ipvsproxy.model.service import Owner, ServiceName
+from ipvsproxy.model.virtual_servers import Counters, VirtualServer, VirtualServerKey, VirtualServerSettings
+from tests.support import builders
+
+WEB, CART = ServiceName("shop", "web"), ServiceName("shop", "cart")
+CLUSTER, NODE_PORT = builders.frontend("10.96.0.80", 80), builders.frontend("192.168.0.10", 30080)
+OTHER = builders.frontend("10.96.0.81", 80)
+DESIRED = {
+    key: VirtualServer(key, VirtualServerSettings("rr"), owner=Owner(1, name))
+    for key, name in ((CLUSTER, WEB), (NODE_PORT, WEB), (OTHER, CART))
+}
+
+
+def _counted(connections: int) -> Counters:
+    return Counters(connections, connections * 3, connections * 2, connections * 100, connections * 900)
+
+
+class Scene:
+    """A node whose counters are read every two seconds."""
+
+    def __init__(self) -> None:
+        self.rates = ServiceRates()
+        self.now = 0.0
+
+    def read(self, counted: Mapping[VirtualServerKey, int], desired: Mapping[VirtualServerKey, VirtualServer] = DESIRED) -> None:
+        self.now += 2
+        counters = {key: _counted(connections) for key, connections in counted.items()}
+        list(self.rates.taking(counters, self.now, desired))
+
+
+def test_rates_are_known_after_two_readings() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 1000})
+    assert scene.rates.of(WEB) is None
+    assert scene.rates.interval_s is None
+    scene.read({CLUSTER: 1020})
+    assert scene.rates.of(WEB) == Rates(10, 50, 10_000)
+    assert scene.rates.of(CART) == NO_RATES
+    assert scene.rates.interval_s == 2
+
+
+def test_a_service_counts_all_of_its_virtual_servers() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 1, NODE_PORT: 1})
+    scene.read({CLUSTER: 5, NODE_PORT: 7})
+    assert scene.rates.of(WEB) == Rates(5, 25, 5000)
+
+
+def test_the_shown_rate_is_the_mean_of_the_last_two() -> None:
+    scene = Scene()
+    for connections in (100, 100, 140):  # the kernel has added up late
+        scene.read({CLUSTER: connections})
+    shown = scene.rates.of(WEB)
+    assert shown is not None
+    assert shown.connections == 10
+    assert scene.rates.line(WEB) == ([0.0, 20.0], [0.0, 20_000.0])
+
+
+def test_a_counter_reset_counts_from_zero() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 1000})
+    scene.read({CLUSTER: 6})
+    assert scene.rates.line(WEB)[0] == [3.0]
+
+
+def test_a_virtual_server_that_was_at_zero_counts_from_there() -> None:
+    scene = Scene()
+    scene.read({})
+    scene.read({CLUSTER: 4})
+    assert scene.rates.line(WEB)[0] == [2.0]
+
+
+def test_virtual_servers_of_nobody_do_not_count() -> None:
+    scene = Scene()
+    for connections in (1, 9):
+        scene.read({CLUSTER: connections}, {})
+    assert scene.rates.line(WEB) == ([], [])
+
+
+def test_a_virtual_server_that_is_gone_is_forgotten_and_begins_anew() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 100, OTHER: 1})
+    scene.read({CLUSTER: 102, OTHER: 1})
+    scene.read({OTHER: 3}, {OTHER: DESIRED[OTHER]})
+    scene.read({CLUSTER: 200, OTHER: 3})
+    assert scene.rates.line(WEB)[0] == [1.0, 0.0, 100.0]
+
+
+def test_a_service_without_traffic_takes_no_memory_after_a_while() -> None:
+    scene = Scene()
+    scene.read({CLUSTER: 1})
+    scene.read({CLUSTER: 2})
+    for _ in range(REMEMBERED - 1):
+        scene.read({CLUSTER: 2})
+    assert len(scene.rates.line(WEB)[0]) == REMEMBERED
+    scene.read({CLUSTER: 2})
+    assert scene.rates.line(WEB) == ([], [])
+
+
+def test_all_can_be_forgotten() -> None:
+    scene = Scene()
+    for connections in (1, 2):
+        scene.read({CLUSTER: connections})
+    scene.rates.clear()
+    assert scene.rates.of(WEB) is None
+
+
+def test_services_are_ranked_by_what_is_shown() -> None:
+    scene = Scene()
+    for connections in (0, 4, 6):
+        scene.read({CLUSTER: connections, OTHER: 3 * connections})
+    for index, figure in enumerate(Rates._fields):
+        rank = scene.rates.ranking(index)
+        web, cart = scene.rates.of(WEB), scene.rates.of(CART)
+        assert web is not None
+        assert cart is not None
+        assert rank(WEB) / rank(CART) == pytest.approx(getattr(web, figure) / getattr(cart, figure))
+
+
+def test_work_on_many_virtual_servers_pauses() -> None:
+    keys = [builders.frontend(f"10.97.{number // 250}.{number % 250}", 80) for number in range(1000)]
+    desired = {
+        key: VirtualServer(key, VirtualServerSettings("rr"), owner=Owner(1, ServiceName("load", str(number))))
+        for number, key in enumerate(keys)
+    }
+    figures = ServiceRates()
+    for count in (1, 2):
+        pauses = len(list(figures.taking(dict.fromkeys(keys, _counted(count)), count, desired)))
+        assert pauses == count * 1000 / counters.ROWS_AT_ONCE
+
+
+def test_rates_of_one_object() -> None:
+    assert counters.between(_counted(1), _counted(3), 2) == Rates(1, 5, 1000)
+    assert counters.between(None, _counted(3), 3) == Rates(1, 5, 1000)
 
 
 def test_so_many_may_look_and_no_more_until_one_has_gone() -> None:
@@ -23,3 +162,10 @@ def test_names_are_short_and_plain() -> None:
     assert NAME.fullmatch("a" * 32)
     assert not NAME.fullmatch("a" * 33)
     assert not NAME.fullmatch("<b>")
+
+
+def test_a_virtual_server_at_zero_is_no_traffic() -> None:
+    scene = Scene()
+    for _ in range(2):
+        scene.read({CLUSTER: 0})
+    assert scene.rates.line(WEB) == ([], [])

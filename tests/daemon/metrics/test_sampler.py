@@ -1,0 +1,33 @@
+"""Covers that readings are shared. ``test_traffic.py`` covers a reading that takes too long, fails, or is continued."""
+
+import asyncio
+
+from ipvsproxy.daemon.metrics.sampler import FRESH_S, Sampler
+from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.virtual_servers import Counters
+from tests.daemon.metrics.test_traffic import CLUSTER, EXTERNAL, Ipvs
+from tests.support.memory_node import InlineWorker
+from tests.support.summaries import Clock
+
+
+async def test_one_reading_serves_all_who_ask_while_it_is_fresh() -> None:
+    clock, kernel = Clock(), Ipvs()
+    kernel.counters = {CLUSTER: Counters(1), EXTERNAL: Counters(2)}
+    sampler = Sampler(KernelThread(InlineWorker(), kernel), clock)
+    one, other = await asyncio.gather(sampler.read(), sampler.read(1.0))
+    assert one is other
+    assert one.counters == kernel.counters
+    clock.now += FRESH_S / 2
+    assert await sampler.read() is one
+    assert kernel.readings == 1
+    clock.now += FRESH_S / 2
+    assert await sampler.read() is not one
+    assert kernel.readings == 2
+
+
+async def test_virtual_servers_at_zero_are_read_on_demand() -> None:
+    kernel = Ipvs()
+    kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters()}
+    sampler = Sampler(KernelThread(InlineWorker(), kernel), Clock())
+    sampler.always = {CLUSTER}
+    assert (await sampler.read()).counters == {CLUSTER: Counters()}
