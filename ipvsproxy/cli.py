@@ -66,12 +66,11 @@ def _run(config: Config, read_again: Callable[[], Config]) -> int:
 
 def complete(arguments: Sequence[str]) -> int:
     """``ipvsproxy completion``: print the script with which a shell completes our command line."""
-    completion = importlib.import_module("ipvsproxy.config.completion")  # no other command needs its imports
     match arguments:
         case ["--help" | "-h"]:
-            sys.stdout.write(completion.HELP)
-        case [shell] if shell in completion.SHELLS:
-            sys.stdout.write(completion.render(shell))
+            sys.stdout.write(commands.COMPLETION_HELP)
+        case [shell] if shell in commands.SHELLS:
+            sys.stdout.write(commands.render_completion(shell))
         case _:
             sys.stderr.write("usage: ipvsproxy completion bash|zsh|fish\n")
             return WRONG_USE

@@ -21,7 +21,7 @@ from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.metrics import registry
+from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.process import lifecycle
 from ipvsproxy.daemon.process.lifecycle import Signals
@@ -154,7 +154,7 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
         wall_clock=time.time,
         missing=lambda: node.store.missing,
     )
-    figures = registry.Sources(
+    figures = Sources(
         survey=comparison.survey,
         store=node.store,
         status=status,

@@ -20,9 +20,8 @@ from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.other_backend import OtherBackend
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.metrics import registry
+from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.sampler import Sampler
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.lifecycle import Signals
@@ -253,7 +252,7 @@ class _Node:
 
     def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> Pages:
         """Connect the metrics to the parts that they show; returns the page of this node."""
-        figures = registry.Sources(
+        figures = Sources(
             survey=engine.survey,
             store=self._store,
             status=self._status,

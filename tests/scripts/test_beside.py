@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.registry import Sources
 from ipvsproxy.model.net import Family
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store

@@ -13,8 +13,7 @@ from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.metrics.registry import Sources
-from ipvsproxy.daemon.metrics.sampler import Sampler
+from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel.iptables.driver import Program

@@ -1,11 +1,14 @@
 """Prometheus metrics: kube-proxy's series under their own names, and ours with the prefix ``ipvsproxy_``.
 
 Rule 1: each series of kube-proxy in IPVS mode exists here with the same name, type, labels and buckets.
-Rule 2: a figure that can be counted from the tables is counted at a scrape, and not during a sync.
+Rule 2: a figure that can be counted from the tables is counted at a scrape, and not during a sync. Counting begins with copies of
+references, so that all figures are of one moment; then it takes time for each object, and pauses.
 Rule 3: a series that an alert may use exists from the start, at zero.
 """
 
 import asyncio
+import bisect
+import collections
 import errno
 import importlib.metadata
 import itertools
@@ -13,10 +16,11 @@ import platform
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
-from prometheus_client.metrics_core import Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector, metrics_core
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
@@ -25,7 +29,8 @@ from ipvsproxy.daemon.http import answers
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import series
-from ipvsproxy.daemon.metrics.registry import Recorded, Sources, Tables
+from ipvsproxy.daemon.metrics.figures import FAMILY_BY_LENGTH, OBJECTS_AT_ONCE, Numbers, Sources, counting
+from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.model.kernel import FlowCleaning
@@ -41,6 +46,171 @@ OPENMETRICS_FORMAT = "application/openmetrics-text; version=1.0.0; charset=utf-8
 OPENMETRICS_END = b"# EOF\n"
 _GZIP = 16 + zlib.MAX_WBITS  # a gzip header and trailer around the stream
 _OPEN_FORMAT: Callable[[Collector], bytes] = openmetrics.generate_latest
+NEVER_READ = ("timeouts", "flow")
+"""Kinds of kernel objects that are written, but never read."""
+
+
+class Counted(NamedTuple):
+    """A metric with the values of its series by label values."""
+
+    metric: Metric
+    values: Mapping[tuple[str, ...], float]
+
+
+def gauges(sources: Sources, families: Collection[Family]) -> Iterator[Counted | None]:
+    """All gauges of this moment, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
+    kernel, status, untaken = sources.survey.statistics(sources.clock()), sources.status, sources.store.untaken
+    watches = {kind.value: watch for kind, watch in sources.watch_states().items()}
+    doubted = {kind.value: doubt.missing for kind, doubt in sources.store.doubts.items()}
+    yield _one(series.SERVICE_CHANGES_PENDING, untaken.get(ObjectKind.SERVICE, 0))
+    yield _one(series.ENDPOINT_CHANGES_PENDING, untaken.get(ObjectKind.ENDPOINT_SLICE, 0))
+    yield _one(series.OLDEST_CHANGE_AGE, status.oldest_change_age_s)
+    yield _one(series.UNREADABLE_PARTS, len(status.unreadable()))
+    places = sources.leftovers().items()
+    yield Counted(series.LEFTOVER_RULES, {(place.family.label, str(place.variant)): is_there for place, is_there in places})
+    yield _one(series.OTHER_BACKEND_LEFT, sources.other_backend())
+    yield _one(series.UNOPENED_PORTS, sources.unopened_ports())
+    numbers = Numbers(collections.Counter(), collections.Counter())
+    yield from counting(kernel, numbers)
+    yield _by_family(series.VIRTUAL_SERVERS, numbers.virtual_servers, families)
+    yield _by_family(series.REAL_SERVERS, numbers.real_servers, families)
+    for metric, local in ((series.ADDRESSES, kernel.addresses), (series.ROUTES, kernel.routes)):
+        counts = collections.Counter[Family]()
+        for number, address in enumerate(local, 1):
+            if number % OBJECTS_AT_ONCE == 0:
+                yield None
+            counts[FAMILY_BY_LENGTH[len(address)]] += 1
+        yield _by_family(metric, counts, families)
+    yield _labelled(series.SET_ENTRIES, kernel.set_entries)
+    yield _labelled(series.PENDING, kernel.pending)
+    yield _labelled(series.DRIFT, {kind: count for kind, count in kernel.drifted.items() if kind not in NEVER_READ})
+    yield _labelled(series.DOUBTED_DELETIONS, doubted)
+    yield _one(series.CONFLICTS, kernel.conflicts)
+    yield _one(series.WITHOUT_SCOPE, kernel.without_scope)
+    yield _one(series.DRAINS, kernel.drains)
+    yield _one(series.WAITING_REMOVALS, kernel.waiting_removals)
+    yield _one(series.OLDEST_DRAIN_AGE, kernel.oldest_drain_age_s)
+    yield _labelled(series.WATCH_CONNECTED, {kind: watch.is_open for kind, watch in watches.items()})
+    yield _labelled(series.WATCH_STALE, {kind: watch.is_stale for kind, watch in watches.items()})
+    contacts = {kind: watch.contact_age_s for kind, watch in watches.items() if watch.contact_age_s is not None}
+    yield _labelled(series.WATCH_CONTACT_AGE, contacts)
+
+
+def _one(metric: Metric, value: float) -> Counted:
+    return Counted(metric, {(): value})
+
+
+def _labelled(metric: Metric, values: Mapping[str, float]) -> Counted:
+    return Counted(metric, {(key,): value for key, value in values.items()})
+
+
+def _by_family(metric: Metric, values: Mapping[Family, int], families: Iterable[Family]) -> Counted:
+    return _labelled(metric, {family.label: values[family] for family in families})
+
+
+class Recorded:
+    """The values of recorded metrics. Label values are in the order of the declaration."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._values: dict[str, Counter | Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for metric in series.RECORDED:
+            if metric.type is Type.HISTOGRAM:
+                self._histograms[metric.name] = Histogram(metric, self._registry)
+            elif not metric.is_late:
+                self._of(metric)
+            for labels in metric.at_zero:
+                self.show(metric, *labels)
+
+    def _of(self, metric: Metric, *labels: str) -> Counter | Gauge:
+        """A counter or a gauge; with label values, the one of these."""
+        if metric.name not in self._values:
+            make = Counter if metric.type is Type.COUNTER else Gauge
+            self._values[metric.name] = make(metric.name, metric.meaning, metric.labels, registry=self._registry)
+        made = self._values[metric.name]
+        return made.labels(*labels) if labels else made
+
+    def show(self, metric: Metric, *labels: str) -> None:
+        """Show a series at zero before its first value."""
+        if metric.type is Type.HISTOGRAM:
+            self._histograms[metric.name].show(*labels)
+        else:
+            self._of(metric, *labels)
+
+    def add(self, metric: Metric, *labels: str, count: float = 1) -> None:
+        """Add to a counter or a gauge."""
+        self._of(metric, *labels).inc(count)
+
+    def set(self, metric: Metric, *labels: str, value: float) -> None:
+        """Set a gauge."""
+        gauge = self._of(metric, *labels)
+        if isinstance(gauge, Gauge):
+            gauge.set(value)
+
+    def observe(self, metric: Metric, *labels: str, value: float) -> None:
+        """Count one observation in a histogram."""
+        self._histograms[metric.name].observe(value, *labels)
+
+
+class Histogram(Collector):
+    """A histogram with bucket bounds in Go's notation. Only one thread may write a combination of label values; any may read.
+
+    Dashboards and recording rules name buckets by text: kube-proxy's ``le="1"`` is not prometheus_client's ``le="1.0"``.
+    """
+
+    def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
+        self._metric = metric
+        self._texts = (*(f"{bound:g}" for bound in metric.bounds), "+Inf")
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+        registry.register(self)
+
+    def show(self, *labels: str) -> None:
+        """Show a series at zero before its first observation."""
+        self._counts.setdefault(labels, [0] * len(self._texts))
+        self._sums.setdefault(labels, 0.0)
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Count one observation."""
+        self.show(*labels)
+        self._counts[labels][bisect.bisect_left(self._metric.bounds, value)] += 1
+        self._sums[labels] += value
+
+    def collect(self) -> Iterator[metrics_core.Metric]:
+        """The metric with its series in the order of their first appearance, for the registry."""
+        family = HistogramMetricFamily(self._metric.name, self._metric.meaning, labels=self._metric.labels)
+        for labels, counts in list(self._counts.items()):
+            family.add_metric(labels, list(zip(self._texts, itertools.accumulate(counts), strict=True)), self._sums[labels])
+        yield family
+
+
+class Tables(Collector):
+    """The metrics that are counted from the tables at a scrape."""
+
+    def __init__(self) -> None:
+        self.sources: Sources | None = None
+        self.families: tuple[Family, ...] = ()
+        self._counted: Sequence[Counted] = ()
+
+    def counting(self) -> Iterator[None]:
+        """Count the present state, with pauses. Until the end, ``collect`` has the former counts."""
+        counted: list[Counted] = []
+        for one in gauges(self.sources, self.families) if self.sources else ():
+            if one is None:
+                yield
+            else:
+                counted.append(one)
+        self._counted = counted
+
+    def collect(self) -> Iterator[metrics_core.Metric]:
+        """The last complete counts, for the registry."""
+        for metric, values in self._counted:
+            kind = CounterMetricFamily if metric.type is Type.COUNTER else GaugeMetricFamily
+            family = kind(metric.name, metric.meaning, labels=metric.labels)
+            for labels, value in values.items():
+                family.add_metric(labels, value)
+            yield family
 
 
 class Metrics:
@@ -224,10 +394,10 @@ class Metrics:
 class _One(Collector):
     """A registry with a single metric."""
 
-    def __init__(self, family: Metric) -> None:
+    def __init__(self, family: metrics_core.Metric) -> None:
         self._family = family
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[metrics_core.Metric]:
         yield self._family
 
 

@@ -18,8 +18,8 @@ import structlog
 
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE
-from ipvsproxy.daemon.metrics import sampler, series
-from ipvsproxy.daemon.metrics.sampler import FRESH_S, LONGEST_PAUSE_S, Sample, Sampler
+from ipvsproxy.daemon.metrics import figures, series
+from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, Sample, Sampler
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
@@ -237,7 +237,7 @@ class Traffic:
             self._reading = reading
         while some := reading.left[-SERVERS_AT_ONCE:]:  # from the end, else all that is left would move each time
             call = self._sampler.kernel.call(lambda reader: reader.endpoints(some))
-            reading.endpoints |= await sampler.soon(call, PATIENCE_S)
+            reading.endpoints |= await figures.soon(call, PATIENCE_S)
             del reading.left[-SERVERS_AT_ONCE:]
         return reading
 

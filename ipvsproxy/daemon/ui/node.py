@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ipvsproxy.daemon.http.health import Health
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.metrics.registry import Numbers, Sources
+from ipvsproxy.daemon.metrics.figures import Numbers, Sources
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Outcome
 from ipvsproxy.model.virtual_servers import Counters

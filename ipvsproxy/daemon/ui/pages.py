@@ -24,9 +24,8 @@ from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.routes import UI
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.metrics import registry
-from ipvsproxy.daemon.metrics.registry import Numbers, Sources
-from ipvsproxy.daemon.metrics.sampler import Sampler
+from ipvsproxy.daemon.metrics import figures
+from ipvsproxy.daemon.metrics.figures import Numbers, Sampler, Sources
 from ipvsproxy.daemon.ui import board, counters, node
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower
@@ -240,7 +239,7 @@ class Pages:
         """The numbers of virtual servers and of real servers, counted again after each sync."""
         if self._numbers is None:
             numbers = Numbers(collections.Counter(), collections.Counter())
-            await in_slices(registry.counting(statistics, numbers), self._clock)
+            await in_slices(figures.counting(statistics, numbers), self._clock)
             self._numbers = numbers
         return self._numbers
 

@@ -13,8 +13,8 @@ from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.http import answers, routes, server
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
+from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.registry import Sources
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store

@@ -12,9 +12,10 @@ from prometheus_client import Metric, parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.metrics import registry, series
-from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.registry import Counted, Sources
+from ipvsproxy.daemon.metrics import metrics as metrics_module
+from ipvsproxy.daemon.metrics import series
+from ipvsproxy.daemon.metrics.figures import Sources
+from ipvsproxy.daemon.metrics.metrics import Counted, Metrics
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
@@ -349,7 +350,7 @@ async def test_the_page_works_before_families_are_known() -> None:
 
 async def test_a_scrape_that_is_cancelled_while_counting_leaves_the_next_one_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = asyncio.Event()
-    count = registry.gauges
+    count = metrics_module.gauges
 
     def pause(sources: Sources, families: Collection[Family]) -> Iterator[Counted | None]:
         yield from itertools.islice(count(sources, families), 3)
@@ -361,7 +362,7 @@ async def test_a_scrape_that_is_cancelled_while_counting_leaves_the_next_one_com
     clock = Clock()
     metrics = _metrics(clock=clock)
     with monkeypatch.context() as patched:
-        patched.setattr(registry, "gauges", pause)
+        patched.setattr(metrics_module, "gauges", pause)
         cancelled = asyncio.create_task(metrics.expose())
         await begun.wait()
         cancelled.cancel()

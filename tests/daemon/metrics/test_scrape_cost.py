@@ -11,8 +11,8 @@ import pytest
 from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics import traffic
+from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.registry import Sources
 from ipvsproxy.kernel.thread import ThreadWorker
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey

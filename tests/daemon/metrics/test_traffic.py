@@ -17,9 +17,8 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
+from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.registry import Sources
-from ipvsproxy.daemon.metrics.sampler import FRESH_S, LONGEST_PAUSE_S, Sampler
 from ipvsproxy.daemon.metrics.traffic import ROWS_AT_ONCE, Ledger, Row, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
@@ -295,7 +294,7 @@ async def test_the_next_scrape_continues_a_reading_that_took_too_long(
             raise TimeoutError
         return await part
 
-    monkeypatch.setattr("ipvsproxy.daemon.metrics.sampler.soon", one_at_a_time)
+    monkeypatch.setattr("ipvsproxy.daemon.metrics.figures.soon", one_at_a_time)
     for _ in range(4 if of_endpoints else 2):
         assert total not in await scene.scrape()
     samples = await scene.scrape()

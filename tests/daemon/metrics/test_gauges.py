@@ -6,8 +6,9 @@ from prometheus_client import CollectorRegistry
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftovers import AnyPlace
-from ipvsproxy.daemon.metrics import registry, series
-from ipvsproxy.daemon.metrics.registry import Histogram, Sources
+from ipvsproxy.daemon.metrics import metrics, series
+from ipvsproxy.daemon.metrics.figures import OBJECTS_AT_ONCE, Sources
+from ipvsproxy.daemon.metrics.metrics import Histogram
 from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import Place
@@ -59,7 +60,7 @@ class Figures:
             leftovers=lambda: self.leftovers,
             other_backend=lambda: self.other_backend,
         )
-        return {one.metric.name: dict(one.values) for one in registry.gauges(sources, BOTH) if one}
+        return {one.metric.name: dict(one.values) for one in metrics.gauges(sources, BOTH) if one}
 
 
 def _server(*backends: str) -> ObservedVirtualServer:
@@ -185,7 +186,7 @@ def test_drift_is_counted_by_kind() -> None:
 
 
 def test_counting_many_objects_pauses() -> None:
-    figures, many = Figures(), 3 * registry.OBJECTS_AT_ONCE
+    figures, many = Figures(), 3 * OBJECTS_AT_ONCE
     addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
     figures.reconciler.observe(
         Observation(
@@ -195,7 +196,7 @@ def test_counting_many_objects_pauses() -> None:
         0,
     )
     sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status, clock=figures.clock)
-    assert sum(one is None for one in registry.gauges(sources, BOTH)) == 3 + 3
+    assert sum(one is None for one in metrics.gauges(sources, BOTH)) == 3 + 3
 
 
 def _histogram(*bounds: float) -> tuple[Histogram, CollectorRegistry]:

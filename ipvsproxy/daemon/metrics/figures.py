@@ -1,25 +1,92 @@
-"""Reads the counters of all virtual servers: one reading serves a scrape and the page.
+"""The figures that metrics and page share: their sources, the numbers of servers, and the counters of all virtual servers.
 
-Rule: they are read in parts, because programming comes first. A reading that a scrape has given up is continued by the next one.
+Rule: one reading of counters serves a scrape and the page. They are read in parts, because programming comes first. A reading
+that a scrape has given up is continued by the next one.
 """
 
 import asyncio
+import collections
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
+from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.kernel import CounterReader
+from ipvsproxy.daemon.loop.leftovers import AnyPlace
+from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
+from ipvsproxy.reconcile.survey import Statistics, Survey
+from ipvsproxy.store.objects import Store
 
 FRESH_S = 2.0
 """How long counters count as fresh: the kernel itself adds up those of its processors every two seconds."""
 LONGEST_PAUSE_S = 120.0
 """A reading that began so long ago begins anew: after a long pause, its figures would be old."""
 
+OBJECTS_AT_ONCE = 200
+"""The number of virtual servers or addresses that are counted without a pause: some tenths of a millisecond of work."""
+FAMILY_BY_LENGTH = {family.bits // 8: family for family in Family}
+"""By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``."""
+
 T = TypeVar("T")
+
+
+class Watch(NamedTuple):
+    """Whether a watch is open and stale, and the age of its last contact with the API server; None without one."""
+
+    is_open: bool
+    is_stale: bool
+    contact_age_s: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The sources of the figures of metrics and page. ``clock`` is the one of drains and watches.
+
+    ``leftovers`` says whether rules of another proxy may remain in a place, ``other_backend`` whether something of ours in the
+    other backend does; ``unopened_ports`` counts health-check ports.
+    """
+
+    survey: Survey
+    store: Store
+    status: Status
+    clock: Callable[[], float]
+    watches: Callable[[], Mapping[ObjectKind, WatchStatus]] = dict
+    stale: Callable[[], Collection[ObjectKind]] = tuple
+    leftovers: Callable[[], Mapping[AnyPlace, bool]] = dict
+    other_backend: Callable[[], bool] = bool
+    unopened_ports: Callable[[], int] = int
+
+    def watch_states(self) -> Mapping[ObjectKind, Watch]:
+        """The watch of each kind now."""
+        stale, now = self.stale(), self.clock()
+        return {
+            kind: Watch(watch.connected, kind in stale, None if watch.contact_s is None else max(0.0, now - watch.contact_s))
+            for kind, watch in self.watches().items()
+        }
+
+
+class Numbers(NamedTuple):
+    """The virtual servers and real servers of ours in the kernel, by family."""
+
+    virtual_servers: collections.Counter[Family]
+    real_servers: collections.Counter[Family]
+
+
+def counting(statistics: Statistics, numbers: Numbers) -> Iterator[None]:
+    """Adds to ``numbers``, with a pause after each ``OBJECTS_AT_ONCE``."""
+    for number, (key, server) in enumerate(zip(statistics.virtual_servers, statistics.observed, strict=True), 1):
+        if number % OBJECTS_AT_ONCE == 0:
+            yield
+        if key not in statistics.foreign:
+            family = FAMILY_BY_LENGTH[len(key.address)]
+            numbers.virtual_servers[family] += 1
+            numbers.real_servers[family] += len(server.real_servers)
 
 
 async def soon(part: Awaitable[T], patience_s: float | None) -> T:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ipvsproxy.daemon.metrics.sampler import FRESH_S, Sampler
+from ipvsproxy.daemon.metrics.figures import FRESH_S, Sampler
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.virtual_servers import Counters
 from tests.daemon.metrics.test_traffic import CLUSTER, EXTERNAL, Ipvs
