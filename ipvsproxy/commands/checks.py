@@ -1,8 +1,9 @@
 """Judges the facts about a host: one finding for each question, with its remedy."""
 
-import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.base.modules import ModuleState
@@ -49,8 +50,7 @@ class Level(enum.StrEnum):
     FAIL = "fail"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """The answer to one question. ``remedy`` is empty if there is nothing to do."""
 
     level: Level
@@ -59,19 +59,12 @@ class Finding:
     remedy: str = ""
 
 
-def ok(topic: str, text: str) -> Finding:
-    """All is well."""
-    return Finding(level=Level.OK, topic=topic, text=text)
-
-
-def warn(topic: str, text: str, remedy: str) -> Finding:
-    """``run`` corrects it, or the operator should know it."""
-    return Finding(level=Level.WARN, topic=topic, text=text, remedy=remedy)
-
-
-def fail(topic: str, text: str, remedy: str) -> Finding:
-    """Traffic cannot flow."""
-    return Finding(level=Level.FAIL, topic=topic, text=text, remedy=remedy)
+ok = functools.partial(Finding, Level.OK)
+"""All is well."""
+warn = functools.partial(Finding, Level.WARN)
+"""``run`` corrects it, or the operator should know it."""
+fail = functools.partial(Finding, Level.FAIL)
+"""Traffic cannot flow."""
 
 
 def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:

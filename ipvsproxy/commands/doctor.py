@@ -60,29 +60,18 @@ async def _source(config: Config) -> Finding:
         async with inspection.following(source, store):
             node = store.node(config.node_name)
     except CannotStartError as error:
-        return Finding(
-            level=Level.FAIL,
-            topic="source",
-            text=str(error),
-            remedy="check address, credentials and permissions (ClusterRole system:node-proxier)",
-        )
+        return checks.fail("source", str(error), "check address, credentials and permissions (ClusterRole system:node-proxier)")
     if node is None:
-        return Finding(
-            level=Level.FAIL,
-            topic="source",
-            text=f"{source.describe()} answers, but has no Node {config.node_name!r}",
-            remedy="name this node's Node object by --hostname-override",
-        )
-    return Finding(level=Level.OK, topic="source", text=f"{source.describe()} answers: {len(store.services)} Services")
+        text = f"{source.describe()} answers, but has no Node {config.node_name!r}"
+        return checks.fail("source", text, "name this node's Node object by --hostname-override")
+    return checks.ok("source", f"{source.describe()} answers: {len(store.services)} Services")
 
 
 def describe(node_name: str, findings: Sequence[Finding]) -> Document:
     """The result as a document."""
     return {
-        "version": inspection.JSON_VERSION,
-        "command": "doctor",
-        "node": node_name,
-        "findings": [{"level": one.level.value, "topic": one.topic, "text": one.text, "remedy": one.remedy} for one in findings],
+        **inspection.head("doctor", node_name),
+        "findings": [one._asdict() for one in findings],
         "summary": {level.value: sum(one.level is level for one in findings) for level in Level},
     }
 

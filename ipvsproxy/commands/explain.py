@@ -83,9 +83,7 @@ async def describe(node: Inspected, subject: Subject) -> Document:
         is_carried=comparison.is_carried,
     )
     return {
-        "version": inspection.JSON_VERSION,
-        "command": "explain",
-        "node": node.config.node_name,
+        **inspection.head("explain", node.config.node_name),
         "zone": comparison.view.zone,
         "services": [explainer.service(name, set(keys)) for name in names],
         "unclaimed": [explainer.unclaimed(key) for key in keys if not survey.sides(key).desired],

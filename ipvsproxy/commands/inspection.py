@@ -300,6 +300,11 @@ def readable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     return programs
 
 
+def head(command: str, node_name: str) -> Document:
+    """The first fields of a document."""
+    return {"version": JSON_VERSION, "command": command, "node": node_name}
+
+
 def show(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
     """Print a document, or its lines, to standard output."""
     if as_json:

@@ -35,12 +35,7 @@ async def describe(node: Inspected, rows: Rows, targets: Targets) -> Document:
     """
     comparison = node.comparison()
     await comparison.read()
-    return _document(node.config.node_name, rows, _Names(comparison, targets))
-
-
-def describe_without_names(node_name: str, rows: Rows) -> Document:
-    """The table of a node whose Services are not known."""
-    return _document(node_name, rows, None)
+    return table(node.config.node_name, rows, _Names(comparison, targets))
 
 
 class _Names:
@@ -105,11 +100,10 @@ def _state(row: RealServerRow, desired: Collection[RealServerKey] | None) -> str
     return "not desired" if row.weight else "draining"
 
 
-def _document(node_name: str, rows: Rows, names: _Names | None) -> Document:
+def table(node_name: str, rows: Rows, names: _Names | None = None) -> Document:
+    """The table as a document; of a node whose Services are not known, without names."""
     return {
-        "version": inspection.JSON_VERSION,
-        "command": "list",
-        "node": node_name,
+        **inspection.head("list", node_name),
         "ipvs": {"version": rows.version, "connectionTableSize": rows.size},
         "named": names is not None,
         "virtualServers": [_virtual_server(one, names) for one in rows.virtual_servers],
@@ -249,7 +243,7 @@ async def _read(config: Config) -> tuple[Document, Sequence[str]]:
         except (CannotStartError, KernelError) as error:
             problems = inspection.reasons_of(error)
         rows = await kernel.call(lambda _: ipvs_rows.read())
-        return describe_without_names(config.node_name, rows), problems
+        return table(config.node_name, rows), problems
 
 
 async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> tuple[Document, Sequence[str]]:

@@ -140,9 +140,7 @@ def describe(node_name: str, planned: Planned) -> Document:
     """The plan as a document."""
     counts = Counter(operation.verb.value for operation in planned.operations)
     return {
-        "version": inspection.JSON_VERSION,
-        "command": "plan",
-        "node": node_name,
+        **inspection.head("plan", node_name),
         "operations": [_describe(operation, planned.survey) for operation in planned.operations],
         "summary": {"total": len(planned.operations), **{verb.value: counts[verb.value] for verb in Verb}},
     }

@@ -47,9 +47,7 @@ def describe(node_name: str, comparison: Comparison, differences: Sequence[Diffe
         for key, observed in comparison.survey.foreign()
     ]
     return {
-        "version": inspection.JSON_VERSION,
-        "command": "verify",
-        "node": node_name,
+        **inspection.head("verify", node_name),
         "equal": not differences,
         "services": len(comparison.store.services),
         "virtualServers": len(comparison.survey.virtual_servers),

@@ -204,13 +204,8 @@ def _merged(given: Mapping[str, Given], from_file: Mapping[str, Given]) -> Mappi
     for key, flag in given.items():
         if not catalogue.BY_KEY[key].overrides_file:
             continue
-        below = from_file.get(key)
-        if (
-            catalogue.BY_KEY[key].kind is Kind.PATTERNS
-            and below
-            and isinstance(flag.value, tuple)
-            and isinstance(below.value, tuple)
-        ):
-            flag = flag._replace(value=flag.value + below.value)  # noqa: PLW2901 - both count, the flag's patterns first
-        merged[key] = flag
+        if catalogue.BY_KEY[key].kind is Kind.PATTERNS and key in from_file:  # both count, the flag's patterns first
+            merged[key] = flag._replace(value=_appended(Kind.PATTERNS, flag.value, from_file[key].value))
+        else:
+            merged[key] = flag
     return merged

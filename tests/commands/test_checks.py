@@ -366,8 +366,8 @@ def test_our_own_process_may_hold_our_ports() -> None:
 
 def test_people_see_one_line_each_and_a_sum() -> None:
     findings = [
-        Finding(level=Level.OK, topic="kernel", text="Linux 6.1"),
-        Finding(level=Level.FAIL, topic="ports", text="held", remedy="stop it"),
+        Finding(Level.OK, "kernel", "Linux 6.1"),
+        Finding(Level.FAIL, "ports", "held", "stop it"),
     ]
     document = doctor.describe("node-a", findings)
     lines = list(doctor.render(document))

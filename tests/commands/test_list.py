@@ -162,7 +162,7 @@ async def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str]) -> No
 
 async def test_without_names_the_table_is_bare_and_says_so_in_json() -> None:
     rows = _rows(await synced_kernel(*WEB))
-    document = listing.describe_without_names("node-a", rows)
+    document = listing.table("node-a", rows)
     assert not document["named"]
     assert list(listing.render(document))[1:4] == [
         "Prot LocalAddress:Port Scheduler Flags",

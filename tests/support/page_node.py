@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Collection, Container, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Container, Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel.iptables.driver import Program
-from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
+from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic, TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
@@ -30,7 +30,7 @@ from tests.support.memory_node import MemoryNode
 PROGRAM = Program((1, 8, 9), "nf_tables")
 
 
-class Traffic:
+class Traffic(TrafficReader):
     """The counters of a kernel in memory: each virtual server counts ``per_second`` of its own, times the age of this object.
 
     Connections are read from ``FakeKernel.connection_counts``. ``readings`` counts readings of all virtual servers.
@@ -69,12 +69,12 @@ class Traffic:
         self.totals_read += 1
         return self._counted(sum(self.per_second.values()))
 
-    def services(self, always: Container[VirtualServerKey]) -> Iterator[Mapping[VirtualServerKey, Counters]]:
+    def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         self.readings += 1
         each = {key: self._counted(rate) for key, rate in list(self.per_second.items()) if key in self.kernel.virtual_servers}
         yield {key: counters for key, counters in each.items() if any(counters)}
 
-    def endpoints(self, keys: Collection[VirtualServerKey]) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
+    def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
         return {key: dict(self._of_virtual_server(key)) for key in keys}
 
     def _of_virtual_server(self, key: VirtualServerKey) -> Iterator[tuple[RealServerKey, EndpointTraffic]]:

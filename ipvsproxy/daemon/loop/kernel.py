@@ -3,16 +3,15 @@
 All methods block, and are called in the kernel's thread alone (``KernelThread.call``).
 """
 
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
 from ipvsproxy.model.kernel import InterfaceAddress, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
+from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 
 SERVERS_AT_ONCE = 50
 """The virtual servers whose real servers are read at once: about 5 ms, for which programming may have to wait."""
@@ -85,16 +84,3 @@ class ReadableKernel(Protocol):
         Raises:
             KernelError: they could not be read.
         """
-
-
-class CounterReader(Protocol):
-    """Reads the counters of IPVS, for metrics and for the page. Every method raises KernelError if that fails."""
-
-    def totals(self) -> Counters:
-        """The counters of the whole node."""
-
-    def services(self, always: Container[VirtualServerKey]) -> Iterator[Mapping[VirtualServerKey, Counters]]:
-        """The counters of virtual servers, part by part. Virtual servers at zero are left out, except for ``always``."""
-
-    def endpoints(self, keys: Collection[VirtualServerKey]) -> Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]]:
-        """The counters of each real server of these virtual servers; empty for an absent virtual server."""

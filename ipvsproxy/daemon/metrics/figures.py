@@ -8,14 +8,14 @@ import asyncio
 import collections
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Generator, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.loop.kernel import CounterReader
 from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.sources.reflector import WatchStatus
 from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.ipvs.traffic import TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ObjectKind
@@ -78,8 +78,9 @@ class Numbers(NamedTuple):
     real_servers: collections.Counter[Family]
 
 
-def counting(statistics: Statistics, numbers: Numbers) -> Iterator[None]:
-    """Adds to ``numbers``, with a pause after each ``OBJECTS_AT_ONCE``."""
+def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
+    """Counts, with a pause after each ``OBJECTS_AT_ONCE``."""
+    numbers = Numbers(collections.Counter(), collections.Counter())
     for number, (key, server) in enumerate(zip(statistics.virtual_servers, statistics.observed, strict=True), 1):
         if number % OBJECTS_AT_ONCE == 0:
             yield
@@ -87,6 +88,7 @@ def counting(statistics: Statistics, numbers: Numbers) -> Iterator[None]:
             family = FAMILY_BY_LENGTH[len(key.address)]
             numbers.virtual_servers[family] += 1
             numbers.real_servers[family] += len(server.real_servers)
+    return numbers
 
 
 async def soon(part: Awaitable[T], patience_s: float | None) -> T:
@@ -110,7 +112,7 @@ class Sampler:
 
     def __init__(
         self,
-        kernel: KernelThread[CounterReader],
+        kernel: KernelThread[TrafficReader],
         clock: Callable[[], float],
         processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:

@@ -15,7 +15,7 @@ import itertools
 import platform
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import prometheus_client
@@ -29,7 +29,7 @@ from ipvsproxy.daemon.http import answers
 from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import series
-from ipvsproxy.daemon.metrics.figures import FAMILY_BY_LENGTH, OBJECTS_AT_ONCE, Numbers, Sources, counting
+from ipvsproxy.daemon.metrics.figures import FAMILY_BY_LENGTH, OBJECTS_AT_ONCE, Sources, counting
 from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.sources.reflector import Trouble
@@ -57,7 +57,7 @@ class Counted(NamedTuple):
     values: Mapping[tuple[str, ...], float]
 
 
-def gauges(sources: Sources, families: Collection[Family]) -> Iterator[Counted | None]:
+def gauges(sources: Sources, families: Collection[Family]) -> Generator[Counted | None, None, None]:
     """All gauges of this moment, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
     kernel, status, untaken = sources.survey.statistics(sources.clock()), sources.status, sources.store.untaken
     watches = {kind.value: watch for kind, watch in sources.watch_states().items()}
@@ -70,8 +70,7 @@ def gauges(sources: Sources, families: Collection[Family]) -> Iterator[Counted |
     yield Counted(series.LEFTOVER_RULES, {(place.family.label, str(place.variant)): is_there for place, is_there in places})
     yield _one(series.OTHER_BACKEND_LEFT, sources.other_backend())
     yield _one(series.UNOPENED_PORTS, sources.unopened_ports())
-    numbers = Numbers(collections.Counter(), collections.Counter())
-    yield from counting(kernel, numbers)
+    numbers = yield from counting(kernel)
     yield _by_family(series.VIRTUAL_SERVERS, numbers.virtual_servers, families)
     yield _by_family(series.REAL_SERVERS, numbers.real_servers, families)
     for metric, local in ((series.ADDRESSES, kernel.addresses), (series.ROUTES, kernel.routes)):

@@ -11,7 +11,7 @@ import functools
 import heapq
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -117,7 +117,7 @@ class Board:
             (matching.add if parse_query(text).matches(service, slices) else matching.discard)(name)
         return True
 
-    def finding(self, question: Question, found: list[ServiceName]) -> Iterator[None]:
+    def finding(self, question: Question) -> Generator[None, None, Sequence[ServiceName]]:
         """All Services that match, in their order, with pauses."""
         key = (question.query, question.sort, question.descending)
         stamp = self._stamp(question)
@@ -128,12 +128,10 @@ class Board:
                 if question.query not in self._matching:
                     yield from self._searching(question.query)
                 names = self._matching.get(question.query, ())
-            result: list[ServiceName] = []
-            yield from self._sorting(list(names), question, result)
-            known = (stamp, result)
+            known = stamp, (yield from self._sorting(list(names), question))
         self._sorted[key] = known
         _forget_oldest(self._sorted)
-        found += known[1]
+        return known[1]
 
     def _stamp(self, question: Question) -> tuple[int, int]:
         """The order is the same as long as this is."""
@@ -155,19 +153,21 @@ class Board:
             if number % ROWS_AT_ONCE == 0:
                 yield
 
-    def _sorting(self, names: Sequence[ServiceName], question: Question, result: list[ServiceName]) -> Iterator[None]:
+    def _sorting(self, names: Sequence[ServiceName], question: Question) -> Generator[None, None, Sequence[ServiceName]]:
         rank = self._rank(question.sort)
         sign = -1 if question.descending else 1
         chunks: list[list[tuple[float, ServiceName]]] = []
         for first in range(0, len(names), SORTED_AT_ONCE):
             chunks.append(sorted((sign * rank(name), name) for name in names[first : first + SORTED_AT_ONCE]))
             yield
+        result: list[ServiceName] = []
         for number, (_, name) in enumerate(heapq.merge(*chunks), 1):
             result.append(name)
             if number % SORTED_AT_ONCE == 0:
                 yield
         if question.sort == "name" and question.descending:
             result.reverse()
+        return result
 
     def _rank(self, sort: str) -> Callable[[ServiceName], float]:
         match sort:

@@ -6,7 +6,6 @@ Rule 3: a browser may load nothing from elsewhere, and no other site may read or
 """
 
 import asyncio
-import collections
 import importlib.metadata
 import importlib.resources
 import math
@@ -238,9 +237,7 @@ class Pages:
     async def _count(self, statistics: Statistics) -> Numbers:
         """The numbers of virtual servers and of real servers, counted again after each sync."""
         if self._numbers is None:
-            numbers = Numbers(collections.Counter(), collections.Counter())
-            await in_slices(figures.counting(statistics, numbers), self._clock)
-            self._numbers = numbers
+            self._numbers = await in_slices(figures.counting(statistics), self._clock)
         return self._numbers
 
     async def _fresh_board(self) -> Board:
@@ -255,8 +252,7 @@ class Pages:
     async def _services(self, query: Mapping[str, str]) -> Any:
         question = _question(query)
         table = await self._fresh_board()
-        found: list[ServiceName] = []
-        await in_slices(table.finding(question, found), self._clock)
+        found = await in_slices(table.finding(question), self._clock)
         document = table.answer(question, found)
         self._counters.show([ServiceName(*name.split("/", 1)) for name in document["names"]])
         return document

@@ -37,7 +37,7 @@ def test_without_names_the_table_is_what_ipvsadm_prints() -> None:
     for command in TABLE.strip().splitlines():
         subprocess.run(("ipvsadm", *command.split()), check=True, timeout=60)
     shown = subprocess.run(("ipvsadm", "-Ln"), capture_output=True, text=True, check=True, timeout=60).stdout
-    assert list(listing.render(listing.describe_without_names("node", ipvs_rows.read()))) == shown.splitlines()
+    assert list(listing.render(listing.table("node", ipvs_rows.read()))) == shown.splitlines()
 
 
 def _service(*attributes: tuple[int, bytes]) -> bytes:
@@ -84,7 +84,7 @@ def test_a_persistence_engine_is_shown_and_other_protocols_are_left_out() -> Non
     kernel = Kernel()
     rows = ipvs_rows.read(kernel.connect)
     assert (rows.version, rows.size) == ("1.2.1", 4096)
-    lines = list(listing.render(listing.describe_without_names("node", rows)))
+    lines = list(listing.render(listing.table("node", rows)))
     assert lines[3:] == ["TCP  10.0.0.1:5060 rr persistent 300 pe sip", "FWM  7 rr persistent 300"]
     assert [one.closed for one in kernel.sockets] == [True]
 
