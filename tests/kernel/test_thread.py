@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import os
 import pathlib
 import signal
 import subprocess
@@ -119,11 +118,12 @@ async def test_a_cancelled_call_is_neither_run_nor_answered() -> None:
 
 def test_a_result_for_a_closed_loop_is_dropped_and_the_thread_goes_on() -> None:
     kept: list[KernelThread[Target]] = []
+    left: list[asyncio.Task[int]] = []
 
     async def leave_one_running() -> None:
         thread = await KernelThread.start(Target)
         kept.append(thread)
-        thread._worker.put(asyncio.get_running_loop().create_future(), lambda: thread._target.note(1, wait=True))
+        left.append(asyncio.create_task(thread.call(lambda target: target.note(1, wait=True))))
         await asyncio.to_thread(thread._target.is_waiting.wait, 10)
 
     async def ask_again() -> int:
@@ -159,25 +159,6 @@ async def test_it_leaves_no_descriptor_behind_and_may_be_stopped_twice() -> None
     thread.stop()
     await asyncio.to_thread(thread._target.threads[0].join, 10)
     assert _descriptors() == before
-
-
-async def test_the_bell_is_rung_for_the_last_time_before_the_thread_can_close_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread = await KernelThread.start(Target)
-    target, ring = thread._target, os.eventfd_write
-
-    def ring_late(bell: int, count: int) -> None:
-        target.may_go_on.set()
-        target.threads[0].join(0.2)  # a thread that ends by what was rung before does so now
-        ring(bell, count)
-
-    calls = [asyncio.create_task(thread.call(note(number, wait=True))) for number in range(3)]
-    await asyncio.to_thread(target.is_waiting.wait, 10)
-    monkeypatch.setattr(os, "eventfd_write", ring_late)
-    thread.stop()
-    assert await calls[0] == 0
-    assert all(isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*calls[1:], return_exceptions=True))
-    await asyncio.to_thread(target.threads[0].join, 10)
-    assert not target.threads[0].is_alive()
 
 
 @contextlib.contextmanager

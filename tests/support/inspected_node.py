@@ -29,7 +29,7 @@ def inspected(
     return Inspected(
         config=load.load(["--proxy-mode=ipvs"], hostname=builders.THIS_NODE, read_file=no_file),
         store=store,
-        kernel=KernelThread(memory_node.InlineWorker(), kernel),
+        kernel=KernelThread(memory_node.InlineExecutor(), kernel),
         choices=Choices(
             EngineSettings(
                 node_name=builders.THIS_NODE,

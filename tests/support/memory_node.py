@@ -4,9 +4,9 @@
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +14,7 @@ from ipvsproxy.config.settings import EngineSettings
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.reader import POLL_INTERVAL_S
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.kernel.thread import KernelThread, Worker
+from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.service import (
     ApiObject,
@@ -53,18 +53,16 @@ KINDS: Mapping[type, ObjectKind] = {
 }
 
 
-class InlineWorker:
-    """Runs a job at once, without a thread, so that its time is not random. Returns the result as late as a thread."""
+class InlineExecutor(concurrent.futures.Executor):
+    """Runs a call at once, without a thread, so that its time is not random. Its result comes as late as that of a thread."""
 
-    def put(self, future: asyncio.Future[Any], job: Callable[[], object]) -> None:
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
+        future = concurrent.futures.Future[Any]()
         try:
-            notify = functools.partial(future.set_result, job())
+            future.set_result(function(*arguments, **named))
         except BaseException as error:  # noqa: BLE001 - the caller gets it
-            notify = functools.partial(future.set_exception, error)
-        future.get_loop().call_soon(lambda: future.cancelled() or notify())
-
-    def stop(self) -> None:
-        pass
+            future.set_exception(error)
+        return future
 
 
 class Watcher:
@@ -100,7 +98,7 @@ class Watcher:
 
 
 class MemoryNode:
-    """One process with an in-memory kernel. ``worker`` defaults to one without a thread."""
+    """One process with an in-memory kernel. ``executor`` defaults to one without a thread."""
 
     def __init__(
         self,
@@ -112,15 +110,15 @@ class MemoryNode:
         drift_check_interval_s: float = DRIFT_CHECK_INTERVAL_S,
         drain_deadline_s: float = 0,
         guard_percent: int = 0,
-        worker: Worker | None = None,
+        executor: concurrent.futures.Executor | None = None,
         watcher: Watcher | None = None,
     ) -> None:
         self.kernel = kernel or new_kernel()
         self.settings = settings or Settings()
         self.store = Store(started_s=0, guard=Guard(guard_percent))
         self.watcher = watcher or Watcher()
-        self.worker = worker or InlineWorker()
-        thread = KernelThread(self.worker, self.kernel)
+        self.executor = executor or InlineExecutor()
+        thread = KernelThread(self.executor, self.kernel)
         self.engine = Engine(
             settings=EngineSettings(
                 node_name=builders.THIS_NODE,

@@ -135,7 +135,7 @@ class PageNode(MemoryNode):
         )
         self.pages = Pages(
             sources,
-            Sampler(KernelThread(self.worker, self.traffic), self._now),
+            Sampler(KernelThread(self.executor, self.traffic), self._now),
             node_name=builders.THIS_NODE,
             translation=lambda: self.engine.translation,
             source="API server",

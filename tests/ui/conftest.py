@@ -5,6 +5,7 @@ set, as by ``scripts/test``.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import shutil
@@ -16,7 +17,6 @@ import pytest
 from playwright import sync_api
 from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request
 
-from ipvsproxy.kernel.thread import ThreadWorker
 from ipvsproxy.model.service import ApiObject
 from tests.support import page_scene
 from tests.support.page_node import PageNode
@@ -88,8 +88,8 @@ class Running:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        worker = ThreadWorker()
-        self.node = PageNode(worker=worker)
+        executor = concurrent.futures.ThreadPoolExecutor(1)
+        self.node = PageNode(executor=executor)
         page_scene.begin(self.node, self._count)
         async with self.node.showing(self.port) as self.port:
             await self.node.watcher.until(lambda: bool(self.node.watcher.summaries))
@@ -100,7 +100,7 @@ class Running:
             page_scene.add_past(self.node)
             self._ready.set()
             await self._stop.wait()
-        worker.stop()
+        executor.shutdown(wait=False)
 
 
 @contextlib.contextmanager

@@ -135,7 +135,7 @@ async def test_a_command_asks_for_no_module_and_finds_no_difference_while_an_end
         comparison = Comparison(
             Choices(node.engine._settings, Settings(), Policy()),
             node.store,
-            KernelThread(memory_node.InlineWorker(), node.kernel),
+            KernelThread(memory_node.InlineExecutor(), node.kernel),
             clock=node._now,
         )
         for _ in range(2):

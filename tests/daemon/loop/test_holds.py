@@ -1,6 +1,7 @@
 """How long the loop is held by one very large Service, in steps of Python: meanwhile nothing answers, and no signal is heard."""
 
 import asyncio
+import concurrent.futures
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import pytest
 
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Service
 from tests.support import builders, steps
-from tests.support.memory_node import InlineWorker, MemoryNode
+from tests.support.memory_node import InlineExecutor, MemoryNode
 from tests.support.virtual_time import in_virtual_time, loop
 
 ADDRESSES = 1000
@@ -21,14 +22,14 @@ LONGEST = 150 * ADDRESSES
 POD, OTHER_POD = "10.244.1.1", "10.244.1.2"
 
 
-class Kernel(InlineWorker):
-    """Runs jobs without counting their steps: the real thread does not hold the loop."""
+class Kernel(InlineExecutor):
+    """Runs calls without counting their steps: the real thread does not hold the loop."""
 
-    def put(self, future: asyncio.Future[Any], job: Callable[[], object]) -> None:
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
         trace = sys.gettrace()
         sys.settrace(None)
         try:
-            super().put(future, job)
+            return super().submit(function, *arguments, **named)
         finally:
             sys.settrace(trace)
 
@@ -38,7 +39,7 @@ class CountedNode(MemoryNode):
 
     def __init__(self, counted: steps.Steps) -> None:
         self._counted = counted
-        super().__init__(worker=Kernel())
+        super().__init__(executor=Kernel())
 
     def _now(self) -> float:
         return super()._now() + self._counted.here * STEP_S

@@ -6,14 +6,14 @@ from ipvsproxy.daemon.metrics.figures import FRESH_S, Sampler
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.virtual_servers import Counters
 from tests.daemon.metrics.test_traffic import CLUSTER, EXTERNAL, Ipvs
-from tests.support.memory_node import InlineWorker
+from tests.support.memory_node import InlineExecutor
 from tests.support.summaries import Clock
 
 
 async def test_one_reading_serves_all_who_ask_while_it_is_fresh() -> None:
     clock, kernel = Clock(), Ipvs()
     kernel.counters = {CLUSTER: Counters(1), EXTERNAL: Counters(2)}
-    sampler = Sampler(KernelThread(InlineWorker(), kernel), clock)
+    sampler = Sampler(KernelThread(InlineExecutor(), kernel), clock)
     one, other = await asyncio.gather(sampler.read(), sampler.read(1.0))
     assert one is other
     assert one.counters == kernel.counters
@@ -28,6 +28,6 @@ async def test_one_reading_serves_all_who_ask_while_it_is_fresh() -> None:
 async def test_virtual_servers_at_zero_are_read_on_demand() -> None:
     kernel = Ipvs()
     kernel.counters = {CLUSTER: Counters(), EXTERNAL: Counters()}
-    sampler = Sampler(KernelThread(InlineWorker(), kernel), Clock())
+    sampler = Sampler(KernelThread(InlineExecutor(), kernel), Clock())
     sampler.always = {CLUSTER}
     assert (await sampler.read()).counters == {CLUSTER: Counters()}

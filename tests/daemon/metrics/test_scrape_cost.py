@@ -1,6 +1,7 @@
 """Covers the cost of a scrape by the number of Services, in steps of the interpreter. Seconds are scripts/bench's."""
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import itertools
 from collections.abc import Collection, Container, Hashable, Iterator
@@ -13,7 +14,6 @@ from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics import traffic
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.kernel.thread import ThreadWorker
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
 from tests.daemon.metrics.test_traffic import Scene
@@ -34,9 +34,9 @@ class Scraped:
 async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
     """Count the steps of one scrape with traffic of so many Services. Its slices are as short as possible."""
     addresses = [f"10.96.{number // 250}.{number % 250 + 1}" for number in range(services)]
-    worker = ThreadWorker()
+    executor = concurrent.futures.ThreadPoolExecutor(1)
     scene = Scene(
-        *(builders.service(f"web-{at}", cluster=[one]) for at, one in enumerate(addresses)), limit=2 * services, worker=worker
+        *(builders.service(f"web-{at}", cluster=[one]) for at, one in enumerate(addresses)), limit=2 * services, executor=executor
     )
     keys = [VirtualServerKey(Protocol.TCP, builders.addresses(one)[0], 80) for one in addresses]
     scene.kernel.counters = dict.fromkeys(keys, Counters(1, 2, 3, 4, 5))
@@ -54,7 +54,7 @@ async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
         patched.setattr(asyncio, "sleep", pause)
         answer = await metrics.expose()
         pauses.append(steps.here)
-    worker.stop()
+    executor.shutdown()
     assert answer.whole.count(b"ipvsproxy_service_bytes_total{") == 2 * services
     return Scraped(steps.all, max(later - earlier for earlier, later in itertools.pairwise(pauses)))
 

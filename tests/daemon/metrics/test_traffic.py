@@ -3,7 +3,7 @@
 Left out: reading a real kernel's counters (tests/kernel/ipvs/test_driver.py), and the cost of a scrape (``test_scrape_cost``).
 """
 
-import asyncio
+import concurrent.futures
 import errno
 import itertools
 import threading
@@ -22,7 +22,7 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import ROWS_AT_ONCE, Ledger, Row, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic, TrafficReader
-from ipvsproxy.kernel.thread import KernelThread, ThreadWorker, Worker
+from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceType
@@ -33,7 +33,7 @@ from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 from tests.support.draining import show_draining
-from tests.support.memory_node import InlineWorker, put
+from tests.support.memory_node import InlineExecutor, put
 from tests.support.summaries import Clock
 
 CLUSTER = builders.frontend("10.96.0.10", 80)
@@ -88,14 +88,14 @@ class Scene:
         *services: Service,
         limit: int = 100,
         of_endpoints: bool = False,
-        worker: Worker | None = None,
+        executor: concurrent.futures.Executor | None = None,
     ) -> None:
         self.clock = Clock()
         self.kernel = Ipvs()
         self.store = Store(started_s=0)
         self.reconciler = Reconciler(Policy())
         self.traffic = Traffic(
-            sampler=Sampler(KernelThread(worker or InlineWorker(), self.kernel), self.clock),
+            sampler=Sampler(KernelThread(executor or InlineExecutor(), self.kernel), self.clock),
             survey=self.reconciler.survey,
             store=self.store,
             clock=self.clock,
@@ -335,11 +335,11 @@ async def test_ports_without_traffic_take_no_memory() -> None:
 
 async def test_a_scrape_does_not_wait_for_a_busy_kernel_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.PATIENCE_S", 0.02)
-    worker = ThreadWorker()
-    scene = Scene(WEB, worker=worker)
+    executor = concurrent.futures.ThreadPoolExecutor(1)
+    scene = Scene(WEB, executor=executor)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     programmed = threading.Event()
-    worker.put(asyncio.get_running_loop().create_future(), programmed.wait)
+    executor.submit(programmed.wait)
     try:
         samples = await scene.scrape()
     finally:
@@ -348,7 +348,7 @@ async def test_a_scrape_does_not_wait_for_a_busy_kernel_thread(monkeypatch: pyte
     assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in samples
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 8
     assert scene.kernel.readings == 1, "a reading without a waiting scrape is dropped"
-    worker.stop()
+    executor.shutdown()
 
 
 async def test_draining_endpoints_show_their_connections() -> None:
