@@ -16,12 +16,12 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.model.kernel import InterfaceAddress, Timeouts
+from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, kind_of, one_by_one
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.survey import Survey
 
 OK = 0
@@ -37,6 +37,9 @@ class PlanningKernel:
 
     def __init__(self, kernel: ReadableKernel) -> None:
         self._real = kernel
+        self.interface_addresses = kernel.interface_addresses
+        self.connections = kernel.connections
+        self.why_unusable = kernel.why_missing  # without an attempt
         self.operations: list[Operation] = []
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
@@ -56,20 +59,6 @@ class PlanningKernel:
         """Read nothing: a plan ends with the first sync, which reads the kernel by ``observe``."""
         del sets, families, sysctls, thorough, whole
         return iter(())
-
-    def interface_addresses(self) -> tuple[InterfaceAddress, ...]:
-        """As ``Kernel``."""
-        return self._real.interface_addresses()
-
-    def connections(
-        self, keys: Collection[VirtualServerKey]
-    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
-        """As ``Kernel``."""
-        return self._real.connections(keys)
-
-    def why_unusable(self, scheduler: str) -> str:
-        """As ``Kernel``, without an attempt."""
-        return self._real.why_missing(scheduler)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Record the operations, and apply none. Timeouts, which the loop sets at each start, count only if they change."""

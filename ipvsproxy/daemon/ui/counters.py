@@ -17,8 +17,8 @@ import re
 import struct
 import time
 from array import array
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Container, Generator, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -74,6 +74,8 @@ class Viewers:
         """When nobody has looked for ``IDLE_S``; None before the first request."""
         return None if self._last_s is None else self._last_s + IDLE_S
 
+
+T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -140,7 +142,7 @@ class ServiceRates:
 
     def taking(
         self, counters: Mapping[VirtualServerKey, Counters], began_s: float, desired: Mapping[VirtualServerKey, VirtualServer]
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, None]:
         """Take in a reading, with pauses. Virtual servers without a Service do not count; those at zero may be missing.
 
         Services that have had no traffic for long are forgotten.
@@ -381,9 +383,8 @@ class CounterFollower:
     async def _read_services(self) -> None:
         sample = await self._sampler.read()
         taking = self.rates.taking(sample.counters, sample.began_s, self._survey.virtual_servers)
-        steps = Timing(taking, self._processor_clock)
-        await in_slices(steps, self._clock)
-        self._cost_s = sample.cost_s + steps.took_s
+        _, took_s = await in_slices(timed(taking, self._processor_clock), self._clock)
+        self._cost_s = sample.cost_s + took_s
 
     async def _read_shown(self, now: float) -> None:
         """Count the open connections of the Services on viewers' pages."""
@@ -431,17 +432,14 @@ class CounterFollower:
         return opened
 
 
-class Timing(Iterator[None]):
-    """Steps, with the processor time that they take."""
-
-    def __init__(self, steps: Iterator[None], processor_clock: Callable[[], float]) -> None:
-        self._steps = steps
-        self._processor_clock = processor_clock
-        self.took_s = 0.0
-
-    def __next__(self) -> None:
-        began_s = self._processor_clock()
+def timed(steps: Generator[None, None, T], processor_clock: Callable[[], float]) -> Generator[None, None, tuple[T, float]]:
+    """The steps; returns their result, with the processor time that they took."""
+    took_s = 0.0
+    while True:
+        began_s = processor_clock()
         try:
-            next(self._steps)
-        finally:
-            self.took_s += self._processor_clock() - began_s
+            next(steps)
+        except StopIteration as end:
+            return end.value, took_s + processor_clock() - began_s
+        took_s += processor_clock() - began_s
+        yield

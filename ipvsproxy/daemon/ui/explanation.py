@@ -3,7 +3,7 @@
 Rule: nothing is decided here. Reasons come from ``explain`` and ``trace`` of ``translate``, the two sides from the survey.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.kernel.iptables import rule as iptables_rule
@@ -75,17 +75,14 @@ class Explainer:
 
     def service(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Document:
         """A known Service that has been translated; of its virtual servers only these."""
-        document: Document = {}
-        for _ in self.describing(name, keys, document):
-            pass
-        return document
+        return _finished(self.describing(name, keys))
 
-    def describing(self, name: ServiceName, keys: Collection[VirtualServerKey], document: Document) -> Iterator[None]:
-        """As ``service``, into this document, with pauses."""
+    def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
+        """As ``service``, with pauses."""
         service, slices = self._store.services[name], self._store.slices_of(name)
         explained = yield from explain.explaining(service, slices, self._view, self._translation)
         yield
-        document |= {
+        document: Document = {
             "service": str(name),
             "type": service.options.type.value,
             "served": service.not_served is None,
@@ -107,9 +104,8 @@ class Explainer:
         for use in explained.ports:
             frontends = [one for one in use.frontends if one.virtual_server.key in keys]
             if frontends:
-                port: Document = {}
-                document["ports"].append(port)
-                yield from self._describing_port(indexed, use, frontends, port)
+                document["ports"].append((yield from self._describing_port(indexed, use, frontends)))
+        return document
 
     def _slices_not_used(self, service: Service, slices: Iterable[EndpointSlice]) -> list[Document]:
         unserved = explain.unserved_slices(service, slices, self._translation)
@@ -120,9 +116,8 @@ class Explainer:
         indexed: _Indexed,
         use: explain.PortUse,
         frontends: Iterable[explain.Frontend],
-        port: Document,
-    ) -> Iterator[None]:
-        port |= {
+    ) -> Generator[None, None, Document]:
+        port: Document = {
             "name": use.port.name,
             "protocol": use.port.protocol.name,
             "port": use.port.port,
@@ -145,6 +140,7 @@ class Explainer:
             )
             if number % ENDPOINTS_AT_ONCE == 0:
                 yield
+        return port
 
     def _index(self, explained: explain.Explanation) -> _Indexed:
         name, rare = explained.service.name, explained.desired.rare

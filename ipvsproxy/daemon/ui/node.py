@@ -278,40 +278,22 @@ LONGEST_TEXT = 500
 _EVENT_KINDS = {kind.name: kind for kind in KINDS.values()}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
-    """One event. ``number`` counts from 1; ``at_s`` is in seconds since the epoch.
-
-    ``latency_s`` is the time from the arrival of the oldest change to the end of the sync.
-    """
-
-    number: int
-    at_s: float
-    kind: str
-    text: str
-    services: tuple[str, ...] = ()
-    service_count: int = 0
-    operations: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    duration_s: float | None = None
-    latency_s: float | None = None
-
-
 class EventLog:
-    """The last events."""
+    """The last events, as documents. The ``id`` of an event counts from 1; times are in seconds since the epoch."""
 
     def __init__(self) -> None:
-        self._events: collections.deque[Happening] = collections.deque(maxlen=EVENTS)
+        self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS)
         self._failing: frozenset[str] = frozenset()
         self._states: dict[tuple[str, str], str] = {}
 
     @property
     def last(self) -> int:
         """The number of the newest event; 0 without any."""
-        return self._events[-1].number if self._events else 0
+        return self._events[-1]["id"] if self._events else 0
 
-    def since(self, number: int) -> Iterator[Happening]:
+    def since(self, number: int) -> Iterator[dict[str, Any]]:
         """The events after this one, the newest first."""
-        return itertools.takewhile(lambda event: event.number > number, reversed(self._events))
+        return itertools.takewhile(lambda event: event["id"] > number, reversed(self._events))
 
     def synced(self, summary: SyncSummary, at_s: float) -> None:
         """A sync has ended."""
@@ -330,10 +312,10 @@ class EventLog:
                 at_s,
                 _sentence(summary),
                 services=tuple(map(str, itertools.islice(names, SERVICES_NAMED))),
-                service_count=len(names),
+                serviceCount=len(names),
                 operations={f"{verb} {kind}": count for (verb, kind), count in report.done.items()},
-                duration_s=summary.duration_s,
-                latency_s=summary.waited_s + summary.duration_s if names else None,
+                durationSeconds=summary.duration_s,
+                latencySeconds=summary.waited_s + summary.duration_s if names else None,
             )
 
     def note(self, kind: str, subject: str, state: str, at_s: float) -> None:
@@ -344,22 +326,19 @@ class EventLog:
             self._add(kind, at_s, f"{subject}: {state}")
 
     def _add(self, kind: str, at_s: float, text: str, **more: Any) -> None:
-        self._events.append(Happening(number=self.last + 1, at_s=at_s, kind=kind, text=text[:LONGEST_TEXT], **more))
+        """Add an event. ``latencySeconds`` is the time from the arrival of the oldest change to the end of the sync."""
+        head = {"id": self.last + 1, "at": at_s, "kind": kind, "text": text[:LONGEST_TEXT]}
+        self._events.append({**head, **_NO_SYNC, **more})
 
 
-def describe_event(event: Happening) -> dict[str, Any]:
-    """An event as a document."""
-    return {
-        "id": event.number,
-        "at": event.at_s,
-        "kind": event.kind,
-        "text": event.text,
-        "services": event.services,
-        "serviceCount": event.service_count,
-        "operations": event.operations,
-        "durationSeconds": event.duration_s,
-        "latencySeconds": event.latency_s,
-    }
+_NO_SYNC: Mapping[str, Any] = {
+    "services": (),
+    "serviceCount": 0,
+    "operations": {},
+    "durationSeconds": None,
+    "latencySeconds": None,
+}
+"""What an event that is no sync says of it."""
 
 
 def _failure(outcome: Outcome) -> str:

@@ -293,12 +293,11 @@ class Pages:
         )
         if name not in self._sources.store.services or name not in survey.states:  # gone while the kernel was read
             raise RefusedError(404, f"there is no Service {text}")
-        document: dict[str, Any] = {}
         counted = [one for servers in opened.counts.values() for one in servers.values()]
         row = {**table.describe(name), "activeConnections": sum(one.active for one in counted)}
         keys = set(counters.keys_of(survey, name))
-        steps = counters.Timing(explainer.describing(name, keys, document), self._processor_clock)
-        await in_slices(steps, self._clock)
+        steps = counters.timed(explainer.describing(name, keys), self._processor_clock)
+        document, took_s = await in_slices(steps, self._clock)
         answer = {
             "node": self._identity.node_name,
             "zone": self._view.zone,
@@ -306,7 +305,7 @@ class Pages:
             "row": row,
             "service": document,
         }
-        return self._remember(name, answer, steps.took_s)
+        return self._remember(name, answer, took_s)
 
     def _remember(self, name: ServiceName, answer: dict[str, Any], cost_s: float) -> Any:
         """Keep an answer of thousands of endpoints for as long as its cost takes to become small."""
@@ -326,7 +325,7 @@ class Pages:
         return {
             "startedAt": self._identity.started_s,
             "last": self._events.last,
-            "events": [node.describe_event(event) for event in self._events.since(since)],
+            "events": list(self._events.since(since)),
         }
 
 

@@ -3,7 +3,6 @@
 import gc
 import time
 import tracemalloc
-from typing import Any
 
 import pytest
 
@@ -112,11 +111,11 @@ async def test_a_service_of_many_endpoints_is_told_with_pauses() -> None:
             view=node.watcher.summaries[-1].view,
             counts={},
         )
-        document: dict[str, Any] = {}
-        pauses = len(list(explainer.describing(name, counters.keys_of(survey, name), document)))
+        keys = counters.keys_of(survey, name)
+        pauses = len(list(explainer.describing(name, keys)))
         # Reasons, real servers and endpoints, each by itself.
         assert pauses >= 3 * count // explain.ENDPOINTS_AT_ONCE
-        assert len(document["ports"][0]["endpoints"]) == count
+        assert len(explainer.service(name, keys)["ports"][0]["endpoints"]) == count
         opened, traffic = Opened(), node.traffic.endpoints(counters.keys_of(survey, name))
         for now in (1.0, 2.0):
             assert len(list(opened.taking(traffic, now))) == count // SERVERS_AT_ONCE
