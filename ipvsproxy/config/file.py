@@ -6,10 +6,10 @@ stand under ``ipvsproxy:``, and logs one line about them. An unknown field under
 program reads that section.
 """
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 import yaml
 
@@ -53,14 +53,6 @@ class _Loader(yaml.SafeLoader):
         super().ascend_resolver()
 
 
-class Content(NamedTuple):
-    """The content of a file: values by ``Option.key``, problems, and notices about ignored fields."""
-
-    given: Mapping[str, Given]
-    problems: tuple[Problem, ...] = ()
-    notices: tuple[Notice, ...] = ()
-
-
 def _layout() -> _Tree:
     tree: _Tree = {}
     for option in catalogue.BY_KEY.values():
@@ -80,39 +72,18 @@ def _layout() -> _Tree:
 _LAYOUT = _layout()
 
 
-def read(data: bytes, path: str) -> Content:
-    """Parse the content of a file; ``path`` is its name in problems."""
-    try:
-        documents = yaml.compose_all(data, Loader=_Loader)
-        root = next(documents, None)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        return Content({}, (Problem(Source("", path, line), f"is not YAML: {error.problem or error.context}"),))
-    except yaml.YAMLError as error:
-        return Content({}, (Problem(Source("", path), f"is not YAML: {' '.join(str(error).split())}"),))
-    except (ValueError, OverflowError) as error:  # PyYAML's own limits: \\U escapes out of range
-        return Content({}, (Problem(Source("", path), f"cannot be read as YAML: {error}"),))
-    if not isinstance(root, yaml.MappingNode):
-        return Content({}, (Problem(Source("", path, 1), f"must hold a {KIND}, which is a mapping"),))
-    reading = _Reading(path)
-    reading.read_kind(root)
-    if not reading.problems:
-        reading.read_section(root, _LAYOUT, "")
-    return Content(reading.given, tuple(reading.problems), tuple(reading.notices))
-
-
 class _WrongTypeError(Exception):
     """A node has the wrong type; the text completes "must be ..."."""
 
 
-class _Reading:
-    """One pass through a file."""
+@dataclasses.dataclass(slots=True)
+class Content:
+    """The content of a file as read so far: values by ``Option.key``, problems, and notices about ignored fields."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.given: dict[str, Given] = {}
-        self.problems: list[Problem] = []
-        self.notices: list[Notice] = []
+    path: str
+    given: dict[str, Given] = dataclasses.field(default_factory=dict)
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    notices: list[Notice] = dataclasses.field(default_factory=list)
 
     def read_kind(self, root: yaml.MappingNode) -> None:
         """Check ``apiVersion`` and ``kind``."""
@@ -177,6 +148,29 @@ class _Reading:
 
     def _source(self, name: str, node: yaml.Node) -> Source:
         return Source(name, self.path, node.start_mark.line + 1)
+
+
+def read(data: bytes, path: str) -> Content:
+    """Parse the content of a file; ``path`` is its name in problems."""
+    content, line, problem = Content(path), 0, ""
+    try:
+        root = next(yaml.compose_all(data, Loader=_Loader), None)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        problem = f"is not YAML: {error.problem or error.context}"
+    except yaml.YAMLError as error:
+        problem = f"is not YAML: {' '.join(str(error).split())}"
+    except (ValueError, OverflowError) as error:  # PyYAML's own limits: \\U escapes out of range
+        problem = f"cannot be read as YAML: {error}"
+    else:
+        if isinstance(root, yaml.MappingNode):
+            content.read_kind(root)
+            if not content.problems:
+                content.read_section(root, _LAYOUT, "")
+            return content
+        line, problem = 1, f"must hold a {KIND}, which is a mapping"
+    content.problems.append(Problem(Source("", path, line), problem))
+    return content
 
 
 def _shown(node: yaml.Node) -> str:

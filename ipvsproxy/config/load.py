@@ -173,7 +173,7 @@ def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], 
     path = str(given["config"].value) if "config" in given else ""
     if path:
         content = _read(path, given["config"], read_file)
-        problems += content.problems
+        problems += tuple(content.problems)
         readable = all(problem.key for problem in content.problems)
         notices = (*content.notices, *_ignored(given))
         given = _merged(given, content.given)
@@ -188,7 +188,8 @@ def _read(path: str, flag: Given, read_file: Callable[[str], bytes]) -> file.Con
     try:
         return file.read(read_file(path), path)
     except OSError as error:
-        return file.Content({}, (Problem(flag.source, f"{quoted(path)} cannot be read: {error.strerror or error}"),))
+        problem = Problem(flag.source, f"{quoted(path)} cannot be read: {error.strerror or error}")
+        return file.Content(path, problems=[problem])
 
 
 def _ignored(given: Mapping[str, Given]) -> list[Notice]:

@@ -54,7 +54,7 @@ def test_every_field_is_read_with_its_line(option: Option) -> None:
     text, value = _EXAMPLES[option.kind]
     content = nested(option, text)
     read = file.read(content.encode(), "f")
-    assert (read.problems, read.notices) == ((), ())
+    assert (read.problems, read.notices) == ([], [])
     assert {key: given.value for key, given in read.given.items()} == {option.key: value}
     assert str(read.given[option.key].source) == f"f:{len(content.splitlines())}: {option.field}"
 
@@ -71,7 +71,7 @@ def test_every_field_of_the_wrong_type_is_refused_with_its_line(option: Option) 
 
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.field for option in _OPTIONS])
 def test_every_field_may_be_null(option: Option) -> None:
-    assert file.read(nested(option, "null").encode(), "f") == file.Content({})
+    assert file.read(nested(option, "null").encode(), "f") == file.Content("f")
 
 
 def test_json_is_yaml() -> None:

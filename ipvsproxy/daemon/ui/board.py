@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ipvsproxy.daemon.ui import counters
 from ipvsproxy.daemon.ui.counters import ServiceRates, keys_of
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
@@ -200,22 +201,14 @@ class Board:
         """The row of a known Service as a document."""
         service = self._store.services[name]
         row = self._rows.get(name) or Row(Endpoints(), ())
-        rates = self._rates.of(name)
         connections, traffic = self._rates.line(name)
         active = self._active.get(name)
         return {
             **described(service, row),
-            "connectionsPerSecond": rounded(rates.connections) if rates else None,
-            "packetsPerSecond": rounded(rates.packets) if rates else None,
-            "bytesPerSecond": rounded(rates.bytes) if rates else None,
+            **counters.described(self._rates.of(name)),
             "activeConnections": active.active if active else None,
             "history": {"connectionsPerSecond": connections, "bytesPerSecond": traffic},
         }
-
-
-def rounded(rate: float) -> float:
-    """A rate as it is sent: three digits after the point."""
-    return round(rate, 3)
 
 
 def _forget_oldest(kept: dict[Any, Any]) -> None:

@@ -99,6 +99,12 @@ class Rates(NamedTuple):
 NO_RATES = Rates()
 
 
+def described(rates: Rates | None) -> dict[str, float | None]:
+    """Rates as they are sent, with three digits after the point; None if they are unknown."""
+    known = rates or (None,) * len(Rates._fields)
+    return {f"{name}PerSecond": None if rate is None else round(rate, 3) for name, rate in zip(Rates._fields, known, strict=True)}
+
+
 class _History(msgspec.Struct, gc=False):
     """The last readings of one Service: connections and bytes of ``REMEMBERED`` ones, then packets of the last two.
 

@@ -33,9 +33,7 @@ from ipvsproxy.daemon.ui.node import EventLog, History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.survey import Statistics
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import NodeView
@@ -274,22 +272,13 @@ class Pages:
             opened = await self._counters.open(name)
         except KernelError as error:
             raise RefusedError(503, f"the kernel cannot be read: {error}") from error
-
-        def rates(key: VirtualServerKey, real_server: RealServerKey) -> dict[str, float | None]:
-            known = opened.rates(key, real_server)
-            return {
-                "connectionsPerSecond": board.rounded(known.connections) if known else None,
-                "packetsPerSecond": board.rounded(known.packets) if known else None,
-                "bytesPerSecond": board.rounded(known.bytes) if known else None,
-            }
-
         explainer = Explainer(
             survey=survey,
             store=self._sources.store,
             translation=self._translation(),
             view=self._view,
             counts=opened.counts,
-            rates=rates,
+            rates=lambda key, real_server: counters.described(opened.rates(key, real_server)),
         )
         if name not in self._sources.store.services or name not in survey.states:  # gone while the kernel was read
             raise RefusedError(404, f"there is no Service {text}")
