@@ -7,7 +7,6 @@ A search is for a part of the name, the beginning of an address of a Service or 
 port or node port, or both as ``ipvsadm -Ln`` prints them: ``address:port``.
 """
 
-import functools
 import heapq
 import itertools
 import re
@@ -305,13 +304,7 @@ def count_endpoints(
         chosen = weights if isinstance(weights, EvenWeights) else (one for one, weight in weights.items() if weight)
         used.update(bytes(one[:-PORT_SIZE]) for one in chosen)
     draining = {bytes(one[:-PORT_SIZE]) for key in keys for one in draining_of(key)}
-    return _shared(len(used), len(draining - used), len(known - used - draining))
-
-
-@functools.lru_cache(maxsize=1024)
-def _shared(ready: int, draining: int, unused: int) -> Endpoints:
-    """One object for all Services with these numbers."""
-    return Endpoints(ready, draining, unused)
+    return Endpoints(len(used), len(draining - used), len(known - used - draining))
 
 
 def _weights(state: ServiceState | None) -> Collection[Weights]:

@@ -250,7 +250,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 def _reasons(health: Health, sources: Sources, statistics: Statistics, syncs: Syncs) -> Iterator[str]:
     if health.missing:
-        yield f"the first list of {_and(kind.value for kind in health.missing)} is not complete"
+        yield f"the first list of {', '.join(sorted(kind.value for kind in health.missing))} is not complete"
     for kind, doubt in sources.store.doubts.items():
         yield f"a list of {kind.value} is not believed: it lacks {doubt.missing} of {doubt.known}; nothing of it is removed"
     for path, value in health.unmet_settings.items():
@@ -260,14 +260,9 @@ def _reasons(health: Health, sources: Sources, statistics: Statistics, syncs: Sy
         yield f"{syncs.failed} operations failed; they are tried again"
     for name, number in statistics.pending.items():
         if number:
-            words = _KINDS[name]
-            yield f"{number} {words.one if number == 1 else words.several} differ from what is desired"
+            yield f"{_count(number, name)} differ from what is desired"
     if not health.missing and (age_s := sources.status.oldest_change_age_s) > 0:
         yield f"a change has waited for {age_s:.1f} s"
-
-
-def _and(words: Iterator[str]) -> str:
-    return ", ".join(sorted(words))
 
 
 EVENTS = 500
@@ -275,7 +270,6 @@ SERVICES_NAMED = 5
 """The most Services that an event names."""
 LONGEST_TEXT = 500
 """The most characters of a sentence: an error may quote names of objects."""
-_EVENT_KINDS = {kind.name: kind for kind in KINDS.values()}
 
 
 class EventLog:
@@ -373,6 +367,6 @@ def _list(kinds: Mapping[str, int]) -> str:
 
 
 def _count(number: int, kind: str) -> str:
-    words = _EVENT_KINDS.get(kind)
+    words = _KINDS.get(kind)
     several: Sequence[str] = (words.one, words.several) if words else (kind, kind)
     return f"{number} {several[number != 1]}"
