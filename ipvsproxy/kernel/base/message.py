@@ -97,6 +97,43 @@ def attributes(data: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
     return {kind: (first, last) for kind, first, last in walk(data, start, end)}
 
 
+class Attributes:
+    """The attributes of a message, or of a nest in it, by number. Of several with one number, the last one counts.
+
+    Without a default, an absent attribute is a KeyError.
+    """
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: bytes, start: int, end: int) -> None:
+        self._data, self._at = data, attributes(data, start, end)
+
+    def __contains__(self, kind: int) -> bool:
+        return kind in self._at
+
+    def payload(self, kind: int, default: bytes | None = None) -> bytes:
+        """The bytes of an attribute."""
+        if default is not None and kind not in self._at:
+            return default
+        return self._data[slice(*self._at[kind])]
+
+    def number(self, kind: int, default: int | None = None) -> int:
+        """An unsigned integer in network order, of any width."""
+        return default if default is not None and kind not in self._at else int.from_bytes(self.payload(kind), "big")
+
+    def text(self, kind: int, default: str | None = None) -> str:
+        """A string, up to its NUL."""
+        return default if default is not None and kind not in self._at else text(self._data, self._at[kind])
+
+    def inside(self, kind: int) -> "Attributes":
+        """The attributes of a nest, or none if it is absent."""
+        return Attributes(self._data, *self._at.get(kind, (0, 0)))
+
+    def parts(self, kind: int) -> Iterator[tuple[bytes, int, int]]:
+        """The attributes of a nest that is a list, in their order; none if it is absent."""
+        return ((self._data, first, last) for _, first, last in walk(self._data, *self._at.get(kind, (0, 0))))
+
+
 class Field(NamedTuple):
     """An attribute for a ``Layout``: the numbers on the path to it, from the top, and its ``struct`` code.
 

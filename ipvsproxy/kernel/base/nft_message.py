@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.kernel.base.errors import KernelError
 
 TABLE = "ipvsproxy"
 """Our table, of the family inet. Nothing else is ever changed, except tables that kube-proxy has left behind."""
@@ -215,9 +214,14 @@ def _user_data(carried: str) -> bytes:
     return bytes((_COMMENT if len(encoded) <= COMMENT_LIMIT else _LONG_TEXT, len(encoded))) + encoded
 
 
-def text_of(data: bytes, at: tuple[int, int]) -> str:
+def read(part: netlink.Reply) -> message.Attributes:
+    """The attributes of one message of an answer."""
+    data, start, end = part
+    return message.Attributes(data, start + HEADER_SIZE, end)
+
+
+def text_of(user_data: bytes) -> str:
     """The text in the user data of a rule, a table or an element; empty without one."""
-    user_data = data[at[0] : at[1]]
     while len(user_data) > 2:  # noqa: PLR2004 - a type and a length
         kind, length = user_data[:2]
         if kind in (_COMMENT, _LONG_TEXT):
@@ -301,7 +305,7 @@ def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes, str]:
         if NFTA_SET_ELEM_DATA in parts
         else (0, 0)
     )
-    comment = text_of(data, parts[NFTA_SET_ELEM_USERDATA]) if NFTA_SET_ELEM_USERDATA in parts else ""
+    comment = text_of(data[slice(*parts[NFTA_SET_ELEM_USERDATA])]) if NFTA_SET_ELEM_USERDATA in parts else ""
     return data[slice(*key)], data[slice(*mapped)], comment
 
 
@@ -359,11 +363,9 @@ def generation(channel: netlink.Channel) -> int:
         KernelError: the kernel has no nf_tables (EINVAL), or did not answer.
     """
     action = "read the generation of nf_tables"
-    data, start, end = channel.ask(_whole(_SUBSYSTEM | NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
-    found = message.attributes(data, start + HEADER_SIZE, end)
-    if NFTA_GEN_ID not in found:
-        raise KernelError(action=action, detail="the answer is incomplete")
-    return message.unsigned(data, found[NFTA_GEN_ID])
+    answer = channel.ask(_whole(_SUBSYSTEM | NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
+    with netlink.parsing(action):
+        return read(answer).number(NFTA_GEN_ID)
 
 
 # Expressions of rules. Registers are numbered from 0, in units of four bytes.
@@ -462,13 +464,13 @@ def destination_nat(family: int) -> bytes:
     return _expression("nat", integer(1, 1), integer(2, family), integer(3, _register()))
 
 
-def expressions(data: bytes, start: int, end: int) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
+def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
     """The expressions of a rule, sent or read: name, and the payload of each attribute by the numbers on the path to it.
 
     What the kernel adds when it prints a rule is left out: numbers that are 0, and the register of a target address's end.
     """
     found: list[tuple[str, Mapping[tuple[int, ...], bytes]]] = []
-    for _, first, last in message.walk(data, start, end):
+    for _, first, last in message.walk(data, 0, len(data)):
         parts = message.attributes(data, first, last)
         if NFTA_EXPR_NAME not in parts:
             continue

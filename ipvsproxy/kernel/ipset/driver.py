@@ -159,13 +159,13 @@ class IpsetDriver(SetsDriver):
         # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
         entries: dict[SetEntry, None] = {}
         for data, start, end in parts:
-            attributes = message.attributes(data, start + ipset_message.HEADER_SIZE, end)
-            if ipset_message.TYPE_NAME in attributes:
-                observed = observed or _header(data, attributes, entries.keys())
-            if observed is not None and ipset_message.ENTRIES in attributes and not observed.differs_from(IP_SETS[name]):
+            found = message.Attributes(data, start + ipset_message.HEADER_SIZE, end)
+            if ipset_message.TYPE_NAME in found:
+                observed = observed or _header(found, entries.keys())
+            if observed is not None and not observed.differs_from(IP_SETS[name]):
                 decode = ipset_message.codec(name).decode
-                for _, first, last in message.walk(data, *attributes[ipset_message.ENTRIES]):
-                    entry = decode(data, first, last)
+                for part in found.parts(ipset_message.ENTRIES):
+                    entry = decode(*part)
                     if entry is not None:
                         entries[entry] = None
         return observed
@@ -268,13 +268,10 @@ def _no_type(ip_set: IpSet) -> str:
     return f"this kernel has no set type {ip_set.type}: its module is missing or cannot be loaded"
 
 
-def _header(data: bytes, attributes: Mapping[int, tuple[int, int]], entries: AbstractSet[SetEntry]) -> ObservedSet:
-    kind = message.text(data, attributes[ipset_message.TYPE_NAME])
-    number = message.unsigned(data, attributes[ipset_message.FAMILY]) if ipset_message.FAMILY in attributes else 0
+def _header(found: message.Attributes, entries: AbstractSet[SetEntry]) -> ObservedSet:
+    kind, number = found.text(ipset_message.TYPE_NAME), found.number(ipset_message.FAMILY, 0)
     family = Family(number) if number in tuple(Family) and kind != SetType.PORT else None
-    parameters = message.attributes(data, *attributes[ipset_message.DATA]) if ipset_message.DATA in attributes else {}
-    capacity = message.unsigned(data, parameters[ipset_message.CAPACITY]) if ipset_message.CAPACITY in parameters else 0
-    return ObservedSet(kind, family, capacity, entries)
+    return ObservedSet(kind, family, found.inside(ipset_message.DATA).number(ipset_message.CAPACITY, 0), entries)
 
 
 def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Collection[SetEntry], capacity: int) -> None:

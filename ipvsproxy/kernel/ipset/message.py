@@ -285,10 +285,9 @@ def protocols(channel: netlink.Channel) -> Range:
     action = "ask for the protocol of ipset"
     data, start, end = channel.ask(protocol_query(), action)
     with netlink.parsing(action):
-        attributes = message.attributes(data, start + HEADER_SIZE, end)
-        newest = _byte(data, attributes[PROTOCOL])
-        oldest = attributes.get(OLDEST_PROTOCOL)
-        return Range(newest if oldest is None else _byte(data, oldest), newest)
+        found = message.Attributes(data, start + HEADER_SIZE, end)
+        newest = _byte(found.payload(PROTOCOL))
+        return Range(_byte(found.payload(OLDEST_PROTOCOL)) if OLDEST_PROTOCOL in found else newest, newest)
 
 
 def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Range | None:
@@ -305,16 +304,15 @@ def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Ra
             raise
         return None
     with netlink.parsing(action):
-        attributes = message.attributes(data, start + HEADER_SIZE, end)
-        newest = _byte(data, attributes[REVISION])
-        return Range(_byte(data, attributes[LOWEST_REVISION]), newest)
+        found = message.Attributes(data, start + HEADER_SIZE, end)
+        return Range(_byte(found.payload(LOWEST_REVISION)), _byte(found.payload(REVISION)))
 
 
-def _byte(data: bytes, at: tuple[int, int]) -> int:
+def _byte(payload: bytes) -> int:
     """An attribute of one byte.
 
     Raises:
         ValueError: its length is not one byte.
     """
-    (value,) = data[at[0] : at[1]]
+    (value,) = payload
     return value

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import message, modules, netlink, sockopt
+from ipvsproxy.kernel.base import modules, netlink, sockopt
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family
@@ -171,11 +171,8 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
         modules.note_no_nf_tables()
         return False
     with netlink.parsing(action):
-        return any(
-            concerns(ChainKey(message.text(data, found[nft.NFTA_CHAIN_TABLE]), message.text(data, found[nft.NFTA_CHAIN_NAME])))
-            for data, start, end in parts
-            for found in (message.attributes(data, start + nft.HEADER_SIZE, end),)
-        )
+        found = map(nft.read, parts)
+        return any(concerns(ChainKey(one.text(nft.NFTA_CHAIN_TABLE), one.text(nft.NFTA_CHAIN_NAME))) for one in found)
 
 
 def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...]:

@@ -211,12 +211,11 @@ class NetlinkTable:
 
     def _with_real_servers(self, part: Part, row: NetlinkRow, key: VirtualServerKey) -> VirtualServerRow:
         family = key.address.family
-        inside = message.attributes(part[0], *message.attributes(*part)[_SERVICE])
         return VirtualServerRow(
             key,
             settings_of(family, *row[1:]),
             ipvs_message.prefix_length(family, row[-1]),
-            message.text(part[0], inside[_ENGINE]) if _ENGINE in inside else "",
+            message.Attributes(*part).inside(_SERVICE).text(_ENGINE, ""),
             tuple(sorted(self.real_servers(key))),
         )
 

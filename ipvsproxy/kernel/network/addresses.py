@@ -239,11 +239,8 @@ def _parse_link(reply: netlink.Reply) -> _Link:
     data, start, end = reply
     with netlink.parsing("read an interface"):
         (number,) = _LINK.unpack_from(data, start)
-    attributes = message.attributes(data, start + _LINK_HEADER, end)
-    name = message.text(data, attributes[_LINK_NAME]) if _LINK_NAME in attributes else ""
-    information = message.attributes(data, *attributes[_LINK_INFO]) if _LINK_INFO in attributes else {}
-    kind = message.text(data, information[_LINK_KIND]) if _LINK_KIND in information else ""
-    return _Link(number, name, kind)
+    found = message.Attributes(data, start + _LINK_HEADER, end)
+    return _Link(number, found.text(_LINK_NAME, ""), found.inside(_LINK_INFO).text(_LINK_KIND, ""))
 
 
 def _link_message(command: int, name: str, flags: int) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables.listing import TableName
@@ -63,12 +63,9 @@ def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
         return None
     last: dict[str, Sequence[Expression]] = {}
     action = f"read the rules of the table {table}"
-    for data, start, end in channel.dump(nft.rules_query(name.name, name.family), action):
-        with netlink.parsing(action):
-            found = message.attributes(data, start + nft.HEADER_SIZE, end)
-            expressions = nft.expressions(data, *found[nft.NFTA_RULE_EXPRESSIONS]) if nft.NFTA_RULE_EXPRESSIONS in found else []
-            last[message.text(data, found[nft.NFTA_RULE_CHAIN])] = expressions
     with netlink.parsing(action):
+        for found in map(nft.read, channel.dump(nft.rules_query(name.name, name.family), action)):
+            last[found.text(nft.NFTA_RULE_CHAIN)] = nft.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b""))
         return dataclasses.replace(
             table,
             closed=tuple(chain for chain, place in table.chains.items() if _is_closed(place, last.get(chain, ()))),

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel.base import message, modules, netlink
+from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message
@@ -103,9 +103,9 @@ def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
             name=name,
             comment=comment,
             chains={
-                chain: place
-                for owner, chain, place in map(_chain, channel.dump(nft.chains_query(family), action))
-                if owner == name
+                chain.name: _place(chain, family)
+                for chain in map(chain_of, channel.dump(nft.chains_query(family), action))
+                if chain.table == name
             },
             maps=frozenset(_maps(channel.dump(nft.sets_query(name, family), action), name)),
         )
@@ -121,12 +121,9 @@ def own_table(channel: netlink.Channel) -> Content | None:
     listed = table(channel, nft.INET, nft.TABLE)
     if listed is None:
         return None
-    sets: list[str] = []
-    for data, start, end in channel.dump(nft.sets_query(), action):
-        with netlink.parsing(action):
-            found = message.attributes(data, start + nft.HEADER_SIZE, end)
-            if message.text(data, found[nft.NFTA_SET_TABLE]) == nft.TABLE:
-                sets.append(message.text(data, found[nft.NFTA_SET_NAME]))
+    with netlink.parsing(action):
+        found = map(nft.read, channel.dump(nft.sets_query(), action))
+        sets = [one.text(nft.NFTA_SET_NAME) for one in found if one.text(nft.NFTA_SET_TABLE) == nft.TABLE]
     chains = [name for name in listed.chains if name.startswith(OUR_CHAINS)]
     ours = [name for name in sets if name in IP_SETS]
     return Content(chains, ours, has_others=len(chains) < len(listed.chains) or len(ours) < len(sets))
@@ -137,36 +134,44 @@ def family_name(family: int) -> str:
     return _FAMILIES.get(family, str(family))
 
 
-def _table_name(part: netlink.Reply) -> TableName:
-    data, start, end = part
-    found = message.attributes(data, start + nft.HEADER_SIZE, end)
-    comment = nft.text_of(data, found[nft.NFTA_TABLE_USERDATA]) if nft.NFTA_TABLE_USERDATA in found else ""
-    return TableName(message.unsigned(data, (start, start + 1)), message.text(data, found[nft.NFTA_TABLE_NAME]), comment)
+class Chain(NamedTuple):
+    """A chain of nf_tables. ``drops``: its policy is to drop a packet. ``hook`` is None if no packet meets it by itself."""
+
+    table: str
+    name: str
+    hook: nft.Hook | None
+    drops: bool
 
 
-def _chain(part: netlink.Reply) -> tuple[str, str, BaseChain | None]:
-    """The table of a chain, its name, and its place."""
-    data, start, end = part
-    found = message.attributes(data, start + nft.HEADER_SIZE, end)
-    place = None
+def chain_of(part: netlink.Reply) -> Chain:
+    """The chain that a message of an answer describes.
+
+    Raises:
+        KeyError: the message lacks an attribute.
+    """
+    found, hook = nft.read(part), None
     if nft.NFTA_CHAIN_HOOK in found:
-        at = message.attributes(data, *found[nft.NFTA_CHAIN_HOOK])
-        number = message.unsigned(data, at[nft.NFTA_HOOK_HOOKNUM])
-        priority = message.unsigned(data, at[nft.NFTA_HOOK_PRIORITY])
-        place = BaseChain(
-            message.text(data, found[nft.NFTA_CHAIN_TYPE]),
-            _HOOKS[number]
-            if number < len(_HOOKS) and family_name(message.unsigned(data, (start, start + 1))) in _IP_FAMILIES
-            else "",
-            priority - ((priority & 1 << 31) << 1),
-            drops=nft.NFTA_CHAIN_POLICY in found and message.unsigned(data, found[nft.NFTA_CHAIN_POLICY]) != nft.ACCEPT_POLICY,
-        )
-    return message.text(data, found[nft.NFTA_CHAIN_TABLE]), message.text(data, found[nft.NFTA_CHAIN_NAME]), place
+        at = found.inside(nft.NFTA_CHAIN_HOOK)
+        priority = at.number(nft.NFTA_HOOK_PRIORITY)
+        hook = nft.Hook(found.text(nft.NFTA_CHAIN_TYPE), at.number(nft.NFTA_HOOK_HOOKNUM), priority - ((priority & 1 << 31) << 1))
+    policy = found.number(nft.NFTA_CHAIN_POLICY, nft.ACCEPT_POLICY)
+    return Chain(found.text(nft.NFTA_CHAIN_TABLE), found.text(nft.NFTA_CHAIN_NAME), hook, policy != nft.ACCEPT_POLICY)
+
+
+def _place(chain: Chain, family: int) -> BaseChain | None:
+    if chain.hook is None:
+        return None
+    kind, number, priority = chain.hook
+    is_of_ip = number < len(_HOOKS) and family_name(family) in _IP_FAMILIES
+    return BaseChain(kind, _HOOKS[number] if is_of_ip else "", priority, drops=chain.drops)
+
+
+def _table_name(part: netlink.Reply) -> TableName:
+    found, (data, start, _) = nft.read(part), part
+    return TableName(data[start], found.text(nft.NFTA_TABLE_NAME), nft.text_of(found.payload(nft.NFTA_TABLE_USERDATA, b"")))
 
 
 def _maps(parts: list[netlink.Reply], table_name: str) -> Iterator[str]:
-    for data, start, end in parts:
-        found = message.attributes(data, start + nft.HEADER_SIZE, end)
-        flags = message.unsigned(data, found[nft.NFTA_SET_FLAGS]) if nft.NFTA_SET_FLAGS in found else 0
-        if flags & nft.IS_MAP and message.text(data, found[nft.NFTA_SET_TABLE]) == table_name:
-            yield message.text(data, found[nft.NFTA_SET_NAME])
+    for found in map(nft.read, parts):
+        if found.number(nft.NFTA_SET_FLAGS, 0) & nft.IS_MAP and found.text(nft.NFTA_SET_TABLE) == table_name:
+            yield found.text(nft.NFTA_SET_NAME)

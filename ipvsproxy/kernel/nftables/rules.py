@@ -15,14 +15,16 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Base, Hook, Message, Meta, Shape
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import rule as iptables_rule
 from ipvsproxy.kernel.iptables.driver import Program, Refusal
+from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables import rule as nft_rule
+from ipvsproxy.kernel.nftables.listing import Chain
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
@@ -306,45 +308,30 @@ class NftRulesDriver:
 
     def _read(self, generation: int, action: str) -> Listing:
         try:
-            data, start, end = self._channel.ask(nft.table_query(), action)
+            answer = self._channel.ask(nft.table_query(), action)
         except KernelError as error:
             if error.errno == errno.ENOENT:
                 return Listing(generation, is_dormant=False, hooks={}, rules={})
             raise
-        found = message.attributes(data, start + nft.HEADER_SIZE, end)
-        flags = message.unsigned(data, found[nft.NFTA_TABLE_FLAGS]) if nft.NFTA_TABLE_FLAGS in found else 0
-        hooks = {
-            name: hook
-            for part in self._channel.dump(nft.chains_query(), action)
-            for table, name, hook in (_read_chain(part),)
-            if table == nft.TABLE
-        }
         rules: dict[str, list[_Printed]] = {}
-        for data, start, end in self._channel.dump(nft.rules_query(), action):
-            with netlink.parsing(action):
-                found = message.attributes(data, start + nft.HEADER_SIZE, end)
-                if message.text(data, found[nft.NFTA_RULE_TABLE]) != nft.TABLE:
-                    continue
-                carried = nft.text_of(data, found[nft.NFTA_RULE_USERDATA]) if nft.NFTA_RULE_USERDATA in found else ""
-                printed = nft.expressions(data, *found[nft.NFTA_RULE_EXPRESSIONS]) if nft.NFTA_RULE_EXPRESSIONS in found else []
-                handle = message.unsigned(data, found[nft.NFTA_RULE_HANDLE])
-                rules.setdefault(message.text(data, found[nft.NFTA_RULE_CHAIN]), []).append(_Printed(carried, printed, handle))
+        with netlink.parsing(action):
+            flags = nft.read(answer).number(nft.NFTA_TABLE_FLAGS, 0)
+            chains = map(nft_listing.chain_of, self._channel.dump(nft.chains_query(), action))
+            hooks = {one.name: _as_open(one) for one in chains if one.table == nft.TABLE}
+            for found in map(nft.read, self._channel.dump(nft.rules_query(), action)):
+                if found.text(nft.NFTA_RULE_TABLE) == nft.TABLE:
+                    printed = _Printed(
+                        nft.text_of(found.payload(nft.NFTA_RULE_USERDATA, b"")),
+                        nft.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b"")),
+                        found.number(nft.NFTA_RULE_HANDLE),
+                    )
+                    rules.setdefault(found.text(nft.NFTA_RULE_CHAIN), []).append(printed)
         return Listing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
 
 
-def _read_chain(part: netlink.Reply) -> tuple[str, str, Hook | None]:
-    data, start, end = part
-    with netlink.parsing("read the chains of nf_tables"):
-        found = message.attributes(data, start + nft.HEADER_SIZE, end)
-        hook = None
-        if nft.NFTA_CHAIN_HOOK in found:
-            place = message.attributes(data, *found[nft.NFTA_CHAIN_HOOK])
-            number = message.unsigned(data, place[nft.NFTA_HOOK_HOOKNUM])
-            priority = message.unsigned(data, place[nft.NFTA_HOOK_PRIORITY])
-            priority -= (priority & 1 << 31) << 1
-            is_open = message.unsigned(data, found[nft.NFTA_CHAIN_POLICY]) == nft.ACCEPT_POLICY
-            hook = Hook(message.text(data, found[nft.NFTA_CHAIN_TYPE]) if is_open else "", number, priority)
-        return message.text(data, found[nft.NFTA_CHAIN_TABLE]), message.text(data, found[nft.NFTA_CHAIN_NAME]), hook
+def _as_open(chain: Chain) -> Hook | None:
+    """The place of a chain, without its type if its policy drops packets: none of ours does."""
+    return chain.hook._replace(kind="") if chain.hook and chain.drops else chain.hook
 
 
 def _describe(printed: _Printed, chain: str) -> str:
@@ -355,8 +342,7 @@ def _describe(printed: _Printed, chain: str) -> str:
 
 
 def _as_printed(expressions: nft_rule.Expressions) -> _Expressions:
-    whole = b"".join(expressions)
-    return nft.expressions(whole, 0, len(whole))
+    return nft.expressions(b"".join(expressions))
 
 
 def _rules(printed: Sequence[_Printed], family: Family, table: str, chain: str) -> tuple[ObservedRule, ...]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel.base import message, netlink, sets
+from ipvsproxy.kernel.base import netlink, sets
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message, Shape
@@ -169,11 +169,8 @@ class NftSetsDriver(SetsDriver):
         # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
         entries: dict[SetEntry, None] = {}
         action = f"list the set {name}"
-        for data, start, end in parts[1:]:
-            found = message.attributes(data, start + nft.HEADER_SIZE, end)
-            for _, first, last in (
-                message.walk(data, *found[nft.NFTA_SET_ELEM_LIST_ELEMENTS]) if nft.NFTA_SET_ELEM_LIST_ELEMENTS in found else ()
-            ):
+        for part in parts[1:]:
+            for data, first, last in nft.read(part).parts(nft.NFTA_SET_ELEM_LIST_ELEMENTS):
                 if nft.is_for_all_others(data, first, last):
                     entries[ForeignElement(name)] = None
                     continue
@@ -184,22 +181,16 @@ class NftSetsDriver(SetsDriver):
 
 def _shape(header: netlink.Reply) -> Shape:
     """The parameters of a set."""
-    data, start, end = header
-    found = message.attributes(data, start + nft.HEADER_SIZE, end)
-
-    def number(of: int) -> int:
-        return message.unsigned(data, found[of]) if of in found else 0
-
-    flags = number(nft.NFTA_SET_FLAGS)
-    length = number(nft.NFTA_SET_DATA_LEN) if flags & nft.IS_MAP else 0
-    kinds = (
-        number(nft.NFTA_SET_KEY_TYPE),
-        number(nft.NFTA_SET_KEY_LEN),
-        number(nft.NFTA_SET_DATA_TYPE) if length else 0,
+    found = nft.read(header)
+    flags = found.number(nft.NFTA_SET_FLAGS, 0)
+    length = found.number(nft.NFTA_SET_DATA_LEN, 0) if flags & nft.IS_MAP else 0
+    return Shape(
+        found.number(nft.NFTA_SET_KEY_TYPE, 0),
+        found.number(nft.NFTA_SET_KEY_LEN, 0),
+        found.number(nft.NFTA_SET_DATA_TYPE, 0) if length else 0,
         length,
+        is_plain=not flags & ~nft.IS_MAP and nft.NFTA_SET_DESC_SIZE not in found.inside(nft.NFTA_SET_DESC),
     )
-    described = message.attributes(data, *found[nft.NFTA_SET_DESC]) if nft.NFTA_SET_DESC in found else {}
-    return Shape(*kinds, is_plain=not flags & ~nft.IS_MAP and nft.NFTA_SET_DESC_SIZE not in described)
 
 
 def remove_empty_table(channel: netlink.Channel) -> None:
@@ -218,11 +209,7 @@ def remove_empty_table(channel: netlink.Channel) -> None:
             return
         raise
     chains = channel.dump(nft.chains_query(), action) if not present else ()
-    names = (
-        message.text(data, message.attributes(data, start + nft.HEADER_SIZE, end)[nft.NFTA_CHAIN_TABLE])
-        for data, start, end in chains
-    )
-    if not present and nft.TABLE not in names:
+    if not present and all(nft.read(chain).text(nft.NFTA_CHAIN_TABLE) != nft.TABLE for chain in chains):
         nft.run(channel, [nft.table_removal()], generation)
 
 
