@@ -15,7 +15,7 @@ import yaml
 
 from ipvsproxy.config import catalogue
 from ipvsproxy.config import option as options
-from ipvsproxy.config.option import Given, Kind, Notice, Option, Problem, Source, Status, Value, quoted
+from ipvsproxy.config.option import Given, Kind, Option, Problem, Source, Status, Value, quoted
 from ipvsproxy.config.settings import Config
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
@@ -83,7 +83,7 @@ class Content:
     path: str
     given: dict[str, Given] = dataclasses.field(default_factory=dict)
     problems: list[Problem] = dataclasses.field(default_factory=list)
-    notices: list[Notice] = dataclasses.field(default_factory=list)
+    notices: list[str] = dataclasses.field(default_factory=list)
 
     def read_kind(self, root: yaml.MappingNode) -> None:
         """Check ``apiVersion`` and ``kind``."""
@@ -121,7 +121,7 @@ class Content:
                 continue
             if key.value in fields:
                 source = self._source(f"{prefix}{key.value}", key)
-                self.notices.append(Notice(source, "is repeated here; the earlier value is not used"))
+                self.notices.append(f"{source}: is repeated here; the earlier value is not used")
             fields[key.value] = (key, node)
         return list(fields.values())
 
@@ -132,7 +132,7 @@ class Content:
         if path.startswith(f"{OWN_SECTION}."):
             self.problems.append(Problem(source, text.replace(", not used", ""), path))
         else:
-            self.notices.append(Notice(source, text))
+            self.notices.append(f"{source}: {text}")
 
     def _read_option(self, option: Option, node: yaml.Node) -> None:
         source = self._source(option.field, node)

@@ -8,12 +8,13 @@ flags. argparse differs in each of these details (a switch takes the next word, 
 at the first error), hence our own loop.
 """
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.config import catalogue, file, validate
-from ipvsproxy.config.option import ConfigError, Given, Kind, Notice, Option, Problem, Source, Value, quoted
+from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, Source, Value, quoted
 from ipvsproxy.config.settings import Config
 
 _SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output"}
@@ -168,7 +169,7 @@ def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], 
         ConfigError: the configuration has problems; the error holds all of them.
     """
     given, problems = parse(arguments, command)
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[str, ...] = ()
     readable = True
     path = str(given["config"].value) if "config" in given else ""
     if path:
@@ -181,7 +182,7 @@ def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], 
     config, broken_rules = validate.resolve(given, broken, hostname=hostname, config_file=path)
     if problems or broken_rules:
         raise ConfigError((*problems, *(broken_rules if readable else ())))
-    return config.with_notices(notices)
+    return dataclasses.replace(config, notices=(*notices, *config.notices))
 
 
 def _read(path: str, flag: Given, read_file: Callable[[str], bytes]) -> file.Content:
@@ -192,9 +193,9 @@ def _read(path: str, flag: Given, read_file: Callable[[str], bytes]) -> file.Con
         return file.Content(path, problems=[problem])
 
 
-def _ignored(given: Mapping[str, Given]) -> list[Notice]:
+def _ignored(given: Mapping[str, Given]) -> list[str]:
     return [
-        Notice(value.source, "not used, because --config is given")
+        f"{value.source}: not used, because --config is given"
         for key, value in given.items()
         if key != "config" and not catalogue.BY_KEY[key].overrides_file
     ]

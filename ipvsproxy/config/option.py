@@ -347,16 +347,6 @@ class Problem(NamedTuple):
         return f"{self.source}: {self.text}"
 
 
-class Notice(NamedTuple):
-    """A remark for the operator on an accepted part of the configuration."""
-
-    source: Source
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.source}: {self.text}"
-
-
 class ConfigError(Exception):
     """The configuration is refused; ``problems`` holds every reason, in the order of flags, file, rules."""
 

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-from ipvsproxy.config.option import Notice, Value
+from ipvsproxy.config.option import Value
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.rules import Backend
@@ -177,12 +177,8 @@ class Config:
     output: Format = Format.TEXT
     top: TopOptions = TopOptions()
     without_effect: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    notices: tuple[Notice, ...] = dataclasses.field(default=(), compare=False)
+    notices: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     values: Mapping[str, Value] = dataclasses.field(default_factory=dict, compare=False)
-
-    def with_notices(self, notices: Iterable[Notice]) -> Self:
-        """This configuration with these notices before its own."""
-        return dataclasses.replace(self, notices=(*notices, *self.notices))
 
     @property
     def as_json(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ipvsproxy.config import catalogue, settings
-from ipvsproxy.config.option import Given, Kind, Notice, Option, Problem, Source, Status, Value, quoted, render_duration
+from ipvsproxy.config.option import Given, Kind, Option, Problem, Source, Status, Value, quoted, render_duration
 from ipvsproxy.config.settings import Command, Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Timeouts
@@ -47,7 +47,7 @@ class Values:
         self.given = given
         self.config_file = config_file
         self.problems: list[Problem] = []
-        self.notices: list[Notice] = []
+        self.notices: list[str] = []
         self._broken = set(broken)
 
     def value(self, key: str) -> Value:
@@ -169,7 +169,7 @@ def _check_bounds(values: Values) -> None:
         ):
             values.refuse(key, f"{shown} must be {option.allowed}")
         if option.deprecated:
-            values.notices.append(Notice(values.source(key), f"deprecated; {option.deprecated}"))
+            values.notices.append(f"{values.source(key)}: deprecated; {option.deprecated}")
     version = values.get("showHiddenMetricsForVersion", str)
     if version and not _VERSION.fullmatch(version):
         values.refuse("showHiddenMetricsForVersion", f"{quoted(version)} must be MAJOR.MINOR, such as 1.35")
@@ -233,7 +233,7 @@ def _listen(
         return None
     if port_given and listen.port != port:
         reason = f"--{catalogue.BY_KEY[key].flag} has a port" if key in values.given else f"the default address {text} has a port"
-        values.notices.append(Notice(values.source(port_key), f"{port} has no effect, because {reason}"))
+        values.notices.append(f"{values.source(port_key)}: {port} has no effect, because {reason}")
     return listen
 
 
