@@ -21,7 +21,7 @@ from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.tables import RuleChanges
-from ipvsproxy.kernel.ipvs import scheduler
+from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs.driver import IpvsDriver
 from ipvsproxy.kernel.ipvs.traffic import TrafficReader
 from ipvsproxy.kernel.network import routes
@@ -358,14 +358,14 @@ class NodeKernel:
         Raises:
             KernelError: the kernel could not answer now.
         """
-        reason = scheduler.why_unusable(self.ipvs, name)
+        reason = self.ipvs.why_unusable(name)
         return f"{reason}{_there_are(modules.schedulers())}" if reason else ""
 
     def why_missing(self, name: str) -> str:
         """As ``why_unusable``, as far as the files of modules show it: this loads none."""
         if modules.module_state(f"ip_vs_{name}") is not modules.ModuleState.MISSING:
             return ""
-        return f"{scheduler.describe_missing(name)}{_there_are(modules.schedulers())}"
+        return f"{ipvs_operations.describe_missing(name)}{_there_are(modules.schedulers())}"
 
     def connections(
         self, keys: Collection[VirtualServerKey]

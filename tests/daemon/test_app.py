@@ -33,7 +33,6 @@ from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import COMMANDS, Program, Refusal
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
-from ipvsproxy.kernel.ipvs import scheduler
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
@@ -94,6 +93,9 @@ class Kernel(FakeKernel):
     def has_ipv6(self) -> bool:
         return True
 
+    def why_unusable(self, scheduler: str) -> str:
+        return "" if scheduler in self.schedulers else f"no scheduler {scheduler}"
+
     def lacking(self, *, by_interface: bool) -> tuple[Lack, ...]:
         return ()
 
@@ -124,7 +126,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(lifecycle, "set_oom_score", lambda _: None)
     monkeypatch.setattr(log, "set_up", lambda **_: None)
     monkeypatch.setattr(iptables_tables, "host_ports_before_services", lambda _: ())
-    monkeypatch.setattr(scheduler, "why_unusable", lambda _, name: "" if name in kernel.schedulers else f"no scheduler {name}")
     return kernel
 
 
@@ -292,7 +293,7 @@ def test_a_failed_reload_changes_nothing_and_is_tried_again(
         return dataclasses.replace(config, servers=Servers(health=None, metrics=None))
 
     monkeypatch.setattr(reload, "FIRST_RETRY_S", 0.01, raising=False)
-    monkeypatch.setattr(scheduler, "why_unusable", why_unusable)
+    monkeypatch.setattr(Kernel, "why_unusable", why_unusable)
     monkeypatch.setattr(lifecycle, "set_oom_score", lambda score: calls.append(("OOM score", score)))
     monkeypatch.setattr(log, "set_up", lambda **choices: calls.append(("verbosity", choices["verbosity"])))
     monkeypatch.setattr(kernel, "apply", apply)
@@ -340,7 +341,7 @@ def test_a_kernel_that_refuses_virtual_servers_is_refused(
     def fail(*_: object) -> str:
         raise KernelError(action="list the virtual servers", errno=errno.EPERM)
 
-    monkeypatch.setattr(scheduler, "why_unusable", fail)
+    monkeypatch.setattr(Kernel, "why_unusable", fail)
     monkeypatch.setattr(requirements, "DELAYS_S", (0.01,))
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == ["list the virtual servers: Operation not permitted"]
 

@@ -23,7 +23,6 @@ from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import Program, Refusal
-from ipvsproxy.kernel.ipvs import scheduler
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import SLOW_S, KernelThread
 from ipvsproxy.model.net import Family, Network
@@ -275,7 +274,7 @@ def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
     """
     reasons: list[str] = []
     for name in dict.fromkeys((configured, FALLBACK_SCHEDULER)):
-        reason = scheduler.why_unusable(kernel.ipvs, name)
+        reason = kernel.ipvs.why_unusable(name)
         if not reason:
             return name, "".join(reasons)
         reasons.append(reason)

@@ -1,7 +1,15 @@
-"""The IPVS driver: virtual servers, real servers, and the connection timeouts."""
+"""The IPVS driver: virtual servers, real servers, the connection timeouts, and whether the kernel has a scheduler.
+
+The kernel loads the module of a scheduler when a virtual server asks for it, so only an attempt shows it. The attempt is a
+virtual server that the kernel refuses, but only after it has looked up the scheduler (``ip_vs_add_service`` in
+net/netfilter/ipvs/ip_vs_ctl.c). So a process that is killed in between leaves nothing behind. This virtual server is of IPv6. If
+IPVS in this kernel has no IPv6, the attempt is kube-proxy's (pkg/proxy/ipvs in kubernetes/kubernetes): a virtual server that
+exists for a moment, without real servers. Its address is reserved for documentation (RFC 5737), so that no client ever uses it.
+"""
 
 import contextlib
 import errno
+import itertools
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +23,7 @@ from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
 from ipvsproxy.model.kernel import Timeouts
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
@@ -24,7 +32,14 @@ from ipvsproxy.model.virtual_servers import (
     RealServers,
     VirtualServer,
     VirtualServerKey,
+    VirtualServerSettings,
 )
+
+PROBE_ADDRESS = parse_address("198.51.100.0")
+FIRST_PROBE_PORT = 20000
+"""The probe has the first free port from here on, so that a virtual server of another program is left alone."""
+
+_FIND_SCHEDULERS = "find the schedulers of this kernel"
 
 _TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
 
@@ -122,6 +137,37 @@ class IpvsDriver:
         if number == errno.ENOENT and self._renew_quietly():
             number = self._channel.do(self._table.encoder.unacceptable_service(scheduler))
         return number
+
+    def why_unusable(self, scheduler: str) -> str:
+        """The reason why no virtual server can have this scheduler, one line for the operator; empty if it can.
+
+        Raises:
+            KernelError: virtual servers cannot be listed, added or removed, whatever their scheduler.
+        """
+        missing = ipvs_operations.describe_missing(scheduler)
+        if len(scheduler) > ipvs_message.SCHEDULER_NAME_LIMIT:
+            return missing
+        refusal = self.refusal_with(scheduler)
+        if refusal in {errno.EINVAL, errno.ENOENT}:
+            return missing if refusal == errno.ENOENT else ""
+        return missing if self._is_missing_for_ipv4(scheduler) else ""
+
+    def _is_missing_for_ipv4(self, scheduler: str) -> bool:
+        """Ask by adding a virtual server, unless an existing one has the scheduler."""
+        observed = self.observe()
+        if any(server.settings.scheduler == scheduler for server in observed.values()):
+            return False
+        keys = (VirtualServerKey(Protocol.TCP, PROBE_ADDRESS, port) for port in itertools.count(FIRST_PROBE_PORT))
+        probe = VirtualServer(next(key for key in keys if key not in observed), VirtualServerSettings(scheduler))
+        for verb in (Verb.ADD, Verb.REMOVE):
+            (outcome,) = self.apply([Operation(verb, probe)])
+            if verb is Verb.ADD and outcome.errno == errno.ENOENT:
+                return True
+            if outcome.error:
+                raise KernelError(action=_FIND_SCHEDULERS, errno=outcome.errno, detail=outcome.error)
+            if outcome.surprise:  # another program has just made it, or removed it
+                break
+        return False
 
     def has_ipv6(self) -> bool:
         """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). A lost answer counts as yes."""

@@ -181,11 +181,15 @@ def explain(operation: Operation, failure: Failure) -> str:
     if operation.verb is Verb.ADD and failure.number == errno.EEXIST and _is_by_mark(item):
         return "another program has made a virtual server by this mark"
     if isinstance(item, VirtualServer) and failure.number == errno.ENOENT:
-        name = item.settings.scheduler
-        return f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
+        return describe_missing(item.settings.scheduler)
     if isinstance(item, RealServers) and failure.number == errno.ESRCH:
         return "its virtual server is missing"
     return netlink.explain(failure.number)
+
+
+def describe_missing(scheduler: str) -> str:
+    """The reason why a scheduler that the kernel lacks is unusable."""
+    return f"the kernel has no scheduler {scheduler!r}: the module ip_vs_{scheduler} is missing or cannot be loaded"
 
 
 def may_change_scheduler(operation: Operation) -> bool:

@@ -4,14 +4,13 @@ import contextlib
 import errno
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs import scheduler
-from ipvsproxy.kernel.ipvs.driver import IpvsDriver
+from ipvsproxy.kernel.ipvs.driver import FIRST_PROBE_PORT, PROBE_ADDRESS, IpvsDriver
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.virtual_servers import (
@@ -25,11 +24,11 @@ from ipvsproxy.translate.services.state import translate
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 
-FIRST = VirtualServerKey(Protocol.TCP, scheduler.PROBE_ADDRESS, scheduler.FIRST_PROBE_PORT)
+FIRST = VirtualServerKey(Protocol.TCP, PROBE_ADDRESS, FIRST_PROBE_PORT)
 OTHER = VirtualServerKey(Protocol.TCP, parse_address("10.96.0.1"), 443)
 
 
-class Ipvs:
+class Ipvs(IpvsDriver):
     """A driver with these virtual servers by scheduler, and given failures. Its kernel has no IPVS for IPv6."""
 
     def __init__(self, servers: Mapping[VirtualServerKey, str] | None = None, failures: Mapping[Verb, int] | None = None) -> None:
@@ -42,7 +41,7 @@ class Ipvs:
     def refusal_with(self, scheduler: str) -> int:
         return self.refusal
 
-    def observe(self) -> dict[VirtualServerKey, ObservedVirtualServer]:
+    def observe(self, families: Iterable[Family] = tuple(Family)) -> dict[VirtualServerKey, ObservedVirtualServer]:
         return {key: ObservedVirtualServer(VirtualServerSettings(name), {}) for key, name in self.servers.items()}
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
@@ -53,42 +52,38 @@ class Ipvs:
         return [Outcome(operation, "it says no" if number else "", number, surprise=self.surprise)]
 
 
-def why_unusable(ipvs: Ipvs, name: str) -> str:
-    return scheduler.why_unusable(ipvs, name)
-
-
 @pytest.mark.parametrize(("refusal", "is_usable"), [(errno.EINVAL, True), (errno.ENOENT, False)])
 def test_a_virtual_server_that_the_kernel_refuses_is_enough_to_ask(refusal: int, *, is_usable: bool) -> None:
     ipvs = Ipvs()
     ipvs.refusal = refusal
-    assert (why_unusable(ipvs, "wlc") == "") == is_usable
+    assert (ipvs.why_unusable("wlc") == "") == is_usable
     assert ipvs.calls == [], "nothing that a kill could leave behind"
 
 
 @pytest.mark.checklist(95)
 def test_a_scheduler_is_asked_for_by_a_virtual_server_that_goes_at_once() -> None:
     ipvs = Ipvs({OTHER: "rr"})
-    assert why_unusable(ipvs, "wlc") == ""
+    assert ipvs.why_unusable("wlc") == ""
     assert ipvs.calls == [(Verb.ADD, FIRST, "wlc"), (Verb.REMOVE, FIRST, "wlc")]
 
 
 @pytest.mark.checklist(95)
 def test_nothing_is_tried_where_a_virtual_server_has_the_scheduler() -> None:
     ipvs = Ipvs({OTHER: "wlc"})
-    assert why_unusable(ipvs, "wlc") == ""
+    assert ipvs.why_unusable("wlc") == ""
     assert ipvs.calls == []
 
 
 def test_a_virtual_server_of_another_program_at_the_probe_is_left_alone() -> None:
     ipvs = Ipvs({FIRST: "rr", msgspec.structs.replace(FIRST, port=20001): "rr"})
-    assert why_unusable(ipvs, "wlc") == ""
+    assert ipvs.why_unusable("wlc") == ""
     assert {key for _, key, _ in ipvs.calls} == {msgspec.structs.replace(FIRST, port=20002)}
 
 
 def test_a_virtual_server_that_another_program_made_meanwhile_is_not_removed() -> None:
     ipvs = Ipvs()
     ipvs.surprise = True
-    assert why_unusable(ipvs, "wlc") == ""
+    assert ipvs.why_unusable("wlc") == ""
     assert [verb for verb, _, _ in ipvs.calls] == [Verb.ADD]
 
 
@@ -96,7 +91,7 @@ def test_a_virtual_server_that_another_program_made_meanwhile_is_not_removed() -
 @pytest.mark.parametrize("verb", [Verb.ADD, Verb.REMOVE])
 def test_a_virtual_server_that_cannot_be_added_or_removed_is_an_error(verb: Verb) -> None:
     with pytest.raises(KernelError, match="find the schedulers of this kernel: it says no") as raised:
-        why_unusable(Ipvs(failures={verb: errno.EPERM}), "rr")
+        Ipvs(failures={verb: errno.EPERM}).why_unusable("rr")
     assert raised.value.errno == errno.EPERM
 
 
@@ -114,7 +109,7 @@ def listing() -> str:
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh"])
 def test_the_kernels_schedulers_are_usable_and_nothing_stays_behind(driver: IpvsDriver, name: str) -> None:
-    assert scheduler.why_unusable(driver, name) == ""
+    assert driver.why_unusable(name) == ""
     assert listing() == ""
 
 
@@ -128,7 +123,7 @@ def test_the_kernel_resolves_the_scheduler_before_it_refuses_the_rest(driver: Ip
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["nosuch", "x" * 40])
 def test_a_scheduler_that_the_kernel_has_not_is_named_with_its_module(driver: IpvsDriver, name: str) -> None:
-    assert scheduler.why_unusable(driver, name) == (
+    assert driver.why_unusable(name) == (
         f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
     )
     assert listing() == ""
@@ -139,7 +134,7 @@ def test_virtual_servers_of_other_programs_at_the_probe_address_stay(driver: Ipv
     subprocess.run((shutil.which("ipvsadm") or "ipvsadm", "-A", "-t", "198.51.100.0:20000", "-s", "sh"), check=True)
     before = listing()
     driver.refusal_with = lambda scheduler: errno.EAFNOSUPPORT  # type: ignore[method-assign]  # a kernel without IPVS for IPv6
-    assert scheduler.why_unusable(driver, "wlc") == ""
+    assert driver.why_unusable("wlc") == ""
     assert listing() == before
 
 
