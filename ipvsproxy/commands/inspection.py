@@ -34,7 +34,7 @@ from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
-from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.node import NodeKernel
@@ -144,7 +144,7 @@ class Comparison:
 
     def differences(self) -> list[Difference]:
         """The differences at the last ``read``."""
-        return list(self.survey.differences(iptables_rule.render))
+        return list(self.survey.differences(iptables_syntax.render))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

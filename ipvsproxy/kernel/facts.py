@@ -19,7 +19,7 @@ from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
-from ipvsproxy.kernel.nftables import foreign_rules
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.kernel.sysctls import SysctlDriver
@@ -148,7 +148,7 @@ def gather(
     except KernelError as error:
         unreadable = str(error)
     listings, unread_listings = _listings(choice)
-    nft_tables, unread_nft_tables = _nft_tables()
+    foreign_tables, unread_nft_tables = _nft_tables()
     other_backend, unread_backend = _other_backend(chosen)
     host_ports, unread_host_ports = _host_ports(choice)
     return Facts(
@@ -162,7 +162,7 @@ def gather(
         iptables_choice=choice,
         unserved=unserved,
         chains=frozenset(chain for text in listings.values() for chain in _chains(text)),
-        tables=(*nft_tables, *_legacy_tables(listings, choice)),
+        tables=(*foreign_tables, *_legacy_tables(listings, choice)),
         listeners=listeners(ports),
         observation=observation,
         timeouts=timeouts,
@@ -279,7 +279,7 @@ def _chains(saved: str) -> Iterator[ChainKey]:
 def _nft_tables() -> tuple[Sequence[NftTable], Sequence[str]]:
     """The tables of nf_tables, or why they are unknown, such as by a program that changes its tables all the time."""
     try:
-        return foreign_rules.read_tables(), ()
+        return nft_tables.read_tables(), ()
     except KernelError as error:
         return (), (str(error),)
 
@@ -290,7 +290,7 @@ def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.Choice 
         legacy.update(choice.commands.values())
     for command, text in listings.items():
         if command in legacy:
-            yield from foreign_rules.legacy_filters(command, text)
+            yield from nft_tables.legacy_filters(command, text)
 
 
 def mark_rules(saved: str) -> Iterator[MarkRule]:

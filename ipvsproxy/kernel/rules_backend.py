@@ -19,7 +19,7 @@ from ipvsproxy.kernel.ipset import driver as ipset
 from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.nftables import listing as nft_listing
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
@@ -106,7 +106,7 @@ def _may_hold_iptables(chains: Collection[ChainKey], root: pathlib.Path) -> bool
         return True
     try:
         return any(iptables_tables.names(family, root / "proc") for family in Family) or (
-            nft_listing.is_loaded(root) and any(iptables_tables.has_chain(family, chains.__contains__) for family in Family)
+            nft_tables.is_loaded(root) and any(iptables_tables.has_chain(family, chains.__contains__) for family in Family)
         )
     except KernelError as error:
         return error.errno != errno.EINVAL  # no module has registered this subsystem
@@ -137,7 +137,7 @@ def remove_table() -> bool:
         for _ in range(ATTEMPTS):
             try:
                 generation = nft.generation(channel)
-                content = nft_listing.own_table(channel)
+                content = nft_tables.own_table(channel)
             except KernelError as error:
                 if error.errno == errno.EINVAL:
                     modules.note_no_nf_tables()
@@ -168,7 +168,7 @@ def held_sets(backend: Backend, names: Collection[str], root: pathlib.Path = pat
             return {}
         with contextlib.closing(IpsetDriver()) as driver:
             return driver.observe(names)
-    if not nft_listing.is_loaded(root) or not holds_table():
+    if not nft_tables.is_loaded(root) or not holds_table():
         return {}
     with contextlib.closing(NftSetsDriver()) as native:
         return native.observe(names)
@@ -181,7 +181,7 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
         KernelError: it could not be read.
     """
     if used is Backend.IPTABLES:
-        return "the table inet ipvsproxy" if nft_listing.is_loaded(root) and _table_has_ours() else ""
+        return "the table inet ipvsproxy" if nft_tables.is_loaded(root) and _table_has_ours() else ""
     count = len(held_sets(Backend.IPTABLES, list(IP_SETS), root))
     return f"{count} ipset{'s' if count > 1 else ''} of ours" if count else ""
 
@@ -194,7 +194,7 @@ def _table_has_ours() -> bool:
     """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         try:
-            content = nft_listing.own_table(channel)
+            content = nft_tables.own_table(channel)
         except KernelError as error:
             if error.errno in _NO_TABLE:
                 return False

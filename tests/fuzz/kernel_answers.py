@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipset import driver as ipset
-from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.network import addresses, conntrack, notify
-from ipvsproxy.kernel.nftables import foreign_rules
-from ipvsproxy.kernel.nftables import listing as nft_listing
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
@@ -42,13 +41,13 @@ def netlink_answers(data: bytes) -> None:
 def iptables_save(data: bytes) -> None:
     """Any output of ``iptables-save``; lines written because of it must have known shapes."""
     try:
-        listing = iptables_text.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
+        listing = iptables_syntax.parse_save(data.decode(errors="replace"), skeleton.CHAINS, skeleton.JUMPS)
     except ValueError as error:
         _check_reason(error)
         return
     built = skeleton.build_skeleton(Family.IPV4, Settings(), builders.node_view(), frozenset(), ())
-    restore_text.check(iptables_text.render_restore(built, listing))
-    restore_text.check(iptables_text.render_removal(built, listing))
+    restore_text.check(iptables_syntax.render_restore(built, listing))
+    restore_text.check(iptables_syntax.render_removal(built, listing))
 
 
 def _check(address: Address) -> None:
@@ -159,8 +158,8 @@ def _clean_flows(chooser: Chooser) -> None:
 
 def _read_foreign_tables(chooser: Chooser) -> None:
     channel = netlink.Channel(_NETFILTER, _connect(chooser), lambda _s: None)
-    for name in nft_listing.tables(channel):
-        table = foreign_rules.read(channel, name)
+    for name in nft_tables.names(channel):
+        table = nft_tables.read(channel, name)
         assert table is None or set(table.closed) <= set(table.chains)
 
 

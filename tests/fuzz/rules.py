@@ -10,7 +10,7 @@ from ipvsproxy.config import load
 from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.ipset import message as ipset_message
-from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family
@@ -31,10 +31,10 @@ from tests.support import builders
 _MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 _ENCODER = ipvs_message.Encoder(33)
 _CARRIED = builders.addresses("192.168.0.10", "fe80::1", "fd00::10", "127.0.0.1")
-_ALL_THERE = iptables_text.Listing(
+_ALL_THERE = iptables_syntax.Listing(
     chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=dict.fromkeys(skeleton.JUMPS, 2), foreign_jumps={skeleton.CHAINS[0]: "-A X"}
 )
-_NOTHING_THERE = iptables_text.Listing(chains={}, jumps={}, foreign_jumps={})
+_NOTHING_THERE = iptables_syntax.Listing(chains={}, jumps={}, foreign_jumps={})
 
 
 def rules(data: bytes) -> None:
@@ -57,8 +57,8 @@ def rules(data: bytes) -> None:
         _check_encoding(translated)
     for family, supported in ((Family.IPV4, _ALL_THERE), (Family.IPV6, _NOTHING_THERE)):
         built = skeleton.build_skeleton(family, settings, node_view, reconciler.occupied(family), reconciler.refused())
-        restore_text.check(iptables_text.render_restore(built, supported))
-        restore_text.check(iptables_text.render_removal(built, supported))
+        restore_text.check(iptables_syntax.render_restore(built, supported))
+        restore_text.check(iptables_syntax.render_removal(built, supported))
 
 
 def _config(chooser: Chooser) -> Config | None:

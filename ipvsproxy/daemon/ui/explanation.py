@@ -6,7 +6,7 @@ Rule: nothing is decided here. Reasons come from ``explain`` and ``trace`` of ``
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
@@ -196,7 +196,7 @@ class Explainer:
             "marked": way.is_marked,
             "dropped": way.is_dropped,
             "rules": [
-                f"-t {applied.chain.table} -A {applied.chain.chain} {iptables_rule.render(applied.rule, key.address.family)}"
+                f"-t {applied.chain.table} -A {applied.chain.chain} {iptables_syntax.render(applied.rule, key.address.family)}"
                 for applied in way.applied_rules
             ],
             "sets": [applied.rule.set.set for applied in way.applied_rules if applied.rule.set],

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.kernel.iptables import text as iptables_text
-from ipvsproxy.kernel.iptables.text import Listing
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
+from ipvsproxy.kernel.iptables.syntax import Listing
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
@@ -194,7 +193,7 @@ class IptablesDriver:
         moved = self._moved(family, listing := self._known(family, self._listed) or self._list(family))
         for jump in listing.jumps.keys() - moved:
             self._below[family, jump] = listing.below.get(jump, frozenset())
-        chains = {key: tuple(iptables_rule.parse(text, family) for text in texts) for key, texts in listing.chains.items()}
+        chains = {key: tuple(iptables_syntax.parse(text, family) for text in texts) for key, texts in listing.chains.items()}
         put = self._last_skeletons.get(family)
         hidden_jumps: frozenset[Jump] = frozenset()
         if put and listing.hidden:
@@ -241,7 +240,7 @@ class IptablesDriver:
         listing = self._known(skeleton.family, self._listed) or self._list(skeleton.family)
         if listing.hidden:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
-        self.restore(skeleton.family, iptables_text.render_removal(skeleton, listing))
+        self.restore(skeleton.family, iptables_syntax.render_removal(skeleton, listing))
         return "; ".join(
             f"{key} is empty, but stays: the rule {listing.foreign_jumps[key]!r} leads to it"
             for key in skeleton.chains
@@ -252,7 +251,7 @@ class IptablesDriver:
         family = skeleton.family
         listing = self._known(family, self._listed) or self._known(family, self._written) or self._list_or_remember(family)
         moved = self._moved(family, listing)
-        self.restore(family, iptables_text.render_restore(skeleton, listing, moved))
+        self.restore(family, iptables_syntax.render_restore(skeleton, listing, moved))
         self._times_put_back.update((family, jump) for jump in moved)
         self._written[family] = self._fingerprint(family), _with_jumps(skeleton)
         self._last_skeletons[family] = skeleton
@@ -267,7 +266,7 @@ class IptablesDriver:
         try:
             listing = self._list(family)
         except KernelError:
-            return _with_jumps(put) if put else iptables_text.NOTHING_LISTED
+            return _with_jumps(put) if put else iptables_syntax.NOTHING_LISTED
         if put is None or not listing.hidden:
             return listing
         hidden = {jump: 1 for jump in put.jumps if jump.table in listing.hidden}
@@ -288,7 +287,7 @@ class IptablesDriver:
     def _read(self, family: Family) -> Listing:
         text = self.save(family)
         try:
-            listing = iptables_text.parse_save(text, self._chains, self._jumps)
+            listing = iptables_syntax.parse_save(text, self._chains, self._jumps)
         except ValueError as error:
             raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
         # A table that holds nothing of ours may hold what it likes.

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.iptables import text as iptables_text
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import IptablesDriver, Program
 from ipvsproxy.kernel.iptables.tables import TABLES, RuleChanges
@@ -126,7 +126,7 @@ class LeftoverRules:
                 return LeftRules()
             raise
         try:
-            return iptables_text.parse_left(text, concerns)
+            return iptables_syntax.parse_left(text, concerns)
         except ValueError as error:
             raise KernelError(action=f"iptables-save of {place}", errno=0, detail=str(error)) from error
 
@@ -136,7 +136,7 @@ class LeftoverRules:
         Raises:
             KernelError: some tables have not changed. Each table has changed as a whole, or not at all.
         """
-        self._driver(place).restore(place.family, iptables_text.render_left_removal(removal))
+        self._driver(place).restore(place.family, iptables_syntax.render_left_removal(removal))
 
     def _driver(self, place: Place) -> IptablesDriver:
         """Raises KernelError: the variant in use is unknown, or has changed."""

@@ -18,7 +18,7 @@ from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
-from ipvsproxy.kernel.nftables import listing as nft_listing
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import NftTable
 
@@ -46,7 +46,7 @@ class TablePlace(NamedTuple):
     @property
     def table(self) -> str:
         """Family and name, as the program ``nft`` takes them."""
-        return f"{nft_listing.family_name(self.family)} {self.name}"
+        return f"{nft_tables.family_name(self.family)} {self.name}"
 
     def __str__(self) -> str:
         return f"{VARIANT} {self.family.label}"
@@ -60,7 +60,7 @@ class LeftoverTables:
 
     def fingerprint(self, _place: TablePlace) -> object:
         """A fingerprint that changes with any table; None if the kernel does not show one."""
-        if not nft_listing.is_loaded(self._root):
+        if not nft_tables.is_loaded(self._root):
             return NO_SUBSYSTEM
         try:
             with _channel() as channel:
@@ -115,7 +115,7 @@ def _read(channel: netlink.Channel, place: TablePlace) -> tuple[int, NftTable | 
     """
     for _ in range(ATTEMPTS):
         generation = nft.generation(channel)
-        table = nft_listing.table(channel, place.family, place.name)
+        table = nft_tables.table(channel, place.family, place.name)
         if nft.generation(channel) == generation:
             return generation, table
     raise KernelError(action=f"read the table {place.table}", errno=errno.EAGAIN, detail=nft.explain(nft.STALE))

@@ -20,11 +20,11 @@ from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Base, Hook, Message, Meta, Shape
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.driver import Program, Refusal
-from ipvsproxy.kernel.nftables import listing as nft_listing
 from ipvsproxy.kernel.nftables import rule as nft_rule
-from ipvsproxy.kernel.nftables.listing import Chain
+from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.kernel.nftables.tables import Chain
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
@@ -263,7 +263,7 @@ class NftRulesDriver:
             *(nft.chain(name) for name in chains),
             *(nft.chain(name, hook) for name, hook in hooks.items()),
             *(
-                nft.rule(name, expressions, iptables_rule.render(rule, family))
+                nft.rule(name, expressions, iptables_syntax.render(rule, family))
                 for name, (key, rules) in chains.items()
                 for rule in rules
                 for expressions in nft_rule.expand(rule, family, key.table)
@@ -316,7 +316,7 @@ class NftRulesDriver:
         rules: dict[str, list[_Printed]] = {}
         with netlink.parsing(action):
             flags = nft.read(answer).number(nft.NFTA_TABLE_FLAGS, 0)
-            chains = map(nft_listing.chain_of, self._channel.dump(nft.chains_query(), action))
+            chains = map(nft_tables.chain_of, self._channel.dump(nft.chains_query(), action))
             hooks = {one.name: _as_open(one) for one in chains if one.table == nft.TABLE}
             for found in map(nft.read, self._channel.dump(nft.rules_query(), action)):
                 if found.text(nft.NFTA_RULE_TABLE) == nft.TABLE:
@@ -365,7 +365,7 @@ def _rules(printed: Sequence[_Printed], family: Family, table: str, chain: str) 
 
 def _expected(text: str, family: Family, table: str) -> tuple[ObservedRule, Sequence[_Expressions]]:
     """The rule that a text says, and the expressions of the rules of nf_tables that it consists of; unknown if it has none."""
-    rule = iptables_rule.parse(text, family) if text else UnknownRule("")
+    rule = iptables_syntax.parse(text, family) if text else UnknownRule("")
     if not isinstance(rule, Rule):
         return rule, ()
     try:

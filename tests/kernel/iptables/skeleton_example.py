@@ -1,7 +1,6 @@
 """A small skeleton, and its listings when nothing and when all of it is in force."""
 
-from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, Rule, SetMark, SetMatch, Side, Skeleton
 
@@ -20,6 +19,6 @@ SKELETON = Skeleton(
     },
     jumps=(OUTPUT, PREROUTING, INPUT),
 )
-NOTHING = iptables_text.Listing(chains={}, jumps={}, foreign_jumps={})
-TEXTS = {key: tuple(iptables_rule.render(rule, Family.IPV4) for rule in rules) for key, rules in SKELETON.chains.items()}
-IN_FORCE = iptables_text.Listing(chains=TEXTS, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, foreign_jumps={})
+NOTHING = iptables_syntax.Listing(chains={}, jumps={}, foreign_jumps={})
+TEXTS = {key: tuple(iptables_syntax.render(rule, Family.IPV4) for rule in rules) for key, rules in SKELETON.chains.items()}
+IN_FORCE = iptables_syntax.Listing(chains=TEXTS, jumps={OUTPUT: 1, PREROUTING: 1, INPUT: 1}, foreign_jumps={})

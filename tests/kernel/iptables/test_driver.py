@@ -8,8 +8,7 @@ import pytest
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.driver import Refusal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -76,7 +75,7 @@ def test_restore_gets_its_text_by_stdin_and_waits_for_the_lock_where_it_can(
     operation = Operation(Verb.SET, SKELETON)
     assert [outcome.error for outcome in driver.apply([operation])] == [""]
     assert (programs / "arguments").read_text().strip() == arguments
-    assert (programs / "stdin").read_text() == iptables_text.render_restore(SKELETON, NOTHING)
+    assert (programs / "stdin").read_text() == iptables_syntax.render_restore(SKELETON, NOTHING)
 
 
 def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib.Path) -> None:
@@ -85,7 +84,7 @@ def test_rules_are_written_even_when_the_tables_cannot_be_read(programs: pathlib
     make_program(programs, "iptables-restore", f"cat >> {programs}/written")
     driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
     assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
-    assert (programs / "written").read_text() == iptables_text.render_restore(SKELETON, NOTHING)
+    assert (programs / "written").read_text() == iptables_syntax.render_restore(SKELETON, NOTHING)
     with pytest.raises(KernelError, match="its output ends in the middle of table nat"):
         driver.observe(Family.IPV4)
     (programs / "written").unlink()
@@ -105,7 +104,7 @@ def test_a_table_that_iptables_does_not_show_is_written_and_counts_as_it_was_wri
     assert driver.observe(Family.IPV4) == ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset())
     assert driver.apply([Operation(Verb.SET, SKELETON)]) == [Outcome(Operation(Verb.SET, SKELETON))]
     shown = "".join(
-        f"*filter\n:{FILTER.chain} - [0:0]\n-A {jump.source} {iptables_rule.render_jump(jump)}\nCOMMIT\n"
+        f"*filter\n:{FILTER.chain} - [0:0]\n-A {jump.source} {iptables_syntax.render_jump(jump)}\nCOMMIT\n"
         for jump in SKELETON.jumps
         if jump.table == "filter"
     )
@@ -130,10 +129,10 @@ def test_a_jump_that_is_there_twice_does_not_count_as_in_force_and_one_is_remove
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
     make_program(programs, "iptables-restore", f"cat >> {programs}/written")
-    first, *rest = (f"-A {jump.source} {iptables_rule.render_jump(jump)}" for jump in SKELETON.jumps if jump.table == "nat")
+    first, *rest = (f"-A {jump.source} {iptables_syntax.render_jump(jump)}" for jump in SKELETON.jumps if jump.table == "nat")
     (programs / "saved").write_text("\n".join(["*nat", first, first, *rest, "COMMIT", ""]))
     driver = iptables.IptablesDriver(chains=SKELETON.chains, jumps=SKELETON.jumps)
-    (twice,) = (jump for jump in SKELETON.jumps if first == f"-A {jump.source} {iptables_rule.render_jump(jump)}")
+    (twice,) = (jump for jump in SKELETON.jumps if first == f"-A {jump.source} {iptables_syntax.render_jump(jump)}")
     assert twice not in driver.observe(Family.IPV4).jumps
     driver.apply([Operation(Verb.SET, SKELETON)])
     written = (programs / "written").read_text().splitlines()
@@ -204,7 +203,7 @@ def test_the_last_write_shows_the_next_one_the_present_jumps_until_another_progr
     assert "-I " in (programs / "stdin").read_text()
     assert marked.change() == ""
     assert marked.news() == ["listed", "written", "written"]
-    assert (programs / "stdin").read_text() == iptables_text.render_restore(SKELETON, IN_FORCE)
+    assert (programs / "stdin").read_text() == iptables_syntax.render_restore(SKELETON, IN_FORCE)
     marked.others += 1
     assert marked.change() == ""
     assert marked.news() == ["listed", "written"]

@@ -13,7 +13,7 @@ import pytest
 
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.model.net import Family, Protocol, parse_network
 from ipvsproxy.model.plan import Operation, Verb
@@ -277,7 +277,7 @@ def test_both_families_are_usable_and_trying_leaves_nothing(family: Family) -> N
 
 def move_behind(jump: Jump, rule: str) -> None:
     """Remove a jump and put it last, behind a rule of another program."""
-    ours = iptables_rule.render_jump(jump)
+    ours = iptables_syntax.render_jump(jump)
     sent = [f"-{verb} {jump.source} {text}\n" for verb, text in (("D", ours), ("D", rule), ("A", rule), ("A", ours))]
     lines = f"*{jump.table}\n{''.join(sent)}"
     done = subprocess.run(
@@ -299,7 +299,7 @@ def test_a_jump_that_was_moved_behind_a_strange_rule_comes_back_on_top_but_not_f
         assert jump not in driver.observe(Family.IPV4).jumps
         change(driver, Verb.SET, skeleton)
         rules = [rule for rule in built_in_rules("iptables") if rule.startswith(f"-A {jump.source} ")]
-        assert rules.index(f"-A {jump.source} {iptables_rule.render_jump(jump)}") < rules.index(f"-A {jump.source} {strange}")
+        assert rules.index(f"-A {jump.source} {iptables_syntax.render_jump(jump)}") < rules.index(f"-A {jump.source} {strange}")
         assert jump in driver.observe(Family.IPV4).jumps
     move_behind(jump, strange)
     assert jump in driver.observe(Family.IPV4).jumps, "somebody wants it so"

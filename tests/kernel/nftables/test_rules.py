@@ -15,9 +15,9 @@ from ipvsproxy.kernel import host, rules_backend
 from ipvsproxy.kernel.backend_drivers import ChosenBackend
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.kernel.nftables import listing as nft_listing
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.nftables import rule as nft_rule
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.node import NodeKernel
@@ -92,7 +92,7 @@ def test_what_is_written_is_what_is_read(driver: NftRulesDriver, family: Family,
 
 @FAMILIES
 def test_the_longest_rule_has_room_for_its_text(family: Family) -> None:
-    texts = [iptables_rule.render(rule, family) for rules in every_rule(family).chains.values() for rule in rules]
+    texts = [iptables_syntax.render(rule, family) for rules in every_rule(family).chains.values() for rule in rules]
     assert max(map(len, texts)) <= nft_message.TEXT_LIMIT
     assert not [text for text in texts if '"' in text], "nft takes no such comment"
 
@@ -258,7 +258,7 @@ def test_a_reading_expands_each_text_of_a_chain_once_whatever_others_have_change
     expand = nft_rule.expand
 
     def counting(rule: Rule, family: Family, table: str) -> list[nft_rule.Expressions]:
-        expanded.append((table, iptables_rule.render(rule, family)))
+        expanded.append((table, iptables_syntax.render(rule, family)))
         return expand(rule, family, table)
 
     monkeypatch.setattr(nft_rule, "expand", counting)
@@ -416,15 +416,15 @@ def test_a_chain_of_ours_that_another_program_jumps_to_stays_empty(driver: NftRu
 
 def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
-    read, readings = nft_listing.own_table, itertools.count(1)
+    read, readings = nft_tables.own_table, itertools.count(1)
 
-    def disturbed(channel: netlink.Channel) -> nft_listing.Content | None:
+    def disturbed(channel: netlink.Channel) -> nft_tables.Content | None:
         found = read(channel)
         if next(readings) == 1:
             put_theirs()
         return found
 
-    monkeypatch.setattr(nft_listing, "own_table", disturbed)
+    monkeypatch.setattr(nft_tables, "own_table", disturbed)
     assert rules_backend.remove_table()
     assert next(readings) == 3
     assert "chain theirs" in nft("list", "ruleset")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
-from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.kernel import BoundAddresses, Flow, FlowCleaning, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import KINDS, Item
@@ -76,7 +76,7 @@ def web(*endpoints: str) -> simulation.SimulatedNode:
 
 def differences(reconciler: Reconciler) -> Iterator[Difference]:
     """All of them, with rules as iptables prints them."""
-    return reconciler.survey.differences(iptables_rule.render)
+    return reconciler.survey.differences(iptables_syntax.render)
 
 
 def lines(node: simulation.SimulatedNode) -> list[str]:

@@ -5,8 +5,7 @@ import pathlib
 
 import pytest
 
-from ipvsproxy.kernel.iptables import rule as iptables_rule
-from ipvsproxy.kernel.iptables import text as iptables_text
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey, Jump, UnknownRule
 from tests.kernel.iptables.skeleton_example import IN_FORCE, INPUT, MARK, NOTHING, OUTPUT, PREROUTING, SERVICES, SKELETON
@@ -15,7 +14,7 @@ GOLDEN = pathlib.Path(__file__).parents[2] / "golden/expected"
 
 
 def test_empty_tables_get_chains_rules_and_jumps() -> None:
-    assert iptables_text.render_restore(SKELETON, NOTHING) == (
+    assert iptables_syntax.render_restore(SKELETON, NOTHING) == (
         "*nat\n"
         ":KUBE-SERVICES - [0:0]\n"
         ":KUBE-MARK-MASQ - [0:0]\n"
@@ -32,23 +31,23 @@ def test_empty_tables_get_chains_rules_and_jumps() -> None:
 
 
 def test_jumps_that_are_present_are_not_touched() -> None:
-    text = iptables_text.render_restore(SKELETON, IN_FORCE)
+    text = iptables_syntax.render_restore(SKELETON, IN_FORCE)
     assert "-I " not in text
     assert "-D " not in text
     assert "-A KUBE-SERVICES" in text
 
 
 def test_of_a_jump_that_is_there_three_times_one_stays() -> None:
-    listing = iptables_text.Listing(chains={}, jumps={OUTPUT: 3, PREROUTING: 1, INPUT: 1}, foreign_jumps={})
-    lines = iptables_text.render_restore(SKELETON, listing).splitlines()
+    listing = iptables_syntax.Listing(chains={}, jumps={OUTPUT: 3, PREROUTING: 1, INPUT: 1}, foreign_jumps={})
+    lines = iptables_syntax.render_restore(SKELETON, listing).splitlines()
     assert [line for line in lines if line.startswith(("-D", "-I"))] == [
         '-D OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES'
     ] * 2
 
 
 def test_removal_takes_every_jump_and_chain_and_nothing_else() -> None:
-    listing = iptables_text.Listing(chains=IN_FORCE.chains, jumps={OUTPUT: 2, INPUT: 1}, foreign_jumps={})
-    assert iptables_text.render_removal(SKELETON, listing) == (
+    listing = iptables_syntax.Listing(chains=IN_FORCE.chains, jumps={OUTPUT: 2, INPUT: 1}, foreign_jumps={})
+    assert iptables_syntax.render_removal(SKELETON, listing) == (
         "*nat\n"
         ":KUBE-SERVICES - [0:0]\n"
         ":KUBE-MARK-MASQ - [0:0]\n"
@@ -66,12 +65,12 @@ def test_removal_takes_every_jump_and_chain_and_nothing_else() -> None:
 
 
 def test_removal_where_nothing_is_there_has_nothing_to_say() -> None:
-    assert iptables_text.render_removal(SKELETON, NOTHING) == ""
+    assert iptables_syntax.render_removal(SKELETON, NOTHING) == ""
 
 
 def test_removal_only_empties_a_chain_that_a_strange_rule_leads_to() -> None:
-    listing = iptables_text.Listing(chains=IN_FORCE.chains, jumps={}, foreign_jumps={MARK: "-A CNI-X -j KUBE-MARK-MASQ"})
-    lines = iptables_text.render_removal(SKELETON, listing).splitlines()
+    listing = iptables_syntax.Listing(chains=IN_FORCE.chains, jumps={}, foreign_jumps={MARK: "-A CNI-X -j KUBE-MARK-MASQ"})
+    lines = iptables_syntax.render_removal(SKELETON, listing).splitlines()
     assert ":KUBE-MARK-MASQ - [0:0]" in lines
     assert "-X KUBE-MARK-MASQ" not in lines
     assert "-X KUBE-SERVICES" in lines
@@ -100,7 +99,7 @@ COMMIT
 
 
 def test_what_is_ours_is_found_among_everything_else() -> None:
-    listing = iptables_text.parse_save(SAVED, SKELETON.chains, SKELETON.jumps)
+    listing = iptables_syntax.parse_save(SAVED, SKELETON.chains, SKELETON.jumps)
     assert listing.chains == {
         SERVICES: ("-j KUBE-MARK-MASQ", "-m ipvs --vproto 6 --vaddr 192.0.2.10 --vport 80 -j DROP"),
         MARK: (),
@@ -113,7 +112,7 @@ def test_what_is_ours_is_found_among_everything_else() -> None:
 
 
 def test_a_rule_without_text_in_our_chain_is_observed() -> None:
-    listing = iptables_text.parse_save(
+    listing = iptables_syntax.parse_save(
         "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES\nCOMMIT\n", SKELETON.chains, SKELETON.jumps
     )
     assert listing.chains[SERVICES] == ("",)
@@ -121,15 +120,15 @@ def test_a_rule_without_text_in_our_chain_is_observed() -> None:
 
 def test_output_that_stops_in_the_middle_is_refused() -> None:
     with pytest.raises(ValueError, match="middle of table nat"):
-        iptables_text.parse_save(SAVED.partition("COMMIT")[0], SKELETON.chains, SKELETON.jumps)
+        iptables_syntax.parse_save(SAVED.partition("COMMIT")[0], SKELETON.chains, SKELETON.jumps)
 
 
 def test_a_table_that_is_not_shown_is_hidden_if_it_is_one_of_ours() -> None:
     hint = "# Table `{}' is incompatible, use 'nft' tool.\n"
-    assert iptables_text.parse_save(hint.format("nat"), SKELETON.chains, SKELETON.jumps).hidden == {"nat"}
-    assert iptables_text.parse_save(hint.format("mangle"), SKELETON.chains, SKELETON.jumps) == NOTHING
-    beside = iptables_text.parse_save(SAVED + hint.format("nat"), SKELETON.chains, SKELETON.jumps)
-    assert beside.chains == iptables_text.parse_save(SAVED, SKELETON.chains, SKELETON.jumps).chains
+    assert iptables_syntax.parse_save(hint.format("nat"), SKELETON.chains, SKELETON.jumps).hidden == {"nat"}
+    assert iptables_syntax.parse_save(hint.format("mangle"), SKELETON.chains, SKELETON.jumps) == NOTHING
+    beside = iptables_syntax.parse_save(SAVED + hint.format("nat"), SKELETON.chains, SKELETON.jumps)
+    assert beside.chains == iptables_syntax.parse_save(SAVED, SKELETON.chains, SKELETON.jumps).chains
 
 
 @pytest.mark.parametrize("profile", [path.parent.name for path in sorted(GOLDEN.glob("*/P0.json"))])
@@ -150,7 +149,7 @@ def test_recorded_rules_come_back_as_they_were_saved(profile: str) -> None:
             + "COMMIT\n"
             for table in ("filter", "nat")
         )
-        listing = iptables_text.parse_save(text, ours, jumps)
+        listing = iptables_syntax.parse_save(text, ours, jumps)
         assert {key: tuple(f"-A {key.chain} {rule}" for rule in rules) for key, rules in listing.chains.items()} == {
             key: rules for key, rules in ours.items() if rules
         }
@@ -160,6 +159,6 @@ def test_recorded_rules_come_back_as_they_were_saved(profile: str) -> None:
             text
             for texts in listing.chains.values()
             for text in texts
-            if isinstance(iptables_rule.parse(text, Family.IPV4 if family == "v4" else Family.IPV6), UnknownRule)
+            if isinstance(iptables_syntax.parse(text, Family.IPV4 if family == "v4" else Family.IPV6), UnknownRule)
         ]
         assert unknown == []

@@ -1,10 +1,20 @@
-"""Reads tables of nf_tables: those of other programs, and what of ours is ours. Starts no process, and loads no module."""
+"""Reads tables of nf_tables: those of other programs, and what of ours is ours. Starts no process, and loads no module.
 
+For ``doctor`` it also says which chains of other programs refuse packets of Services that no rule of theirs accepts. nf_tables is
+read by netlink, which shows the rules of iptables-nft as well. The tables of iptables-legacy are read from what its program
+prints. Whether packets reach a chain is not followed.
+"""
+
+import contextlib
+import dataclasses
 import errno
 import pathlib
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
@@ -66,7 +76,7 @@ def is_loaded(root: pathlib.Path = pathlib.Path("/")) -> bool:
     return modules.may_have_nf_tables(root)
 
 
-def tables(channel: netlink.Channel) -> list[TableName]:
+def names(channel: netlink.Channel) -> list[TableName]:
     """All tables of this network namespace.
 
     Raises:
@@ -175,3 +185,92 @@ def _maps(parts: list[netlink.Reply], table_name: str) -> Iterator[str]:
     for found in map(nft.read, parts):
         if found.number(nft.NFTA_SET_FLAGS, 0) & nft.IS_MAP and found.text(nft.NFTA_SET_TABLE) == table_name:
             yield found.text(nft.NFTA_SET_NAME)
+
+
+_OURS = f"inet {nft.TABLE}"
+
+Expression = tuple[str, Mapping[tuple[int, ...], bytes]]
+
+_UNCONDITIONAL = frozenset({"counter", "log"})
+"""Expressions that every packet passes."""
+_VERDICT_CODE, _VALUE = (2, 2, 1), (2, 1)
+_NAME = (1,)  # of a target of iptables
+
+_LEGACY_CHAIN = re.compile(r":(\S+) (ACCEPT|DROP) ")
+_LEGACY_REFUSAL = re.compile(r"-A (\S+)(?: -m comment --comment \S+)? -j (?:DROP|REJECT)\b")
+
+
+def read_tables() -> tuple[NftTable, ...]:
+    """All tables of nf_tables, with what their rules mean. Of ours, only chains of other programs, if it has any.
+
+    Raises:
+        KernelError: they could not be read.
+    """
+    if not is_loaded():
+        return ()
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+        found = [read(channel, name) for name in names(channel)]
+    foreign = (_without_our_chains(table) if str(table) == _OURS else table for table in found if table)
+    return tuple(table for table in foreign if table.chains or str(table) != _OURS)
+
+
+def _without_our_chains(table: NftTable) -> NftTable:
+    return dataclasses.replace(
+        table,
+        chains={name: place for name, place in table.chains.items() if not name.startswith(OUR_CHAINS)},
+        closed=tuple(name for name in table.closed if not name.startswith(OUR_CHAINS)),
+    )
+
+
+def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
+    """A table with what its rules mean; None if it has gone.
+
+    Raises:
+        KernelError: it could not be read.
+    """
+    listed = table(channel, name.family, name.name)
+    if listed is None:
+        return None
+    last: dict[str, Sequence[Expression]] = {}
+    action = f"read the rules of the table {listed}"
+    with netlink.parsing(action):
+        for found in map(nft.read, channel.dump(nft.rules_query(name.name, name.family), action)):
+            last[found.text(nft.NFTA_RULE_CHAIN)] = nft.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b""))
+        return dataclasses.replace(
+            listed,
+            closed=tuple(chain for chain, place in listed.chains.items() if _is_closed(place, last.get(chain, ()))),
+        )
+
+
+def _is_closed(place: BaseChain | None, last_rule: Sequence[Expression]) -> bool:
+    """Whether a base chain of type ``filter`` refuses every packet that no rule accepts before."""
+    return place is not None and place.kind == "filter" and (place.drops or _refuses_all(last_rule))
+
+
+def _refuses_all(rule: Sequence[Expression]) -> bool:
+    """Whether no packet passes a rule."""
+    deciding = [one for one in rule if one[0] not in _UNCONDITIONAL]
+    if len(deciding) != 1:
+        return False
+    ((name, values),) = deciding
+    if name == "immediate":
+        return _VERDICT_CODE not in values and _VALUE not in values  # NF_DROP is 0, which is left out
+    return name == "reject" or (name == "target" and _text(values) in ("DROP", "REJECT"))
+
+
+def _text(values: Mapping[tuple[int, ...], bytes]) -> str:
+    return values.get(_NAME, b"").split(b"\0", 1)[0].decode(errors="replace")
+
+
+def legacy_filters(program: str, saved: str) -> Iterator[NftTable]:
+    """The table ``filter`` in what ``<program>-save`` of iptables-legacy has printed, as if it were a table of nf_tables."""
+    lines = saved.partition("*filter\n")[2].partition("COMMIT")[0].splitlines()
+    places = {
+        found[1]: BaseChain("filter", found[1].lower(), 0, drops=found[2] == "DROP")
+        for found in map(_LEGACY_CHAIN.match, lines)
+        if found
+    }
+    last = {line.split(" ", 2)[1]: line for line in lines if line.startswith("-A ")}
+    closed = [chain for chain, place in places.items() if place.drops or _LEGACY_REFUSAL.match(last.get(chain, ""))]
+    if places:
+        yield NftTable(family=program, name="filter", chains=places, closed=tuple(closed))

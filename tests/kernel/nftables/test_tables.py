@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 
-from ipvsproxy.kernel.nftables import foreign_rules
-from ipvsproxy.kernel.nftables import listing as nft_listing
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.rules import BaseChain, NftTable
 from tests.support import neighbours
 
@@ -18,7 +17,7 @@ def load(text: str) -> None:
 
 
 def read() -> dict[str, NftTable]:
-    return {str(table): table for table in foreign_rules.read_tables()}
+    return {str(table): table for table in nft_tables.read_tables()}
 
 
 @real
@@ -72,19 +71,19 @@ def test_our_own_table_is_not_among_them_and_all_families_are() -> None:
 
 
 def test_where_nf_tables_is_not_loaded_there_are_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nft_listing, "is_loaded", lambda: False)
-    assert foreign_rules.read_tables() == ()
+    monkeypatch.setattr(nft_tables, "is_loaded", lambda: False)
+    assert nft_tables.read_tables() == ()
 
 
 def test_tables_of_iptables_legacy_are_read_from_what_its_program_prints() -> None:
-    (filtering,) = foreign_rules.legacy_filters("iptables-legacy", neighbours.DOCKER_IPTABLES)
+    (filtering,) = nft_tables.legacy_filters("iptables-legacy", neighbours.DOCKER_IPTABLES)
     assert str(filtering) == "iptables-legacy filter"
     assert filtering.chains["FORWARD"] == BaseChain("filter", "forward", 0, drops=True)
     assert filtering.closed == ("FORWARD",)
     refusing = (
         "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -i lo -j ACCEPT\n-A INPUT -j REJECT --reject-with icmp-port-unreachable\nCOMMIT\n"
     )
-    (table,) = foreign_rules.legacy_filters("iptables-legacy", refusing)
+    (table,) = nft_tables.legacy_filters("iptables-legacy", refusing)
     assert table.closed == ("INPUT",)
-    (table,) = foreign_rules.legacy_filters("iptables-legacy", refusing.replace("-A INPUT -j", "-A INPUT -p tcp -j"))
+    (table,) = nft_tables.legacy_filters("iptables-legacy", refusing.replace("-A INPUT -j", "-A INPUT -p tcp -j"))
     assert table.closed == ()

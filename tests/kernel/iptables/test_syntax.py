@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.kernel.iptables import rule as iptables_rule
+from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model.net import Family, Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import (
     ConnectionState,
@@ -75,15 +75,15 @@ FROM_CNI = InterfaceMatch("cni", is_prefix=True)
     ],
 )
 def test_a_rule_is_written_as_iptables_save_prints_it_and_read_back(rule: Rule, text: str) -> None:
-    assert iptables_rule.render(rule, Family.IPV4) == text
-    assert iptables_rule.parse(text, Family.IPV4) == rule
+    assert iptables_syntax.render(rule, Family.IPV4) == text
+    assert iptables_syntax.parse(text, Family.IPV4) == rule
 
 
 @pytest.mark.parametrize(("family", "kind"), [(Family.IPV4, "icmp-port-unreachable"), (Family.IPV6, "icmp6-port-unreachable")])
 def test_a_rejection_answers_in_the_protocol_of_its_family(family: Family, kind: str) -> None:
     text = f"-j REJECT --reject-with {kind}"
-    assert iptables_rule.render(Rule(target=Verdict.REJECT), family) == text
-    assert iptables_rule.parse(text, family) == Rule(target=Verdict.REJECT)
+    assert iptables_syntax.render(Rule(target=Verdict.REJECT), family) == text
+    assert iptables_syntax.parse(text, family) == Rule(target=Verdict.REJECT)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_rejection_answers_in_the_protocol_of_its_family(family: Family, kind:
     ],
 )
 def test_another_spelling_of_the_same_rule_is_the_same_rule(text: str, rule: Rule) -> None:
-    assert iptables_rule.parse(text, Family.IPV4) == rule
+    assert iptables_syntax.parse(text, Family.IPV4) == rule
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_another_spelling_of_the_same_rule_is_the_same_rule(text: str, rule: Rul
     ],
 )
 def test_a_rule_of_another_form_than_ours_stays_text(text: str) -> None:
-    assert iptables_rule.parse(text, Family.IPV4) == UnknownRule(text)
-    assert iptables_rule.render(UnknownRule(text), Family.IPV4) == text
+    assert iptables_syntax.parse(text, Family.IPV4) == UnknownRule(text)
+    assert iptables_syntax.render(UnknownRule(text), Family.IPV4) == text
 
 
 def test_a_jump_is_written_as_iptables_save_prints_it() -> None:
     jump = Jump("filter", "INPUT", "KUBE-NODE-PORT", "kubernetes health check rules")
-    assert iptables_rule.render_jump(jump) == '-m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT'
+    assert iptables_syntax.render_jump(jump) == '-m comment --comment "kubernetes health check rules" -j KUBE-NODE-PORT'
