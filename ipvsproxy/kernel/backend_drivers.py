@@ -7,14 +7,15 @@ from typing import NamedTuple, Protocol, Self
 from ipvsproxy.kernel.base.sets import SetsDriver
 from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables.driver import Program, Refusal
+from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.driver import NftDriver
+from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
-from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton
+from ipvsproxy.model.rules import Backend, ChainKey, Jump
 
 
 class Driver(Protocol):
@@ -24,29 +25,8 @@ class Driver(Protocol):
         """Apply all operations. A failure does not stop the others."""
 
 
-class RulesBackend(Driver, Protocol):
-    """Reads and writes rules, as ``RulesDriver`` does with the programs of iptables. Other rooms only see ``model.rules``."""
-
-    def close(self) -> None:
-        """Close all sockets."""
-
-    def known_program(self, family: Family) -> Program | None:
-        """The family's program if it is known already."""
-
-    def program(self, family: Family) -> Program:
-        """The family's program. Raises KernelError."""
-
-    def usable(self, family: Family) -> Refusal | None:
-        """The reason why a family's rules cannot be read; None if they can."""
-
-    def try_writing(self, family: Family) -> Refusal | None:
-        """The reason why a family's rules cannot be written; None if they can."""
-
-    def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """The rules of all programs that contain this text."""
-
-    def observe(self, family: Family) -> ObservedSkeleton:
-        """Read our rules of a family. Raises KernelError."""
+RulesBackend = RulesDriver | NftRulesDriver
+"""What reads and writes rules. Other rooms only see ``model.rules``."""
 
 
 class ChosenBackend(NamedTuple):
@@ -86,14 +66,13 @@ class BackendDrivers(NamedTuple):
         jumps: Collection[Jump],
         chosen: ChosenBackend,
         *,
-        rules: RulesBackend | None = None,
         patience_s: float | None = None,
         on_late_end: Callable[[], None] = lambda: None,
         listen: bool = False,
     ) -> Self:
         """Open the drivers, in the network namespace of the calling thread, which alone may use them.
 
-        ``listen``: the caller watches ``changes`` of nftables. ``rules`` replaces the driver of the rules of iptables.
+        ``listen``: the caller watches ``changes`` of nftables.
         ``patience_s`` and ``on_late_end`` are as for ``RulesDriver``.
         """
         leftover_rules = LeftoverRules(chosen.commands, programs=chosen.programs, backend=chosen.backend)
@@ -101,7 +80,7 @@ class BackendDrivers(NamedTuple):
             both = NftDriver(chains=chains, jumps=jumps, listen=listen)
             return cls(chosen.backend, both.rules, both.sets, both, both, leftover_rules, both.changes, (both.close,))
         sets = IpsetDriver()
-        rules = rules or RulesDriver(
+        rules = RulesDriver(
             chains=chains,
             jumps=jumps,
             commands=chosen.commands,

@@ -61,7 +61,6 @@ class NodeKernel:
         *,
         chosen: ChosenBackend = IPTABLES_IN_PATH,
         ipvs: IpvsDriver | None = None,
-        rules: RulesBackend | None = None,
         rules_patience_s: float | None = None,
         route_protocol: int = ROUTE_PROTOCOL,
         on_late_rules: Callable[[], None] = lambda: None,
@@ -70,7 +69,7 @@ class NodeKernel:
         """Open all sockets. Only ``chains`` and ``jumps`` count as ours.
 
         ``chosen`` is the backend of rules and sets.
-        ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS; ``rules`` replaces the driver of the rules.
+        ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS.
         ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means without bound.
         ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
         program that took longer ends. ``listen``: the caller watches ``rules_changes``.
@@ -84,7 +83,7 @@ class NodeKernel:
         self.ports: set[int] = set()
         self._on_applied = on_applied
         self._backend = BackendDrivers.open(
-            chains, jumps, chosen, rules=rules, patience_s=rules_patience_s, on_late_end=on_late_rules, listen=listen
+            chains, jumps, chosen, patience_s=rules_patience_s, on_late_end=on_late_rules, listen=listen
         )
         self.leftover_tables = LeftoverTables()
         self.ipvs = ipvs or IpvsDriver()
