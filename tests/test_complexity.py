@@ -18,7 +18,7 @@ import pytest
 
 import ipvsproxy
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.kernel.backend_drivers import Driver
+from ipvsproxy.kernel.backends import Driver
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.ipvs.driver import IpvsDriver

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config
+from ipvsproxy.kernel.backends import BackendChoice
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.iptables.tables import HOST_PORTS_REMEDY
 from ipvsproxy.kernel.iptables.variant import Variant
-from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, NftTable

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.daemon.loop.kernel import Kernel
-from ipvsproxy.kernel import host, rules_backend
-from ipvsproxy.kernel.backend_drivers import ChosenBackend
+from ipvsproxy.kernel import backends, host
+from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import driver as iptables
@@ -108,7 +108,7 @@ def _clean_here(config: Config, *, dry_run: bool) -> Result:
             if not dry_run:
                 closing.enter_context(contextlib.closing(Instance()))
             results = []
-            for backend in rules_backend.to_clean(skeleton.CHAINS):
+            for backend in backends.to_clean(skeleton.CHAINS):
                 node = closing.enter_context(_this_node(config.drivers.route_protocol, backend))
                 results.append(clean(node, config.policy.excluded, node_port_ranges, dry_run=dry_run))
             return _joined(results)

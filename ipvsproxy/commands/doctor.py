@@ -12,7 +12,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.kernel import facts, host, rules_backend
+from ipvsproxy.kernel import backends, facts, host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.store.objects import Store
@@ -47,7 +47,7 @@ async def examine(config: Config) -> Sequence[Finding]:
 def _modules(asked: Backend) -> Sequence[str]:
     """The modules that the backend of the rules needs. While the kernel does not say which it can be, those of iptables."""
     with contextlib.suppress(KernelError):
-        if rules_backend.choose(asked).backend is Backend.NFTABLES:
+        if backends.choose(asked).backend is Backend.NFTABLES:
             return host.NFTABLES_MODULES
     return host.MODULES
 

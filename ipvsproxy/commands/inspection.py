@@ -29,8 +29,8 @@ from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.reflector import Trouble
 from ipvsproxy.daemon.sources.source import Source
-from ipvsproxy.kernel import host, rules_backend
-from ipvsproxy.kernel.backend_drivers import ChosenBackend
+from ipvsproxy.kernel import backends, host
+from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
@@ -265,7 +265,7 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
         CannotStartError: a privilege or the kernel's IPVS is missing.
     """
     try:
-        backend = (await asyncio.to_thread(rules_backend.choose, config.drivers.rules_backend)).backend
+        backend = (await asyncio.to_thread(backends.choose, config.drivers.rules_backend)).backend
         runs_iptables = backend is Backend.IPTABLES
         if missing := (*host.missing_privileges(runs_iptables=runs_iptables), *host.missing_features()):
             raise CannotStartError(*missing)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel import host, rules_backend
-from ipvsproxy.kernel.backend_drivers import ChosenBackend
+from ipvsproxy.kernel import backends, host
+from ipvsproxy.kernel.backends import BackendChoice, ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.host import Lack, Missing
@@ -21,7 +21,6 @@ from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.node import NodeKernel
-from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family
@@ -130,7 +129,7 @@ def gather(
     unreadable = "; ".join(map(str, (*privileges, *features)))
     lacks: tuple[Lack, ...] = ()
     try:
-        chosen = rules_backend.choose(backend)
+        chosen = backends.choose(backend)
         if chosen.backend is Backend.IPTABLES:
             choice = iptables_variant.choose(chains)
         if not unreadable:
@@ -190,7 +189,7 @@ def _host_ports(choice: iptables_variant.Choice | None) -> tuple[tuple[str, ...]
 def _other_backend(chosen: BackendChoice | None) -> tuple[str, str]:
     """What the other backend holds of ours, and why that is unknown."""
     try:
-        return (rules_backend.describe_other(chosen.backend) if chosen else ""), ""
+        return (backends.describe_other(chosen.backend) if chosen else ""), ""
     except KernelError as error:
         return "", str(error)
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import structlog
 
-from ipvsproxy.kernel import host, rules_backend
-from ipvsproxy.kernel.backend_drivers import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
+from ipvsproxy.kernel import backends, host
+from ipvsproxy.kernel.backends import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets import ObservedSet
@@ -276,7 +276,7 @@ class NodeKernel:
         is_iptables = self.backend is Backend.IPTABLES
         other = Backend.NFTABLES if is_iptables else Backend.IPTABLES
         names = [name for name, one in IP_SETS.items() if one.family in families and (is_iptables or one.kind in WITNESS_KINDS)]
-        former = {name: one for name, one in _as_ours(rules_backend.held_sets(other, names)).items() if one}
+        former = {name: one for name, one in _as_ours(backends.held_sets(other, names)).items() if one}
         if former and is_iptables:
             self._former_sets = self._former_sets or NftSetsDriver()
         ours = self._backend.sets.observe(former) if former else {}
@@ -301,7 +301,7 @@ class NodeKernel:
         """
         other = Backend.NFTABLES if self.backend is Backend.IPTABLES else Backend.IPTABLES
         names = [name for name, one in IP_SETS.items() if one.family in families]
-        return [entry for held in _as_ours(rules_backend.held_sets(other, names)).values() for entry in held or ()]
+        return [entry for held in _as_ours(backends.held_sets(other, names)).values() for entry in held or ()]
 
     def _empty_sets(self, families: Collection[Family]) -> None:
         names = [name for name, one in IP_SETS.items() if one.family in families]
@@ -320,8 +320,8 @@ class NodeKernel:
             KernelError: something is there, and could not be removed.
         """
         if self.backend is Backend.NFTABLES:
-            return rules_backend.remove_ipsets()
-        rules_backend.remove_table()
+            return backends.remove_ipsets()
+        backends.remove_table()
         if self._former_sets is not None:
             self._former_sets.close()
             self._former_sets = None

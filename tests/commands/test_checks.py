@@ -10,11 +10,11 @@ from ipvsproxy.commands import checks, doctor
 from ipvsproxy.commands.checks import Finding, Level, ok, warn
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
+from ipvsproxy.kernel.backends import BackendChoice
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, Loopback, MarkRule
 from ipvsproxy.kernel.host import Lack, Missing
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
-from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, BaseChain, ChainKey, NftTable

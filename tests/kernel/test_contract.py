@@ -18,7 +18,7 @@ import pytest
 from ipvsproxy.commands import plan
 from ipvsproxy.daemon.loop import kernel as loop_kernel
 from ipvsproxy.kernel import node
-from ipvsproxy.kernel.backend_drivers import ChosenBackend
+from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, Flow, FlowCleaning, LocalRoutes, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Network, Protocol, parse_address

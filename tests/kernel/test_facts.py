@@ -7,12 +7,12 @@ from typing import NoReturn
 
 import pytest
 
-from ipvsproxy.kernel import facts, rules_backend
+from ipvsproxy.kernel import backends, facts
+from ipvsproxy.kernel.backends import BackendChoice
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
 from ipvsproxy.kernel.nftables import tables as nft_tables
-from ipvsproxy.kernel.rules_backend import BackendChoice
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.support import neighbours
@@ -81,7 +81,7 @@ def test_what_could_not_be_read_of_nf_tables_is_told(monkeypatch: pytest.MonkeyP
         raise KernelError(action="read the tables", detail="the answer is incomplete")
 
     monkeypatch.setattr(nft_tables, "read_tables", fail)
-    monkeypatch.setattr(rules_backend, "describe_other", fail)
+    monkeypatch.setattr(backends, "describe_other", fail)
     assert facts._nft_tables() == ((), ("read the tables: the answer is incomplete",))
     assert facts._other_backend(BackendChoice(Backend.NFTABLES, "")) == ("", "read the tables: the answer is incomplete")
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import structlog
 
-from ipvsproxy.kernel import backend_drivers, host, node
+from ipvsproxy.kernel import backends, host, node
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.model.kernel import (
@@ -169,7 +169,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     for driver, answer in answers.items():
         double = Double(names.get(driver, driver.lower()), kernel, answer)
         name = "RulesDriver" if driver == "Iptables" else f"{driver}Driver"
-        place = backend_drivers if driver in {"Iptables", "Ipset"} else node
+        place = backends if driver in {"Iptables", "Ipset"} else node
         monkeypatch.setattr(place, name, lambda *_, double=double, **__: double)
     changes = Double("rule_changes", kernel, lambda: None)
     monkeypatch.setattr(node, "RuleChanges", lambda: changes)

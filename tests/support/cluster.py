@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ipvsproxy.kernel import rules_backend
+from ipvsproxy.kernel import backends
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
@@ -157,7 +157,7 @@ def node(**labels: str) -> Manifest:
 def clear() -> None:
     """Remove what a program under test has left in the node's kernel."""
     golden_state.clear_state()
-    rules_backend.remove_table()
+    backends.remove_table()
 
 
 class Cluster:

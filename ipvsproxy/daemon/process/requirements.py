@@ -16,8 +16,8 @@ import structlog
 from ipvsproxy.config.settings import Choices, Config, Drivers
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.timing import Bucket
-from ipvsproxy.kernel import host, rules_backend
-from ipvsproxy.kernel.backend_drivers import ChosenBackend
+from ipvsproxy.kernel import backends, host
+from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
@@ -130,7 +130,7 @@ async def choose_backend(asked: Backend) -> ChosenBackend:
     Raises:
         CannotStartError: a requirement is missing.
     """
-    choice = await until_answered(lambda: asyncio.to_thread(rules_backend.choose, asked))
+    choice = await until_answered(lambda: asyncio.to_thread(backends.choose, asked))
     runs_iptables = choice.backend is Backend.IPTABLES
     demand(host.missing_privileges(runs_iptables=runs_iptables))
     modules = host.MODULES if runs_iptables else host.NFTABLES_MODULES

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.kernel import host, rules_backend
-from ipvsproxy.kernel.backend_drivers import ChosenBackend
+from ipvsproxy.kernel import backends, host
+from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
@@ -369,17 +369,17 @@ def test_a_jump_is_written_once_for_each_family() -> None:
 
 def test_the_table_goes_with_the_last_of_it(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
-    assert rules_backend.holds_table()
+    assert backends.holds_table()
     apply(driver, Verb.REMOVE, few_rules(Family.IPV4))
     with contextlib.closing(NftSetsDriver()) as sets:
         assert not [one for one in sets.apply([Operation(Verb.REMOVE, ip_set) for ip_set in IP_SETS.values()]) if one.error]
-    assert not rules_backend.holds_table()
-    assert not rules_backend.remove_table()
+    assert not backends.holds_table()
+    assert not backends.remove_table()
 
 
 def test_iptables_takes_over_by_removing_the_table(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, every_rule(Family.IPV4))
-    assert rules_backend.remove_table()
+    assert backends.remove_table()
     assert nft("list", "ruleset") == ""
 
 
@@ -399,18 +399,18 @@ def test_chains_and_sets_of_other_programs_stay_when_iptables_takes_over(driver:
         apply(driver, Verb.SET, every_rule(family))
     theirs = put_theirs()
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
-    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == "the table inet ipvsproxy"
-    assert rules_backend.remove_table()
+    assert backends.describe_other(Backend.IPTABLES, tmp_path) == "the table inet ipvsproxy"
+    assert backends.remove_table()
     assert nft("list", "ruleset") == f"table inet ipvsproxy {{\n{theirs}}}\n"
-    assert not rules_backend.remove_table(), "nothing of ours is left"
-    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == ""
+    assert not backends.remove_table(), "nothing of ours is left"
+    assert backends.describe_other(Backend.IPTABLES, tmp_path) == ""
 
 
 def test_a_chain_of_ours_that_another_program_jumps_to_stays_empty(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, every_rule(Family.IPV4))
     put_theirs("jump", "IPv4-filter-KUBE-FORWARD")
     with pytest.raises(KernelError, match="it is in use"):
-        rules_backend.remove_table()
+        backends.remove_table()
     assert re.findall("jump [^ \n]+", nft("list", "table", "inet", "ipvsproxy")) == ["jump IPv4-filter-KUBE-FORWARD"]
 
 
@@ -425,7 +425,7 @@ def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesD
         return found
 
     monkeypatch.setattr(nft_tables, "own_table", disturbed)
-    assert rules_backend.remove_table()
+    assert backends.remove_table()
     assert next(readings) == 3
     assert "chain theirs" in nft("list", "ruleset")
 
@@ -433,20 +433,20 @@ def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesD
 def test_a_table_that_iptables_leaves_is_described(driver: NftRulesDriver, tmp_path: pathlib.Path) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
-    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == "the table inet ipvsproxy"
-    assert rules_backend.remove_table()
-    assert rules_backend.describe_other(Backend.IPTABLES, tmp_path) == ""
+    assert backends.describe_other(Backend.IPTABLES, tmp_path) == "the table inet ipvsproxy"
+    assert backends.remove_table()
+    assert backends.describe_other(Backend.IPTABLES, tmp_path) == ""
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, ""), (1, "1 ipset of ours"), (2, "2 ipsets of ours")])
 def test_ipsets_that_nftables_leaves_are_counted(count: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules_backend, "held_sets", lambda *_: dict.fromkeys(list(IP_SETS)[:count]))
-    assert rules_backend.describe_other(Backend.NFTABLES) == expected
+    monkeypatch.setattr(backends, "held_sets", lambda *_: dict.fromkeys(list(IP_SETS)[:count]))
+    assert backends.describe_other(Backend.NFTABLES) == expected
 
 
 def test_a_cleanup_looks_where_something_of_ours_may_be(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
     def to_clean() -> tuple[Backend, ...]:
-        return rules_backend.to_clean(skeleton.CHAINS, tmp_path)
+        return backends.to_clean(skeleton.CHAINS, tmp_path)
 
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
     assert to_clean() == (Backend.NFTABLES,), "there is nothing, and ipset is not loaded"
@@ -471,9 +471,9 @@ def test_an_unreadable_table_is_no_absent_one(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
     monkeypatch.setattr(netlink.Channel, "ask", refuse)
     with pytest.raises(KernelError, match="lost"):
-        rules_backend.to_clean(skeleton.CHAINS, tmp_path)
+        backends.to_clean(skeleton.CHAINS, tmp_path)
     with pytest.raises(KernelError, match="lost"):
-        rules_backend.held_sets(Backend.NFTABLES, list(IP_SETS), tmp_path)
+        backends.held_sets(Backend.NFTABLES, list(IP_SETS), tmp_path)
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
@@ -481,7 +481,7 @@ def test_a_cleanup_looks_at_legacy_tables_that_are_there(fresh_namespace: None, 
     (tmp_path / "proc/thread-self/net").mkdir(parents=True)
     name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
     (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")
-    assert rules_backend.to_clean(skeleton.CHAINS, tmp_path) == (Backend.IPTABLES,)
+    assert backends.to_clean(skeleton.CHAINS, tmp_path) == (Backend.IPTABLES,)
 
 
 def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,7 +503,7 @@ def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatc
 )
 def test_a_backend_is_chosen(asked: Backend, expected: Backend, monkeypatch: pytest.MonkeyPatch, *, has_iptables: bool) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: "/sbin/iptables" if has_iptables else None)
-    assert rules_backend.choose(asked).backend is expected
+    assert backends.choose(asked).backend is expected
 
 
 @pytest.mark.parametrize(("missing", "expected"), [((), Backend.IPTABLES), (("hash:ip",), Backend.NFTABLES)])
@@ -511,4 +511,4 @@ def test_auto_is_nftables_without_ipset(missing: tuple[str, ...], expected: Back
     monkeypatch.setattr(shutil, "which", lambda _: "/sbin/iptables")
     lacking = tuple(host.Missing(name, "") for name in missing)
     monkeypatch.setattr(host, "missing_set_types", lambda: lacking)
-    assert rules_backend.choose(Backend.AUTO).backend is expected
+    assert backends.choose(Backend.AUTO).backend is expected

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from ipvsproxy.kernel import rules_backend
+from ipvsproxy.kernel import backends
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
@@ -42,7 +42,7 @@ def test_a_kernel_without_nf_tables_is_asked_for_our_table_once(
     monkeypatch.setattr(Channel, "asked", 0)
     monkeypatch.setattr(netlink, "Channel", Channel)
     monkeypatch.setattr(modules, "module_state", lambda *_: state)
-    assert [rules_backend.remove_table() for _audit in range(3)] == [False] * 3
+    assert [backends.remove_table() for _audit in range(3)] == [False] * 3
     assert Channel.asked == questions
 
 
@@ -74,24 +74,24 @@ def sys_folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_sets_that_a_rule_uses_are_named(sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules_backend, "IpsetDriver", FewSets)
+    monkeypatch.setattr(backends, "IpsetDriver", FewSets)
     monkeypatch.setattr(FewSets, "emptied", [])
-    second, third = rules_backend.remove_ipsets(sys_folder)
+    second, third = backends.remove_ipsets(sys_folder)
     assert FewSets.emptied == [second, third]
 
 
 def test_a_set_that_stays_for_another_reason_is_not_called_used(
     sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules_backend, "IpsetDriver", FewSets)
+    monkeypatch.setattr(backends, "IpsetDriver", FewSets)
     monkeypatch.setattr(FewSets, "number", errno.EPERM)
     with pytest.raises(KernelError) as raised:
-        rules_backend.remove_ipsets(sys_folder)
+        backends.remove_ipsets(sys_folder)
     assert "KUBE-" in str(raised.value)
 
 
 def test_without_ipset_there_is_nothing_to_remove(tmp_path: pathlib.Path) -> None:
-    assert rules_backend.remove_ipsets(tmp_path) == ()
+    assert backends.remove_ipsets(tmp_path) == ()
 
 
 @pytest.mark.kernel
@@ -104,8 +104,8 @@ def test_the_kernel_names_a_used_set_by_its_error() -> None:
     ):
         subprocess.run(words, check=True)
     subprocess.run(("ipset", "add", "KUBE-CLUSTER-IP", "10.96.0.1,tcp:443"), check=True)
-    assert rules_backend.remove_ipsets() == ("KUBE-CLUSTER-IP",)
+    assert backends.remove_ipsets() == ("KUBE-CLUSTER-IP",)
     listed = subprocess.run(("ipset", "save", "KUBE-CLUSTER-IP"), check=True, capture_output=True, text=True).stdout
     assert "\nadd" not in listed, "what a rule still uses decides about no packet"
     subprocess.run(("iptables", "-F", "INPUT"), check=True)
-    assert rules_backend.remove_ipsets() == ()
+    assert backends.remove_ipsets() == ()
