@@ -39,6 +39,10 @@ class _ServiceAddresses(NamedTuple):
         """The objects of these addresses."""
         return cls(addresses)
 
+    def only(self, key: Address) -> Self:
+        """The object of one of these addresses."""
+        return type(self)((key,))
+
     @property
     def keys(self) -> tuple[Address, ...]:
         """The key of each object: its address."""
@@ -211,17 +215,7 @@ class InterfaceAddress(NamedTuple):
 PROMPT_REUSE = (5, 9)
 """The Linux in which the value 1 of ``conn_reuse_mode`` costs a new connection no first packet (f0a5e4d7a594)."""
 
-KernelObject = (
-    VirtualServer
-    | RealServers
-    | SetEntries
-    | IpSet
-    | SetCopy
-    | BoundAddresses
-    | LocalRoutes
-    | Device
-    | Sysctl
-    | Timeouts
-    | FlowCleaning
-)
+Several = RealServers | SetEntries | BoundAddresses | LocalRoutes
+"""Every class of which one value stands for several kernel objects."""
+KernelObject = VirtualServer | Several | IpSet | SetCopy | Device | Sysctl | Timeouts | FlowCleaning
 """Every class with a ``Kind``, except the rules (``Skeleton``)."""

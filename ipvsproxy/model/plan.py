@@ -3,15 +3,14 @@
 import dataclasses
 import enum
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ipvsproxy.model import kind
-from ipvsproxy.model.kernel import BoundAddresses, KernelObject, LocalRoutes
+from ipvsproxy.model.kernel import KernelObject, Several
 from ipvsproxy.model.kind import Kind
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.sets import SetEntries
-from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
 
 
 class Verb(enum.StrEnum):
@@ -39,12 +38,7 @@ class Operation(NamedTuple):
     item: Item
 
     def __str__(self) -> str:
-        match self.item:
-            case VirtualServer(key=key):
-                name = str(key)
-            case item:
-                name = str(item)
-        return f"{self.verb} {kind_of(self.item)} {name}"
+        return f"{self.verb} {kind_of(self.item)} {self.item}"
 
 
 KINDS: Mapping[type, Kind] = {object_class: kind.of(object_class) for object_class in typing.get_args(Item)}
@@ -60,15 +54,11 @@ def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
     """The same changes, with one operation for each kernel object."""
     for operation in operations:
         verb, item = operation
-        match item:
-            case RealServers():
-                yield from (Operation(verb, item._replace(keys=(key,))) for key in item.keys)
-            case SetEntries() if len(item.entries) > 1:
-                yield from (Operation(verb, SetEntries.of(entry)) for entry in item.entries)
-            case BoundAddresses() | LocalRoutes() if len(item.addresses) > 1:
-                yield from (Operation(verb, type(item).of(address)) for address in item.addresses)
-            case _:
-                yield operation
+        if isinstance(item, Several):
+            only: Callable[[Any], Item] = item.only
+            yield from (Operation(verb, only(key)) for key in item.keys)
+        else:
+            yield operation
 
 
 def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
@@ -79,11 +69,7 @@ def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 def count_objects(item: Item) -> int:
     """The number of kernel objects of an item."""
-    match item:
-        case RealServers() | SetEntries() | BoundAddresses() | LocalRoutes():
-            return len(item.keys)
-        case _:
-            return 1
+    return len(item.keys) if isinstance(item, Several) else 1
 
 
 class Outcome(NamedTuple):

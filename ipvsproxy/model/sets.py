@@ -215,6 +215,10 @@ class SetEntries(NamedTuple):
         """These entries, all of one set."""
         return cls(entries[0].set, entries)
 
+    def only(self, key: SetEntry) -> "SetEntries":
+        """One of these entries."""
+        return SetEntries(self.set, (key,))
+
     @property
     def keys(self) -> tuple[SetEntry, ...]:
         """The key of each entry in the table of its set: the entry itself."""

@@ -119,6 +119,9 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
         """The desired real servers."""
         return self.weights.keys()
 
+    def __str__(self) -> str:
+        return str(self.key)
+
 
 class ObservedVirtualServer(msgspec.Struct, gc=False):
     """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
@@ -156,6 +159,10 @@ class RealServers(NamedTuple):
     def of(cls, virtual_server: VirtualServerKey, key: RealServerKey, weight: int = 1) -> "RealServers":
         """One real server."""
         return cls(virtual_server, (key,), weight)
+
+    def only(self, key: RealServerKey) -> "RealServers":
+        """One of these real servers."""
+        return self._replace(keys=(key,))
 
     @property
     def drains(self) -> bool:
