@@ -131,12 +131,18 @@ def test_an_exception_that_a_library_logs_is_part_of_its_line(read: Read) -> Non
 
 @pytest.fixture(name="pipe")
 def _pipe() -> Iterator[tuple[int, int]]:
-    """The ends of a pipe. The test's end restores the configuration of the process."""
-    before, ends = structlog.get_config(), os.pipe()
-    yield ends
+    """The ends of a pipe. The test's end restores the configuration of the process, and ends the thread that may still write.
+
+    Otherwise the thread would write into the pipe of a later test that gets the same descriptor.
+    """
+    before, (read_end, write_end) = structlog.get_config(), os.pipe()
+    yield read_end, write_end
     structlog.configure(**before)
-    for end in ends:
-        os.close(end)
+    os.close(read_end)
+    for thread in threading.enumerate():
+        if thread.name == "log":
+            thread.join(300)
+    os.close(write_end)
 
 
 def test_a_reader_that_stalls_delays_nobody_and_is_told_how_many_lines_were_dropped(
