@@ -143,7 +143,7 @@ def _serve(config: Config, read_again: Callable[[], Config]) -> int:
 
 
 def _init_only(config: Config) -> int:
-    return _end(int(load_module("ipvsproxy.daemon.process.init_only").run(config)))
+    return _end(int(load_module("ipvsproxy.daemon.process.requirements").init_only(config)))
 
 
 def _open_standard_streams() -> None:

@@ -21,7 +21,7 @@ from ipvsproxy.daemon.http.health import LATE_PERIODS, Status
 from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.sources.reflector import Trouble, WatchStatus
+from ipvsproxy.daemon.sources.source import Trouble, WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import Place
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic

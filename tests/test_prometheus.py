@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from ipvsproxy.daemon.http import server
-from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.model.net import parse_address
 from tests.test_monitoring import DASHBOARD, MONITORING, PANELS, ROOT, RULES, OurNode
 

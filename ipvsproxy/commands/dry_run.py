@@ -25,7 +25,6 @@ from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.process import lifecycle
 from ipvsproxy.daemon.process.lifecycle import Signals
-from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import Source
 from ipvsproxy.kernel.base.errors import KernelError
@@ -166,7 +165,7 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
     log.info("dry_run_starting", node=config.node_name, hint="nothing will be programmed")
 
     async def follow() -> None:
-        async with inspection.following(source, node.store, dry_run.changed, first_lists.log_silence) as following:
+        async with inspection.following(source, node.store, dry_run.changed, sources.log_silence) as following:
             status.listed(time.monotonic())
             comparing = asyncio.create_task(dry_run.run())
             try:

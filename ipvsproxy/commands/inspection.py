@@ -25,10 +25,8 @@ from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.daemon.process import requirements
 from ipvsproxy.daemon.process.requirements import FALLBACK_SCHEDULER
-from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.daemon.sources.reflector import Trouble
-from ipvsproxy.daemon.sources.source import Source
+from ipvsproxy.daemon.sources.source import Source, Trouble
 from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import modules
@@ -223,7 +221,7 @@ async def following(
     source: Source,
     store: Store,
     changed: Callable[[], object] = lambda: None,
-    silent: Callable[[str], object] = first_lists.give_up,
+    silent: Callable[[str], object] = sources.give_up,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Fill the store with the first lists, and keep it up to date while the block runs.
 
@@ -245,7 +243,7 @@ async def following(
 
     task = asyncio.create_task(source.run(deliver))
     waiting = asyncio.create_task(listed.wait())
-    patience = asyncio.create_task(first_lists.wait(store, source, silent=silent, waiting=first_lists.show_progress))
+    patience = asyncio.create_task(sources.wait_for_lists(store, source, silent=silent, waiting=sources.show_progress))
     try:
         done, _ = await asyncio.wait({task, waiting, patience}, return_when=asyncio.FIRST_COMPLETED)
         for one in done:

@@ -10,7 +10,7 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.daemon.sources.reflector import ApiError
+from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.ipvs.rows import MASQUERADED, RealServerRow, Rows, VirtualServerRow

@@ -17,8 +17,7 @@ from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop import journal, leftovers, notifications
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.daemon.loop.leftovers import Leftovers
-from ipvsproxy.daemon.loop.other_backend import OtherBackend
+from ipvsproxy.daemon.loop.leftovers import Leftovers, OtherBackend
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
@@ -26,7 +25,6 @@ from ipvsproxy.daemon.metrics.traffic import Traffic
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.daemon.process.lifecycle import Signals
 from ipvsproxy.daemon.process.reload import CannotApplyError, Reloader
-from ipvsproxy.daemon.sources import first_lists
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import Source, Staleness
 from ipvsproxy.daemon.ui.pages import Pages
@@ -160,7 +158,12 @@ class _Node:
             self._find_host_ports(),
             self._staleness.run(),
             self._recorder.run(),
-            first_lists.serve_later(self._store, self._source, functools.partial(self._give_up_api_servers, kernel, engine)),
+            sources.wait_for_lists(
+                self._store,
+                self._source,
+                silent=sources.log_silence,
+                heal=functools.partial(self._give_up_api_servers, kernel, engine),
+            ),
             reloader.run(),
             pages.run(),
             lifecycle.watch_descriptors(),

@@ -20,7 +20,7 @@ import structlog
 from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.daemon.sources.reflector import ApiError, Post
+from ipvsproxy.daemon.sources.source import ApiError, Post
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.reconcile.tables.table import Conflict

@@ -8,7 +8,7 @@ import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import cast
 
-from ipvsproxy.daemon.sources import reflector
+from ipvsproxy.daemon.sources import reflector, source
 from ipvsproxy.model.service import Event, ObjectKind
 from scripts.benchmark import workload
 
@@ -106,7 +106,7 @@ class Source:
         """None: Kubernetes events are not posted."""
 
     @property
-    def statuses(self) -> Mapping[ObjectKind, reflector.WatchStatus]:
+    def statuses(self) -> Mapping[ObjectKind, source.WatchStatus]:
         """The status of each watch."""
         return {kind: each.status for kind, each in self._reflectors.items()}
 
@@ -118,7 +118,7 @@ class _Silent:
     def watching(self, kind: ObjectKind) -> None:
         pass
 
-    def restarting(self, kind: ObjectKind, error: reflector.ApiError, delay_s: float) -> None:
+    def restarting(self, kind: ObjectKind, error: source.ApiError, delay_s: float) -> None:
         pass
 
 

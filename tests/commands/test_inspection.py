@@ -10,7 +10,7 @@ from ipvsproxy.commands import dry_run, inspection, plan
 from ipvsproxy.commands.inspection import Inspected, UnknownStateError
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.node import NodeKernel

@@ -17,9 +17,8 @@ from ipvsproxy.commands.inspection import CANNOT_TELL
 from ipvsproxy.commands.top import Client, NoAnswerError, NotThereError
 from ipvsproxy.commands.top_data import Question
 from ipvsproxy.config.settings import ListenAddress, Sort
-from ipvsproxy.daemon.http import answers, connections, server
-from ipvsproxy.daemon.http.answers import Answer
-from ipvsproxy.daemon.http.server import Request
+from ipvsproxy.daemon.http import connections, server
+from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.model.net import parse_address
 from tests.config import loading
 from tests.support import builders
@@ -230,7 +229,7 @@ async def test_a_document_is_asked_for_with_its_parameters() -> None:
     asked: list[Request] = []
     document = {"services": ["x" * 100_000]}
     body = json.dumps(document).encode()
-    async with _answering(Answer(200, body[:5], answers.JSON, more=(body[5:70_000], body[70_000:])), asked) as url:
+    async with _answering(Answer(200, body[:5], server.JSON, more=(body[5:70_000], body[70_000:])), asked) as url:
         assert await Client(url).get("services", filter="demo/web & co", limit=5) == document
     (request,) = asked
     assert request.path == "/ui/api/services.json"
@@ -245,7 +244,7 @@ async def test_nobody_there_is_said() -> None:
 
 
 async def test_a_kube_proxy_is_recognised() -> None:
-    async with _answering(answers.NOT_FOUND_PAGE) as url:
+    async with _answering(server.NOT_FOUND_PAGE) as url:
         with pytest.raises(NoAnswerError, match="with status 404: it is kube-proxy, or an ipvsproxy that is older or runs with"):
             await Client(url).get("node")
 
@@ -258,7 +257,7 @@ async def test_another_status_is_named() -> None:
 
 @pytest.mark.parametrize("body", [b"ok", b"[]", b'{"a": ', b"\xff"])
 async def test_an_answer_that_is_not_of_an_ipvsproxy_is_said(body: bytes) -> None:
-    async with _answering(Answer(200, body, answers.JSON)) as url:
+    async with _answering(Answer(200, body, server.JSON)) as url:
         with pytest.raises(NoAnswerError, match="but not as an ipvsproxy"):
             await Client(url).get("node")
 

@@ -25,7 +25,7 @@ from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.http import health, server
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.process import lifecycle, reload, requirements
-from ipvsproxy.daemon.sources import directory, first_lists
+from ipvsproxy.daemon.sources import directory, source
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Lack
@@ -373,13 +373,13 @@ def test_the_program_waits_for_an_api_server_that_does_not_answer(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(first_lists, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(source, "PATIENCE_S", 1.0)
 
     def stop(sentence: str) -> None:
         assert sentence.startswith("no complete list of Services, EndpointSlices, Nodes within 1 s from API server ")
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(first_lists, "log_silence", stop)
+    monkeypatch.setattr(source, "log_silence", stop)
     assert run(configured(f"--kubeconfig={kubeconfig}")) == 0
     assert kernel.applied == []
 
@@ -390,7 +390,7 @@ def test_the_address_of_an_api_server_that_does_not_answer_is_given_up_by_a_star
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(first_lists, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(source, "PATIENCE_S", 0.5)
     address, other = builders.addresses("127.0.0.1", "203.0.113.5")
     kernel.device = True
     kernel.addresses |= {address, other}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.daemon.sources import watch
-from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model.service import ObjectKind
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode

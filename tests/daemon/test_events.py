@@ -25,7 +25,7 @@ from ipvsproxy.daemon.events import (
 )
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.sources import watch
-from ipvsproxy.daemon.sources.reflector import ApiError
+from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ObjectKind, Owner, ServiceName, Skipped

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from ipvsproxy.daemon.base import log
-from ipvsproxy.daemon.http import answers
+from ipvsproxy.daemon.http import health_check_node_ports
 from ipvsproxy.daemon.loop import journal
 from ipvsproxy.daemon.metrics import traffic
 from ipvsproxy.model.net import Protocol
@@ -93,7 +93,7 @@ def test_ten_thousand_ports_are_as_many_virtual_servers_and_invalid_ones_are_sum
 
 @pytest.mark.parametrize("text", HOSTILE, ids=_shortly)
 def test_a_hostile_name_stays_within_a_health_check_answer(text: str) -> None:
-    answer = answers.service_health(ServiceName(text, text), 1, is_healthy=True)
+    answer = health_check_node_ports.service_health(ServiceName(text, text), 1, is_healthy=True)
     assert json.loads(answer.body)["service"] == {"namespace": text, "name": text}
     assert all(value.isprintable() for value in answer.headers.values())
 

@@ -11,8 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from ipvsproxy.daemon.loop import reader
 from ipvsproxy.daemon.sources import reflector
-from ipvsproxy.daemon.sources.reflector import ApiError, Trouble
-from ipvsproxy.daemon.sources.source import Staleness
+from ipvsproxy.daemon.sources.source import ApiError, Staleness, Trouble
 from ipvsproxy.model.service import ObjectKind
 from tests.daemon.test_end_to_end import endpoint_slice, node, service
 from tests.support import api_store, builders, memory_node

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from ipvsproxy.daemon.sources import reflector, watch
-from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
 from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object

@@ -14,7 +14,7 @@ from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sampler, Sources
-from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel.iptables.driver import Program
 from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic, TrafficReader

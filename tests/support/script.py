@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Any
 
 from ipvsproxy.daemon.sources import reflector
-from ipvsproxy.daemon.sources.reflector import ApiError
+from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.model.service import ApiServersFound, Event, Listed, Listing, ObjectKind, ServiceName
 
 Json = dict[str, Any]

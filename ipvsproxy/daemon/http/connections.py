@@ -7,10 +7,10 @@ import logging
 import structlog
 from aiohttp import StreamReader, abc, http, web
 
-from ipvsproxy.daemon.http import answers, server
-from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http import server
+from ipvsproxy.daemon.http.server import Answer
 
-FAILED = Answer(500, b"internal error\n", answers.TEXT)
+FAILED = Answer(500, b"internal error\n", server.TEXT)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _silent = logging.getLogger(f"{__name__}.requests")

@@ -11,6 +11,7 @@ rest is for the kernel, programs, the API server and the servers of this node.
 import asyncio
 import contextlib
 import errno
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,13 +21,13 @@ import structlog
 
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.timing import Backoff
-from ipvsproxy.daemon.http import answers, server
-from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http import server
+from ipvsproxy.daemon.http.server import JSON, OK, TEXT, UNAVAILABLE, Answer
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import ServiceName
 
-NOT_DESIRED = Answer(answers.UNAVAILABLE, b"", answers.TEXT)
+NOT_DESIRED = Answer(UNAVAILABLE, b"", TEXT)
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 CONNECTIONS = 256
@@ -188,4 +189,15 @@ class HealthChecks:
         check = self._check_at(endpoint)
         if check is None:  # it went a moment ago
             return NOT_DESIRED
-        return answers.service_health(check.owner.service, check.local_endpoints, is_healthy=self._is_healthy())
+        return service_health(check.owner.service, check.local_endpoints, is_healthy=self._is_healthy())
+
+
+def service_health(service: ServiceName, local_endpoints: int, *, is_healthy: bool) -> Answer:
+    """The answer of a ``healthCheckNodePort``: whether this node has endpoints of the Service and is healthy."""
+    document = {
+        "service": {"namespace": service.namespace, "name": service.name},
+        "localEndpoints": local_endpoints,
+        "serviceProxyHealthy": is_healthy,
+    }
+    headers = {**JSON, "X-Load-Balancing-Endpoint-Weight": str(local_endpoints)}
+    return Answer(OK if local_endpoints and is_healthy else UNAVAILABLE, json.dumps(document, indent="\t").encode(), headers)

@@ -5,8 +5,10 @@ A new page is one more entry of a table here.
 
 import importlib.metadata
 import inspect
+import json
+import platform
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 
@@ -14,15 +16,25 @@ from ipvsproxy.config import file
 from ipvsproxy.config.option import parse_level
 from ipvsproxy.config.settings import Config, Format, Servers
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.http import answers, server
-from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Health
-from ipvsproxy.daemon.http.server import Handler, Request
+from ipvsproxy.daemon.http.server import BAD_REQUEST, JSON, NOT_ACCEPTABLE, OK, TEXT, UNAVAILABLE, Answer, Handler, Request
 
 Page = Callable[[Request], Answer | Awaitable[Answer]]
 """Answers a request for one path."""
 SHOWN_PATHS = ("/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz")
 """The paths that ``/statusz`` names, as kube-proxy does."""
+NEVER = "0001-01-01T00:00:00Z"
+"""Go's notation of a time that was never set."""
+
+
+OK_PAGE = Answer(OK, b"ok", TEXT)
+PING_PAGE = Answer(OK, b"[+]ping ok\nhealthz check passed\n", TEXT)
+"""``/healthz?verbose`` of the metrics server, with the name of its one check."""
+METHOD_PAGE = Answer(NOT_ACCEPTABLE, b"unsupported http method\n", TEXT)
+"""The answer to other methods where only PUT is supported; the code is kube-proxy's."""
+NOT_FOR_MACHINES = "Warning: for people who debug; no program should rely on how this looks."
+MODE_PAGE = Answer(OK, b"ipvs", TEXT)
 UI = "/ui/"
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -31,7 +43,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
     """The answer of the page of this path; 404 without a page."""
     page = pages.get(request.path)
-    answer = page(request) if page else answers.NOT_FOUND_PAGE
+    answer = page(request) if page else server.NOT_FOUND_PAGE
     return await answer if inspect.isawaitable(answer) else answer
 
 
@@ -49,12 +61,12 @@ class HealthRoutes:
         return await respond(self._pages, request)
 
     def _healthz(self, _request: Request) -> Answer:
-        answer = answers.healthz(self._health())
+        answer = healthz(self._health())
         self._on_healthz(answer.status)
         return answer
 
     def _livez(self, _request: Request) -> Answer:
-        answer = answers.livez(self._health())
+        answer = livez(self._health())
         self._on_livez(answer.status)
         return answer
 
@@ -75,9 +87,9 @@ class MetricsRoutes:
             "/metrics/slis": self._slis,
             "/healthz": self._ping,
             "/healthz/ping": self._ping,
-            "/proxyMode": lambda _: answers.MODE_PAGE,
-            "/configz": lambda _: answers.configz(file.document(self._config)),
-            "/flagz": lambda _: answers.flagz(file.flags_of(self._config)),
+            "/proxyMode": lambda _: MODE_PAGE,
+            "/configz": lambda _: configz(file.document(self._config)),
+            "/flagz": lambda _: flagz(file.flags_of(self._config)),
             "/statusz": self._statusz,
             "/debug/flags/v": self._verbosity,
         }
@@ -98,28 +110,28 @@ class MetricsRoutes:
     def _slis(self, request: Request) -> Answer:
         if request.method == "DELETE":
             self._checks = 0
-        return answers.slis(self._checks)
+        return slis(self._checks)
 
     def _ping(self, request: Request) -> Answer:
         self._checks += 1
-        return answers.PING_PAGE if "verbose" in request.query else answers.OK_PAGE
+        return PING_PAGE if "verbose" in request.query else OK_PAGE
 
     def _statusz(self, _request: Request) -> Answer:
         version = importlib.metadata.version("ipvsproxy")
-        return answers.statusz(started_s=self._started_s, now_s=time.time(), version=version, paths=SHOWN_PATHS)
+        return statusz(started_s=self._started_s, now_s=time.time(), version=version, paths=SHOWN_PATHS)
 
     def _verbosity(self, request: Request) -> Answer:
         if not self._config.servers.profiling:
-            return answers.NOT_FOUND_PAGE
+            return server.NOT_FOUND_PAGE
         if request.method != "PUT":
-            return answers.METHOD_PAGE
+            return METHOD_PAGE
         try:
             level = parse_level(request.body.decode("ascii", errors="replace").strip())
         except ValueError:
-            return answers.verbosity(None)
+            return verbosity(None)
         logs.set_up(json=self._config.logging.format is Format.JSON, verbosity=level)
         log.warning("verbosity_changed", verbosity=level)
-        return answers.verbosity(level)
+        return verbosity(level)
 
 
 def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coroutine[None, None, None]]:
@@ -130,3 +142,92 @@ def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coro
     for name, where, answer in (("health", listen.health, health), ("metrics", listen.metrics, metrics)):
         if where:
             yield server.serve(name, *where, answer, hard_fail=listen.bind_hard_fail)
+
+
+def healthz(health: Health) -> Answer:
+    """``/healthz``: whether load balancers should send traffic to this node."""
+    return _health(health, is_fine=health.is_healthy and health.is_eligible, eligible={"nodeEligible": health.is_eligible})
+
+
+def livez(health: Health) -> Answer:
+    """``/livez``: whether this process works in time."""
+    return _health(health, is_fine=health.is_healthy, eligible={})
+
+
+def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool]) -> Answer:
+    # A fine node is up to date, however long ago its last change was.
+    updated_s = health.now_s if is_fine else health.updated_s
+    status = {
+        family.label: {"lastUpdated": render_time(one.updated_s), "healthy": one.is_healthy}
+        for family, one in sorted(health.families.items())
+    }
+    document = {
+        "lastUpdated": NEVER if updated_s is None else render_time(updated_s),
+        "currentTime": render_time(health.now_s),
+        **eligible,
+        "healthy": health.is_healthy,
+        **({"status": status} if status else {}),
+        **({"staleWatches": sorted(health.stale)} if health.stale else {}),
+        **({"waitingForFirstLists": sorted(health.missing)} if health.missing else {}),
+        **({"unreadable": sorted(health.unreadable)} if health.unreadable else {}),
+        **({"unmetSettings": dict(health.unmet_settings)} if health.unmet_settings else {}),
+        **({"leftovers": sorted(health.leftovers)} if health.leftovers else {}),
+    }
+    return Answer(OK if is_fine else UNAVAILABLE, json.dumps(document, separators=(",", ":")).encode(), JSON)
+
+
+def configz(document: Mapping[str, object]) -> Answer:
+    """``/configz``: the configuration in force, as a KubeProxyConfiguration."""
+    return Answer(OK, json.dumps({"kubeproxy.config.k8s.io": document}, separators=(",", ":")).encode(), JSON)
+
+
+def slis(checks: int) -> Answer:
+    """``/metrics/slis``: the number of health checks of the metrics server. All succeed, as a dead server answers none."""
+    labels = 'name="ping",type="healthz"'
+    lines = (
+        "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.",
+        "# TYPE kubernetes_healthcheck gauge",
+        f"kubernetes_healthcheck{{{labels}}} 1",
+        "# HELP kubernetes_healthchecks_total [STABLE] This metric records the results of all healthcheck.",
+        "# TYPE kubernetes_healthchecks_total counter",
+        f'kubernetes_healthchecks_total{{name="ping",status="success",type="healthz"}} {checks}',
+    )
+    text = "".join(f"{line}\n" for line in lines) if checks else ""
+    return Answer(OK, text.encode(), {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+def flagz(values: Mapping[str, str]) -> Answer:
+    """``/flagz``: all flags with their values in force."""
+    return _debug("flagz", [f"{name}={value}" for name, value in sorted(values.items())])
+
+
+def statusz(*, started_s: float, now_s: float, version: str, paths: Sequence[str]) -> Answer:
+    """``/statusz``: version, time of start and paths. Times are in seconds since the epoch."""
+    minutes, seconds = divmod(round(now_s - started_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    facts = {
+        "Started": time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime(started_s)),
+        "Up": f"{hours} hr {minutes:02d} min {seconds:02d} sec",
+        "Python version": platform.python_version(),
+        "Binary version": version,
+        "Paths": " ".join(paths),
+    }
+    return _debug("statusz", [f"{name}: {value}" for name, value in facts.items()])
+
+
+def _debug(name: str, lines: Iterable[str]) -> Answer:
+    return Answer(OK, f"\nipvsproxy {name}\n{NOT_FOR_MACHINES}\n\n{chr(10).join(lines)}\n".encode(), TEXT)
+
+
+def verbosity(level: int | None) -> Answer:
+    """``/debug/flags/v``: the level in force from now on; None if the request had no valid level."""
+    if level is None:
+        return Answer(BAD_REQUEST, b"the body of a PUT must be a level of -v, a whole number\n", TEXT)
+    return Answer(OK, f"successfully set klog.logging.verbosity to {level}".encode(), TEXT)
+
+
+def render_time(epoch_s: float) -> str:
+    """RFC 3339 in UTC with the fewest digits after the point, as Go writes it; microseconds at most."""
+    seconds, microseconds = divmod(round(epoch_s * 1e6), 10**6)
+    fraction = f".{microseconds:06d}".rstrip("0") if microseconds else ""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}{fraction}Z"

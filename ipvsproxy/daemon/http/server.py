@@ -13,17 +13,23 @@ import asyncio
 import errno
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.model.net import Address, Family, host_port
 
 if TYPE_CHECKING:
     from ipvsproxy.daemon.http import connections
 
+OK = 200
+BAD_REQUEST = 400
+NOT_FOUND = 404
+NOT_ACCEPTABLE = 406
+UNAVAILABLE = 503
+JSON = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
+TEXT = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 CONNECTIONS = 64
 """The most connections of a server, of which there are two. Each has a sixteenth of the descriptors at most."""
 IDLE_S = 75.0
@@ -43,6 +49,26 @@ NO_ROOM_S = 0.1
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class Answer(NamedTuple):
+    """An HTTP response.
+
+    ``more`` follows ``body`` in a long response, in parts of some ten kilobytes: handling all of it at once blocks the loop.
+    """
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+    more: Sequence[bytes] = ()
+
+    @property
+    def whole(self) -> bytes:
+        """The body with all of its parts."""
+        return b"".join((self.body, *self.more))
+
+
+NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)
 
 
 class Request(NamedTuple):

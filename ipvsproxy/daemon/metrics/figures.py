@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftovers import AnyPlace
-from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.traffic import TrafficReader
 from ipvsproxy.kernel.thread import KernelThread

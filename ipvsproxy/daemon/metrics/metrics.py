@@ -25,14 +25,14 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.http import answers
-from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http import server
+from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.figures import FAMILY_BY_LENGTH, OBJECTS_AT_ONCE, Sources, counting
 from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.metrics.traffic import Traffic
-from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model.kernel import FlowCleaning
 from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
@@ -387,7 +387,7 @@ class Metrics:
             headers["Content-Encoding"] = "gzip"
             parts = _compressed(parts)
         await in_slices(map(page.append, parts), self._clock)
-        return Answer(answers.OK, b"", headers, [part for part in page if part])
+        return Answer(server.OK, b"", headers, [part for part in page if part])
 
 
 class _One(Collector):

@@ -1,12 +1,13 @@
 """The requirements of programming: privileges, kernel features, iptables, a scheduler, and no second ipvsproxy.
 
-Missing requirements end the process with a sentence for each of them.
+Missing requirements end the process with a sentence for each of them. ``--init-only`` provides what a process can, and ends.
 """
 
 import asyncio
 import contextlib
 import errno
 import functools
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -16,6 +17,8 @@ import structlog
 from ipvsproxy.config.settings import Choices, Config, Drivers
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.timing import Bucket
+from ipvsproxy.daemon.process import lifecycle
+from ipvsproxy.daemon.process.lifecycle import Signals
 from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
@@ -26,7 +29,7 @@ from ipvsproxy.kernel.iptables.driver import Program, Refusal
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import SLOW_S, KernelThread
 from ipvsproxy.model.net import Family, Network
-from ipvsproxy.model.plan import Outcome
+from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IP_SETS
@@ -318,3 +321,44 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
     if not programs:
         raise CannotStartError(*(f"{family.label} cannot be served: {reason}" for family, reason in given_up.items()))
     return programs
+
+
+def init_only(config: Config) -> int:
+    """Prepare this node; returns the exit status. A stop before the end is a failure: the node is not prepared."""
+    signals = Signals(end=lambda _: os._exit(lifecycle.FAILED))
+    try:
+        return lifecycle.run(config, _prepare_until_stopped(config, signals))
+    finally:
+        signals.close()
+
+
+async def _prepare_until_stopped(config: Config, signals: Signals) -> int:
+    lifecycle.begin(config, signals)
+    preparing, stopping = asyncio.create_task(_prepare(config)), asyncio.create_task(signals.stopping.wait())
+    await asyncio.wait((preparing, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if preparing.done():
+        return preparing.result()
+    preparing.cancel()
+    log.error("stopped", hint="the node is not fully prepared")
+    return lifecycle.FAILED
+
+
+async def _prepare(config: Config) -> int:
+    """Load modules, check all requirements, and write the kernel settings that differ from the desired ones."""
+    async with running_kernel(config.drivers) as kernel:
+        await demand_usable_node(kernel, config.translation.detect_local)
+        await until_answered(lambda: kernel.call(lambda node: usable_scheduler(node, config.translation.scheduler)))
+        desired = config.sysctls(host.kernel_version(), host.processor_count())
+        observation = await kernel.call(lambda node: node.observe((), (), [item.path for item in desired]))
+        values = observation.sysctls or {}
+        pending = [item for item in desired if not item.is_met_by(values.get(item.path, ""))]
+        outcomes = await kernel.call(lambda node: node.apply([Operation(Verb.SET, item) for item in pending]))
+    for item, outcome in zip(pending, outcomes, strict=True):
+        if outcome.error:
+            log.error("kernel_setting_not_written", error=outcome.error)
+        else:
+            log.info("kernel_setting_written", path=item.path, value=item.value, before=values.get(item.path, ""))
+    failed = sum(bool(outcome.error) for outcome in outcomes)
+    log.info("node_prepared", settings=len(desired), written=len(outcomes) - failed, failed=failed)
+    return lifecycle.FAILED if failed else 0

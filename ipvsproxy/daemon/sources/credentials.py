@@ -6,21 +6,67 @@ library and of YAML that may repeat secrets are not shown.
 A credential plugin runs once at a time, for a bounded time, and without a leftover of its process group. The protocol is on the
 page "Authenticating", section "client-go credential plugins". The client library has a runner of its own, which does not end a
 program that hangs.
+
+The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
+``client``: 34 MB and 0.3 to 1 s for unused classes. The package does nothing else, so it need not be executed (see ``packages``).
+Other importers of the library still get all of it. A version that cannot be imported in parts is imported as usual, which costs
+only memory and time.
 """
 
 import asyncio
 import base64
 import contextlib
+import importlib
 import json
 import os
 import pathlib
 import signal
+import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 import yaml
 
-from ipvsproxy.daemon.sources import kubernetes_client
+from ipvsproxy.kernel.base import packages
+
+LIBRARY = "kubernetes_asyncio"
+UNUSED = "urllib3"
+"""A package that the library imports for one function that nothing here calls: 30 modules, 10 ms (60 on the test kernel)."""
+PARTS = (f"{LIBRARY}.client.rest", f"{LIBRARY}.config.incluster_config", f"{LIBRARY}.config.kube_config")
+
+
+@contextlib.contextmanager
+def _in_parts() -> Iterator[None]:
+    """Lets the block import the parts, in either way."""
+    if LIBRARY not in sys.modules:
+        try:
+            _import_parts()
+        except Exception:  # noqa: BLE001  # of any kind, from another version: the usual import may still work
+            for name in [name for name in sys.modules if name.partition(".")[0] in {LIBRARY, UNUSED}]:
+                del sys.modules[name]
+    yield
+
+
+def _import_parts() -> None:
+    packages.defer(UNUSED)
+    packages.defer(LIBRARY)
+    names = vars(packages.defer(f"{LIBRARY}.client"))
+    names["Configuration"] = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration
+    names["ApiClient"] = type("ApiClient", (), {})  # unused functions of kube_config name it
+    for part in PARTS:
+        importlib.import_module(part)
+    del names["ApiClient"]
+
+
+with _in_parts():
+    from kubernetes_asyncio.client.configuration import Configuration
+    from kubernetes_asyncio.client.rest import RESTClientObject
+    from kubernetes_asyncio.config.config_exception import ConfigException
+    from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
+    from kubernetes_asyncio.config.kube_config import KubeConfigLoader
+
+__all__ = ["Configuration", "Credentials", "RESTClientObject", "SourceError"]
 
 PLUGIN_TIMEOUT_S = 15.0
 """Shorter than the wait of a command for its first lists, so that its last message names the plugin."""
@@ -146,24 +192,16 @@ class Credentials:
         self._service_account = service_account
         self._plugins = PluginRunner()
 
-    async def check(self) -> kubernetes_client.Configuration:
-        """As ``read``, without a credential plugin, which may fail at the start like an API server that does not answer.
-
-        Raises:
-            SourceError: the credentials cannot work with any answer of a plugin.
-        """
-        return await self._load(None)
-
-    async def read(self) -> kubernetes_client.Configuration:
+    async def read(self, *, ask_plugin: bool = True) -> Configuration:
         """The library's configuration from the present files.
+
+        Without ``ask_plugin``, no credential plugin runs: it may fail at the start like an API server that does not answer.
 
         Raises:
             SourceError: the credentials cannot work.
         """
-        return await self._load(self._plugins)
-
-    async def _load(self, plugins: PluginRunner | None) -> kubernetes_client.Configuration:
-        configuration = kubernetes_client.Configuration(host="")
+        plugins = self._plugins if ask_plugin else None
+        configuration = Configuration(host="")
         if self._kubeconfig:
             await _load_kubeconfig(pathlib.Path(self._kubeconfig), configuration, plugins)
         elif not self._master:
@@ -179,9 +217,7 @@ class Credentials:
         return configuration
 
 
-async def _load_kubeconfig(
-    path: pathlib.Path, configuration: kubernetes_client.Configuration, plugins: PluginRunner | None
-) -> None:
+async def _load_kubeconfig(path: pathlib.Path, configuration: Configuration, plugins: PluginRunner | None) -> None:
     try:
         content = _content(path)
         await _put_answer(content, plugins)
@@ -189,7 +225,7 @@ async def _load_kubeconfig(
     except OSError as error:
         file = error.filename or "credentials"
         raise SourceError(f"kubeconfig {path}: {file}: {error.strerror or 'cannot be read'}") from error
-    except (kubernetes_client.ConfigException, PluginError) as error:
+    except (ConfigException, PluginError) as error:
         raise SourceError(f"kubeconfig {path}: {one_line(str(error))}") from error
     except msgspec.ValidationError as error:
         raise SourceError(f"kubeconfig {path}: the user's exec: {error}") from error
@@ -212,8 +248,8 @@ def _content(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def _loader(path: pathlib.Path, content: dict[str, Any]) -> kubernetes_client.KubeConfigLoader:
-    return kubernetes_client.KubeConfigLoader(config_dict=content, config_base_path=str(path.absolute().parent))
+def _loader(path: pathlib.Path, content: dict[str, Any]) -> KubeConfigLoader:
+    return KubeConfigLoader(config_dict=content, config_base_path=str(path.absolute().parent))
 
 
 async def _put_answer(content: dict[str, Any], plugins: PluginRunner | None) -> None:
@@ -248,8 +284,8 @@ def _named(content: dict[str, Any], section: str, name: object) -> dict[str, Any
     return {}
 
 
-def _load_service_account(directory: pathlib.Path, configuration: kubernetes_client.Configuration) -> None:
-    loader = kubernetes_client.InClusterConfigLoader(
+def _load_service_account(directory: pathlib.Path, configuration: Configuration) -> None:
+    loader = InClusterConfigLoader(
         token_filename=str(directory / "token"),
         cert_filename=str(directory / "ca.crt"),
         try_refresh_token=False,
@@ -257,7 +293,7 @@ def _load_service_account(directory: pathlib.Path, configuration: kubernetes_cli
     )
     try:
         loader.load_and_set(configuration)
-    except (kubernetes_client.ConfigException, OSError, ValueError) as error:
+    except (ConfigException, OSError, ValueError) as error:
         reason = one_line(str(error)).rstrip(".")
         raise SourceError(f"no --kubeconfig was given, and the service account of a pod cannot be used: {reason}") from error
 

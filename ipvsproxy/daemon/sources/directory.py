@@ -23,7 +23,7 @@ import yaml
 
 from ipvsproxy.daemon.base import inotify
 from ipvsproxy.daemon.base.timing import Backoff
-from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
 from ipvsproxy.translate.api import decode, targets
 from ipvsproxy.translate.api.targets import Targets

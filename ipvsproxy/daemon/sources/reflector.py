@@ -20,7 +20,6 @@ The protocol is on the page "Kubernetes API Concepts"; figures are those of clie
 import asyncio
 import contextlib
 import dataclasses
-import enum
 import math
 import random
 import time
@@ -30,10 +29,13 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, assert_never
 
 from ipvsproxy.daemon.base import timing
-from ipvsproxy.daemon.sources import stream
+from ipvsproxy.daemon.sources.source import ApiError, BehindError, Deliver, Trouble, WatchStatus
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
 from ipvsproxy.translate.api import decode
 
+LONGEST_LINE_BYTES = 64 << 20
+MOST_DIGITS = 20
+"""The longest resource version, which is an unsigned 64-bit number."""
 PAGE_ITEMS = 500
 """The size of a page, and of a part of a list from the watch cache, which may ignore the limit and come as one page."""
 ANY_VERSION, LATEST = "0", ""
@@ -50,31 +52,6 @@ BROKEN_WATCH_SPREAD_S = 4.0
 """The watches of all nodes return within this time to a server that broke them, after the first back-off of each."""
 CONFIRMATION_SPREAD_S = 45.0
 """If all nodes doubt the same list, their second lists are spread over this time."""
-GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
-"""The answer of a server that has not reached the requested version (page "Kubernetes API Concepts")."""
-
-Deliver = Callable[[Sequence[Event]], None]
-Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
-"""Creates an object on the API server from its path and its body. Raises ApiError."""
-
-
-class Trouble(enum.StrEnum):
-    """The reason why a list or watch starts again; the label of the metric."""
-
-    ENDED = "ended"
-    EXPIRED = "expired"
-    DROPPED = "dropped"
-    SILENT = "silent"
-    GARBLED = "garbled"
-    UNAUTHORIZED = "unauthorized"
-    FORBIDDEN = "forbidden"
-    THROTTLED = "throttled"
-    REFUSED = "refused"
-    SERVER_ERROR = "server_error"
-    UNREACHABLE = "unreachable"
-    CREDENTIALS = "credentials"
-    DOUBTED = "doubted"
-
 
 MAY_BE_ANOTHER = frozenset({Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR})
 """After these, the server may be a restored one."""
@@ -82,29 +59,72 @@ LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Troub
 """After these, a watch cannot continue from its last version."""
 
 
-class ApiError(Exception):
-    """A request or its stream has failed. ``retry_after_s`` is the pause that the server demands, 0 without one."""
-
-    def __init__(self, trouble: Trouble, message: str, retry_after_s: float = 0) -> None:
-        super().__init__(message)
-        self.trouble = trouble
-        self.retry_after_s = retry_after_s
-
-    @classmethod
-    def of_status(cls, code: int, message: str, retry_after_s: float = 0) -> "ApiError":
-        """The error for an HTTP status, or for the code of an ERROR event."""
-        troubles = {401: Trouble.UNAUTHORIZED, 403: Trouble.FORBIDDEN, 410: Trouble.EXPIRED, 429: Trouble.THROTTLED}
-        if code == GATEWAY_TIMEOUT and TOO_LARGE in message:
-            return BehindError(f"status {code}: {message}", retry_after_s)
-        other = Trouble.REFUSED if code < 500 else Trouble.SERVER_ERROR  # noqa: PLR2004  # HTTP's classes of status
-        return cls(troubles.get(code, other), f"status {code}: {message}", retry_after_s)
+class LineTooLongError(Exception):
+    """A line of a watch exceeds the bound, which the message names."""
 
 
-class BehindError(ApiError):
-    """The server has not reached the requested version: it was restored, or it lags."""
+class LineBuffer:
+    """Makes whole lines of chunks.
 
-    def __init__(self, message: str, retry_after_s: float = 0) -> None:
-        super().__init__(Trouble.EXPIRED, message, retry_after_s)
+    The pieces of a line are joined once: adding each chunk to one buffer takes quadratic time for a line of many megabytes.
+    """
+
+    def __init__(self, longest_bytes: int = LONGEST_LINE_BYTES) -> None:
+        self._pieces: list[bytes] = []
+        self._longest_bytes = longest_bytes
+        self.pending_bytes = 0
+        """The number of received bytes of an incomplete line."""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that a chunk completes, without their ends and without empty lines.
+
+        Raises:
+            LineTooLongError: a line is too long. The buffer cannot be used any more.
+        """
+        head, *tail = chunk.split(b"\n")
+        self._pieces.append(head)
+        self.pending_bytes += len(head)
+        if self.pending_bytes > self._longest_bytes:
+            raise LineTooLongError(f"a line of the watch is longer than {self._longest_bytes} bytes")
+        if not tail:
+            return []
+        lines = [b"".join(self._pieces), *tail]
+        rest = lines.pop()
+        self._pieces, self.pending_bytes = [rest], len(rest)
+        return [line for line in lines if line]
+
+
+class Freshness:
+    """Distinguishes new changes of objects from repeated and outdated ones.
+
+    A server that has just taken over may send changes again or late. Resource versions of built-in kinds are growing integers
+    (KEP-5504); a change with another version always counts as new. Only changes since the last bookmark are remembered,
+    because the server has sent all changes up to a bookmark before it.
+    """
+
+    def __init__(self) -> None:
+        self._floor = 0
+        self._newest: dict[ObjectKey, int] = {}
+
+    def has_all_up_to(self, version: str) -> None:
+        """Take note that all changes up to this version have arrived, with a list or before a bookmark."""
+        self._floor = number(version)
+        self._newest.clear()
+
+    def is_new(self, key: ObjectKey, version: str) -> bool:
+        """Whether a change is newer than all earlier ones of its object. A new change is remembered."""
+        new = number(version)
+        if not new:
+            return True
+        if new <= self._floor or new <= self._newest.get(key, 0):
+            return False
+        self._newest[key] = new
+        return True
+
+
+def number(version: str) -> int:
+    """A resource version for comparisons (KEP-5504); 0 if it is no integer, and so cannot be compared."""
+    return int(version) if version.isdecimal() and len(version) <= MOST_DIGITS else 0
 
 
 class Connection(Protocol):
@@ -186,21 +206,6 @@ class Pace:
     dice: random.Random = dataclasses.field(default_factory=random.Random)
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class WatchStatus:
-    """The status of the watch of one kind, in times of ``Pace.now``. Only its reflector writes it.
-
-    ``connected``: a watch is open. ``listed_s``: the time of the last complete list. ``contact_s``: the time of the last data
-    from the server. ``event_s``: the time of the last change. ``restarts`` counts by reason.
-    """
-
-    connected: bool = False
-    listed_s: float | None = None
-    contact_s: float | None = None
-    event_s: float | None = None
-    restarts: dict[Trouble, int] = dataclasses.field(default_factory=dict)
-
-
 class Observer(Protocol):
     """Observes the lists and watches of reflectors, for log and metrics."""
 
@@ -232,7 +237,7 @@ class Reflector:
         self._contact_s = -math.inf  # of the open watch, or its beginning
         self._asked_for_s = math.inf
         self._list_again_at_s = math.inf
-        self._freshness = stream.Freshness()
+        self._freshness = Freshness()
         self._retries = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
         # A sequence of its own: a list that succeeds resets the other one, but lists must not be repeated in a tight loop.
         self._repeated_lists = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
@@ -339,7 +344,7 @@ class Reflector:
         timeout_s = self._pace.dice.uniform(self._pace.shortest_watch_s, self._pace.longest_watch_s)
         query = self._resource.watch_query(self._version, timeout_s)
         self._freshness.has_all_up_to(self._version)
-        lines = stream.LineBuffer()
+        lines = LineBuffer()
         if not self._is_known_there:
             async with self._connect() as connection:
                 await self._require_known(connection)
@@ -383,7 +388,7 @@ class Reflector:
     async def _require_known(self, connection: Connection) -> None:
         """Raise ApiError: EXPIRED if the server has not reached our version."""
         page = await self._page(connection, self._resource.probe_query(self._version), lambda _, __: None)
-        if stream.number(page.resource_version) < stream.number(self._version):
+        if number(page.resource_version) < number(self._version):
             raise BehindError(f"the server is at version {page.resource_version} again, after {self._version}")
         self._is_known_there = True
 
@@ -394,7 +399,7 @@ class Reflector:
             self._is_known_there = False
             self._observer.watching(self._kind)
 
-    def _read(self, lines: stream.LineBuffer, chunk: bytes, deliver: Deliver) -> None:
+    def _read(self, lines: LineBuffer, chunk: bytes, deliver: Deliver) -> None:
         """Deliver the lines that a chunk completes, up to the first one that ends the watch; raises ApiError for that one."""
         events: list[Event] = []
         try:
@@ -402,7 +407,7 @@ class Reflector:
                 self._read_line(line, events)
                 self._is_known_there = True
                 self._retries.reset()
-        except (stream.LineTooLongError, decode.UndecodableError) as error:
+        except (LineTooLongError, decode.UndecodableError) as error:
             raise ApiError(Trouble.GARBLED, str(error)) from error
         finally:
             if events:
@@ -413,7 +418,7 @@ class Reflector:
         read = decode.decode_watch_line(self._kind, line)
         match read.event:
             case decode.Bookmark():
-                if 0 < stream.number(read.resource_version) < stream.number(self._version):
+                if 0 < number(read.resource_version) < number(self._version):
                     raise BehindError(f"a bookmark of version {read.resource_version}, after {self._version}")
                 self._gets_bookmarks = True
                 self._version = read.resource_version or self._version

@@ -1,22 +1,96 @@
-"""The configured source of Services, EndpointSlices and the Node; and whether it has been silent for too long.
+"""The configured source of Services, EndpointSlices and the Node, the wait for its first lists, and its silence.
 
-A stale watch is no reason for a restart: a new process could not begin without the API server, while this one serves the Services
-that it knows. Load balancers are turned away only if the operator has chosen that: without an API server, all nodes would turn
-them away at once, and an outage of the control plane would become an outage of the traffic.
+Rule 1: a page of a missing kind is contact. The wait for a long or slow list goes on while its pages arrive, because a new list
+would only take longer.
+Rule 2: ``run`` waits without end, and logs it. After a power cut, all nodes start before their API server does; a process that
+had ended would be in a pause of its supervisor when the API server comes. ``run`` also waits after 401 and 403: a token or a role
+may come later than the node. A configuration that cannot work has ended the process before (``make``).
+Rule 3: a command gives up after ``PATIENCE_S`` without contact, because a person or a script waits for its answer.
+Rule 4: a stale watch is no reason for a restart: a new process could not begin without the API server, while this one serves the
+Services that it knows. Load balancers are turned away only if the operator has chosen that: without an API server, all nodes
+would turn them away at once, and an outage of the control plane would become an outage of the traffic.
 """
 
 import asyncio
+import dataclasses
+import enum
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import structlog
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.daemon.sources.reflector import Post, Trouble, WatchStatus
 from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api.targets import Targets
+
+GATEWAY_TIMEOUT, TOO_LARGE = 504, "Too large resource version"
+"""The answer of a server that has not reached the requested version (page "Kubernetes API Concepts")."""
+
+Deliver = Callable[[Sequence[Event]], None]
+Post = Callable[[str, Mapping[str, object]], Awaitable[None]]
+"""Creates an object on the API server from its path and its body. Raises ApiError."""
+
+
+class Trouble(enum.StrEnum):
+    """The reason why a list or watch starts again; the label of the metric."""
+
+    ENDED = "ended"
+    EXPIRED = "expired"
+    DROPPED = "dropped"
+    SILENT = "silent"
+    GARBLED = "garbled"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    THROTTLED = "throttled"
+    REFUSED = "refused"
+    SERVER_ERROR = "server_error"
+    UNREACHABLE = "unreachable"
+    CREDENTIALS = "credentials"
+    DOUBTED = "doubted"
+
+
+class ApiError(Exception):
+    """A request or its stream has failed. ``retry_after_s`` is the pause that the server demands, 0 without one."""
+
+    def __init__(self, trouble: Trouble, message: str, retry_after_s: float = 0) -> None:
+        super().__init__(message)
+        self.trouble = trouble
+        self.retry_after_s = retry_after_s
+
+    @classmethod
+    def of_status(cls, code: int, message: str, retry_after_s: float = 0) -> "ApiError":
+        """The error for an HTTP status, or for the code of an ERROR event."""
+        troubles = {401: Trouble.UNAUTHORIZED, 403: Trouble.FORBIDDEN, 410: Trouble.EXPIRED, 429: Trouble.THROTTLED}
+        if code == GATEWAY_TIMEOUT and TOO_LARGE in message:
+            return BehindError(f"status {code}: {message}", retry_after_s)
+        other = Trouble.REFUSED if code < 500 else Trouble.SERVER_ERROR  # noqa: PLR2004  # HTTP's classes of status
+        return cls(troubles.get(code, other), f"status {code}: {message}", retry_after_s)
+
+
+class BehindError(ApiError):
+    """The server has not reached the requested version: it was restored, or it lags."""
+
+    def __init__(self, message: str, retry_after_s: float = 0) -> None:
+        super().__init__(Trouble.EXPIRED, message, retry_after_s)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class WatchStatus:
+    """The status of the watch of one kind, in times of ``Pace.now``. Only its reflector writes it.
+
+    ``connected``: a watch is open. ``listed_s``: the time of the last complete list. ``contact_s``: the time of the last data
+    from the server. ``event_s``: the time of the last change. ``restarts`` counts by reason.
+    """
+
+    connected: bool = False
+    listed_s: float | None = None
+    contact_s: float | None = None
+    event_s: float | None = None
+    restarts: dict[Trouble, int] = dataclasses.field(default_factory=dict)
 
 
 class Source(Protocol):
@@ -132,3 +206,73 @@ class Staleness:
         while True:
             self.check()
             await asyncio.sleep(CHECK_INTERVAL_S)
+
+
+PATIENCE_S = 20.0
+"""The longest silence of the first lists before it is logged, or a command gives up."""
+PROGRESS_S = 5.0
+"""The pause between two lines of progress of a command."""
+REPEAT_S = 300.0
+"""The pause between two log lines about the same silence."""
+ANSWERS = frozenset({Trouble.UNAUTHORIZED, Trouble.FORBIDDEN, Trouble.THROTTLED, Trouble.SERVER_ERROR})
+"""Only a server that this node reaches answers so, although it gives no list."""
+
+
+async def wait_for_lists(
+    store: Store,
+    source: Source,
+    *,
+    silent: Callable[[str], object],
+    waiting: Callable[[str], object] = lambda _: None,
+    heal: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Wait until every kind is listed.
+
+    ``waiting`` gets a sentence every ``PROGRESS_S``; ``silent`` gets one after ``PATIENCE_S`` without contact, and again every
+    ``REPEAT_S`` after that. It may raise. ``heal`` is called after it, to remove what may cause the silence, unless the server
+    has refused or postponed a request: then nothing hides it.
+    """
+    loop = asyncio.get_running_loop()
+    last_contact_s = loop.time()
+    progress_s, silent_s = last_contact_s + PROGRESS_S, last_contact_s + PATIENCE_S
+    while not store.is_complete:
+        missing = ", ".join(f"{kind}s" for kind in store.missing)
+        contact_s = _last_contact_s(store, source)
+        if contact_s > last_contact_s:
+            last_contact_s, silent_s = contact_s, contact_s + PATIENCE_S
+        if loop.time() >= silent_s:
+            silent(f"no complete list of {missing} within {PATIENCE_S:.0f} s from {source.describe()}")
+            if heal is not None and not any(ANSWERS & status.restarts.keys() for status in source.statuses.values()):
+                await heal()
+            silent_s = loop.time() + REPEAT_S
+        if loop.time() >= progress_s:
+            waiting(f"waiting for the list of {missing} from {source.describe()}; {len(store.services)} Services have come")
+            progress_s = loop.time() + PROGRESS_S
+        await asyncio.sleep(max(0.0, min(progress_s, silent_s) - loop.time()))
+
+
+def give_up(sentence: str) -> None:
+    """End a command after a silence.
+
+    Raises:
+        CannotStartError: always.
+    """
+    raise CannotStartError(sentence)
+
+
+def show_progress(sentence: str) -> None:
+    """Show the progress of a command on standard error, because standard output is for its answer."""
+    sys.stderr.write(f"ipvsproxy: {sentence}\n")
+
+
+def log_silence(sentence: str) -> None:
+    """Log a silence of the first lists."""
+    log.warning(
+        "first_lists_missing", error=sentence, hint="nothing is programmed before they are complete; the process waits for them"
+    )
+
+
+def _last_contact_s(store: Store, source: Source) -> float:
+    """The time of the last contact of the missing kinds, by a monotonic clock; 0 without any."""
+    statuses = source.statuses
+    return max((statuses[kind].contact_s or 0 for kind in store.missing if kind in statuses), default=0)

@@ -21,9 +21,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 import aiohttp
 import structlog
 
-from ipvsproxy.daemon.sources import credentials, kubernetes_client, reflector
+from ipvsproxy.daemon.sources import credentials, reflector, source
 from ipvsproxy.daemon.sources.credentials import Credentials, SourceError
-from ipvsproxy.daemon.sources.reflector import ApiError, Deliver, Trouble
+from ipvsproxy.daemon.sources.source import ApiError, Deliver, Trouble
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ApiServersFound, ObjectKind, ServiceName
@@ -104,7 +104,7 @@ class KubernetesSource:
         }
 
     @property
-    def statuses(self) -> Mapping[ObjectKind, reflector.WatchStatus]:
+    def statuses(self) -> Mapping[ObjectKind, source.WatchStatus]:
         """The status of each watch."""
         return {kind: each.status for kind, each in self._reflectors.items()}
 
@@ -123,7 +123,7 @@ class KubernetesSource:
         Raises:
             SourceError: they cannot work.
         """
-        self._server = (await self._credentials.check()).host or ""
+        self._server = (await self._credentials.read(ask_plugin=False)).host or ""
 
     async def run(self, deliver: Deliver) -> None:
         """Deliver events for ever. Requests to an absent API server are repeated; only a bug ends this."""
@@ -198,7 +198,7 @@ class KubernetesSource:
         try:
             async with asyncio.timeout(CREDENTIALS_TIMEOUT_S):
                 configuration = await self._credentials.read()
-            transport = kubernetes_client.RESTClientObject(configuration)
+            transport = credentials.RESTClientObject(configuration)
         except TimeoutError as error:
             raise ApiError(Trouble.CREDENTIALS, f"credentials: nothing after {CREDENTIALS_TIMEOUT_S} s") from error
         except (SourceError, OSError) as error:
@@ -222,7 +222,7 @@ def _as_real_server(place: _SocketAddress) -> RealServerKey:
     return RealServerKey.of(parse_address(place[0].partition("%")[0]), place[1])
 
 
-async def _addresses_of(configuration: kubernetes_client.Configuration) -> Collection[_SocketAddress]:
+async def _addresses_of(configuration: credentials.Configuration) -> Collection[_SocketAddress]:
     """The addresses of the API server's name, and of the proxy to it; those of a name that is not known are missing."""
     server = urllib.parse.urlsplit(configuration.host or "")
     bypasses = urllib.request.proxy_bypass(server.hostname or "")
@@ -249,8 +249,8 @@ class _HttpConnection:
 
     def __init__(
         self,
-        transport: kubernetes_client.RESTClientObject,
-        configuration: kubernetes_client.Configuration,
+        transport: credentials.RESTClientObject,
+        configuration: credentials.Configuration,
         on_request: OnRequest,
         on_peer: Callable[[_SocketAddress], None],
     ) -> None:

@@ -19,9 +19,8 @@ from typing import Any
 import msgspec
 
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.http.answers import Answer
 from ipvsproxy.daemon.http.routes import UI
-from ipvsproxy.daemon.http.server import Request
+from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import figures
 from ipvsproxy.daemon.metrics.figures import Numbers, Sampler, Sources

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import pytest
 
-from ipvsproxy.daemon.http import answers
+from ipvsproxy.daemon.http import routes, server
 from ipvsproxy.daemon.http.health import FamilyHealth, Status
 from ipvsproxy.model import service
 from ipvsproxy.model.net import Family
@@ -203,9 +203,9 @@ def test_a_process_that_waits_for_its_first_lists_turns_load_balancers_away_and_
     node.missing = [ObjectKind.SERVICE, ObjectKind.NODE]
     node.pass_time(3600)
     health = node.status.health()
-    assert answers.livez(health).status == answers.OK
-    answer = answers.healthz(health)
-    assert answer.status == answers.UNAVAILABLE
+    assert routes.livez(health).status == server.OK
+    answer = routes.healthz(health)
+    assert answer.status == server.UNAVAILABLE
     assert b'"waitingForFirstLists":["Node","Service"]' in answer.body
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.http import answers, health_check_node_ports, server
-from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http import health_check_node_ports, routes, server
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
+from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import Owner, ServiceName
@@ -271,7 +271,7 @@ async def test_connections_to_all_ports_have_one_bound_and_idle_ones_go_first(mo
     monkeypatch.setattr(health_check_node_ports, "CONNECTIONS", 8)
     open_listener = health_check_node_ports.opener()
     ports, (loopback,) = [_free_port() for _ in range(3)], builders.addresses("127.0.0.1")
-    listeners = [await open_listener(loopback, port, lambda: answers.OK_PAGE) for port in ports]
+    listeners = [await open_listener(loopback, port, lambda: routes.OK_PAGE) for port in ports]
     before = _open_descriptors()
     async with contextlib.AsyncExitStack() as held:
         asker, writer = await held.enter_async_context(http_client.connection(ports[0]))

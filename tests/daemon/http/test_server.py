@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import structlog.testing
 
-from ipvsproxy.daemon.http import answers, server
-from ipvsproxy.daemon.http.answers import Answer
+from ipvsproxy.daemon.http import routes, server
+from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.model.net import Address, parse_address
 from tests.support import http_client
 
@@ -23,7 +23,7 @@ ANY_IPV4, ANY_IPV6 = Address(bytes(4)), Address(bytes(16))
 
 
 async def _hello(request: server.Request) -> Answer:
-    return Answer(200, f"hello {request.path}".encode(), answers.TEXT)
+    return Answer(200, f"hello {request.path}".encode(), server.TEXT)
 
 
 @contextlib.asynccontextmanager
@@ -81,7 +81,7 @@ async def test_head_gets_the_headers_alone() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"begin\n"])
 async def test_an_answer_in_parts_arrives_as_one_and_head_gets_its_length_alone(body: bytes) -> None:
-    answer = Answer(answers.OK, body, answers.TEXT, [b"x" * 100_000, b"end\n"])
+    answer = Answer(server.OK, body, server.TEXT, [b"x" * 100_000, b"end\n"])
 
     async def handle(_: server.Request) -> Answer:
         return answer
@@ -108,7 +108,7 @@ async def test_a_handler_sees_query_and_headers() -> None:
 
     async def note(request: server.Request) -> Answer:
         asked.append(request)
-        return answers.OK_PAGE
+        return routes.OK_PAGE
 
     async with _listening(note) as port:
         await http_client.ask(port, "/healthz?verbose", headers="ACCEPT: text/plain\r\n")
@@ -121,7 +121,7 @@ async def test_a_failed_handler_gives_an_error_and_the_next_request_is_served() 
     async def fail(request: server.Request) -> Answer:
         if request.path == "/bad":
             raise ZeroDivisionError
-        return answers.OK_PAGE
+        return routes.OK_PAGE
 
     async with _listening(fail) as port:
         response = await http_client.ask(port, "/bad")
@@ -209,7 +209,7 @@ async def test_closing_ends_idle_connections_and_lets_answers_out() -> None:
     async def slow(_request: server.Request) -> Answer:
         asked.set()
         await may_answer.wait()
-        return answers.OK_PAGE
+        return routes.OK_PAGE
 
     listener = await server.listen(LOOPBACK, 0, slow)
     async with (
@@ -248,7 +248,7 @@ async def test_a_client_that_does_not_take_its_answer_is_dropped(monkeypatch: py
 
     async def huge(_request: server.Request) -> Answer:
         asyncio.current_task().add_done_callback(lambda _: dropped.set())  # type: ignore[union-attr]  # there is one
-        return Answer(200, bytes(64 << 20), answers.TEXT)
+        return Answer(200, bytes(64 << 20), server.TEXT)
 
     async with _listening(huge) as port, http_client.connection(port) as (_, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -414,7 +414,7 @@ async def test_whatever_a_client_does_is_no_error_of_ours(
     request_bytes: bytes, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def handle(request: server.Request) -> Answer:
-        return answers.OK_PAGE._replace(more=[bytes(1 << 18)] * 8) if request.path == "/long" else await _hello(request)
+        return routes.OK_PAGE._replace(more=[bytes(1 << 18)] * 8) if request.path == "/long" else await _hello(request)
 
     loop = asyncio.get_running_loop()
     with structlog.testing.capture_logs() as logs, caplog.at_level("DEBUG"):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 
 import structlog.testing
 
-from ipvsproxy.daemon.loop.other_backend import OtherBackend
+from ipvsproxy.daemon.loop.leftovers import OtherBackend
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family

@@ -10,7 +10,7 @@ from ipvsproxy.daemon.metrics import metrics, series
 from ipvsproxy.daemon.metrics.figures import OBJECTS_AT_ONCE, Sources
 from ipvsproxy.daemon.metrics.metrics import Histogram
 from ipvsproxy.daemon.metrics.series import Metric, Type
-from ipvsproxy.daemon.sources.reflector import WatchStatus
+from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import Place
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.nftables.leftover_tables import TablePlace

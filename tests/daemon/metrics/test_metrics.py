@@ -16,7 +16,7 @@ from ipvsproxy.daemon.metrics import metrics as metrics_module
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Counted, Metrics
-from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb

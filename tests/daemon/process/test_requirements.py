@@ -1,22 +1,29 @@
-"""Covers the lock of the node, the variant of iptables, and slow steps. ``test_app`` covers missing requirements."""
+"""Covers the lock of the node, the variant of iptables, slow steps, and a node that is only prepared.
+
+``test_app`` covers missing requirements, ``tests/test_running.py`` the preparation.
+"""
 
 import asyncio
 import collections
 import contextlib
 import os
+import signal
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 import structlog.testing
 
 from ipvsproxy.config.settings import Drivers
+from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.timing import Bucket
-from ipvsproxy.daemon.process import requirements
+from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.kernel import host, instance
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Choice, Variant
+from tests.config import loading
 from tests.support.summaries import Clock
 
 NAME = "\0ipvsproxy-test-requirements"
@@ -176,3 +183,30 @@ async def test_a_slow_step_of_the_start_is_logged_by_name_before_its_end(monkeyp
     monkeypatch.setattr(log, "warning", note)
     async with requirements.running_kernel(Drivers()):
         assert ("start_step_waits", step) in logged, "only this line lets the step end"
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "set_up", lambda **_: None)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_stop_before_the_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.asynccontextmanager
+    async def hang(_chosen: object) -> AsyncIterator[None]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+        yield
+
+    monkeypatch.setattr(requirements, "running_kernel", hang)
+    assert requirements.init_only(loading.from_flags("--init-only")) == lifecycle.FAILED
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_missing_requirement_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(_chosen: object) -> contextlib.AbstractAsyncContextManager[None]:
+        raise CannotStartError("it is not there: get it")
+
+    monkeypatch.setattr(requirements, "running_kernel", refuse)
+    assert requirements.init_only(loading.from_flags("--init-only")) == lifecycle.CANNOT_START
+    assert "ipvsproxy: it is not there: get it\n" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 from ipvsproxy.daemon.sources import credentials
 from ipvsproxy.daemon.sources.credentials import Plugin, PluginError, PluginRunner, PluginStatus, PluginVariable
-from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.daemon.sources.source import Trouble
 from tests.support import api_server
 from tests.support.api_server import ApiServer
 from tests.support.api_store import SERVICES
@@ -139,7 +139,7 @@ async def test_the_check_does_not_run_a_plugin(tmp_path: pathlib.Path) -> None:
     user = {"exec": {"apiVersion": VERSION, "command": "touch", "args": [str(ran)]}}
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", user=user)
     files = credentials.Credentials(kubeconfig, "", tmp_path)
-    await files.check()
+    await files.read(ask_plugin=False)
     assert not ran.exists()
     with pytest.raises(credentials.SourceError, match="credential plugin touch: its answer is no ExecCredential"):
         await files.read()

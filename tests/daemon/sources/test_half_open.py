@@ -11,7 +11,7 @@ import urllib.parse
 import pytest
 
 from ipvsproxy.daemon.sources import watch
-from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.daemon.sources.source import Trouble
 from tests.support import api_server, patience
 from tests.support.api_server import ApiServer
 from tests.support.api_store import RESOURCES, SERVICES

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 import pytest
 
 from ipvsproxy.daemon.sources import reflector
-from ipvsproxy.daemon.sources.reflector import ApiError, Trouble
+from ipvsproxy.daemon.sources.source import ApiError, Trouble
 from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
 from tests.support.script import GONE, GONE_LINE, WEB, Answer, ScriptEndError, World, bookmark, line, names, page, service
 from tests.support.virtual_time import in_virtual_time

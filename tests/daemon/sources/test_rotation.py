@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import ssl
 
-from ipvsproxy.daemon.sources.reflector import Trouble
+from ipvsproxy.daemon.sources.source import Trouble
 from tests.support import api_server
 from tests.support.api_server import ApiServer
 from tests.support.api_store import SERVICES

@@ -17,8 +17,8 @@ import pytest
 import structlog
 import structlog.testing
 
-from ipvsproxy.daemon.sources import kubernetes_client, reflector, watch
-from ipvsproxy.daemon.sources.reflector import ApiError, Trouble
+from ipvsproxy.daemon.sources import credentials, reflector, watch
+from ipvsproxy.daemon.sources.source import ApiError, Trouble
 from ipvsproxy.model.service import ApiServersFound, Event, Listed, ObjectKind, Put, ServiceName
 from tests.support import api_server
 from tests.support.api_server import ApiServer, Refusal
@@ -133,7 +133,7 @@ async def test_the_addresses_of_server_and_proxy_are_found(
         monkeypatch.delenv(name.upper(), raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    configuration = kubernetes_client.Configuration(host=host)
+    configuration = credentials.Configuration(host=host)
     configuration.proxy = proxy_url
     assert set(await watch._addresses_of(configuration)) == expected
 

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ipvsproxy.daemon.http.answers import Answer
-from ipvsproxy.daemon.http.server import Request
+from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.daemon.ui import counters, pages
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceType, Skipped
