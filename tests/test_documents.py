@@ -57,25 +57,6 @@ def test_no_cell_of_a_table_is_too_long(document: pathlib.Path) -> None:
     assert [cell for row in rows for cell in row.split(" | ") if len(cell) > LONGEST_CELL] == []
 
 
-def modules(room: str) -> set[str]:
-    return {path.stem for path in (PACKAGE / room).glob("*.py")} - {"__init__"}
-
-
-def test_architecture_names_every_module_in_the_section_of_its_room() -> None:
-    reference = (ROOT / "docs/architecture.md").read_text().partition("\n## The modules\n")[2]
-    sections = re.findall(r"^### `(\S+)/`\n(.*?)(?=^### |\Z)", reference, re.MULTILINE | re.DOTALL)
-    rooms = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*") if path.is_dir() and any(path.glob("[a-z]*.py"))}
-    assert {room for room, _ in sections} == rooms - {"daemon"}  # the table of rooms names the two modules of daemon/ itself
-    for room, section in sections:
-        assert modules(room) - set(re.findall(r"`(\w+)`", section)) == set(), room
-
-
-def test_architecture_names_no_module_that_does_not_exist() -> None:
-    reference = (ROOT / "docs/architecture.md").read_text().partition("\n## The modules\n")[2]
-    for room, section in re.findall(r"^### `(\S+)/`\n(.*?)(?=^### |\Z)", reference, re.MULTILINE | re.DOTALL):
-        assert set(re.findall(r"`(\w+)`(?=: | and `|, `)", section)) - modules(room) == set(), room
-
-
 def test_every_flag_that_running_explains_exists() -> None:
     named = set(re.findall(r"--([a-z][a-z-]*[a-z])", (ROOT / "docs/running.md").read_text()))
     assert named - catalogue.BY_FLAG.keys() == set()
