@@ -50,7 +50,7 @@ class Node(NamedTuple):
 
     kernel: Kernel
     rules_with: Sequence[Callable[[str, Collection[Family]], list[str]]]
-    left: Mapping[leftovers.AnyPlace, leftovers.Examine]
+    left: Mapping[leftovers.AnyPlace, leftovers.Remains]
     families: tuple[Family, ...] = tuple(Family)
     skipped: tuple[str, ...] = ()
     unlike_sets: Callable[[], Collection[IpSet]] = tuple
@@ -215,9 +215,9 @@ def _clear(node: Node, *, may_remove: bool) -> tuple[tuple[Left, ...], tuple[str
     Returns these, a line for each hidden place, and one for each table that only has the name of a leftover.
     """
     found, hidden, foreign = [], [], []
-    for place, examine in node.left.items():
+    for place, remains in node.left.items():
         try:
-            examined = examine(may_remove=may_remove)
+            examined = remains(may_remove=may_remove)
         except KernelError as error:
             hidden.append(str(error))
             continue

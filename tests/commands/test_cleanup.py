@@ -59,7 +59,7 @@ def kernel() -> FakeKernel:
     return node.kernel
 
 
-def examinations(left: Tables, tables: MemoryTables) -> dict[leftovers.AnyPlace, leftovers.Examine]:
+def examinations(left: Tables, tables: MemoryTables) -> dict[leftovers.AnyPlace, leftovers.Remains]:
     return leftovers.of_iptables(left, (USED, OTHER)) | leftovers.of_nftables(tables)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables.leftover_rules import Place
+from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, Place
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey, LeftRules, Removal
@@ -80,7 +80,7 @@ COMMIT
 """
 
 
-class Tables:
+class Tables(LeftoverRules):
     """The rules of all places. Each change gives another fingerprint; ``reads`` are the listed places."""
 
     def __init__(self) -> None:

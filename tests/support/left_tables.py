@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Mapping
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
+from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.reconcile.removal.leftover_tables import COMMENT, NAME
@@ -99,7 +99,7 @@ table {ip} {NAME} {{
 """
 
 
-class MemoryTables:
+class MemoryTables(LeftoverTables):
     """The tables of both places. Each change gives another fingerprint; ``reads`` are the places that were read."""
 
     def __init__(self, held: Mapping[TablePlace, NftTable] = {}) -> None:

@@ -10,23 +10,23 @@ Rule 3: rules that a running proxy writes again and again are removed less and l
 Rule 4: one log line when the rules of a place resist, and one when none are left.
 """
 
+import abc
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables.leftover_rules import Place
-from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
+from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, Place
+from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import ChainKey, LeftRules, NftTable, Removal
+from ipvsproxy.model.rules import Removal
 from ipvsproxy.reconcile.operations import retry
 from ipvsproxy.reconcile.removal import leftover_tables, leftovers
 from ipvsproxy.translate import skeleton
@@ -38,32 +38,6 @@ FOUND = "leftover_table_found"
 AnyPlace = Place | TablePlace
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-class Rules(Protocol):
-    """The part of ``LeftoverRules`` that is used here."""
-
-    def fingerprint(self, place: Place) -> object:
-        """A fingerprint that changes with the rules of a place; None if the kernel has none."""
-
-    def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
-        """The chains for which ``concerns`` is true, and the rules that lead to them."""
-
-    def remove(self, place: Place, removal: Removal) -> None:
-        """Remove these chains and rules."""
-
-
-class Tables(Protocol):
-    """The part of ``LeftoverTables`` that is used here."""
-
-    def fingerprint(self, place: TablePlace) -> object:
-        """A fingerprint that changes with the table of a place; None if the kernel has none."""
-
-    def read(self, place: TablePlace) -> NftTable | None:
-        """The table; None if there is none."""
-
-    def remove(self, place: TablePlace, is_left: Callable[[NftTable], bool]) -> None:
-        """Remove the table if ``is_left`` is still true of it."""
 
 
 class Examined(NamedTuple):
@@ -81,74 +55,105 @@ class Examined(NamedTuple):
     foreign: str = ""
 
 
-class Examine(Protocol):
-    """Looks for leftover rules in one place, as ``examine`` and ``examine_table`` do."""
+class Remains(abc.ABC):
+    """What another proxy may have left in one place, and how it is found and removed. All calls block."""
 
     def __call__(self, known: Examined | None = None, *, may_remove: bool) -> Examined:
-        """Look, and with ``may_remove`` remove what was found."""
+        """Look and, with ``may_remove``, remove what was found; returns ``known`` if nothing has changed since.
+
+        Raises:
+            KernelError: the kernel could not be read just now.
+        """
+        fingerprint = self.fingerprint()
+        if known is not None and known.fingerprint is not None and fingerprint == known.fingerprint:
+            return known
+        examined = self.look()._replace(fingerprint=fingerprint)
+        if not (examined.removal.is_needed and may_remove) or examined.failure:
+            return examined
+        try:
+            self.remove(examined.removal)
+        except KernelError as error:
+            return examined._replace(failure=str(error))
+        return examined._replace(is_removed=True)
+
+    @abc.abstractmethod
+    def fingerprint(self) -> object:
+        """A fingerprint that changes with what is in the place; None if the kernel shows none."""
+
+    @abc.abstractmethod
+    def look(self) -> Examined:
+        """Find what is left there.
+
+        Raises:
+            KernelError: it could not be read just now.
+        """
+
+    @abc.abstractmethod
+    def remove(self, removal: Removal) -> None:
+        """Remove what was found.
+
+        Raises:
+            KernelError: some of it stays.
+        """
 
 
-def of_iptables(rules: Rules, places: Collection[Place]) -> dict[AnyPlace, Examine]:
-    """The examinations of places of iptables."""
-    return {place: functools.partial(examine, rules, place) for place in places}
+class _RulesLeft(Remains):
+    """Rules in a variant of iptables."""
+
+    def __init__(self, rules: LeftoverRules, place: Place) -> None:
+        self._rules, self._place = rules, place
+        self._scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
+
+    def fingerprint(self) -> object:
+        return self._rules.fingerprint(self._place)
+
+    def look(self) -> Examined:
+        observed = self._rules.read(self._place, self._scope.concerns)
+        removal, hidden = leftovers.removal(observed, self._scope), observed.hidden & leftovers.TABLES
+        return Examined(None, removal, failure=removal.held_back, hidden=iptables.describe_hidden(hidden) if hidden else "")
+
+    def remove(self, removal: Removal) -> None:
+        self._rules.remove(self._place, removal)
 
 
-def of_nftables(tables: Tables) -> dict[AnyPlace, Examine]:
-    """The examinations of kube-proxy's tables of both families."""
+class _TableLeft(Remains):
+    """A table of kube-proxy's nftables mode."""
+
+    def __init__(self, tables: LeftoverTables, place: TablePlace) -> None:
+        self._tables, self._place = tables, place
+
+    def fingerprint(self) -> object:
+        return self._tables.fingerprint(self._place)
+
+    def look(self) -> Examined:
+        table = self._tables.read(self._place)
+        why_foreign = leftover_tables.why_foreign(table) if table else ""
+        foreign = f"the table {self._place.table} is not kube-proxy's, since {why_foreign}" if why_foreign else ""
+        return Examined(None, leftover_tables.removal(table), foreign=foreign)
+
+    def remove(self, removal: Removal) -> None:
+        del removal
+        self._tables.remove(self._place, lambda found: not leftover_tables.why_foreign(found))
+
+
+def of_iptables(rules: LeftoverRules, places: Collection[Place]) -> dict[AnyPlace, Remains]:
+    """What may be left in places of iptables."""
+    return {place: _RulesLeft(rules, place) for place in places}
+
+
+def of_nftables(tables: LeftoverTables) -> dict[AnyPlace, Remains]:
+    """What may be left in kube-proxy's tables of both families."""
     places = [TablePlace(family, leftover_tables.NAME) for family in Family]
-    return {place: functools.partial(examine_table, tables, place) for place in places}
+    return {place: _TableLeft(tables, place) for place in places}
 
 
-def examine(rules: Rules, place: Place, known: Examined | None = None, *, may_remove: bool) -> Examined:
-    """Look for rules that were left and, with ``may_remove``, remove them; returns ``known`` if no rule has changed since.
-
-    Raises:
-        KernelError: they could not be read just now.
-    """
-    fingerprint = rules.fingerprint(place)
-    if known is not None and known.fingerprint is not None and fingerprint == known.fingerprint:
-        return known
-    scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
-    observed = rules.read(place, scope.concerns)
-    removal = leftovers.removal(observed, scope)
-    hidden = observed.hidden & leftovers.TABLES
-    examined = Examined(
-        fingerprint, removal, failure=removal.held_back, hidden=iptables.describe_hidden(hidden) if hidden else ""
-    )
-    if not (removal.is_needed and may_remove) or removal.held_back:
-        return examined
-    try:
-        rules.remove(place, removal)
-    except KernelError as error:
-        return examined._replace(failure=str(error))
-    return examined._replace(is_removed=True)
-
-
-def examine_table(tables: Tables, place: TablePlace, known: Examined | None = None, *, may_remove: bool) -> Examined:
-    """Look for a table that kube-proxy's nftables mode has left; otherwise as ``examine``."""
-    fingerprint = tables.fingerprint(place)
-    if known is not None and known.fingerprint is not None and fingerprint == known.fingerprint:
-        return known
-    table = tables.read(place)
-    why_foreign = leftover_tables.why_foreign(table) if table else ""
-    foreign = f"the table {place.table} is not kube-proxy's, since {why_foreign}" if why_foreign else ""
-    examined = Examined(fingerprint, leftover_tables.removal(table), foreign=foreign)
-    if not (examined.removal.is_needed and may_remove):
-        return examined
-    try:
-        tables.remove(place, lambda found: not leftover_tables.why_foreign(found))
-    except KernelError as error:
-        return examined._replace(failure=str(error))
-    return examined._replace(is_removed=True)
-
-
-def announce(examinations: Mapping[AnyPlace, Examine]) -> None:
+def announce(remains: Mapping[AnyPlace, Remains]) -> None:
     """Log the tables of kube-proxy's nftables mode that a start meets. Blocks."""
-    for place, examined_by in examinations.items():
+    for place, left in remains.items():
         if not isinstance(place, TablePlace):
             continue
         with contextlib.suppress(KernelError):  # the examination after the first sync meets with the same error
-            if examined_by(may_remove=False).removal.is_needed:
+            if left(may_remove=False).removal.is_needed:
                 hint = f"the table {place.table} goes once most virtual servers are in force; until then, packets meet it"
                 log.warning(FOUND, rules=str(place), hint=hint)
 
@@ -173,17 +178,17 @@ class Leftovers:
 
     def __init__(
         self,
-        examinations: Mapping[AnyPlace, Examine],
+        remains: Mapping[AnyPlace, Remains],
         clock: Callable[[], float],
         in_thread: Callable[..., Awaitable[Examined]] = asyncio.to_thread,
     ) -> None:
-        """``in_thread`` calls one of the examinations in another thread."""
+        """``in_thread`` examines a place in another thread."""
         self._clock = clock
         self._in_thread = in_thread
         self._wake = asyncio.Event()
         self._in_force: frozenset[Family] = frozenset()
-        self._examinations = examinations
-        self._states = {place: _State() for place in examinations}
+        self._remains = remains
+        self._states = {place: _State() for place in remains}
         self._returns = leftovers.Returns()
 
     @property
@@ -229,7 +234,7 @@ class Leftovers:
             state.due_s = math.inf
             may_remove = self._returns.due_s(place) <= now
             try:
-                examined = await self._in_thread(self._examinations[place], state.known, may_remove=may_remove)
+                examined = await self._in_thread(self._remains[place], state.known, may_remove=may_remove)
             except (KernelError, OSError) as error:
                 self._fail(place, state, str(error))
             else:
