@@ -24,7 +24,7 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.source import Trouble, WatchStatus
 from ipvsproxy.kernel.iptables.leftover_rules import Place
 from ipvsproxy.kernel.iptables.variant import Variant
-from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
+from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ObjectKind

@@ -32,7 +32,7 @@ from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables.driver import Program
-from ipvsproxy.kernel.ipvs.traffic import TrafficReader
+from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family

@@ -23,7 +23,7 @@ from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs.driver import IpvsDriver
-from ipvsproxy.kernel.ipvs.traffic import TrafficReader
+from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.network import routes
 from ipvsproxy.kernel.network.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.network.conntrack import ConntrackDriver

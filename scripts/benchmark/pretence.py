@@ -16,7 +16,7 @@ from ipvsproxy.kernel.ipset.driver import IpsetDriver
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs import readings as ipvs_readings
-from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
+from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.network import addresses
 from ipvsproxy.model.plan import Outcome
 from ipvsproxy.model.virtual_servers import Counters, VirtualServerKey
@@ -60,14 +60,14 @@ def kernel() -> Iterator[None]:
 @contextlib.contextmanager
 def traffic(virtual_servers: Collection[VirtualServerKey]) -> Iterator[None]:
     """Pretend inside the block that the counters of these grow with each reading; the kernel is read, too."""
-    read, numbers, every = ipvs_traffic.TrafficReader.services, itertools.count(1), frozenset(virtual_servers)
+    read, numbers, every = ipvs_rows.TrafficReader.services, itertools.count(1), frozenset(virtual_servers)
 
-    def counted(reader: ipvs_traffic.TrafficReader, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
+    def counted(reader: ipvs_rows.TrafficReader, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         left, counters = list(virtual_servers), Counters._make([next(numbers)] * len(Counters._fields))
         for part in read(reader, every):
             part_keys, left = left[: len(part)], left[len(part) :]
             yield dict.fromkeys(part_keys, counters)
         yield dict.fromkeys(left, counters)  # without a kernel
 
-    with mock.patch.object(ipvs_traffic.TrafficReader, "services", counted):
+    with mock.patch.object(ipvs_rows.TrafficReader, "services", counted):
         yield

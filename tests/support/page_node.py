@@ -17,7 +17,7 @@ from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel.iptables.driver import Program
-from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic, TrafficReader
+from ipvsproxy.kernel.ipvs.rows import EndpointTraffic, TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import RealServerKey

@@ -15,7 +15,7 @@ from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs.traffic import TrafficReader
+from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ObjectKind

@@ -22,7 +22,7 @@ from ipvsproxy.daemon.metrics import figures, series
 from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, Sample, Sampler
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
+from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.virtual_servers import Connections, Counters, FirewallMark, VirtualServerKey

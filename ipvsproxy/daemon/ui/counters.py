@@ -28,7 +28,7 @@ from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics.figures import Sampler
 from ipvsproxy.daemon.ui.node import History
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic
+from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServer, VirtualServerKey

@@ -21,7 +21,6 @@ from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
-from ipvsproxy.kernel.ipvs import traffic as ipvs_traffic
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
@@ -61,7 +60,7 @@ class IpvsDriver:
     ) -> None:
         """``ask`` is as ``sockopt.ask_in``."""
         self._sleep = sleep
-        self.traffic = ipvs_traffic.TrafficReader(connect)
+        self.traffic = ipvs_rows.TrafficReader(connect)
         self._table = ipvs_rows.NetlinkTable(connect)
         self._channel = self._table.channel
         self._older_interface = ipvs_readings.SockoptReader(self._table.virtual_server, ask)

@@ -21,7 +21,7 @@ from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, Sampler, 
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.metrics.traffic import ROWS_AT_ONCE, Ledger, Row, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs.traffic import EndpointTraffic, TrafficReader
+from ipvsproxy.kernel.ipvs.rows import EndpointTraffic, TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
