@@ -22,7 +22,7 @@ from ipvsproxy.daemon.loop.leftovers import AnyPlace
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.source import Trouble, WatchStatus
-from ipvsproxy.kernel.iptables.leftover_rules import Place
+from ipvsproxy.kernel.iptables.leftover_rules import RulesPlace
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.net import Family
@@ -66,7 +66,9 @@ class OurNode:
         watches = {kind: WatchStatus(contact_s=0) for kind in ObjectKind}
         reconciler = self._scene.reconciler
         reconciler.put_node(tuple(Family), (), None)
-        left: dict[AnyPlace, bool] = {Place(variant, family, is_used=False): True for variant in Variant for family in Family}
+        left: dict[AnyPlace, bool] = {
+            RulesPlace(variant, family, is_used=False): True for variant in Variant for family in Family
+        }
         sources = Sources(
             survey=reconciler.survey,
             store=self._scene.store,

@@ -82,7 +82,7 @@ class Facts:
     modules: Mapping[str, ModuleState]
     sysctls: Mapping[str, str]
     sysctls_writable: bool
-    iptables_choice: iptables_variant.Choice | None
+    iptables_choice: iptables_variant.VariantChoice | None
     unserved: Mapping[Family, str]
     chains: frozenset[ChainKey]
     tables: tuple[NftTable, ...]
@@ -121,7 +121,7 @@ def gather(
     """
     runs_iptables = backend is not Backend.NFTABLES
     privileges, features = host.missing_privileges(runs_iptables=runs_iptables), host.missing_features()
-    choice: iptables_variant.Choice | None = None
+    choice: iptables_variant.VariantChoice | None = None
     chosen: BackendChoice | None = None
     observation: Observation | None = None
     timeouts: Timeouts | None = None
@@ -178,7 +178,7 @@ def gather(
     )
 
 
-def _host_ports(choice: iptables_variant.Choice | None) -> tuple[tuple[str, ...], Sequence[str]]:
+def _host_ports(choice: iptables_variant.VariantChoice | None) -> tuple[tuple[str, ...], Sequence[str]]:
     """The places of hostPort rules that come before ours, or why they are unknown."""
     try:
         return iptables_tables.host_ports_before_services(dict.fromkeys(Family, choice.variant) if choice else {}), ()
@@ -248,7 +248,7 @@ def _open_sockets(proc: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
             continue
 
 
-def _listings(choice: iptables_variant.Choice | None) -> tuple[Mapping[str, str], Sequence[str]]:
+def _listings(choice: iptables_variant.VariantChoice | None) -> tuple[Mapping[str, str], Sequence[str]]:
     """The output of ``iptables-save`` of both families in all installed variants, by program, named without ``-save``.
 
     And why other programs of them did not answer. One that ends with an error has no tables in this kernel.
@@ -283,7 +283,7 @@ def _nft_tables() -> tuple[Sequence[NftTable], Sequence[str]]:
         return (), (str(error),)
 
 
-def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.Choice | None) -> Iterator[NftTable]:
+def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.VariantChoice | None) -> Iterator[NftTable]:
     legacy = {*iptables_variant.commands(Variant.LEGACY).values()}
     if choice and choice.variant is Variant.LEGACY:
         legacy.update(choice.commands.values())

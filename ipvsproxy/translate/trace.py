@@ -19,7 +19,7 @@ _OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_addres
 """The address of a client outside the cluster (RFC 5737, RFC 3849)."""
 
 
-class Client(enum.StrEnum):
+class TracedClient(enum.StrEnum):
     """Where a connection comes from."""
 
     POD = "pod of this node"
@@ -27,7 +27,7 @@ class Client(enum.StrEnum):
     OUTSIDE = "outside of the cluster"
 
 
-class Connection(NamedTuple):
+class TracedConnection(NamedTuple):
     """The first packet of a connection to a virtual server. ``is_from_pod_interface``: it arrives on an interface of pods."""
 
     source: Address
@@ -56,18 +56,18 @@ class Trace(NamedTuple):
     is_dropped: bool = False
 
 
-def connection_of(client: Client, key: VirtualServerKey, settings: Settings, view: NodeView) -> Connection:
+def connection_of(client: TracedClient, key: VirtualServerKey, settings: Settings, view: NodeView) -> TracedConnection:
     """An example of a client's connection.
 
     The host's connection to one of its own addresses has that address as its source; service addresses are such addresses.
     """
     match client:
-        case Client.HOST:
-            return Connection(key.address, key, is_from_host=True)
-        case Client.OUTSIDE:
-            return Connection(_OUTSIDE[key.address.family], key)
-        case Client.POD:
-            return Connection(_pod_address(key.address.family, settings, view), key, is_from_pod_interface=True)
+        case TracedClient.HOST:
+            return TracedConnection(key.address, key, is_from_host=True)
+        case TracedClient.OUTSIDE:
+            return TracedConnection(_OUTSIDE[key.address.family], key)
+        case TracedClient.POD:
+            return TracedConnection(_pod_address(key.address.family, settings, view), key, is_from_pod_interface=True)
         case never:
             assert_never(never)
 
@@ -81,7 +81,7 @@ def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
     return _OUTSIDE[family]
 
 
-def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: Connection, *, has_scopes: bool) -> Trace:
+def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: TracedConnection, *, has_scopes: bool) -> Trace:
     """Follow a connection until it is masqueraded or marked for that, or nothing more can happen to it.
 
     ``has_scopes``: the virtual server's address has a second scope, so a set gives packets of this node's clients a mark.
@@ -120,7 +120,7 @@ def _walk(
     rules: Skeleton,
     chain: ChainKey,
     is_in_set: Callable[[SetEntry], bool],
-    connection: Connection,
+    connection: TracedConnection,
     applied_rules: list[AppliedRule],
 ) -> _Verdict | None:
     """Follow one chain. None: back to the calling chain; ``applied_rules`` keeps rules that led to a verdict or ended a chain."""
@@ -144,7 +144,7 @@ def _walk(
     return None
 
 
-def _verdict(target: Target, connection: Connection) -> _Verdict | None:
+def _verdict(target: Target, connection: TracedConnection) -> _Verdict | None:
     """The verdict of a target; None for one that does not decide."""
     match target:
         case JumpTo(skeleton.MARK_MASQUERADE) | Masquerade():
@@ -159,7 +159,7 @@ def _verdict(target: Target, connection: Connection) -> _Verdict | None:
             return None
 
 
-def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: Connection) -> Iterator[bool]:
+def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: TracedConnection) -> Iterator[bool]:
     source, key = connection.source, connection.virtual_server
     yield rule.source is None or rule.source.contains(source)
     yield rule.not_source is None or not rule.not_source.contains(source)
@@ -173,7 +173,7 @@ def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: C
     yield rule.set is None or is_in_set(_entry(rule.set, connection))
 
 
-def _entry(match: SetMatch, connection: Connection) -> SetEntry:
+def _entry(match: SetMatch, connection: TracedConnection) -> SetEntry:
     """The set entry that a match looks up: the sides that it names, of source and destination."""
     asked = connection.virtual_server
     if IP_SETS[match.set].type is SetType.PORT:

@@ -82,10 +82,10 @@ class Source:
 
     def __init__(self, api: MemoryApi) -> None:
         @contextlib.asynccontextmanager
-        async def connect() -> AsyncIterator[reflector.Connection]:
+        async def connect() -> AsyncIterator[reflector.ApiConnection]:
             yield api
 
-        pace = reflector.Pace(shortest_watch_s=86400, longest_watch_s=86400)
+        pace = reflector.WatchPace(shortest_watch_s=86400, longest_watch_s=86400)
         self._reflectors = {
             kind: reflector.Reflector(kind, resource, connect, _Silent(), pace)
             for kind, resource in reflector.resources(workload.NODE).items()

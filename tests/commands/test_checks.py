@@ -14,7 +14,7 @@ from ipvsproxy.kernel.backends import BackendChoice
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, Loopback, MarkRule
 from ipvsproxy.kernel.host import Lack, Missing
-from ipvsproxy.kernel.iptables.variant import Choice, Variant
+from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, BaseChain, ChainKey, NftTable
@@ -48,7 +48,7 @@ FINE = Facts(
     modules={"ip_vs": ModuleState.LOADED, "ip_vs_rr": ModuleState.LOADABLE, "dummy": ModuleState.BUILT_IN},
     sysctls=SYSCTLS,
     sysctls_writable=True,
-    iptables_choice=Choice({}, Variant.NF_TABLES, "it is the variant in PATH"),
+    iptables_choice=VariantChoice({}, Variant.NF_TABLES, "it is the variant in PATH"),
     unserved={},
     chains=frozenset({ChainKey("nat", "KUBE-SERVICES"), ChainKey("filter", "INPUT")}),
     tables=(),
@@ -123,7 +123,7 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
             "hostPort rules (legacy IPv4) take their ports of all Services",
         ),
         (
-            {"iptables_choice": Choice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TABLES)},
+            {"iptables_choice": VariantChoice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TABLES)},
             Level.WARN,
             "iptables",
             "the unused variant nf_tables has rules of ours, too",
@@ -196,7 +196,7 @@ def test_what_the_other_backend_holds_is_told_with_the_flag_that_makes_it_the_ot
     assert found.remedy.startswith("if run has another --rules-backend, give that to doctor, too; else run removes this")
 
 
-LEGACY = {"iptables_choice": Choice({}, Variant.LEGACY, "it is the variant in PATH")}
+LEGACY = {"iptables_choice": VariantChoice({}, Variant.LEGACY, "it is the variant in PATH")}
 
 
 @pytest.mark.parametrize(

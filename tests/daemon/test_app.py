@@ -32,7 +32,7 @@ from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import COMMANDS, Program, Refusal
-from ipvsproxy.kernel.iptables.variant import Choice, Variant
+from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
@@ -51,7 +51,7 @@ metadata: {name: web}
 spec: {clusterIP: 10.96.0.10, ports: [{port: 80}]}
 """
 PROGRAM = Program((1, 8, 9), "nf_tables")
-CHOICE = Choice(COMMANDS, Variant.NF_TABLES, "it is the variant in PATH")
+CHOICE = VariantChoice(COMMANDS, Variant.NF_TABLES, "it is the variant in PATH")
 
 
 class Kernel(FakeKernel):

@@ -95,7 +95,7 @@ async def follow(one: reflector.Reflector, here: memory_node.MemoryNode) -> None
 @in_virtual_time
 async def test_an_hour_without_the_server_removes_nothing_and_ends_within_the_longest_pause() -> None:
     server, here = Server(), memory_node.MemoryNode()
-    pace = reflector.Pace(now=loop().time, dice=random.Random(5))
+    pace = reflector.WatchPace(now=loop().time, dice=random.Random(5))
     reflectors = {
         kind: reflector.Reflector(kind, resource, server.connect, Silent(), pace)
         for kind, resource in reflector.resources(builders.THIS_NODE).items()

@@ -11,7 +11,7 @@ from ipvsproxy.kernel import backends, facts
 from ipvsproxy.kernel.backends import BackendChoice
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.variant import Choice, Variant
+from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
@@ -71,7 +71,7 @@ def test_bridges_are_the_interfaces_that_have_the_folder_of_one(tmp_path: pathli
     ],
 )
 def test_only_legacy_tables_are_read_from_what_a_program_prints(program: str, variant: Variant, *, is_legacy: bool) -> None:
-    choice = Choice(dict(zip(Family, ("iptables", "ip6tables"), strict=True)), variant, "")
+    choice = VariantChoice(dict(zip(Family, ("iptables", "ip6tables"), strict=True)), variant, "")
     found = facts._legacy_tables({program: neighbours.DOCKER_IPTABLES}, choice)
     assert [str(table) for table in found] == ([f"{program} filter"] if is_legacy else [])
 
@@ -99,9 +99,9 @@ def test_a_program_of_iptables_that_gave_no_answer_is_told_and_one_without_table
         (tmp_path / name).chmod(0o755)
     monkeypatch.setattr(iptables_variant, "installed", list)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    choice = Choice({Family.IPV4: "iptables", Family.IPV6: "ip6tables"}, Variant.LEGACY, "")
+    choice = VariantChoice({Family.IPV4: "iptables", Family.IPV6: "ip6tables"}, Variant.LEGACY, "")
     assert facts._listings(choice) == ({"iptables": "*nat\n"}, [])
-    choice = Choice({Family.IPV4: "iptables", Family.IPV6: "other"}, Variant.LEGACY, "")
+    choice = VariantChoice({Family.IPV4: "iptables", Family.IPV6: "other"}, Variant.LEGACY, "")
     assert facts._listings(choice) == ({"iptables": "*nat\n"}, [f"other-save: {tmp_path}/other-save: Exec format error"])
 
 

@@ -76,12 +76,12 @@ class Setup:
         return [trouble for kind, trouble in self.restarts if kind is ObjectKind.SERVICE]
 
 
-def pace(sleeps: list[float], *, idle_s: float = 600) -> reflector.Pace:
+def pace(sleeps: list[float], *, idle_s: float = 600) -> reflector.WatchPace:
     async def sleep(delay_s: float) -> None:
         sleeps.append(delay_s)
         await asyncio.sleep(0)
 
-    return reflector.Pace(
+    return reflector.WatchPace(
         shortest_watch_s=idle_s / 2, longest_watch_s=idle_s / 2, grace_s=idle_s / 2, sleep=sleep, dice=random.Random(3)
     )
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, Place
+from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, RulesPlace
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey, LeftRules, Removal
 
-USED, OTHER = Place(Variant.NF_TABLES, Family.IPV4, is_used=True), Place(Variant.LEGACY, Family.IPV4, is_used=False)
-USED_V6 = Place(Variant.NF_TABLES, Family.IPV6, is_used=True)
+USED, OTHER = RulesPlace(Variant.NF_TABLES, Family.IPV4, is_used=True), RulesPlace(Variant.LEGACY, Family.IPV4, is_used=False)
+USED_V6 = RulesPlace(Variant.NF_TABLES, Family.IPV6, is_used=True)
 PLACES = (USED, OTHER, USED_V6)
 CHAIN = ChainKey("filter", "KUBE-SERVICES")
 LEFT = LeftRules(chains={CHAIN: 1})
@@ -84,27 +84,27 @@ class Tables(LeftoverRules):
     """The rules of all places. Each change gives another fingerprint; ``reads`` are the listed places."""
 
     def __init__(self) -> None:
-        self.held: dict[Place, LeftRules] = {}
-        self.failing: set[tuple[str, Place]] = set()
+        self.held: dict[RulesPlace, LeftRules] = {}
+        self.failing: set[tuple[str, RulesPlace]] = set()
         self.has_marks = True
-        self.reads: list[Place] = []
-        self.writes: list[Place] = []
+        self.reads: list[RulesPlace] = []
+        self.writes: list[RulesPlace] = []
         self._marks = itertools.count()
         self._mark = dict.fromkeys(PLACES, -1)
         self.on_removed: Callable[[], object] = lambda: None
 
-    def places(self, _: object) -> tuple[Place, ...]:
+    def places(self, _: object) -> tuple[RulesPlace, ...]:
         return PLACES
 
-    def put(self, place: Place, rules: LeftRules) -> None:
+    def put(self, place: RulesPlace, rules: LeftRules) -> None:
         """Change the rules of a place, as another program."""
         self.held[place] = rules
         self._mark[place] = next(self._marks)
 
-    def fingerprint(self, place: Place) -> object:
+    def fingerprint(self, place: RulesPlace) -> object:
         return self._mark[place] if self.has_marks else None
 
-    def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
+    def read(self, place: RulesPlace, concerns: Callable[[ChainKey], bool]) -> LeftRules:
         self.reads.append(place)
         self._fail("read", place)
         rules = self.held.get(place, LeftRules())
@@ -114,14 +114,14 @@ class Tables(LeftoverRules):
             hidden=rules.hidden,
         )
 
-    def remove(self, place: Place, removal: Removal) -> None:
+    def remove(self, place: RulesPlace, removal: Removal) -> None:
         self.writes.append(place)
         self._fail("remove", place)
         rest = {key: count for key, count in self.held[place].chains.items() if key not in removal.deleted}
         self.put(place, LeftRules(chains=rest, hidden=self.held[place].hidden))
         self.on_removed()
 
-    def _fail(self, what: str, place: Place) -> None:
+    def _fail(self, what: str, place: RulesPlace) -> None:
         if (what, place) in self.failing:
             raise KernelError(action=f"iptables-{what}", detail="the lock is held")
 

@@ -68,7 +68,7 @@ class World:
         self.watched = asyncio.Event()
         self.connections = 0
         self.probes = 0
-        pace = reflector.Pace(now=lambda: self.clock, sleep=self.sleep, dice=random.Random(7))
+        pace = reflector.WatchPace(now=lambda: self.clock, sleep=self.sleep, dice=random.Random(7))
         resource = reflector.resources("n1")[ObjectKind.SERVICE]
         self.reflector = reflector.Reflector(ObjectKind.SERVICE, resource, self.connect, self, pace)
 

@@ -12,7 +12,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.translate import trace
 from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS, build_skeleton
-from ipvsproxy.translate.trace import Client
+from ipvsproxy.translate.trace import TracedClient
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
 from tests.translate.reading import backends, members, state_of, texts
@@ -122,7 +122,7 @@ def test_there_are_no_chains_without_an_occupied_set_and_no_marks_without_scopes
     assert len(_chains(API, frozenset({SetKind.SCOPE}))["KUBE-IPVSPROXY-ARRIVAL"]) == 2
 
 
-def _trace(client: Client, address: str, port: int, *, has_scopes: bool, has_local: bool = True) -> trace.Trace:
+def _trace(client: TracedClient, address: str, port: int, *, has_scopes: bool, has_local: bool = True) -> trace.Trace:
     node = builders.node_view()
     skeleton = build_skeleton(Family.IPV4, API, node, OCCUPIED, ())
     key = builders.frontend(address, port)
@@ -138,22 +138,22 @@ def _trace(client: Client, address: str, port: int, *, has_scopes: bool, has_loc
 
 def test_a_process_of_this_host_comes_to_the_second_scope_and_is_masqueraded() -> None:
     for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
-        result = _trace(Client.HOST, address, port, has_scopes=True)
+        result = _trace(TracedClient.HOST, address, port, has_scopes=True)
         assert (result.is_marked, result.is_masqueraded) == (True, True)
 
 
 def test_a_pod_comes_to_the_second_scope_with_its_own_address() -> None:
-    result = _trace(Client.POD, BALANCER, 80, has_scopes=True)
+    result = _trace(TracedClient.POD, BALANCER, 80, has_scopes=True)
     assert (result.is_marked, result.is_masqueraded) == (True, False)
 
 
 def test_others_stay_with_the_first_scope_and_are_dropped_where_it_is_empty() -> None:
-    assert not _trace(Client.OUTSIDE, BALANCER, 80, has_scopes=True).is_marked
+    assert not _trace(TracedClient.OUTSIDE, BALANCER, 80, has_scopes=True).is_marked
     for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
-        assert not _trace(Client.OUTSIDE, address, port, has_scopes=True).is_masqueraded
-    dropped = _trace(Client.OUTSIDE, BALANCER, 80, has_scopes=True, has_local=False)
+        assert not _trace(TracedClient.OUTSIDE, address, port, has_scopes=True).is_masqueraded
+    dropped = _trace(TracedClient.OUTSIDE, BALANCER, 80, has_scopes=True, has_local=False)
     assert (dropped.is_dropped, dropped.is_masqueraded) == (True, False)
-    assert not _trace(Client.POD, BALANCER, 80, has_scopes=False).is_marked
+    assert not _trace(TracedClient.POD, BALANCER, 80, has_scopes=False).is_marked
 
 
 @pytest.mark.parametrize("mode", [LocalMode.CLUSTER_CIDR, LocalMode.NODE_CIDR])
@@ -171,11 +171,11 @@ def test_only_networks_within_the_range_of_the_clusters_pods_may_be_surely_local
 
 
 def test_what_does_not_come_to_the_second_scope_is_explained_without_its_rules() -> None:
-    for client, has_scopes in ((Client.POD, False), (Client.OUTSIDE, True)):
+    for client, has_scopes in ((TracedClient.POD, False), (TracedClient.OUTSIDE, True)):
         result = _trace(client, BALANCER, 80, has_scopes=has_scopes)
         assert not result.is_dropped
         assert {one.chain.table for one in result.applied_rules} <= {"nat"}
-    scoped = _trace(Client.POD, BALANCER, 80, has_scopes=True).applied_rules
+    scoped = _trace(TracedClient.POD, BALANCER, 80, has_scopes=True).applied_rules
     assert [one.chain.table for one in scoped][:2] == ["mangle", "mangle"]
 
 

@@ -17,7 +17,7 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton, trace
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import Binding, LocalMode, Settings
-from ipvsproxy.translate.trace import Client
+from ipvsproxy.translate.trace import TracedClient
 from tests.support import builders
 from tests.translate import reading
 
@@ -132,7 +132,7 @@ def test_with_local_routes_the_node_s_own_ipv6_connections_are_masqueraded_by_th
     assert last == f"-m set --match-set KUBE-6-CLUSTER-IP origdst,origdst -m addrtype --src-type LOCAL {MASQUERADE}"
 
 
-def _is_masqueraded(service: Service, key: VirtualServerKey, client: Client, settings: Settings) -> bool:
+def _is_masqueraded(service: Service, key: VirtualServerKey, client: TracedClient, settings: Settings) -> bool:
     view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
     desired = state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
     entries = set(desired.entries)
@@ -142,7 +142,7 @@ def _is_masqueraded(service: Service, key: VirtualServerKey, client: Client, set
     ).is_masqueraded
 
 
-@pytest.mark.parametrize("client", Client)
+@pytest.mark.parametrize("client", TracedClient)
 @pytest.mark.parametrize("is_local", [False, True])
 @pytest.mark.parametrize(
     "settings",
@@ -157,7 +157,7 @@ def _is_masqueraded(service: Service, key: VirtualServerKey, client: Client, set
 )
 @pytest.mark.parametrize("protocol", Protocol)
 def test_both_ways_masquerade_the_same_clients_of_every_kind_of_address(
-    client: Client, settings: Settings, protocol: Protocol, *, is_local: bool
+    client: TracedClient, settings: Settings, protocol: Protocol, *, is_local: bool
 ) -> None:
     service = builders.service(
         "web",

@@ -10,14 +10,14 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton, trace
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import LocalMode, Settings
-from ipvsproxy.translate.trace import Client
+from ipvsproxy.translate.trace import TracedClient
 from tests.support import builders
 
 PODS = "10.244.0.0/16"
 BY_CLUSTER = Settings(cluster_networks=builders.networks(PODS))
 
 
-def _trace(service: Service, key: VirtualServerKey, client: Client, settings: Settings = BY_CLUSTER) -> trace.Trace:
+def _trace(service: Service, key: VirtualServerKey, client: TracedClient, settings: Settings = BY_CLUSTER) -> trace.Trace:
     view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24"]), settings=settings)
     desired = state.translate(service, [builders.endpoint_slice(builders.endpoint("10.244.3.1"))], view, settings)
     entries: set[SetEntry] = set(desired.entries)
@@ -29,7 +29,9 @@ def _trace(service: Service, key: VirtualServerKey, client: Client, settings: Se
 CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
 
 
-@pytest.mark.parametrize(("client", "expected"), [(Client.POD, False), (Client.HOST, True), (Client.OUTSIDE, True)])
+@pytest.mark.parametrize(
+    ("client", "expected"), [(TracedClient.POD, False), (TracedClient.HOST, True), (TracedClient.OUTSIDE, True)]
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -40,7 +42,7 @@ CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
     ],
 )
 def test_what_does_not_come_from_pods_of_this_node_is_masqueraded_to_a_cluster_ip(
-    client: Client, settings: Settings, *, expected: bool
+    client: TracedClient, settings: Settings, *, expected: bool
 ) -> None:
     result = _trace(builders.service(), CLUSTER, client, settings)
     assert result.is_masqueraded is expected
@@ -49,14 +51,16 @@ def test_what_does_not_come_from_pods_of_this_node_is_masqueraded_to_a_cluster_i
     assert result.applied_rules[-1].rule.set.set == "KUBE-CLUSTER-IP"
 
 
-@pytest.mark.parametrize(("client", "expected"), [(Client.POD, False), (Client.HOST, True), (Client.OUTSIDE, False)])
-def test_without_knowing_pods_only_the_host_is_masqueraded(client: Client, *, expected: bool) -> None:
+@pytest.mark.parametrize(
+    ("client", "expected"), [(TracedClient.POD, False), (TracedClient.HOST, True), (TracedClient.OUTSIDE, False)]
+)
+def test_without_knowing_pods_only_the_host_is_masqueraded(client: TracedClient, *, expected: bool) -> None:
     assert _trace(builders.service(), CLUSTER, client, Settings()).is_masqueraded is expected
 
 
 def test_all_clients_are_masqueraded_if_so_configured() -> None:
     everything = Settings(masquerade_all=True)
-    assert all(_trace(builders.service(), CLUSTER, client, everything).is_masqueraded for client in Client)
+    assert all(_trace(builders.service(), CLUSTER, client, everything).is_masqueraded for client in TracedClient)
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -64,7 +68,7 @@ def test_all_clients_are_masqueraded_if_so_configured() -> None:
 def test_a_node_port_is_masqueraded_unless_its_traffic_stays_here(protocol: Protocol, *, local: bool) -> None:
     port = builders.service_port(80, protocol, node_port=30080)
     service = builders.service("web", port, kind=ServiceType.NODE_PORT, external_local=local)
-    result = _trace(service, builders.frontend(builders.NODE_ADDRESS, 30080, protocol), Client.OUTSIDE)
+    result = _trace(service, builders.frontend(builders.NODE_ADDRESS, 30080, protocol), TracedClient.OUTSIDE)
     assert result.is_masqueraded is not local
     assert [applied.chain.chain for applied in result.applied_rules][:2] == ["KUBE-SERVICES", "KUBE-NODE-PORT"]
 
@@ -72,7 +76,7 @@ def test_a_node_port_is_masqueraded_unless_its_traffic_stays_here(protocol: Prot
 @pytest.mark.parametrize("local", [False, True])
 def test_a_load_balancer_address_is_masqueraded_unless_its_traffic_stays_here(*, local: bool) -> None:
     service = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=local)
-    result = _trace(service, builders.frontend("192.0.2.80", 80), Client.OUTSIDE)
+    result = _trace(service, builders.frontend("192.0.2.80", 80), TracedClient.OUTSIDE)
     assert result.is_masqueraded is not local
     assert result.applied_rules[1].chain.chain == "KUBE-LOAD-BALANCER"
 
@@ -80,7 +84,7 @@ def test_a_load_balancer_address_is_masqueraded_unless_its_traffic_stays_here(*,
 @pytest.mark.parametrize("local", [False, True])
 def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, local: bool) -> None:
     service = builders.service(external=["192.0.2.90"], external_local=local)
-    assert _trace(service, builders.frontend("192.0.2.90", 80), Client.OUTSIDE).is_masqueraded is not local
+    assert _trace(service, builders.frontend("192.0.2.90", 80), TracedClient.OUTSIDE).is_masqueraded is not local
 
 
 @pytest.mark.parametrize(
@@ -96,19 +100,19 @@ def test_an_external_address_is_masqueraded_unless_its_traffic_stays_here(*, loc
 )
 def test_an_example_of_a_pod_has_an_address_that_pods_here_may_have(pods: list[str], settings: Settings, source: str) -> None:
     view = builders.node_view(node_object=builders.node(pod_networks=pods), settings=settings)
-    result = trace.connection_of(Client.POD, CLUSTER, settings, view)
+    result = trace.connection_of(TracedClient.POD, CLUSTER, settings, view)
     assert (str(result.source), result.is_from_pod_interface, result.is_from_host) == (source, True, False)
 
 
 def test_the_hosts_own_connection_comes_from_the_very_address_that_it_goes_to() -> None:
-    result = trace.connection_of(Client.HOST, CLUSTER, Settings(), builders.node_view())
-    assert result == trace.Connection(CLUSTER.address, CLUSTER, is_from_host=True)
-    assert trace.connection_of(Client.OUTSIDE, CLUSTER, Settings(), builders.node_view()).is_from_host is False
+    result = trace.connection_of(TracedClient.HOST, CLUSTER, Settings(), builders.node_view())
+    assert result == trace.TracedConnection(CLUSTER.address, CLUSTER, is_from_host=True)
+    assert trace.connection_of(TracedClient.OUTSIDE, CLUSTER, Settings(), builders.node_view()).is_from_host is False
 
 
 def _follow(*chains: tuple[str, tuple[Rule, ...]], is_from_host: bool = False) -> trace.Trace:
     rules = Skeleton(family=Family.IPV4, chains={ChainKey("nat", name): those for name, those in chains}, jumps=())
-    connection = trace.Connection(parse_address("203.0.113.1"), CLUSTER, is_from_host=is_from_host)
+    connection = trace.TracedConnection(parse_address("203.0.113.1"), CLUSTER, is_from_host=is_from_host)
     return trace.follow(rules, frozenset[SetEntry]().__contains__, connection, has_scopes=False)
 
 
@@ -142,10 +146,10 @@ def test_a_target_that_decides_nothing_leaves_no_rule() -> None:
     assert (result.is_masqueraded, [applied.rule for applied in result.applied_rules]) == (True, [MARK])
 
 
-@pytest.mark.parametrize("client", [Client.OUTSIDE, Client.POD])
-def test_a_rule_for_the_interfaces_of_pods_is_one_for_pods_alone(client: Client) -> None:
+@pytest.mark.parametrize("client", [TracedClient.OUTSIDE, TracedClient.POD])
+def test_a_rule_for_the_interfaces_of_pods_is_one_for_pods_alone(client: TracedClient) -> None:
     rules = Rule(target=Verdict.ACCEPT, interface=InterfaceMatch("cni0")), MARK
     skeleton = Skeleton(family=Family.IPV4, chains={ChainKey("nat", "KUBE-SERVICES"): rules}, jumps=())
     connection = trace.connection_of(client, CLUSTER, Settings(), builders.node_view())
     result = trace.follow(skeleton, frozenset[SetEntry]().__contains__, connection, has_scopes=False)
-    assert result.is_masqueraded is (client is Client.OUTSIDE)
+    assert result.is_masqueraded is (client is TracedClient.OUTSIDE)

@@ -36,7 +36,7 @@ CONNECTIONS = 256
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-class Endpoint(NamedTuple):
+class ListeningAddress(NamedTuple):
     """The address and port of a listener."""
 
     address: Address
@@ -95,8 +95,8 @@ class HealthChecks:
         self._dice = random.Random()  # noqa: S311  # no secret
         self._desired: Mapping[HealthCheckPort, HealthCheck] = {}
         self._addresses: Mapping[Family, tuple[Address, ...]] = {}
-        self._open: dict[Endpoint, Listener] = {}
-        self._failures: dict[Endpoint, _Failure] = {}
+        self._open: dict[ListeningAddress, Listener] = {}
+        self._failures: dict[ListeningAddress, _Failure] = {}
         self._changed = asyncio.Event()
 
     def put(self, checks: Mapping[HealthCheckPort, HealthCheck]) -> None:
@@ -136,7 +136,7 @@ class HealthChecks:
     async def adjust(self) -> float | None:
         """Open the desired listeners and close all others. Returns the seconds until the next attempt after failures, or None."""
         desired = {
-            Endpoint(address, port): None
+            ListeningAddress(address, port): None
             for port in dict.fromkeys(port for _, port in self._desired)
             for addresses in self._addresses.values()
             for address in addresses
@@ -151,13 +151,13 @@ class HealthChecks:
                 await self._try_to_open(endpoint)
         return min((max(0.0, failure.due_s - self._clock()) for failure in self._failures.values()), default=None)
 
-    def _check_at(self, endpoint: Endpoint) -> HealthCheck | None:
+    def _check_at(self, endpoint: ListeningAddress) -> HealthCheck | None:
         """The health check of an endpoint, from the other family if its own has none; None if the port is not desired."""
         own = endpoint.address.family
         checks = (self._desired.get(HealthCheckPort(family, endpoint.port)) for family in sorted(Family, key=own.__ne__))
         return next(filter(None, checks), None)
 
-    async def _try_to_open(self, endpoint: Endpoint) -> None:
+    async def _try_to_open(self, endpoint: ListeningAddress) -> None:
         failure = self._failures.get(endpoint)
         if failure and self._clock() < failure.due_s:
             return
@@ -176,16 +176,16 @@ class HealthChecks:
             self._failures.pop(endpoint, None)
             self._log_change("health_check_port_opened", endpoint)
 
-    async def _open_within_share(self, endpoint: Endpoint) -> None:
+    async def _open_within_share(self, endpoint: ListeningAddress) -> None:
         if len(self._open) >= (most := server.descriptors() // 2):
             raise OSError(errno.EMFILE, f"{most} ports are open, for which half of this process's descriptors are meant")
         self._open[endpoint] = await self._open_listener(*endpoint, lambda: self._answer(endpoint))
 
-    def _log_change(self, event: str, endpoint: Endpoint) -> None:
+    def _log_change(self, event: str, endpoint: ListeningAddress) -> None:
         if logs.shows(logs.CHANGES_VERBOSITY):
             log.info(event, address=str(endpoint))
 
-    def _answer(self, endpoint: Endpoint) -> Answer:
+    def _answer(self, endpoint: ListeningAddress) -> Answer:
         check = self._check_at(endpoint)
         if check is None:  # it went a moment ago
             return NOT_DESIRED

@@ -23,7 +23,7 @@ import structlog
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, Place
+from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, RulesPlace
 from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Removal
@@ -35,7 +35,7 @@ REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
 RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
 FOUND = "leftover_table_found"
 
-AnyPlace = Place | TablePlace
+AnyPlace = RulesPlace | TablePlace
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -100,7 +100,7 @@ class Remains(abc.ABC):
 class _RulesLeft(Remains):
     """Rules in a variant of iptables."""
 
-    def __init__(self, rules: LeftoverRules, place: Place) -> None:
+    def __init__(self, rules: LeftoverRules, place: RulesPlace) -> None:
         self._rules, self._place = rules, place
         self._scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
 
@@ -136,7 +136,7 @@ class _TableLeft(Remains):
         self._tables.remove(self._place, lambda found: not leftover_tables.why_foreign(found))
 
 
-def of_iptables(rules: LeftoverRules, places: Collection[Place]) -> dict[AnyPlace, Remains]:
+def of_iptables(rules: LeftoverRules, places: Collection[RulesPlace]) -> dict[AnyPlace, Remains]:
     """What may be left in places of iptables."""
     return {place: _RulesLeft(rules, place) for place in places}
 

@@ -154,7 +154,7 @@ async def choose_backend(asked: Backend) -> ChosenBackend:
     return ChosenBackend(choice.backend, variant.commands, variant.programs)
 
 
-async def _iptables_choice() -> iptables_variant.Choice:
+async def _iptables_choice() -> iptables_variant.VariantChoice:
     return await until_answered(
         lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
     )

@@ -127,7 +127,7 @@ def number(version: str) -> int:
     return int(version) if version.isdecimal() and len(version) <= MOST_DIGITS else 0
 
 
-class Connection(Protocol):
+class ApiConnection(Protocol):
     """An authenticated connection to the API server. Both methods raise only ApiError."""
 
     def body(self, path: str) -> AsyncGenerator[bytes, None]:
@@ -140,7 +140,7 @@ class Connection(Protocol):
         """
 
 
-Connect = Callable[[], contextlib.AbstractAsyncContextManager[Connection]]
+Connect = Callable[[], contextlib.AbstractAsyncContextManager[ApiConnection]]
 """Makes a connection with newly read credentials; raises ApiError."""
 
 
@@ -191,7 +191,7 @@ def resources(node_name: str) -> Mapping[ObjectKind, Resource]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class WatchPace:
     """Clock, sleep, chance, and the duration of watches.
 
     The server should end a watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. One that is silent for
@@ -206,7 +206,7 @@ class Pace:
     dice: random.Random = dataclasses.field(default_factory=random.Random)
 
 
-class Observer(Protocol):
+class WatchObserver(Protocol):
     """Observes the lists and watches of reflectors, for log and metrics."""
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
@@ -222,7 +222,7 @@ class Observer(Protocol):
 class Reflector:
     """The lists and watches of one kind."""
 
-    def __init__(self, kind: ObjectKind, resource: Resource, connect: Connect, observer: Observer, pace: Pace) -> None:
+    def __init__(self, kind: ObjectKind, resource: Resource, connect: Connect, observer: WatchObserver, pace: WatchPace) -> None:
         self.status = WatchStatus()
         self._kind = kind
         self._resource = resource
@@ -295,7 +295,7 @@ class Reflector:
         self._list_again_at_s = math.inf  # Before the delivery, which may request another list.
         deliver((Listed(self._kind, keys),))
 
-    async def _pages(self, connection: Connection, version: str, limit: int, deliver: Deliver) -> AbstractSet[ObjectKey]:
+    async def _pages(self, connection: ApiConnection, version: str, limit: int, deliver: Deliver) -> AbstractSet[ObjectKey]:
         """Read a whole list; returns the keys of all of its objects, also of those that cannot be read."""
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (Listing(self._kind),)
@@ -318,7 +318,7 @@ class Reflector:
                 return keys
 
     async def _page(
-        self, connection: Connection, query: str, deliver: Callable[[Sequence[Put | Rejected], str], None]
+        self, connection: ApiConnection, query: str, deliver: Callable[[Sequence[Put | Rejected], str], None]
     ) -> decode.ListPage:
         """Read one answer; delivers items in parts of ``PAGE_ITEMS`` or a little more, with the version of the list."""
         reader = decode.ListReader(self._kind)
@@ -385,7 +385,7 @@ class Reflector:
             return ApiError(Trouble.DOUBTED, "the last list lacked too many objects, and is doubted")
         return ApiError(Trouble.SILENT, f"nothing was received for {LONGEST_SILENCE_S:.0f} s, and bookmarks come once a minute")
 
-    async def _require_known(self, connection: Connection) -> None:
+    async def _require_known(self, connection: ApiConnection) -> None:
         """Raise ApiError: EXPIRED if the server has not reached our version."""
         page = await self._page(connection, self._resource.probe_query(self._version), lambda _, __: None)
         if number(page.resource_version) < number(self._version):

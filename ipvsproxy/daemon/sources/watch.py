@@ -86,12 +86,12 @@ class KubernetesSource:
         service_account: str = credentials.SERVICE_ACCOUNT,
         on_restart: Callable[[ObjectKind, Trouble], None] = lambda _kind, _trouble: None,
         on_request: OnRequest = lambda _host, _code, _duration_s, _method: None,
-        pace: reflector.Pace | None = None,
+        pace: reflector.WatchPace | None = None,
     ) -> None:
         self._credentials = Credentials(kubeconfig, master, pathlib.Path(service_account))
         self._on_restart = on_restart
         self._on_request = on_request
-        self._pace = pace or reflector.Pace()
+        self._pace = pace or reflector.WatchPace()
         self._server = ""
         self._logged: dict[str, float] = {}
         self._failing: dict[ObjectKind, str] = {}

@@ -183,10 +183,10 @@ class Explainer:
             **_choices(desired.settings, desired.thresholds),
             "sourceRangesApply": is_restricted,
             "usableByThisNode": key not in indexed.refused,
-            "masquerade": [self._masquerade(client, key, has_scopes=key in indexed.scoped) for client in trace.Client],
+            "masquerade": [self._masquerade(client, key, has_scopes=key in indexed.scoped) for client in trace.TracedClient],
         }
 
-    def _masquerade(self, client: trace.Client, key: VirtualServerKey, *, has_scopes: bool) -> Document:
+    def _masquerade(self, client: trace.TracedClient, key: VirtualServerKey, *, has_scopes: bool) -> Document:
         connection = trace.connection_of(client, key, self._translation, self._view)
         rules = self._survey.rules(key.address.family)
         way = trace.follow(rules, self._survey.is_desired_entry, connection, has_scopes=has_scopes)

@@ -230,7 +230,7 @@ def text_of(user_data: bytes) -> str:
     return ""
 
 
-class Shape(NamedTuple):
+class SetShape(NamedTuple):
     """The parameters of a set: type and length of its keys, and of what it maps them to, if it is a map.
 
     The types are those of the program ``nft``, which the kernel only stores: six bits for each field of a key. ``is_plain``: it
@@ -244,7 +244,7 @@ class Shape(NamedTuple):
     is_plain: bool = True
 
 
-def new_set(name: str, shape: Shape, number: int) -> Message:
+def new_set(name: str, shape: SetShape, number: int) -> Message:
     """Creates a set. It fails if one of that name exists. ``number`` is another one for each set of a transaction."""
     payload = (
         text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name) + integer(NFTA_SET_FLAGS, IS_MAP if shape.data_length else 0)

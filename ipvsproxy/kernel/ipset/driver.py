@@ -72,7 +72,7 @@ class IpsetDriver(SetsDriver):
         return self._dump(SET_COPY.name, header_only=True) is not None
 
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        batch = Batch(self._channel)
+        batch = EntryBatch(self._channel)
         for verb, entries in sets.runs(operations):
             batch.add(verb, entries)
         batch.flush()
@@ -171,7 +171,7 @@ class IpsetDriver(SetsDriver):
         return observed
 
 
-class Batch:
+class EntryBatch:
     """Set entries for one ``send``, and their outcomes.
 
     ``reported`` has the outcomes of entries that failed or were a surprise, by the operation on that entry alone.

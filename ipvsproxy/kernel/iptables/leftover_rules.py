@@ -31,7 +31,7 @@ from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Removal
 NO_SUBSYSTEM = "this kernel has no nf_tables"
 
 
-class Place(NamedTuple):
+class RulesPlace(NamedTuple):
     """The rules of one family in one variant of iptables. ``is_used``: it is the variant of our own rules."""
 
     variant: Variant
@@ -73,7 +73,7 @@ class LeftoverRules:
             for variant in Variant
         }
 
-    def places(self, programs: Mapping[Family, Program]) -> tuple[Place, ...]:
+    def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
         """The places of leftover rules of these families: the variant in use, and the other one if it is installed.
 
         With rules in nftables: the installed variants, and that of the program in PATH, which may have no other name.
@@ -82,20 +82,20 @@ class LeftoverRules:
         """
         if self._backend is Backend.NFTABLES:
             return tuple(
-                Place(variant, family, is_used=False)
+                RulesPlace(variant, family, is_used=False)
                 for family in programs
                 for variant in Variant
                 if variant in iptables_variant.installed() or variant == self._variant_in_path(family)
             )
         has_both = len(iptables_variant.installed()) == len(Variant)
         return tuple(
-            Place(variant, family, is_used)
+            RulesPlace(variant, family, is_used)
             for family, program in programs.items()
             for variant in Variant
             if (is_used := variant == program.variant) or has_both
         )
 
-    def fingerprint(self, place: Place) -> object:
+    def fingerprint(self, place: RulesPlace) -> object:
         """The fingerprint of the rules of a place; None if the kernel does not show one."""
         if _is_surely_empty(place):
             return NO_SUBSYSTEM
@@ -109,7 +109,7 @@ class LeftoverRules:
             modules.note_no_nf_tables()
             return NO_SUBSYSTEM
 
-    def read(self, place: Place, concerns: Callable[[ChainKey], bool]) -> LeftRules:
+    def read(self, place: RulesPlace, concerns: Callable[[ChainKey], bool]) -> LeftRules:
         """The chains for which ``concerns`` is true, and the rules that lead to them.
 
         Raises:
@@ -130,7 +130,7 @@ class LeftoverRules:
         except ValueError as error:
             raise KernelError(action=f"iptables-save of {place}", errno=0, detail=str(error)) from error
 
-    def remove(self, place: Place, removal: Removal) -> None:
+    def remove(self, place: RulesPlace, removal: Removal) -> None:
         """Remove leftover rules.
 
         Raises:
@@ -138,7 +138,7 @@ class LeftoverRules:
         """
         self._driver(place).restore(place.family, iptables_syntax.render_left_removal(removal))
 
-    def _driver(self, place: Place) -> IptablesDriver:
+    def _driver(self, place: RulesPlace) -> IptablesDriver:
         """Raises KernelError: the variant in use is unknown, or has changed."""
         if self._backend is Backend.NFTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
@@ -173,6 +173,6 @@ class LeftoverRules:
             return True
 
 
-def _is_surely_empty(place: Place) -> bool:
+def _is_surely_empty(place: RulesPlace) -> bool:
     """Whether the kernel has no nf_tables, and so no rules there."""
     return place.variant is Variant.NF_TABLES and not modules.may_have_nf_tables()

@@ -45,7 +45,7 @@ class Evidence(NamedTuple):
     others: int = 0
 
 
-class Choice(NamedTuple):
+class VariantChoice(NamedTuple):
     """The programs to use, their variant, and the reason for this choice.
 
     ``left_behind`` is the other variant if it holds rules of ours. ``programs`` are the programs whose version was read, by file.
@@ -72,7 +72,7 @@ def installed() -> tuple[Variant, ...]:
     )
 
 
-def choose(chains: Collection[ChainKey]) -> Choice:
+def choose(chains: Collection[ChainKey]) -> VariantChoice:
     """Choose a variant by the rules of this network namespace. ``chains`` are ours. Starts a few programs, and changes nothing.
 
     Without any evidence it is the variant in PATH, unless the kernel only takes rules of the other one.
@@ -83,17 +83,17 @@ def choose(chains: Collection[ChainKey]) -> Choice:
     variants = installed()
     programs: dict[str, Program] = {}
     if len(variants) < len(Variant):
-        return Choice(iptables.COMMANDS, _default(programs), "it is the variant in PATH", programs=programs)
+        return VariantChoice(iptables.COMMANDS, _default(programs), "it is the variant in PATH", programs=programs)
     evidence = {variant: count("\n".join(_save_all(variant)), chains) for variant in variants}
     choice = decide(evidence, _default(programs))._replace(programs=programs)
     other = other_than(choice.variant)
     if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant, programs) and _takes_rules(other, programs):
         reason = f"this kernel takes no rules of {choice.variant}, the variant in PATH"
-        return Choice(commands(other), other, reason, programs=programs)
+        return VariantChoice(commands(other), other, reason, programs=programs)
     return choice
 
 
-def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> Choice:
+def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> VariantChoice:
     """Choose by the content of the tables of both variants; ``default`` is the variant of ``iptables`` in PATH."""
     nf_tables, legacy = evidence[Variant.NF_TABLES], evidence[Variant.LEGACY]
     hinted = [variant for variant in Variant if evidence[variant].hint]
@@ -106,11 +106,11 @@ def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> Choice:
         variant = Variant.NF_TABLES if nf_tables.ours else Variant.LEGACY
         reason = "our rules are already in it"
     else:
-        return Choice(
+        return VariantChoice(
             iptables.COMMANDS, default, "it is the variant in PATH", other_than(default) if _both_ours(evidence) else None
         )
     other = other_than(variant)
-    return Choice(commands(variant), variant, reason, other if evidence[other].ours else None)
+    return VariantChoice(commands(variant), variant, reason, other if evidence[other].ours else None)
 
 
 def count(text: str, chains: Collection[ChainKey]) -> Evidence:

@@ -208,8 +208,8 @@ class IpvsDriver:
             elif isinstance(item, RealServers):
                 self._note(item.virtual_server, is_there=True)
         failed = self._run_prepared(*ipvs_operations.as_sent(operations))
-        reported: dict[ipvs_operations.Place, Outcome] = {}
-        again: dict[ipvs_operations.Place, Operation] = {}
+        reported: dict[ipvs_operations.MessagePlace, Outcome] = {}
+        again: dict[ipvs_operations.MessagePlace, Operation] = {}
         for place in sorted(failed):
             operation = ipvs_operations.single(operations, place)
             verb = ipvs_operations.opposite(operation, failed[place].number)
@@ -229,18 +229,18 @@ class IpvsDriver:
                 )
         for position, (verb, item) in enumerate(operations):
             if isinstance(item, VirtualServer) and verb is Verb.REMOVE:
-                outcome = reported.get(ipvs_operations.Place(position))
+                outcome = reported.get(ipvs_operations.MessagePlace(position))
                 if outcome is None or not outcome.error:
                     self._note(item.key, is_there=False)
         return ipvs_operations.outcomes(operations, reported)
 
     def _run_prepared(
         self, operations: Sequence[Operation], positions: Sequence[int]
-    ) -> dict[ipvs_operations.Place, ipvs_operations.Failure]:
+    ) -> dict[ipvs_operations.MessagePlace, ipvs_operations.Failure]:
         """As ``_run``, in runs that begin with preparations for new schedulers, if there are any."""
         if not any(verb is Verb.SET and type(item) is VirtualServer for verb, item in operations):
             return self._run(operations, positions)
-        failed: dict[ipvs_operations.Place, ipvs_operations.Failure] = {}
+        failed: dict[ipvs_operations.MessagePlace, ipvs_operations.Failure] = {}
         pauses = 0
         for start, end in ipvs_operations.segments(operations):
             if pauses < ipvs_operations.MOST_PAUSES:
@@ -267,9 +267,9 @@ class IpvsDriver:
 
     def _run(
         self, operations: Sequence[Operation], positions: Sequence[int] | None = None
-    ) -> dict[ipvs_operations.Place, ipvs_operations.Failure]:
+    ) -> dict[ipvs_operations.MessagePlace, ipvs_operations.Failure]:
         """Send operations to the kernel, each for the one at its position. Returns the first failure of each place with one."""
-        failed: dict[ipvs_operations.Place, ipvs_operations.Failure] = {}
+        failed: dict[ipvs_operations.MessagePlace, ipvs_operations.Failure] = {}
         positions = positions or range(len(operations))
         for start, end in ipvs_operations.chunks(operations, self._channel.limit):
             failures = self._run_chunk(operations[start:end])

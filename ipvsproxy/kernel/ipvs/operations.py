@@ -48,18 +48,20 @@ class Failure(NamedTuple):
     detail: str = ""
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """The position of an operation, and the real server, if it is an operation on real servers."""
 
     position: int
     real_server: RealServerKey | None = None
 
 
-def places(operations: Sequence[Operation], positions: Sequence[int]) -> list[Place]:
+def places(operations: Sequence[Operation], positions: Sequence[int]) -> list[MessagePlace]:
     """The place of each message of these operations."""
-    result: list[Place] = []
+    result: list[MessagePlace] = []
     for (_, item), position in zip(operations, positions, strict=True):
-        result += [Place(position, key) for key in item.keys] if isinstance(item, RealServers) else [Place(position)]
+        result += (
+            [MessagePlace(position, key) for key in item.keys] if isinstance(item, RealServers) else [MessagePlace(position)]
+        )
     return result
 
 
@@ -85,7 +87,7 @@ def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, i
         yield start, len(operations)
 
 
-def single(operations: Sequence[Operation], place: Place) -> Operation:
+def single(operations: Sequence[Operation], place: MessagePlace) -> Operation:
     """The operation at this place, on one object alone."""
     operation = operations[place.position]
     if isinstance(operation.item, RealServers) and place.real_server is not None:
@@ -93,7 +95,7 @@ def single(operations: Sequence[Operation], place: Place) -> Operation:
     return operation
 
 
-def outcomes(operations: Sequence[Operation], reported: Mapping[Place, Outcome]) -> list[Outcome]:
+def outcomes(operations: Sequence[Operation], reported: Mapping[MessagePlace, Outcome]) -> list[Outcome]:
     """The outcomes of all operations; one without an outcome in ``reported`` is in force.
 
     An operation on several real servers is split if some of them have an outcome in ``reported``.
@@ -113,7 +115,7 @@ def outcomes(operations: Sequence[Operation], reported: Mapping[Place, Outcome])
                 results.append(Outcome(Operation(operation.verb, operation.item._replace(keys=tuple(added)))))
             results += others.values()
         else:
-            results.append(reported.get(Place(position)) or Outcome(operation))
+            results.append(reported.get(MessagePlace(position)) or Outcome(operation))
     return results
 
 

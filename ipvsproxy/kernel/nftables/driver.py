@@ -19,7 +19,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message
 from ipvsproxy.kernel.nftables import rules as nft_rules
 from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.kernel.nftables.rules import Listing, NftRulesDriver
+from ipvsproxy.kernel.nftables.rules import NftRulesDriver, TableListing
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -98,7 +98,7 @@ class NftDriver:
         self.sets.written(new)
 
     def _replacement(
-        self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation], listing: Listing
+        self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation], listing: TableListing
     ) -> Sequence[Message]:
         """``new`` creates all sets of the operations that are absent or unlike ours: rules to write may look up any of them."""
         names = {ip_set.name for ip_set in unlike}
@@ -113,7 +113,7 @@ class NftDriver:
         flushed = self.rules.flushing({ip_set.family for ip_set in unlike}, listing)
         return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written]
 
-    def _as_they_are(self, family: Family, listing: Listing) -> list[Operation]:
+    def _as_they_are(self, family: Family, listing: TableListing) -> list[Operation]:
         """The operation that writes the present rules of a family again; none if there are none.
 
         Raises:

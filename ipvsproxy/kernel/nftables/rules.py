@@ -18,7 +18,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.nft_message import Base, Hook, Message, Meta, Shape
+from ipvsproxy.kernel.base.nft_message import Base, Hook, Message, Meta, SetShape
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.driver import Program, Refusal
@@ -68,7 +68,7 @@ class _Printed(NamedTuple):
     handle: int
 
 
-class Listing(NamedTuple):
+class TableListing(NamedTuple):
     """Our table as the kernel prints it. ``hooks`` has the place of each base chain; None for one that lets nothing pass."""
 
     generation: int
@@ -163,7 +163,7 @@ class NftRulesDriver:
         """
         return self.observed(family, self.listing())
 
-    def observed(self, family: Family, listing: Listing) -> ObservedSkeleton:
+    def observed(self, family: Family, listing: TableListing) -> ObservedSkeleton:
         """The rules of a family as they are in ``listing``."""
         names = {key: nft_rule.chain_name(family, *key) for key in self._chains}
         chains = {
@@ -186,15 +186,15 @@ class NftRulesDriver:
             family=family, chains=chains, jumps=frozenset(jumps), strange_rules=strange_rules, idle_jumps=idle_jumps
         )
 
-    def meets_packets_as_written(self, family: Family, listing: Listing) -> bool:
+    def meets_packets_as_written(self, family: Family, listing: TableListing) -> bool:
         """Whether packets come to each base chain of a family that there is, and meet nothing there but jumps of ours."""
         there = [base for base in self._bases() if nft_rule.chain_name(family, *base) in listing.hooks]
         return all(self._meets_packets(base, family, listing) and not self._split(base, family, listing)[1] for base in there)
 
-    def _meets_packets(self, base: ChainKey, family: Family, listing: Listing) -> bool:
+    def _meets_packets(self, base: ChainKey, family: Family, listing: TableListing) -> bool:
         return not listing.is_dormant and listing.hooks.get(nft_rule.chain_name(family, *base)) == HOOKS[base]
 
-    def _split(self, base: ChainKey, family: Family, listing: Listing) -> tuple[list[Jump], list[UnknownRule]]:
+    def _split(self, base: ChainKey, family: Family, listing: TableListing) -> tuple[list[Jump], list[UnknownRule]]:
         """Our jumps in a base chain, and all other rules there. A jump that is there twice is one of the others as well."""
         absent = {jump: _as_printed(nft_rule.jump(jump, family)) for jump in self._jumps if (jump.table, jump.source) == base}
         present: list[Jump] = []
@@ -217,7 +217,7 @@ class NftRulesDriver:
         """Put skeletons in force, or remove them, each as a whole or not at all. A repetition is no error."""
         return [self._apply(operation) for operation in operations]
 
-    def messages(self, operation: Operation, listing: Listing) -> list[Message]:
+    def messages(self, operation: Operation, listing: TableListing) -> list[Message]:
         """The messages of an operation on a skeleton, as the table is in ``listing``; none if nothing is to be removed.
 
         Raises:
@@ -227,7 +227,7 @@ class NftRulesDriver:
         assert isinstance(skeleton, Skeleton)  # noqa: S101 - the caller has checked
         return self._put(skeleton, listing) if operation.verb is not Verb.REMOVE else self._removal(skeleton, listing)
 
-    def flushing(self, families: Collection[Family], listing: Listing) -> list[Message]:
+    def flushing(self, families: Collection[Family], listing: TableListing) -> list[Message]:
         """The messages that remove all rules of these families from the chains that there are."""
         return [nft.flushing(name) for family in families for name in self._names(family) if name in listing.hooks]
 
@@ -248,7 +248,7 @@ class NftRulesDriver:
             return Outcome(operation, error=f"{operation}: {nft.explain(number)}", errno=max(number, 0))
         return Outcome(operation)
 
-    def _put(self, skeleton: Skeleton, listing: Listing) -> list[Message]:
+    def _put(self, skeleton: Skeleton, listing: TableListing) -> list[Message]:
         family = skeleton.family
         bases = dict.fromkeys((jump.table, jump.source) for jump in skeleton.jumps)
         hooks = {nft_rule.chain_name(family, *base): HOOKS[base] for base in bases}
@@ -278,7 +278,7 @@ class NftRulesDriver:
             ),
         ]
 
-    def _removal(self, skeleton: Skeleton, listing: Listing) -> list[Message]:
+    def _removal(self, skeleton: Skeleton, listing: TableListing) -> list[Message]:
         present = [name for name in self._names(skeleton.family) if name in listing.hooks]
         return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
 
@@ -286,7 +286,7 @@ class NftRulesDriver:
         """The names of all chains of ours, those with jumps first."""
         return [nft_rule.chain_name(family, *key) for key in (*self._bases(), *self._chains)]
 
-    def listing(self) -> Listing:
+    def listing(self) -> TableListing:
         """Our table, as one generation has it.
 
         Raises:
@@ -297,7 +297,7 @@ class NftRulesDriver:
             raise KernelError(action=_READ, errno=errno.EAGAIN, detail="other programs keep changing the rules of nf_tables")
         return listing
 
-    def _read_often(self) -> tuple[Listing, bool]:
+    def _read_often(self) -> tuple[TableListing, bool]:
         """Our table, and whether one generation has it so: no program has changed any table while it was read."""
         for _ in range(ATTEMPTS):
             generation = nft.generation(self._channel)
@@ -306,12 +306,12 @@ class NftRulesDriver:
                 return listing, True
         return listing, False
 
-    def _read(self, generation: int, action: str) -> Listing:
+    def _read(self, generation: int, action: str) -> TableListing:
         try:
             answer = self._channel.ask(nft.table_query(), action)
         except KernelError as error:
             if error.errno == errno.ENOENT:
-                return Listing(generation, is_dormant=False, hooks={}, rules={})
+                return TableListing(generation, is_dormant=False, hooks={}, rules={})
             raise
         rules: dict[str, list[_Printed]] = {}
         with netlink.parsing(action):
@@ -326,7 +326,7 @@ class NftRulesDriver:
                         found.number(nft.NFTA_RULE_HANDLE),
                     )
                     rules.setdefault(found.text(nft.NFTA_RULE_CHAIN), []).append(printed)
-        return Listing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
+        return TableListing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
 
 
 def _as_open(chain: Chain) -> Hook | None:
@@ -390,7 +390,7 @@ def _trial(family: Family) -> list[tuple[Message, str]]:
     masquerading = [nft.original_destination(number), local, nft.masquerade(fully_random=True)]
     return [
         (nft.table(), "tables of the family inet"),
-        (nft.new_set(_TRIED_SET, Shape(0, 12), 1), "sets with keys of several fields"),
+        (nft.new_set(_TRIED_SET, SetShape(0, 12), 1), "sets with keys of several fields"),
         (nft.chain(nat, HOOKS["nat", "PREROUTING"]), _NAT),
         (nft.chain(postrouting, HOOKS["nat", "POSTROUTING"]), _NAT),
         (nft.chain(filtering, HOOKS["filter", "INPUT"]), "chains of the type filter"),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ipvsproxy.kernel.base import netlink, sets
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.nft_message import Message, Shape
+from ipvsproxy.kernel.base.nft_message import Message, SetShape
 from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.model.net import Address, Family, Protocol
@@ -125,7 +125,7 @@ class NftSetsDriver(SetsDriver):
         return failed[min(failed)] if failed else 0
 
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        batch = Batch(self._channel)
+        batch = ElementBatch(self._channel)
         for verb, entries in sets.runs(operations):
             batch.add(verb, entries)
         batch.flush()
@@ -179,12 +179,12 @@ class NftSetsDriver(SetsDriver):
         return ObservedSet(*sets.parameters(ip_set), entries.keys())
 
 
-def _shape(header: netlink.Reply) -> Shape:
+def _shape(header: netlink.Reply) -> SetShape:
     """The parameters of a set."""
     found = nft.read(header)
     flags = found.number(nft.NFTA_SET_FLAGS, 0)
     length = found.number(nft.NFTA_SET_DATA_LEN, 0) if flags & nft.IS_MAP else 0
-    return Shape(
+    return SetShape(
         found.number(nft.NFTA_SET_KEY_TYPE, 0),
         found.number(nft.NFTA_SET_KEY_LEN, 0),
         found.number(nft.NFTA_SET_DATA_TYPE, 0) if length else 0,
@@ -222,7 +222,7 @@ class _Part(NamedTuple):
     repairs: int = 0
 
 
-class Batch:
+class ElementBatch:
     """Entries for one transaction, and their outcomes.
 
     ``reported`` has the outcomes of entries that failed, by the operation on that entry alone.
@@ -337,7 +337,7 @@ def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
         yield part, b"".join(encoded[part])
 
 
-def shape(ip_set: IpSet) -> Shape:
+def shape(ip_set: IpSet) -> SetShape:
     """The parameters of a set of ours. Each field of a key takes a multiple of four bytes."""
     address, size = _ADDRESS_TYPES[ip_set.family], ip_set.family.bits // 8
     fields: Mapping[SetType, tuple[tuple[int, int], ...]] = {
@@ -355,7 +355,7 @@ def shape(ip_set: IpSet) -> Shape:
     for number, _ in fields[ip_set.type]:
         kind = kind << 6 | number
     length = sum(length for _, length in fields[ip_set.type])
-    return Shape(kind, length, _MARK_TYPE, _NUMBER.size) if ip_set.gives_marks else Shape(kind, length)
+    return SetShape(kind, length, _MARK_TYPE, _NUMBER.size) if ip_set.gives_marks else SetShape(kind, length)
 
 
 def encode(ip_set: IpSet, entry: SetEntry) -> bytes:

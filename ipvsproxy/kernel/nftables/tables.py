@@ -37,7 +37,7 @@ _ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSU
 """Errors that mean: no such table, or no nf_tables."""
 
 
-class Content(NamedTuple):
+class TableContent(NamedTuple):
     """Our table: the names of the chains and sets that are ours, and whether other programs have any in it.
 
     Chains and sets are ours by name.
@@ -121,7 +121,7 @@ def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
         )
 
 
-def own_table(channel: netlink.Channel) -> Content | None:
+def own_table(channel: netlink.Channel) -> TableContent | None:
     """The content of our table; None if there is none. It is complete only if the generation has not changed meanwhile.
 
     Raises:
@@ -136,7 +136,7 @@ def own_table(channel: netlink.Channel) -> Content | None:
         sets = [one.text(nft.NFTA_SET_NAME) for one in found if one.text(nft.NFTA_SET_TABLE) == nft.TABLE]
     chains = [name for name in listed.chains if name.startswith(OUR_CHAINS)]
     ours = [name for name in sets if name in IP_SETS]
-    return Content(chains, ours, has_others=len(chains) < len(listed.chains) or len(ours) < len(sets))
+    return TableContent(chains, ours, has_others=len(chains) < len(listed.chains) or len(ours) < len(sets))
 
 
 def family_name(family: int) -> str:

@@ -25,7 +25,7 @@ A program that flushes our rules once a minute must not keep them away: kube-pro
 """
 
 
-class Place(NamedTuple):
+class DriftPlace(NamedTuple):
     """A place of drift: the kind of kernel object, and the key in its table."""
 
     kind: str
@@ -45,7 +45,7 @@ class News(NamedTuple):
     """
 
     drifted: Mapping[str, int]
-    left_alone: Mapping[Place, int]
+    left_alone: Mapping[DriftPlace, int]
 
 
 class _History(NamedTuple):
@@ -60,17 +60,17 @@ class Drifts:
 
     def __init__(self) -> None:
         self._drifted: Counter[str] = Counter()
-        self._left_alone: dict[Place, int] = {}
-        self._places: dict[Place, _History] = {}
+        self._left_alone: dict[DriftPlace, int] = {}
+        self._places: dict[DriftPlace, _History] = {}
         """The place that has been calm for longest comes first."""
-        self._contested: set[Place] = set()
-        self._withheld: dict[Place, float] = {}
+        self._contested: set[DriftPlace] = set()
+        self._withheld: dict[DriftPlace, float] = {}
 
     def __bool__(self) -> bool:
         """Whether any place must wait for its repair."""
         return bool(self._contested)
 
-    def note(self, place: Place, desired: object, now: float) -> None:
+    def note(self, place: DriftPlace, desired: object, now: float) -> None:
         """Record drift at a place. ``desired`` None: nothing is desired there."""
         self._drifted[place.kind] += 1
         last = self._places.pop(place, None)
@@ -90,7 +90,7 @@ class Drifts:
         """Begin a round: ``may_heal`` is called for every operation again, and places without one do not wait."""
         self._withheld.clear()
 
-    def may_heal(self, place: Place, desired: object, now: float) -> bool:
+    def may_heal(self, place: DriftPlace, desired: object, now: float) -> bool:
         """Whether an operation on this place is allowed now."""
         if place not in self._contested:
             return True

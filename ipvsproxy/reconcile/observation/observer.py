@@ -14,7 +14,7 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.node import Tables
-from ipvsproxy.reconcile.observation.drift import Drifts, Place
+from ipvsproxy.reconcile.observation.drift import DriftPlace, Drifts
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
@@ -121,13 +121,13 @@ class Observer:
             for table in kind.tables:
                 for key in table.take_drifted():
                     desired = table.desired.get(key)
-                    self._drifts.note(Place(kind.name, key), desired, now)
+                    self._drifts.note(DriftPlace(kind.name, key), desired, now)
                     if in_parts and desired is None and kind.is_witness:
                         self.newcomers.add(key)
 
 
-def healed_place(tables: Tables, item: Item) -> tuple[Place, object]:
+def healed_place(tables: Tables, item: Item) -> tuple[DriftPlace, object]:
     """The place of the drift that an operation on this item repairs, and the desired value there."""
     kind = tables.kind(item)
     table, key = kind.place(item)
-    return Place(kind.name, key), table.desired.get(key)
+    return DriftPlace(kind.name, key), table.desired.get(key)

@@ -59,7 +59,7 @@ def is_of_iptables_mode(key: ChainKey) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class LeftoverScope:
     """The definition of leftover rules in one family and one variant of iptables.
 
     ``used`` are our chains if the variant is used, ``unused`` are our chains if it is not; the other field is empty.
@@ -79,12 +79,12 @@ class Scope:
         return key in self.unused or is_of_iptables_mode(key)
 
 
-def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: bool) -> Scope:
+def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: bool) -> LeftoverScope:
     """The scope for a variant of iptables that is used, or is not. ``chains`` and ``jumps`` are ours."""
-    return Scope(used=frozenset(chains)) if is_used else Scope(unused=frozenset(chains), own_jumps=jumps)
+    return LeftoverScope(used=frozenset(chains)) if is_used else LeftoverScope(unused=frozenset(chains), own_jumps=jumps)
 
 
-def removal(observed: LeftRules, scope: Scope) -> Removal:
+def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
     """The removal of all observed leftover rules. Empty chains that must stay are not in it."""
     known: dict[tuple[ChainKey, ChainKey], list[str]] = {}  # both modes lead to some chains, each with a comment of its own
     for jump in (*JUMPS, *scope.own_jumps):

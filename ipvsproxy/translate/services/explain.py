@@ -151,7 +151,7 @@ def _uses(
     item: EndpointSlice,
     port: ServicePort,
     by_key: topology.Endpoints,
-    choice: topology.Choice,
+    choice: topology.EndpointChoice,
     explained: set[RealServerKey],
     *,
     numbers: Collection[int],

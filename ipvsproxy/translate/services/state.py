@@ -232,7 +232,7 @@ class _FamilyState:
             else:
                 self._enter(kind, port=port.node_port)
 
-    def _add_scope(self, port: ServicePort, choice: topology.Choice, weights: Weights) -> None:
+    def _add_scope(self, port: ServicePort, choice: topology.EndpointChoice, weights: Weights) -> None:
         """Add the scope of this node's clients, with these real servers, to the external addresses of a port."""
         keys = self._external_keys(port)
         if not keys:
@@ -318,7 +318,9 @@ def _of(family: Family, addresses: tuple[Address, ...]) -> list[Address]:
     return [address for address in addresses if address.family is family] if addresses else []
 
 
-def routes_of_port(service: Service, port: ServicePort, family: Family, endpoints: Endpoints, view: NodeView) -> topology.Choice:
+def routes_of_port(
+    service: Service, port: ServicePort, family: Family, endpoints: Endpoints, view: NodeView
+) -> topology.EndpointChoice:
     """The routes of a port in one family, by the Service's traffic policies."""
     return topology.choose_routes(
         endpoints,

@@ -119,7 +119,7 @@ class Route(NamedTuple):
         return self.weights.keys()
 
 
-class Choice(NamedTuple):
+class EndpointChoice(NamedTuple):
     """The routes of one service port: for traffic to the cluster IP, and for traffic to all other addresses.
 
     ``cluster`` is the route by no traffic policy, which is that of clients of this node to all other addresses.
@@ -132,7 +132,7 @@ class Choice(NamedTuple):
     lacks_local: bool
 
 
-def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, external_local: bool) -> Choice:
+def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local: bool, external_local: bool) -> EndpointChoice:
     """The routes of one service port, by its traffic policies.
 
     With internalTrafficPolicy Local, the cluster IP never leads to another node. With externalTrafficPolicy Local and no
@@ -144,10 +144,10 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     cluster = Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint)
     everywhere = Route(cluster, in_order(cluster.used(endpoints), node))
     if not (internal_local or external_local):
-        return Choice(everywhere, everywhere, everywhere, lacks_local=False)
+        return EndpointChoice(everywhere, everywhere, everywhere, lacks_local=False)
     local = Scope(last_resort=not any(endpoint.node_name == node for endpoint in ready), node=node)
     here = Route(local, in_order(local.used(endpoints), node))
-    return Choice(
+    return EndpointChoice(
         here if internal_local else everywhere,
         here if external_local and here.weights else everywhere,
         everywhere,

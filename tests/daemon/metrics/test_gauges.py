@@ -11,7 +11,7 @@ from ipvsproxy.daemon.metrics.figures import OBJECTS_AT_ONCE, Sources
 from ipvsproxy.daemon.metrics.metrics import Histogram
 from ipvsproxy.daemon.metrics.series import Metric, Type
 from ipvsproxy.daemon.sources.source import WatchStatus
-from ipvsproxy.kernel.iptables.leftover_rules import Place
+from ipvsproxy.kernel.iptables.leftover_rules import RulesPlace
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.nftables.leftover_tables import TablePlace
 from ipvsproxy.model.net import Family, parse_address
@@ -71,8 +71,8 @@ def test_leftover_rules_are_shown_by_family_and_variant() -> None:
     figures = Figures()
     assert figures.read()["ipvsproxy_leftover_rules"] == {}
     figures.leftovers = {
-        Place(Variant.NF_TABLES, Family.IPV4, is_used=True): False,
-        Place(Variant.LEGACY, Family.IPV6, is_used=False): True,
+        RulesPlace(Variant.NF_TABLES, Family.IPV4, is_used=True): False,
+        RulesPlace(Variant.LEGACY, Family.IPV6, is_used=False): True,
         TablePlace(Family.IPV4, "kube-proxy"): True,
     }
     assert figures.read()["ipvsproxy_leftover_rules"] == {

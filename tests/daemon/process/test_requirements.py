@@ -22,7 +22,7 @@ from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.kernel import host, instance
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.variant import Choice, Variant
+from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from tests.config import loading
 from tests.support.summaries import Clock
 
@@ -83,7 +83,7 @@ async def test_the_chosen_variant_is_used_and_logged_as_are_rules_in_the_other_o
     for check in ("missing_privileges", "missing_features"):
         monkeypatch.setattr(host, check, lambda **_: ())
     monkeypatch.setattr(host, "load_modules", lambda *_: "")
-    choice = Choice(iptables_variant.commands(Variant.NF_TABLES), Variant.NF_TABLES, "there are signs", left_behind)
+    choice = VariantChoice(iptables_variant.commands(Variant.NF_TABLES), Variant.NF_TABLES, "there are signs", left_behind)
     monkeypatch.setattr(iptables_variant, "choose", lambda _: choice)
     monkeypatch.setattr(requirements, "NodeKernel", lambda *_, chosen, **__: made.append(chosen.commands))
     with structlog.testing.capture_logs() as logs:
@@ -136,7 +136,9 @@ async def test_a_kernel_that_does_not_answer_is_logged(monkeypatch: pytest.Monke
     for name in ("missing_privileges", "missing_features"):
         monkeypatch.setattr(host, name, lambda **_: ())
     monkeypatch.setattr(host, "load_modules", lambda *_: "")
-    monkeypatch.setattr(iptables_variant, "choose", lambda _: Choice(iptables.COMMANDS, Variant.LEGACY, "it is the only one"))
+    monkeypatch.setattr(
+        iptables_variant, "choose", lambda _: VariantChoice(iptables.COMMANDS, Variant.LEGACY, "it is the only one")
+    )
     monkeypatch.setattr(requirements, "NodeKernel", Silent)
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
     monkeypatch.setattr(requirements, "log", log := Log())
@@ -164,9 +166,9 @@ async def test_a_slow_step_of_the_start_is_logged_by_name_before_its_end(monkeyp
         at("load_modules")
         return ""
 
-    def choose(_: object) -> Choice:
+    def choose(_: object) -> VariantChoice:
         at("choose_iptables_variant")
-        return Choice(iptables.COMMANDS, Variant.LEGACY, "it is the only one")
+        return VariantChoice(iptables.COMMANDS, Variant.LEGACY, "it is the only one")
 
     def note(event: str, **keys: object) -> None:
         logged.append((event, keys["step"]))

@@ -378,7 +378,7 @@ def test_an_entry_that_cannot_be_encoded_does_not_keep_the_others_from_their_mes
 
     entries = [entry(1), msgspec.structs.replace(entry(2), protocol=None), entry(3)]
     _, wrong, refused = (Operation(Verb.ADD, SetEntries.of(one)) for one in entries)
-    batch = ipset.Batch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)))
+    batch = ipset.EntryBatch(netlink.Channel(0, lambda _protocol: fake_netlink.FakeSocket(answer)))
     batch.add(Verb.ADD, entries)
     batch.flush()
     assert batch.reported == {

@@ -12,7 +12,7 @@ from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import Program
-from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM, LeftoverRules, Place
+from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM, LeftoverRules, RulesPlace
 from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
@@ -21,8 +21,8 @@ from tests.kernel.iptables.test_driver import make_program
 from tests.support import left_rules
 from tests.support.left_rules import listed, run
 
-NFT = Place(Variant.NF_TABLES, Family.IPV4, is_used=True)
-LEGACY = Place(Variant.LEGACY, Family.IPV4, is_used=False)
+NFT = RulesPlace(Variant.NF_TABLES, Family.IPV4, is_used=True)
+LEGACY = RulesPlace(Variant.LEGACY, Family.IPV4, is_used=False)
 CHAIN = ChainKey("filter", "KUBE-SERVICES")
 SAVED = "*filter\n:INPUT ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n-A INPUT -j KUBE-SERVICES\n-A KUBE-SERVICES -j DROP\nCOMMIT\n"
 
@@ -61,7 +61,7 @@ def test_chains_and_the_references_to_them_are_read_and_all_else_is_not(programs
 @pytest.mark.parametrize(("place", "program"), [(NFT, "iptables-save"), (LEGACY, "iptables-legacy-save")])
 @pytest.mark.parametrize("failure", ["echo 'Memory allocation problem' >&2; exit 4", "printf '*nat\\n'"])
 def test_an_unreadable_table_is_an_error_and_not_a_clean_one(
-    programs: pathlib.Path, place: Place, program: str, failure: str
+    programs: pathlib.Path, place: RulesPlace, program: str, failure: str
 ) -> None:
     make_program(programs, program, failure)
     with pytest.raises(KernelError, match=r"Memory allocation problem|in the middle of table nat"):
@@ -157,7 +157,9 @@ def test_rules_that_a_missing_program_cannot_show_are_an_error(programs: pathlib
 
 
 @pytest.mark.parametrize("place", [LEGACY, NFT])
-def test_nothing_is_read_or_removed_once_the_program_in_path_is_of_another_variant(programs: pathlib.Path, place: Place) -> None:
+def test_nothing_is_read_or_removed_once_the_program_in_path_is_of_another_variant(
+    programs: pathlib.Path, place: RulesPlace
+) -> None:
     """Our rules would then be in force in the other variant, and count as leftovers."""
     for name in ("iptables-save", "iptables-legacy-save"):
         make_program(programs, name, f"cat {programs}/saved")
@@ -209,19 +211,19 @@ def test_the_other_variant_is_read_if_it_is_installed(
 @pytest.fixture(
     params=[(variant, family) for variant in Variant for family in Family], ids=lambda one: f"{one[0]}-{one[1].label}"
 )
-def place(request: pytest.FixtureRequest, network_namespace: None) -> Place:
+def place(request: pytest.FixtureRequest, network_namespace: None) -> RulesPlace:
     """A place with the rules of an iptables mode and of other programs."""
     variant, family = request.param
     run(f"{iptables_variant.commands(variant)[family]}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
-    return Place(variant, family, is_used=False)
+    return RulesPlace(variant, family, is_used=False)
 
 
-def rules_beside(place: Place) -> LeftoverRules:
+def rules_beside(place: RulesPlace) -> LeftoverRules:
     """Where the other variant is in use."""
     return LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
 
 
-def test_a_mark_stays_until_a_rule_changes(place: Place) -> None:
+def test_a_mark_stays_until_a_rule_changes(place: RulesPlace) -> None:
     subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
     fingerprints = [subject.fingerprint(place), subject.fingerprint(place)]
     run(program, "-A", "INPUT", "-j", "ACCEPT")
@@ -230,7 +232,7 @@ def test_a_mark_stays_until_a_rule_changes(place: Place) -> None:
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 
-def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: Place) -> None:
+def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: RulesPlace) -> None:
     subject, program = rules_beside(place), iptables_variant.commands(place.variant)[place.family]
     nodeports = ChainKey("filter", "KUBE-NODEPORTS")
     before = listed(program)
@@ -253,7 +255,7 @@ def test_leftover_rules_can_be_removed_and_nothing_else_goes(place: Place) -> No
 def test_with_rules_in_nftables_a_program_runs_only_if_there_is_a_chain_of_its_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nft = Place(Variant.NF_TABLES, Family.IPV4, is_used=False)
+    nft = RulesPlace(Variant.NF_TABLES, Family.IPV4, is_used=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin")
     (tmp_path / "saved").write_text(SAVED)
     make_program(tmp_path, "iptables-nft-save", f"touch {tmp_path}/started; cat {tmp_path}/saved")
@@ -270,7 +272,7 @@ def test_with_rules_in_nftables_all_of_ours_in_iptables_is_left_over(monkeypatch
     monkeypatch.setattr(iptables_variant, "installed", lambda: tuple(Variant))
     subject = LeftoverRules(iptables.COMMANDS, backend=Backend.NFTABLES)
     places = subject.places({Family.IPV6: Program((6, 1), "nftables")})
-    assert places == tuple(Place(variant, Family.IPV6, is_used=False) for variant in Variant)
+    assert places == tuple(RulesPlace(variant, Family.IPV6, is_used=False) for variant in Variant)
 
 
 def test_with_rules_in_nftables_the_only_iptables_of_a_host_shows_and_removes_what_is_left(

@@ -418,7 +418,7 @@ def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesD
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     read, readings = nft_tables.own_table, itertools.count(1)
 
-    def disturbed(channel: netlink.Channel) -> nft_tables.Content | None:
+    def disturbed(channel: netlink.Channel) -> nft_tables.TableContent | None:
         found = read(channel)
         if next(readings) == 1:
             put_theirs()

@@ -5,10 +5,10 @@ import pytest
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.reconcile.observation import drift
-from ipvsproxy.reconcile.observation.drift import Drifts, Place
+from ipvsproxy.reconcile.observation.drift import DriftPlace, Drifts
 
-PLACE = Place("virtual_server", "TCP 10.96.0.10:80")
-OTHER = Place("virtual_server", "TCP 10.96.0.11:80")
+PLACE = DriftPlace("virtual_server", "TCP 10.96.0.10:80")
+OTHER = DriftPlace("virtual_server", "TCP 10.96.0.11:80")
 
 
 def contested(times: int, *, every_s: float = 10) -> tuple[Drifts, float]:
@@ -82,12 +82,12 @@ def test_news_are_taken_once() -> None:
     ("place", "name"),
     [
         (PLACE, "TCP 10.96.0.10:80"),
-        (Place("rules", Family.IPV6), "IPv6"),
+        (DriftPlace("rules", Family.IPV6), "IPv6"),
         (
-            Place("set_entry", SetEntry("KUBE-CLUSTER-IP", parse_address("10.96.0.1"), Protocol.TCP, 443)),
+            DriftPlace("set_entry", SetEntry("KUBE-CLUSTER-IP", parse_address("10.96.0.1"), Protocol.TCP, 443)),
             "KUBE-CLUSTER-IP 10.96.0.1,tcp:443",
         ),
     ],
 )
-def test_a_place_has_the_name_by_which_people_find_it(place: Place, name: str) -> None:
+def test_a_place_has_the_name_by_which_people_find_it(place: DriftPlace, name: str) -> None:
     assert str(place) == name
