@@ -39,6 +39,7 @@ def quoted(text: str) -> str:
 INT32 = range(-(2**31), 2**31)
 INT64_MAX = 2**63 - 1
 LEVEL_MAX = 2**31 - 1
+_HOUR_S = 3600
 _LONGEST = 200
 """Characters of a number or duration. Python converts longer texts slowly or not at all."""
 
@@ -288,16 +289,20 @@ class Option(NamedTuple):
     @property
     def allowed(self) -> str:
         """The allowed values, for an error or ``--help``; empty if the kind alone describes them."""
-        unit = "s" if self.kind is Kind.DURATION else ""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.above is not None:
-            return f"greater than {self.above:g}{unit}"
+            return f"greater than {self._bound(self.above)}"
         if self.minimum is not None and self.maximum is not None:
-            return f"{self.minimum:g}{unit}..{self.maximum:g}{unit}"
+            return f"{self._bound(self.minimum)}..{self._bound(self.maximum)}"
         if self.minimum is not None:
-            return f"at least {self.minimum:g}{unit}"
+            return f"at least {self._bound(self.minimum)}"
         return ""
+
+    def _bound(self, number: float) -> str:
+        if self.kind is not Kind.DURATION:
+            return f"{number:g}"
+        return f"{number / _HOUR_S:g}h" if number >= _HOUR_S else f"{number:g}s"
 
     def allows(self, number: float) -> bool:
         """Whether the number lies within the bounds."""

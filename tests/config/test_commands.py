@@ -147,8 +147,8 @@ def test_each_option_is_read(arguments: list[str], options: TopOptions) -> None:
     ("argument", "problem"),
     [
         ("--once=x", "--once: 'x' must be true or false"),
-        ("--interval=0.4s", "--interval: 400ms must be 0.5s..3600s"),
-        ("--interval=2h", "--interval: 2h0m0s must be 0.5s..3600s"),
+        ("--interval=0.4s", "--interval: 400ms must be 0.5s..1h"),
+        ("--interval=2h", "--interval: 2h0m0s must be 0.5s..1h"),
         ("--interval=", "--interval: '' must be a duration such as 30s, 1m30s or 1h"),
         ("--sort=size", "--sort: 'size' must be one of name, connections, packets, bytes, problems"),
         ("--server=", "--server: '' must be a URL such as http://127.0.0.1:10249"),
