@@ -8,13 +8,14 @@ import pathlib
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import assert_never
 
 from ipvsproxy.config import commands, file, load
 from ipvsproxy.config.option import ConfigError, Given, Problem, Source, quoted
 from ipvsproxy.config.settings import Command, Config
+from ipvsproxy.daemon.base.errors import complain
 from ipvsproxy.daemon.loop import garbage
 
 OK = 0
@@ -46,7 +47,7 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
             return _run(config, lambda: _load(command, options, words))
         return _clean(config) if command.name == "cleanup" else _inspect(command, config, "".join(words))
     except ConfigError as error:
-        return _refuse(map(str, error.problems))
+        return _refuse(*error.problems)
 
 
 def _run(config: Config, read_again: Callable[[], Config]) -> int:
@@ -186,18 +187,15 @@ def _read_file(path: str) -> bytes:
 
 def _write_config(config: Config) -> int:
     path = config.write_config_to
-    for notice in config.notices:
-        sys.stderr.write(f"ipvsproxy: {notice}\n")
+    complain(*config.notices)
     try:
         pathlib.Path(path).write_text(file.render(config), encoding="utf-8")
     except OSError as error:
-        return _refuse([f"--write-config-to: {path!r} cannot be written: {error.strerror}"])
+        return _refuse(f"--write-config-to: {path!r} cannot be written: {error.strerror}")
     sys.stderr.write(f"Wrote configuration to {path}\n")  # standard output may be that file
     return OK
 
 
-def _refuse(sentences: Iterable[str]) -> int:
-    for sentence in sentences:
-        sys.stderr.write(f"ipvsproxy: {sentence}\n")
-    sys.stderr.write("ipvsproxy: nothing was changed; ipvsproxy --help lists every flag and field\n")
+def _refuse(*reasons: object) -> int:
+    complain(*reasons, "nothing was changed; ipvsproxy --help lists every flag and field")
     return WRONG_USE

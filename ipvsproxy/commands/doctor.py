@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands import checks, inspection
@@ -10,7 +9,7 @@ from ipvsproxy.commands.checks import Finding, Level
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.errors import CannotStartError, complain
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.kernel import backends, facts, host
 from ipvsproxy.kernel.base.errors import KernelError
@@ -90,7 +89,7 @@ def run(config: Config) -> int:
     try:
         findings = asyncio.run(examine(config))
     except KernelError as error:
-        sys.stderr.write(f"ipvsproxy: {error}\n")
+        complain(error)
         return FAILING
     document = describe(config.node_name, findings)
     inspection.show(document, render(document), as_json=config.as_json)

@@ -8,6 +8,7 @@ Rule 3: the shadow's ports differ from kube-proxy's, so that one configuration s
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import Counter
 
@@ -122,15 +123,10 @@ class DryRun:
 
 def run(config: Config) -> int:
     """Run as a shadow until a signal ends it; returns the exit status."""
-    signals = Signals()
-    try:
-        return lifecycle.run(config, _serve(config, signals))
-    finally:
-        signals.close()
+    return lifecycle.run(config, functools.partial(_serve, config))
 
 
 async def _serve(config: Config, signals: Signals) -> int:
-    lifecycle.begin(config, signals)
     metrics = Metrics()
     source = await sources.make(config, metrics)
     try:

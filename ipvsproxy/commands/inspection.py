@@ -12,14 +12,14 @@ import functools
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
 
 from ipvsproxy.config.settings import Choices, Config
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.errors import CannotStartError, complain
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator
@@ -166,15 +166,17 @@ def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
 
 def run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
     """Let a command read this node, and answer; returns the exit status."""
+    return execute(config, _run(config, answer), "the state of this node is unknown; nothing was changed")
+
+
+def execute(config: Config, work: Coroutine[None, None, int], conclusion: str) -> int:
+    """Do the work of a command; returns the exit status. If that is impossible, the reasons come before the conclusion."""
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
-        return asyncio.run(_run(config, answer))
+        return asyncio.run(work)
     except (CannotStartError, KernelError) as error:
-        reasons = reasons_of(error)
-    for reason in reasons:
-        sys.stderr.write(f"ipvsproxy: {reason}\n")
-    sys.stderr.write("ipvsproxy: the state of this node is unknown; nothing was changed\n")
-    return CANNOT_TELL
+        complain(*reasons_of(error), conclusion)
+        return CANNOT_TELL
 
 
 async def _run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:

@@ -1,14 +1,11 @@
 """``ipvsproxy list``: what ``ipvsadm -Ln`` prints, with the names of Services and pods beside it."""
 
-import asyncio
-import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.errors import CannotStartError, complain
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.kernel.base.errors import KernelError
@@ -212,22 +209,16 @@ def _target(one: Document) -> str:
 
 def run(config: Config) -> int:
     """``ipvsproxy list``; returns the exit status."""
-    logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
-    try:
-        document, problems = asyncio.run(_read(config))
-    except (CannotStartError, KernelError) as error:
-        _complain(inspection.reasons_of(error), "nothing can be said about this node, and nothing was changed")
-        return inspection.CANNOT_TELL
+    return inspection.execute(config, _show(config), "nothing can be said about this node, and nothing was changed")
+
+
+async def _show(config: Config) -> int:
+    document, problems = await _read(config)
     inspection.show(document, render(document), as_json=config.as_json)
     if problems:
-        _complain(problems, "names are missing above; what the kernel holds is complete")
+        complain(*problems, "names are missing above; what the kernel holds is complete")
         return inspection.CANNOT_TELL
     return NAMED
-
-
-def _complain(reasons: Iterable[str], conclusion: str) -> None:
-    for sentence in (*reasons, conclusion):
-        sys.stderr.write(f"ipvsproxy: {sentence}\n")
 
 
 async def _read(config: Config) -> tuple[Document, Sequence[str]]:

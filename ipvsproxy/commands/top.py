@@ -15,6 +15,7 @@ from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.commands.top_data import Details, Picture, Question
 from ipvsproxy.config.settings import Config, ListenAddress
+from ipvsproxy.daemon.base.errors import complain
 from ipvsproxy.model.net import host_port, parse_address
 
 SHOWN = 0
@@ -246,5 +247,5 @@ def _print_once(url: str, node: Document, services: Document, *, as_json: bool) 
 
 
 def _refuse(reason: str) -> int:
-    sys.stderr.write(f"ipvsproxy: {reason}\n")
+    complain(reason)
     return inspection.CANNOT_TELL

@@ -47,15 +47,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 def run(config: Config, read_again: Callable[[], Config]) -> int:
     """Serve until a signal; returns the exit status. ``read_again`` makes ``config`` anew, and raises ConfigError."""
-    signals = Signals()
-    try:
-        return lifecycle.run(config, _serve(config, read_again, signals))
-    finally:
-        signals.close()
+    return lifecycle.run(config, functools.partial(_serve, config, read_again))
 
 
 async def _serve(config: Config, read_again: Callable[[], Config], signals: Signals) -> int:
-    lifecycle.begin(config, signals)
     metrics = Metrics()
     source = await sources.make(config, metrics)
     with requirements.only_instance():

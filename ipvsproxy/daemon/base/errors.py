@@ -1,4 +1,6 @@
-"""The error of a start that cannot succeed."""
+"""The error of a start that cannot succeed, and sentences for the operator on standard error."""
+
+import sys
 
 
 class CannotStartError(Exception):
@@ -7,3 +9,9 @@ class CannotStartError(Exception):
     def __init__(self, *reasons: object) -> None:
         self.reasons = tuple(map(str, reasons))
         super().__init__("; ".join(self.reasons))
+
+
+def complain(*sentences: object) -> None:
+    """Writes each sentence to standard error, under the name of the program."""
+    for sentence in sentences:
+        sys.stderr.write(f"ipvsproxy: {sentence}\n")

@@ -8,7 +8,6 @@ import os
 import pathlib
 import resource
 import signal
-import sys
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ import structlog
 
 from ipvsproxy.config.settings import Config, Format
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.errors import CannotStartError, complain
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Status
 
@@ -36,22 +35,6 @@ _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX in mall
 T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-def run(config: Config, main: Coroutine[None, None, int]) -> int:
-    """Run ``main`` to its end; returns the exit status. Writes to standard error why the process could not start."""
-    set_up_log(config)
-    try:
-        with logs.written_by_a_thread():
-            return asyncio.run(_abandoning_threads(main))
-    except CannotStartError as error:
-        for reason in error.reasons:
-            sys.stderr.write(f"ipvsproxy: {reason}\n")
-        sys.stderr.write("ipvsproxy: nothing was programmed\n")
-        return CANNOT_START
-    except server.BindError as error:
-        sys.stderr.write(f"ipvsproxy: {error}\n")
-        return FAILED
 
 
 class Signals:
@@ -102,20 +85,36 @@ class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
         super().shutdown(wait=False, cancel_futures=cancel_futures)
 
 
-async def _abandoning_threads(main: Coroutine[None, None, int]) -> int:
+def run(config: Config, main: Callable[[Signals], Coroutine[None, None, int]], end: Callable[[int], object] = os._exit) -> int:
+    """Run ``main`` to its end; returns the exit status. Writes to standard error why the process could not start.
+
+    ``end`` ends a process at once that a signal has not ended in time.
+    """
+    set_up_log(config)
+    signals = Signals(end)
+    try:
+        with logs.written_by_a_thread():
+            return asyncio.run(_run(config, main, signals))
+    except CannotStartError as error:
+        complain(*error.reasons, "nothing was programmed")
+        return CANNOT_START
+    except server.BindError as error:
+        complain(error)
+        return FAILED
+    finally:
+        signals.close()
+
+
+async def _run(config: Config, main: Callable[[Signals], Coroutine[None, None, int]], signals: Signals) -> int:
     asyncio.get_running_loop().set_default_executor(_AbandonedThreads())
-    return await main
-
-
-def begin(config: Config, signals: Signals) -> None:
-    """Handle signals from now on, and log notices about the configuration."""
     use_little_memory()
     take_all_descriptors()
     signals.install(on_hangup=lambda: None)  # the configuration file is read soon anyway
     for notice in config.notices:
-        log.warning("configuration_notice", notice=str(notice))
+        log.warning("configuration_notice", notice=notice)
     if config.without_effect:
         log.info("settings_without_effect", settings=list(config.without_effect))
+    return await main(signals)
 
 
 def set_up_log(config: Config) -> None:

@@ -325,15 +325,10 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
 
 def init_only(config: Config) -> int:
     """Prepare this node; returns the exit status. A stop before the end is a failure: the node is not prepared."""
-    signals = Signals(end=lambda _: os._exit(lifecycle.FAILED))
-    try:
-        return lifecycle.run(config, _prepare_until_stopped(config, signals))
-    finally:
-        signals.close()
+    return lifecycle.run(config, functools.partial(_prepare_until_stopped, config), end=lambda _: os._exit(lifecycle.FAILED))
 
 
 async def _prepare_until_stopped(config: Config, signals: Signals) -> int:
-    lifecycle.begin(config, signals)
     preparing, stopping = asyncio.create_task(_prepare(config)), asyncio.create_task(signals.stopping.wait())
     await asyncio.wait((preparing, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -57,7 +57,7 @@ def test_a_hanging_thread_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
     may_end = threading.Event()
 
-    async def main() -> int:
+    async def main(_signals: lifecycle.Signals) -> int:
         loop, has_begun = asyncio.get_running_loop(), asyncio.Event()
 
         def hang() -> None:
@@ -72,7 +72,7 @@ def test_a_hanging_thread_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch
     config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
     try:
         began_s = time.monotonic()
-        assert lifecycle.run(config, main()) == 7
+        assert lifecycle.run(config, main) == 7
         assert time.monotonic() - began_s < HANGS_S
     finally:
         may_end.set()
@@ -125,7 +125,7 @@ def test_a_c_library_without_mallopt_does_not_prevent_the_start(monkeypatch: pyt
 
 
 def test_a_thread_that_cannot_be_started_is_an_error_of_the_system_for_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> int:
+    async def main(_signals: lifecycle.Signals) -> int:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
             with pytest.raises(OSError, match="can't start new thread"):
@@ -134,7 +134,7 @@ def test_a_thread_that_cannot_be_started_is_an_error_of_the_system_for_its_calle
 
     monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
     config = load.load(["--proxy-mode=ipvs"], hostname="node-a", read_file=lambda _: b"")
-    assert lifecycle.run(config, main()) == 0
+    assert lifecycle.run(config, main) == 0
 
 
 _DESCRIPTORS = """
