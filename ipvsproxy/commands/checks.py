@@ -2,7 +2,7 @@
 
 import enum
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config
@@ -32,7 +32,6 @@ ADVISED = (
 """Settings that ipvsproxy does not write, but that matter."""
 OLDEST = (4, 18)
 """The oldest kernel of docs/compatibility.md: that of RHEL 8."""
-_STRICT = "1"
 _REFUSED = {
     "input": "connections to Services, from pods and from outside,",
     "forward": "what pods send, and the answers of Services,",
@@ -107,16 +106,15 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
 def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
     scheduler = f"ip_vs_{config.translation.scheduler}"
     in_use = {one.settings.scheduler for one in ((facts.observation and facts.observation.virtual_servers) or {}).values()}
-    by_state = {state: [name for name, found in facts.modules.items() if found is state] for state in ModuleState}
-    if config.translation.scheduler in in_use:
-        by_state = {state: [name for name in names if name != scheduler] for state, names in by_state.items()}
+    by_state: dict[ModuleState, list[str]] = {state: [] for state in ModuleState}
+    for name, state in facts.modules.items():
+        if name != scheduler or config.translation.scheduler not in in_use:
+            by_state[state].append(name)
     for name in by_state[ModuleState.MISSING]:
         yield fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
-    if by_state[ModuleState.UNKNOWN]:
-        names = ", ".join(by_state[ModuleState.UNKNOWN])
-        yield warn(
-            "modules", f"it is unknown whether this kernel has {names}", "mount the host's /lib/modules, or run modprobe there"
-        )
+    if unknown := ", ".join(by_state[ModuleState.UNKNOWN]):
+        remedy = "mount the host's /lib/modules, or run modprobe there"
+        yield warn("modules", f"it is unknown whether this kernel has {unknown}", remedy)
     if by_state[ModuleState.LOADABLE]:
         yield ok("modules", f"will be loaded: {', '.join(by_state[ModuleState.LOADABLE])}")
     there = len(by_state[ModuleState.LOADED]) + len(by_state[ModuleState.BUILT_IN])
@@ -157,7 +155,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
     yield from _advise(
         facts,
         "net/ipv4/conf/all/rp_filter",
-        lambda value: value == _STRICT,
+        "1",
         "set it to 2 or 0: answers that come back by another interface than the kernel expects are dropped",
     )
     yield from _bridges(facts)
@@ -165,7 +163,7 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
         yield from _advise(
             facts,
             "net/ipv4/vs/conn_reuse_mode",
-            lambda value: value == "0",
+            "0",
             "set it to 1: with 0, new connections from reused source ports go to real servers that are being removed",
         )
 
@@ -178,13 +176,13 @@ def _bridges(facts: Facts) -> Iterator[Finding]:
         names = ", ".join(facts.bridges)
         remedy = f"run modprobe br_netfilter on the host and set {path} to 1: {no_answer}"
         yield warn("sysctl", f"this host has bridges ({names}), and br_netfilter is not loaded", remedy)
-    yield from _advise(facts, path, lambda value: value == "0", f"set it to 1: {no_answer}")
+    yield from _advise(facts, path, "0", f"set it to 1: {no_answer}")
 
 
-def _advise(facts: Facts, path: str, is_bad: Callable[[str], bool], remedy: str) -> Iterator[Finding]:
+def _advise(facts: Facts, path: str, bad: str, remedy: str) -> Iterator[Finding]:
     value = facts.sysctls.get(path)
     if value is not None:
-        yield warn("sysctl", f"{path} is {value}", remedy) if is_bad(value) else ok("sysctl", f"{path} is {value}")
+        yield warn("sysctl", f"{path} is {value}", remedy) if value == bad else ok("sysctl", f"{path} is {value}")
 
 
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -246,13 +244,11 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
     is_ours = ownership.owned_virtual_servers(observed.sets or {}, observed.local, host, observed.virtual_servers, ranges)
     foreign = [key for key in observed.virtual_servers if not is_ours(key)]
     ports = {ownership.node_port_of(entry) for entries in (observed.sets or {}).values() for entry in entries}
-    by_address = [key for key in foreign if not isinstance(key, FirewallMark)]
-    doubtful = [str(key) for key in by_address if ownership.node_port(key) in ports]
+    doubtful = [str(key) for key in foreign if not isinstance(key, FirewallMark) and ownership.node_port(key) in ports]
     if doubtful:
         text = f"{', '.join(doubtful)}: the port is a node port of ours, but none is served on the address"
-        yield warn(
-            "ipvs", text, "if no other program such as keepalived made it, remove it with ipvsadm -D: a proxy left it behind"
-        )
+        remedy = "if no other program such as keepalived made it, remove it with ipvsadm -D: a proxy left it behind"
+        yield warn("ipvs", text, remedy)
     names = list(map(str, foreign))
     if names or observed.foreign_virtual_servers:
         named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - a few will do
@@ -306,16 +302,13 @@ def _ports(facts: Facts, config: Config) -> Iterator[Finding]:
         if address is None:
             continue
         holder = facts.listeners.get(address.port, "")
-        if not holder:
-            yield ok("ports", f"{name} port {address.port} is free")
-        elif holder.startswith("ipvsproxy"):
-            yield ok("ports", f"{name} port {address.port} is held by {holder}")
+        text = f"{name} port {address.port} is " + (f"held by {holder}" if holder else "free")
+        if not holder or holder.startswith("ipvsproxy"):
+            yield ok("ports", text)
         elif holder.startswith("kube-proxy"):
-            remedy = "stop kube-proxy before run; --dry-run uses other ports"
-            yield warn("ports", f"{name} port {address.port} is held by {holder}", remedy)
+            yield warn("ports", text, "stop kube-proxy before run; --dry-run uses other ports")
         else:
-            remedy = f"stop it, or choose another address for {name}"
-            yield fail("ports", f"{name} port {address.port} is held by {holder}", remedy)
+            yield fail("ports", text, f"stop it, or choose another address for {name}")
 
 
 def _timeouts(facts: Facts) -> Iterator[Finding]:
@@ -348,7 +341,7 @@ def _neighbours(facts: Facts) -> Iterator[Finding]:
 def _kube_proxy(facts: Facts) -> Iterator[Finding]:
     chains = sum(map(leftovers.is_of_iptables_mode, facts.chains))
     named = [table for table in facts.tables if table.name == leftover_tables.NAME]
-    tables = [table for table in named if not leftover_tables.why_foreign(table)]
+    tables = list(filter(_is_kube_proxys, named))
     stop = "stop that kube-proxy: run then removes them, once its own rules are in force; so does ipvsproxy cleanup"
     if chains:
         yield warn("kube-proxy", f"there are rules of its iptables mode ({chains} chains)", stop)
@@ -364,8 +357,8 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
 
 def _firewalls(facts: Facts) -> Iterator[Finding]:
     """The chains that refuse what they do not know."""
-    closed = [(table, chain) for table in facts.tables if not _is_kube_proxys(table) for chain in table.closed]
     found = False
+    closed = [(table, chain) for table in facts.tables if not _is_kube_proxys(table) for chain in table.closed]
     for table, chain in closed:
         place = table.chains[chain]
         if place is None or place.hook not in _REFUSED or _is_overruled(facts, table, place.hook):
@@ -373,7 +366,8 @@ def _firewalls(facts: Facts) -> Iterator[Finding]:
         found = True
         what = f"the chain {chain} of the table {table} (hook {place.hook})"
         text = f"{what} refuses {_REFUSED[place.hook]} unless a rule there accepts them"
-        remedy = f"accept them there, such as all of the pods' interfaces, and clients' connections to Services{_hint(table)}"
+        by = " (by a zone of firewalld whose target is ACCEPT)" if table.name == "firewalld" else ""
+        remedy = f"accept them there, such as all of the pods' interfaces, and clients' connections to Services{by}"
         yield warn("firewall", text, remedy)
     if not found and not facts.unread_tables:
         yield ok("firewall", "no chain of another program refuses what it does not know")
@@ -386,14 +380,10 @@ def _is_kube_proxys(table: NftTable) -> bool:
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
     """Whether a rule of ours accepts the packets before: KUBE-FORWARD does, in the variant of iptables that we use."""
     choice = facts.iptables_choice
-    if choice is None or hook != "forward" or table.name != "filter" or _backend(facts) is Backend.NFTABLES:
+    if choice is None or hook != "forward" or table.name != "filter" or _uses_nftables(facts):
         return False
     return (choice.variant is Variant.NF_TABLES) == (table.family in _OF_IPTABLES_NFT)
 
 
-def _hint(table: NftTable) -> str:
-    return " (by a zone of firewalld whose target is ACCEPT)" if table.name == "firewalld" else ""
-
-
-def _backend(facts: Facts) -> Backend:
-    return facts.backend.backend if facts.backend else Backend.IPTABLES
+def _uses_nftables(facts: Facts) -> bool:
+    return facts.backend is not None and facts.backend.backend is Backend.NFTABLES
