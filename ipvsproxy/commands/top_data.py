@@ -44,20 +44,6 @@ class Details(NamedTuple):
     endpoints: Sequence[Row]
 
 
-class _Endpoint(NamedTuple):
-    """One endpoint of one Service port, with the figures of all virtual servers of this port."""
-
-    port: str
-    address: str
-    node: str
-    zone: str
-    weight: int | None
-    active: int | None
-    inactive: int | None
-    connections_s: float | None
-    state: str
-
-
 class Column(NamedTuple):
     """A column of a table: its title, its text for a row, and whether figures are aligned to the right.
 
@@ -124,15 +110,15 @@ SERVICE_COLUMNS = (
     Column("Wrong", lambda row: "; ".join(row["problems"]), from_width=70),
 )
 ENDPOINT_COLUMNS = (
-    Column("Port", lambda one: one.port, from_width=60),
-    Column("Endpoint", lambda one: one.address, gives_way=True),
-    Column("Node", lambda one: one.node, from_width=90),
-    Column("Zone", lambda one: one.zone, from_width=110),
-    Column("Weight", lambda one: UNKNOWN if one.weight is None else str(one.weight), is_number=True, from_width=90),
-    Column("Active", lambda one: count(one.active), is_number=True),
-    Column("InAct", lambda one: count(one.inactive), is_number=True, from_width=90),
-    Column("Conn/s", lambda one: count(one.connections_s), is_number=True, from_width=60),
-    Column("State", lambda one: one.state),
+    Column("Port", lambda one: one["port"], from_width=60),
+    Column("Endpoint", lambda one: one["address"], gives_way=True),
+    Column("Node", lambda one: one["node"], from_width=90),
+    Column("Zone", lambda one: one["zone"], from_width=110),
+    Column("Weight", lambda one: UNKNOWN if one["weight"] is None else str(one["weight"]), is_number=True, from_width=90),
+    Column("Active", lambda one: count(one["active"]), is_number=True),
+    Column("InAct", lambda one: count(one["inactive"]), is_number=True, from_width=90),
+    Column("Conn/s", lambda one: count(one["connectionsPerSecond"]), is_number=True, from_width=60),
+    Column("State", lambda one: one["state"]),
 )
 
 
@@ -243,7 +229,7 @@ def details(document: Document) -> Details:
     endpoints = [endpoint for port in explained["ports"] for endpoint in _endpoints(port)]
     return Details(
         (*_service_lines(row), *_notes(explained)),
-        [Row(f"{one.port} {one.address} {number}", _texts(ENDPOINT_COLUMNS, one)) for number, one in enumerate(endpoints)],
+        [Row(f"{one['port']} {one['address']} {number}", _texts(ENDPOINT_COLUMNS, one)) for number, one in enumerate(endpoints)],
     )
 
 
@@ -277,8 +263,11 @@ def _notes(explained: Document) -> Iterator[str]:
                 yield f"{one['virtualServer']}: not in the kernel"
 
 
-def _endpoints(port: Document) -> Iterator[_Endpoint]:
-    """The endpoints of a Service port, then real servers that are none of them: draining ones, for example."""
+def _endpoints(port: Document) -> Iterator[Document]:
+    """The endpoints of a Service port, then real servers that are none of them: draining ones, for example.
+
+    The figures of each are those of all virtual servers of the port.
+    """
     name = _port(port) + (f" {port['name']}" if port["name"] else "")
     kernels = [one["kernel"] for one in (*port["virtualServers"], port["clusterScope"] or {"kernel": None}) if one["kernel"]]
     missing = {one for kernel in kernels for one in kernel["missing"]}
@@ -293,9 +282,10 @@ def _endpoints(port: Document) -> Iterator[_Endpoint]:
         address = f"[{one['address']}]:{one['port']}" if ":" in one["address"] else f"{one['address']}:{one['port']}"
         state = "MISSING: not in the kernel" if address in missing else _state(one, traffics)
         is_other = one["internal"]["code"] == "duplicate"  # its real server is shown with the entry that counts
-        yield _endpoint(name, address, one, [] if is_other else real_servers.pop(address, []), state)
+        shown = {"port": name, "address": address, "node": one["node"], "zone": one["zone"], "state": state}
+        yield shown | _figures([] if is_other else real_servers.pop(address, []))
     for address, seen in real_servers.items():
-        yield _endpoint(name, address, {"node": "", "zone": ""}, seen, seen[0]["state"])
+        yield {"port": name, "address": address, "node": "", "zone": "", "state": seen[0]["state"], **_figures(seen)}
 
 
 def _state(endpoint: Document, traffics: Iterable[str]) -> str:
@@ -310,18 +300,10 @@ def _state(endpoint: Document, traffics: Iterable[str]) -> str:
     return f"in for {_TRAFFIC[used[0]]}: out for {_TRAFFIC[next(iter(out))]}: {reasons}"
 
 
-def _endpoint(port: str, address: str, one: Document, seen: Sequence[Document], state: str) -> _Endpoint:
-    return _Endpoint(
-        port=port,
-        address=address,
-        node=one["node"],
-        zone=one["zone"],
-        weight=next((each["weight"] for each in seen), None),
-        active=_sum(each["active"] for each in seen),
-        inactive=_sum(each["inactive"] for each in seen),
-        connections_s=_sum(each.get("connectionsPerSecond") for each in seen),
-        state=state,
-    )
+def _figures(seen: Sequence[Document]) -> dict[str, Any]:
+    """The weight of a real server, and the sums of the other figures over its virtual servers."""
+    sums = {name: _sum(each.get(name) for each in seen) for name in ("active", "inactive", "connectionsPerSecond")}
+    return {"weight": next((each["weight"] for each in seen), None), **sums}
 
 
 def _sum(figures: Iterable[float | None]) -> Any:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 from rich.text import Text
 from textual import events
@@ -139,21 +139,54 @@ class Rows(DataTable[Text]):
         """The key of the row under the cursor."""
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value if self.row_count else None
 
-    def begin_again(self) -> None:
-        """Have the next rows shown from their beginning."""
-        self.clear()
 
+class FollowingScreen(Screen[None], Generic[T]):
+    """Shows what is read again and again: lines above a table, and what asks for attention."""
 
-def _say(screen: Screen[None], text: str) -> None:
-    """Show one line that asks for attention, or none."""
-    message = screen.query_one("#message", Static)
-    message.update(Content(printable(text)))
-    message.display = bool(text)
+    def __init__(self, interval_s: float, columns: Sequence[Column]) -> None:
+        super().__init__()
+        self.shown: T | None = None
+        self.follower = Follower(interval_s)
+        self._columns = columns
 
+    async def read(self) -> T | None:
+        """Read what is to be shown; None if it is there no more."""
+        raise NotImplementedError
 
-def _about(screen: Screen[None], lines: Iterable[str]) -> None:
-    """Show the lines above the table."""
-    screen.query_one("#about", Static).update(Content("\n".join(map(printable, lines))))
+    def describe(self, shown: T) -> tuple[Iterable[str], Sequence[Row]]:
+        """The lines above the table, and its rows."""
+        raise NotImplementedError
+
+    def show(self, result: T | None, problem: str) -> None:
+        """Show a new reading, or why there is none."""
+        self.shown = result or self.shown
+        self.say(self.follower.message(problem))
+        self.draw()
+
+    def on_mount(self) -> None:
+        """Begin to follow."""
+        self.run_worker(self.follower.follow(self.read, self.show))
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Choose columns for the new width."""
+        self.draw()
+
+    def action_hold(self) -> None:
+        """Hold the picture, or go on."""
+        self.say(self.follower.hold())
+
+    def say(self, text: str) -> None:
+        """Show one line that asks for attention, or none."""
+        message = self.query_one("#message", Static)
+        message.update(Content(printable(text)))
+        message.display = bool(text)
+
+    def draw(self) -> None:
+        """Draw what was read last."""
+        if self.shown is not None:
+            lines, rows = self.describe(self.shown)
+            self.query_one("#about", Static).update(Content("\n".join(map(printable, lines))))
+            self.query_one(Rows).fill(self._columns, rows, self.size.width)
 
 
 class HelpScreen(Screen[None]):
@@ -172,7 +205,7 @@ class HelpScreen(Screen[None]):
         self.dismiss()
 
 
-class ServiceScreen(Screen[None]):
+class ServiceScreen(FollowingScreen[Details]):
     """One Service with its endpoints, live."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -181,11 +214,9 @@ class ServiceScreen(Screen[None]):
     ]
 
     def __init__(self, name: str, fetch: FetchDetails, interval_s: float) -> None:
-        super().__init__()
+        super().__init__(interval_s, top_data.ENDPOINT_COLUMNS)
         self._service = name
         self._fetch = fetch
-        self._follower = Follower(interval_s)
-        self._details: Details | None = None
 
     def compose(self) -> ComposeResult:
         """The Service, what is to be said of it, and its endpoints."""
@@ -194,41 +225,27 @@ class ServiceScreen(Screen[None]):
         yield Rows()
         yield Footer()
 
-    def on_mount(self) -> None:
-        """Begin to follow the Service."""
-        self.run_worker(self._follower.follow(self._read, self._show))
-
-    def on_resize(self, _event: events.Resize) -> None:
-        """Choose columns for the new width."""
-        self._draw()
-
     def action_close(self) -> None:
         """Return to all Services."""
         self.dismiss()
 
-    def action_hold(self) -> None:
-        """Hold the picture, or go on."""
-        _say(self, self._follower.hold())
-
-    async def _read(self) -> Details | None:
+    async def read(self) -> Details | None:
+        """The Service with its endpoints."""
         return await self._fetch(self._service)
 
-    def _show(self, details: Details | None, problem: str) -> None:
-        if details is None and not problem:
-            _say(self, f"there is no Service {self._service} any more")
-            return
-        self._details = details or self._details
-        _say(self, self._follower.message(problem))
-        self._draw()
+    def show(self, result: Details | None, problem: str) -> None:
+        """Show a new reading, or why there is none."""
+        if result or problem:
+            super().show(result, problem)
+        else:
+            self.say(f"there is no Service {self._service} any more")
 
-    def _draw(self) -> None:
-        if self._details is None:
-            return
-        _about(self, self._details.lines)
-        self.query_one(Rows).fill(top_data.ENDPOINT_COLUMNS, self._details.endpoints, self.size.width)
+    def describe(self, shown: Details) -> tuple[Iterable[str], Sequence[Row]]:
+        """The Service in lines, and its endpoints."""
+        return shown.lines, shown.endpoints
 
 
-class MainScreen(Screen[None]):
+class MainScreen(FollowingScreen[Picture]):
     """The node and its Services, live."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -249,13 +266,10 @@ class MainScreen(Screen[None]):
     ]
 
     def __init__(self, question: Question, interval_s: float, fetch: Fetch, fetch_details: FetchDetails) -> None:
-        super().__init__()
+        super().__init__(interval_s, top_data.SERVICE_COLUMNS)
         self._question = question
-        self._interval_s = interval_s
         self._fetch = fetch
         self._fetch_details = fetch_details
-        self._follower = Follower(interval_s)
-        self._picture: Picture | None = None
         self._is_new_order = False
 
     def compose(self) -> ComposeResult:
@@ -270,39 +284,31 @@ class MainScreen(Screen[None]):
         """Begin to follow the node."""
         self.query_one("#filter").display = bool(self._question.filter)
         self.query_one(Rows).focus()
-        self.run_worker(self._follower.follow(self._read, self._show))
-
-    def on_resize(self, _event: events.Resize) -> None:
-        """Choose columns for the new width."""
-        self._draw()
+        super().on_mount()
 
     def on_screen_suspend(self) -> None:
         """Read nothing while another screen covers this one."""
-        self._follower.covered = True
+        self.follower.covered = True
 
     def on_screen_resume(self) -> None:
         """Go on."""
-        self._follower.covered = False
-        self._follower.wake()
+        self.follower.covered = False
+        self.follower.wake()
 
-    async def _read(self) -> Picture:
+    async def read(self) -> Picture:
+        """The node, and the rows of the question."""
         return await self._fetch(self._question)
 
-    def _show(self, picture: Picture | None, problem: str) -> None:
-        if picture:
-            self._picture = picture
-            if self._is_new_order:
-                self._is_new_order = False
-                self.query_one(Rows).begin_again()
-        _say(self, self._follower.message(problem))
-        self._draw()
+    def show(self, result: Picture | None, problem: str) -> None:
+        """Show a new reading, or why there is none; of a new order, the first rows."""
+        if result and self._is_new_order:
+            self._is_new_order = False
+            self.query_one(Rows).clear()
+        super().show(result, problem)
 
-    def _draw(self) -> None:
-        if self._picture is None:
-            return
-        width = self.size.width
-        _about(self, (*top_data.node_lines(self._picture, width), self._order(self._picture)))
-        self.query_one(Rows).fill(top_data.SERVICE_COLUMNS, self._picture.services, width)
+    def describe(self, shown: Picture) -> tuple[Iterable[str], Sequence[Row]]:
+        """The node in lines, and its Services."""
+        return (*top_data.node_lines(shown, self.size.width), self._order(shown)), shown.services
 
     def _order(self, picture: Picture) -> str:
         """Which Services are shown, in which order."""
@@ -323,18 +329,14 @@ class MainScreen(Screen[None]):
 
     def action_page(self, step: int) -> None:
         """Show the next page, or the one before."""
-        pages = self._picture.pages if self._picture else 1
+        pages = self.shown.pages if self.shown else 1
         self._ask(self._question._replace(page=min(max(1, self._question.page + step), pages)))
 
     def _ask(self, question: Question) -> None:
         """Read the first rows of another order."""
         self._question = question
         self._is_new_order = True
-        self._follower.wake()
-
-    def action_hold(self) -> None:
-        """Hold the picture, or go on."""
-        _say(self, self._follower.hold())
+        self.follower.wake()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - of the base class
         """While a filter is typed, a slash is a part of it."""
@@ -363,7 +365,7 @@ class MainScreen(Screen[None]):
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open the chosen Service."""
         if event.row_key.value:
-            self.app.push_screen(ServiceScreen(event.row_key.value, self._fetch_details, self._interval_s))
+            self.app.push_screen(ServiceScreen(event.row_key.value, self._fetch_details, self.follower.interval_s))
 
     def action_help(self) -> None:
         """Show the keys."""
