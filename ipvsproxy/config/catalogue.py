@@ -52,7 +52,7 @@ SOURCE = (
 OWN = (
     Option(
         "manifests",
-        "ipvsproxy.manifests",
+        "manifests",
         Kind.TEXT,
         "",
         "DIR",
@@ -61,22 +61,17 @@ OWN = (
         empty_is_unset=True,
         overrides_file=True,
     ).explained("Read Services, EndpointSlices and Nodes from this directory instead of an API server."),
+    Option("ipvs-drain-deadline", "drainDeadline", Kind.DURATION, "0s", to="policy.drain_deadline_s", minimum=0).explained(
+        "How long TCP connections to a removed endpoint may last; 0 means until they end by themselves."
+    ),
     Option(
-        "ipvs-drain-deadline", "ipvsproxy.drainDeadline", Kind.DURATION, "0s", to="policy.drain_deadline_s", minimum=0
-    ).explained("How long TCP connections to a removed endpoint may last; 0 means until they end by themselves."),
-    Option(
-        "ipvs-drift-check-interval",
-        "ipvsproxy.driftCheckInterval",
-        Kind.DURATION,
-        "5s",
-        to="engine.drift_check_interval_s",
-        minimum=1,
+        "ipvs-drift-check-interval", "driftCheckInterval", Kind.DURATION, "5s", to="engine.drift_check_interval_s", minimum=1
     ).explained(
         "How often all real servers are compared with the desired ones; other drift is looked for every 3s or more often."
     ),
     Option(
         "ipvs-allow-service-addresses",
-        "ipvsproxy.allowServiceAddresses",
+        "allowServiceAddresses",
         Kind.LIST,
         "",
         "CIDR,...",
@@ -84,35 +79,27 @@ OWN = (
         restart=True,
     ).explained("Serve Service addresses in these ranges even if they belong to the API server, this node or a range of pods."),
     Option(
-        "ipvs-traffic-scopes", "ipvsproxy.trafficScopes", Kind.TEXT, "api", to="translation.scopes", choices=tuple(TrafficScopes)
+        "ipvs-traffic-scopes", "trafficScopes", Kind.TEXT, "api", to="translation.scopes", choices=tuple(TrafficScopes)
     ).explained(
         "With externalTrafficPolicy Local, clients of this node reach all endpoints (api), or those of everybody (kube-proxy)."
     ),
-    Option("ipvs-scope-mark-bits", "ipvsproxy.scopeMarkBits", Kind.TEXT, "0x3fff", "MASK", to="translation.scope_bits").explained(
+    Option("ipvs-scope-mark-bits", "scopeMarkBits", Kind.TEXT, "0x3fff", "MASK", to="translation.scope_bits").explained(
         "The bits of packet marks for traffic scopes; no other program may write them. 14 bits do for 16383 Service ports."
     ),
     Option(
-        "service-annotations", "ipvsproxy.serviceAnnotations", Kind.TEXT, "all", "all|none|NAME,...", to="translation.annotations"
+        "service-annotations", "serviceAnnotations", Kind.TEXT, "all", "all|none|NAME,...", to="translation.annotations"
     ).explained("Which annotations of Services count: all, none, or names without ipvsproxy.io/, such as scheduler,weights."),
     Option(
-        "rules-backend",
-        "ipvsproxy.rulesBackend",
-        Kind.TEXT,
-        "iptables",
-        to="drivers.rules_backend",
-        restart=True,
-        choices=tuple(Backend),
+        "rules-backend", "rulesBackend", Kind.TEXT, "iptables", to="drivers.rules_backend", restart=True, choices=tuple(Backend)
     ).explained(
         "What holds rules and sets: iptables with ipset, or nftables alone; auto: nftables where one of the former is missing."
     ),
-    Option(
-        "ipvs-vip-binding", "ipvsproxy.vipBinding", Kind.TEXT, "addresses", to="translation.binding", choices=tuple(Binding)
-    ).explained(
+    Option("ipvs-vip-binding", "vipBinding", Kind.TEXT, "addresses", to="translation.binding", choices=tuple(Binding)).explained(
         "How Service addresses become local: by addresses on kube-ipvs0, or by local routes on lo, which is faster (routes)."
     ),
     Option(
         "ipvs-route-protocol",
-        "ipvsproxy.routeProtocol",
+        "routeProtocol",
         Kind.INTEGER,
         str(ROUTE_PROTOCOL),
         "NUMBER",
@@ -123,7 +110,7 @@ OWN = (
     ).explained("The protocol number of local routes to Service addresses; no other program may use it."),
     Option(
         "mass-deletion-guard",
-        "ipvsproxy.massDeletionGuardPercent",
+        "massDeletionGuardPercent",
         Kind.INTEGER,
         "50",
         "PERCENT",
@@ -135,39 +122,22 @@ OWN = (
         "If a list lacks more than this percentage of all Services or endpoints, wait a minute for a second list; 0: never."
     ),
     Option(
-        "stale-watch-timeout",
-        "ipvsproxy.staleWatchTimeout",
-        Kind.DURATION,
-        "15m0s",
-        to="servers.stale_watch_s",
-        restart=True,
-        minimum=0,
+        "stale-watch-timeout", "staleWatchTimeout", Kind.DURATION, "15m0s", to="servers.stale_watch_s", restart=True, minimum=0
     ).explained("How long the API server may be silent before log, metrics and /healthz report a stale watch; 0: never."),
     Option(
-        "stale-watch-unhealthy",
-        "ipvsproxy.staleWatchUnhealthy",
-        Kind.BOOLEAN,
-        "false",
-        to="servers.stale_watch_unhealthy",
-        restart=True,
+        "stale-watch-unhealthy", "staleWatchUnhealthy", Kind.BOOLEAN, "false", to="servers.stale_watch_unhealthy", restart=True
     ).explained("Answer load balancers with 503 on /healthz and health-check node ports while a watch is stale."),
     Option(
-        "service-metrics-limit",
-        "ipvsproxy.serviceMetricsLimit",
-        Kind.INTEGER,
-        "20000",
-        to="traffic_metrics.limit",
-        restart=True,
-        minimum=0,
+        "service-metrics-limit", "serviceMetricsLimit", Kind.INTEGER, "20000", to="traffic_metrics.limit", restart=True, minimum=0
     ).explained("How many Service ports, and how many endpoints, have their own traffic metrics; 0 turns these metrics off."),
     Option(
-        "endpoint-metrics", "ipvsproxy.endpointMetrics", Kind.BOOLEAN, "false", to="traffic_metrics.of_endpoints", restart=True
+        "endpoint-metrics", "endpointMetrics", Kind.BOOLEAN, "false", to="traffic_metrics.of_endpoints", restart=True
     ).explained("Export traffic metrics for each endpoint, too, not only for each Service port."),
-    Option("ui", "ipvsproxy.ui", Kind.BOOLEAN, "true", to="servers.ui", restart=True).explained(
+    Option("ui", "ui", Kind.BOOLEAN, "true", to="servers.ui", restart=True).explained(
         "Show this node as a page at /ui/ of the metrics server, which ipvsproxy top needs as well."
     ),
 )
-"""Options that kube-proxy does not have. In a file they stand under ``ipvsproxy:``."""
+"""Options that kube-proxy does not have. In a file their fields stand under ``ipvsproxy:``."""
 
 NODE = (
     Option(
@@ -367,88 +337,91 @@ LOGGING = (
     ),
 )
 
-_API = "Requests to the API server ask for JSON."
-_CALLS = "Three watches need no rate limit; events have their own."
-_IPTABLES = "For kube-proxy's iptables mode only."
-_NFTABLES = "For kube-proxy's nftables mode only."
-_WINDOWS = "For Windows only."
-_STREAM = "All log lines go to one stream, without a buffer."
-
-WITHOUT_EFFECT = (
-    Option("", "clientConnection.acceptContentTypes", Kind.TEXT, "").explained(_API),
-    Option(
-        "kube-api-content-type",
-        "clientConnection.contentType",
-        Kind.TEXT,
-        "application/vnd.kubernetes.protobuf",
-        zero_is_unset=True,
-    ).explained(_API),
-    Option("kube-api-qps", "clientConnection.qps", Kind.NUMBER, "5", zero_is_unset=True).explained(_CALLS),
-    Option("kube-api-burst", "clientConnection.burst", Kind.INTEGER, "10", minimum=0, zero_is_unset=True).explained(_CALLS),
-    Option("config-sync-period", "configSyncPeriod", Kind.DURATION, "15m0s", above=0, zero_is_unset=True).explained(
-        "Known objects need no refresh; the watches report each change."
+WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
+    "Requests to the API server ask for JSON.": (
+        Option("", "clientConnection.acceptContentTypes", Kind.TEXT, ""),
+        Option(
+            "kube-api-content-type",
+            "clientConnection.contentType",
+            Kind.TEXT,
+            "application/vnd.kubernetes.protobuf",
+            zero_is_unset=True,
+        ),
     ),
-    Option("show-hidden-metrics-for-version", "showHiddenMetricsForVersion", Kind.TEXT, "").explained(
-        "No metric is hidden. Takes MAJOR.MINOR of any version."
+    "Three watches need no rate limit; events have their own.": (
+        Option("kube-api-qps", "clientConnection.qps", Kind.NUMBER, "5", zero_is_unset=True),
+        Option("kube-api-burst", "clientConnection.burst", Kind.INTEGER, "10", minimum=0, zero_is_unset=True),
     ),
-    Option("iptables-localhost-nodeports", "iptables.localhostNodePorts", Kind.BOOLEAN, "true").explained(
-        "IPVS never serves node ports on localhost."
+    "Known objects need no refresh; the watches report each change.": (
+        Option("config-sync-period", "configSyncPeriod", Kind.DURATION, "15m0s", above=0, zero_is_unset=True),
     ),
-    Option("iptables-sync-period", "iptables.syncPeriod", Kind.DURATION, "30s", zero_is_unset=True).explained(_IPTABLES),
-    Option("iptables-min-sync-period", "iptables.minSyncPeriod", Kind.DURATION, "1s", zero_is_unset=True).explained(_IPTABLES),
-    Option("", "nftables.masqueradeBit", Kind.INTEGER, "14").explained(_NFTABLES),
-    Option("", "nftables.masqueradeAll", Kind.BOOLEAN, "false").explained(_NFTABLES),
-    Option("", "nftables.syncPeriod", Kind.DURATION, "30s", zero_is_unset=True).explained(_NFTABLES),
-    Option("", "nftables.minSyncPeriod", Kind.DURATION, "1s", zero_is_unset=True).explained(_NFTABLES),
-    Option("", "winkernel.networkName", Kind.TEXT, "").explained(_WINDOWS),
-    Option("", "winkernel.sourceVip", Kind.TEXT, "").explained(_WINDOWS),
-    Option("", "winkernel.enableDSR", Kind.BOOLEAN, "false").explained(_WINDOWS),
-    Option("", "winkernel.rootHnsEndpointName", Kind.TEXT, "").explained(_WINDOWS),
-    Option("", "winkernel.forwardHealthCheckVip", Kind.BOOLEAN, "false").explained(_WINDOWS),
-    Option("", "windowsRunAsService", Kind.BOOLEAN, "false").explained(_WINDOWS),
-    Option("", "portRange", Kind.TEXT, "").explained("For the userspace mode, which kube-proxy no longer has."),
-    Option("vmodule", "logging.vmodule", Kind.PATTERNS, "", overrides_file=True).explained(
-        "Levels by source file refer to kube-proxy's files."
+    "No metric is hidden. Takes MAJOR.MINOR of any version.": (
+        Option("show-hidden-metrics-for-version", "showHiddenMetricsForVersion", Kind.TEXT, ""),
     ),
-    Option(
-        "log-flush-frequency",
-        "logging.flushFrequency",
-        Kind.DURATION,
-        "5s",
-        zero_is_unset=True,
-        overrides_file=True,
-        nanoseconds=True,
-    ).explained("Log lines are not buffered."),
-    Option("log-text-split-stream", "logging.options.text.splitStream", Kind.BOOLEAN, "false", overrides_file=True).explained(
-        _STREAM
+    "IPVS never serves node ports on localhost.": (
+        Option("iptables-localhost-nodeports", "iptables.localhostNodePorts", Kind.BOOLEAN, "true"),
     ),
-    Option("log-text-info-buffer-size", "logging.options.text.infoBufferSize", Kind.QUANTITY, "0", overrides_file=True).explained(
-        _STREAM
+    "For kube-proxy's iptables mode only.": (
+        Option("iptables-sync-period", "iptables.syncPeriod", Kind.DURATION, "30s", zero_is_unset=True),
+        Option("iptables-min-sync-period", "iptables.minSyncPeriod", Kind.DURATION, "1s", zero_is_unset=True),
     ),
-    Option("log-json-split-stream", "logging.options.json.splitStream", Kind.BOOLEAN, "false", overrides_file=True).explained(
-        _STREAM
+    "For kube-proxy's nftables mode only.": (
+        Option("", "nftables.masqueradeBit", Kind.INTEGER, "14"),
+        Option("", "nftables.masqueradeAll", Kind.BOOLEAN, "false"),
+        Option("", "nftables.syncPeriod", Kind.DURATION, "30s", zero_is_unset=True),
+        Option("", "nftables.minSyncPeriod", Kind.DURATION, "1s", zero_is_unset=True),
     ),
-    Option("log-json-info-buffer-size", "logging.options.json.infoBufferSize", Kind.QUANTITY, "0", overrides_file=True).explained(
-        _STREAM
+    "For Windows only.": (
+        Option("", "winkernel.networkName", Kind.TEXT, ""),
+        Option("", "winkernel.sourceVip", Kind.TEXT, ""),
+        Option("", "winkernel.enableDSR", Kind.BOOLEAN, "false"),
+        Option("", "winkernel.rootHnsEndpointName", Kind.TEXT, ""),
+        Option("", "winkernel.forwardHealthCheckVip", Kind.BOOLEAN, "false"),
+        Option("", "windowsRunAsService", Kind.BOOLEAN, "false"),
     ),
-    Option("boot-id-file", "", Kind.TEXT, "", overrides_file=True).explained("kube-proxy does not use it either."),
-    Option("machine-id-file", "", Kind.TEXT, "", overrides_file=True).explained("kube-proxy does not use it either."),
-)
-"""Options of kube-proxy that have no effect here; the help of each says why. They are read, checked as kube-proxy checks them,
-and kept: a configuration written by ``--write-config-to`` still means the same to kube-proxy.
+    "For the userspace mode, which kube-proxy no longer has.": (Option("", "portRange", Kind.TEXT, ""),),
+    "Levels by source file refer to kube-proxy's files.": (
+        Option("vmodule", "logging.vmodule", Kind.PATTERNS, "", overrides_file=True),
+    ),
+    "Log lines are not buffered.": (
+        Option(
+            "log-flush-frequency",
+            "logging.flushFrequency",
+            Kind.DURATION,
+            "5s",
+            zero_is_unset=True,
+            overrides_file=True,
+            nanoseconds=True,
+        ),
+    ),
+    "All log lines go to one stream, without a buffer.": (
+        Option("log-text-split-stream", "logging.options.text.splitStream", Kind.BOOLEAN, "false", overrides_file=True),
+        Option("log-text-info-buffer-size", "logging.options.text.infoBufferSize", Kind.QUANTITY, "0", overrides_file=True),
+        Option("log-json-split-stream", "logging.options.json.splitStream", Kind.BOOLEAN, "false", overrides_file=True),
+        Option("log-json-info-buffer-size", "logging.options.json.infoBufferSize", Kind.QUANTITY, "0", overrides_file=True),
+    ),
+    "kube-proxy does not use it either.": (
+        Option("boot-id-file", "", Kind.TEXT, "", overrides_file=True),
+        Option("machine-id-file", "", Kind.TEXT, "", overrides_file=True),
+    ),
+}
+"""Options of kube-proxy that have no effect here, by the reason, which is their help. They are read, checked as kube-proxy checks
+them, and kept: a configuration written by ``--write-config-to`` still means the same to kube-proxy.
 """
 
 OPTIONS: Mapping[Group, tuple[Option, ...]] = {
     Group.CONFIGURATION: CONFIGURATION,
     Group.SOURCE: SOURCE,
-    Group.OWN: tuple(option._replace(status=Status.OWN) for option in OWN),
+    Group.OWN: tuple(option._replace(field=f"ipvsproxy.{option.field}", status=Status.OWN) for option in OWN),
     Group.NODE: NODE,
     Group.IPVS: IPVS,
     Group.TRAFFIC: TRAFFIC,
     Group.CONNTRACK: CONNTRACK,
     Group.SERVERS: SERVERS,
     Group.LOGGING: LOGGING,
-    Group.WITHOUT_EFFECT: tuple(option._replace(status=Status.WITHOUT_EFFECT) for option in WITHOUT_EFFECT),
+    Group.WITHOUT_EFFECT: tuple(
+        option._replace(help=why, status=Status.WITHOUT_EFFECT) for why, options in WITHOUT_EFFECT.items() for option in options
+    ),
 }
 """The options of ``run`` by section."""
 
