@@ -15,7 +15,7 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.translate.api.targets import Targets
 
@@ -65,7 +65,7 @@ class _Names:
             marked = self._survey.port_of(key)
             protocol, number, is_node_port = (marked.protocol, marked.port, False) if marked else (key.protocol, 0, False)
         else:
-            protocol, number, is_node_port = key.protocol, key.port, bool(service and not _has_address(service, key))
+            protocol, number, is_node_port = key.protocol, key.port, bool(service and key.address not in service.addresses)
         for port in service.ports if service else ():
             if port.protocol is protocol and number == (port.node_port if is_node_port else port.port):
                 return port.name or str(port.port)
@@ -80,11 +80,6 @@ class _Names:
             "node": target.node or None if target else None,
             "state": _state(row, desired.real_servers if desired else None),
         }
-
-
-def _has_address(service: Service, key: VirtualServerKey) -> bool:
-    options = service.options
-    return key.address in (*service.cluster_addresses, *options.external_addresses, *options.load_balancer_addresses)
 
 
 def _state(row: RealServerRow, desired: Collection[RealServerKey] | None) -> str | None:

@@ -122,6 +122,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.options.not_served
 
     @property
+    def addresses(self) -> tuple[Address, ...]:
+        """All addresses: cluster IPs, external IPs, load-balancer IPs."""
+        return self.cluster_addresses + self.options.external_addresses + self.options.load_balancer_addresses
+
+    @property
     def skipped(self) -> tuple[Skipped, ...]:
         """The fields that are not used, with reasons."""
         return self.options.skipped

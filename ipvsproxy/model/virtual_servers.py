@@ -186,8 +186,15 @@ class RealServers(NamedTuple):
 class Connections(NamedTuple):
     """The connections of a real server as IPVS counts them: ``active`` ones are established, the others ``inactive``."""
 
-    active: int
-    inactive: int
+    active: int = 0
+    inactive: int = 0
+
+    def plus(self, other: "Connections") -> "Connections":
+        """The sum of both."""
+        return Connections(self.active + other.active, self.inactive + other.inactive)
+
+
+NO_CONNECTIONS = Connections()
 
 
 class Counters(NamedTuple):

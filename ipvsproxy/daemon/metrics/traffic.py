@@ -25,7 +25,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
-from ipvsproxy.model.virtual_servers import Connections, Counters, FirewallMark, VirtualServerKey
+from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, Connections, Counters, FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
@@ -282,7 +282,7 @@ class Traffic:
             for real_server, (connections, counted) in servers.items():
                 name = _endpoint(labels[key][1], real_server)
                 rows.append(Row((key, real_server), name, counted))
-                open_connections[name] = _sum(open_connections.get(name), connections)
+                open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(connections)
         yield from self._endpoints.booking(rows, ownerless)
         if not self._of_endpoints:
             yield from self._adding_drains(open_connections)
@@ -303,7 +303,7 @@ class Traffic:
                 yield
             if port := self._labels_of(drain.virtual_server):
                 name = _endpoint(port[1], drain.real_server)
-                open_connections[name] = _sum(open_connections.get(name), drain.connections)
+                open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(drain.connections)
 
     def _joining(self, counted: Collection[VirtualServerKey]) -> Iterator[None]:
         """Find the Service and the labels of the port of each virtual server that has had traffic while desired."""
@@ -387,8 +387,7 @@ def _heading(metric: Metric, *, openmetrics: bool = False) -> str:
 
 def _describe(service: Service, key: VirtualServerKey) -> str:
     """The labels of the Service port that a virtual server serves."""
-    here = service.cluster_addresses + service.options.external_addresses + service.options.load_balancer_addresses
-    is_node_port = key.address not in here
+    is_node_port = key.address not in service.addresses
     name = next(
         (
             port.name
@@ -416,7 +415,3 @@ def _endpoint(labels: str, real_server: RealServerKey) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _sum(one: Connections | None, other: Connections) -> Connections:
-    return Connections(one.active + other.active, one.inactive + other.inactive) if one else other

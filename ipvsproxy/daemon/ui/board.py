@@ -336,15 +336,13 @@ def _own_problems(service: Service, state: ServiceState | None, endpoints: Endpo
 
 def described(service: Service, row: Row) -> dict[str, Any]:
     """The row as a document, without traffic."""
-    options = service.options
-    addresses = (*service.cluster_addresses, *options.external_addresses, *options.load_balancer_addresses)
     return {
         "name": str(service.name),
-        "type": options.type.value,
+        "type": service.options.type.value,
         "served": service.not_served is None,
         "notServed": str(service.not_served) if service.not_served else "",
-        "addresses": [str(address) for address in addresses[:ADDRESSES]],
-        "addressCount": len(addresses),
+        "addresses": [str(address) for address in service.addresses[:ADDRESSES]],
+        "addressCount": len(service.addresses),
         "ports": [
             {"name": one.name, "protocol": one.protocol.name, "port": one.port, "nodePort": one.node_port}
             for one in service.ports[:PORTS]
@@ -379,10 +377,11 @@ class Query(NamedTuple):
             return True
         if not self.starts_address:
             return False
-        return any(str(address).startswith(self.text) for address in (*_addresses(service), *_pods(slices)))
+        pods = (endpoint.address for item in slices for endpoint in item.endpoints)
+        return any(str(address).startswith(self.text) for address in (*service.addresses, *pods))
 
     def _is_at(self, service: Service, slices: Iterable[EndpointSlice], address: Address) -> bool:
-        if address in _addresses(service):
+        if address in service.addresses:
             return any(self.port == one.port for one in service.ports)
         if any(self.port == one.node_port for one in service.ports):
             return True  # of any address of the node
@@ -407,15 +406,6 @@ def parse_query(text: str) -> Query:
         starts_address=_ADDRESS_START.fullmatch(text) is not None,
         port=int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None,  # noqa: PLR2004 - 65535
     )
-
-
-def _addresses(service: Service) -> tuple[Address, ...]:
-    options = service.options
-    return (*service.cluster_addresses, *options.external_addresses, *options.load_balancer_addresses)
-
-
-def _pods(slices: Iterable[EndpointSlice]) -> Iterator[Address]:
-    return (endpoint.address for item in slices for endpoint in item.endpoints)
 
 
 def _has(item: EndpointSlice, address: Address) -> bool:

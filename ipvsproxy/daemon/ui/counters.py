@@ -31,7 +31,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, Connections, Counters, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 
@@ -402,14 +402,11 @@ class CounterFollower:
             if len(keys) + len(own) <= SERVERS_OF_PAGES:
                 keys += own
                 owners.update(dict.fromkeys(own, name))
-        sums: dict[ServiceName, Connections] = dict.fromkeys(owners.values(), Connections(0, 0))
+        sums: dict[ServiceName, Connections] = dict.fromkeys(owners.values(), NO_CONNECTIONS)
         traffic = await self._read_endpoints(keys)
         for key, servers in traffic.items():
             for one in servers.values():
-                before = sums[owners[key]]
-                sums[owners[key]] = Connections(
-                    before.active + one.connections.active, before.inactive + one.connections.inactive
-                )
+                sums[owners[key]] = sums[owners[key]].plus(one.connections)
         self.active = sums
 
     async def _read_endpoints(self, keys: Collection[VirtualServerKey]) -> Traffic:

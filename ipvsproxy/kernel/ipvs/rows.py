@@ -17,6 +17,7 @@ from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.virtual_servers import (
     HASHED,
+    NO_CONNECTIONS,
     PERSISTENT,
     Connections,
     Counters,
@@ -90,7 +91,7 @@ class RealServerRow(NamedTuple):
     weight: int
     upper: int = 0
     lower: int = 0
-    connections: Connections = Connections(0, 0)
+    connections: Connections = NO_CONNECTIONS
 
     @property
     def method(self) -> str:

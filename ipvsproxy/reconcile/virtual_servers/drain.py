@@ -17,11 +17,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServerKey
+from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, Connections, RealServers, VirtualServerKey
 
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
-_NONE = Connections(0, 0)
 _INTERVAL_SHARE = 0.25
 """The connections of a drain are read again after this share of its age: often at first, rarely later."""
 
@@ -162,8 +161,8 @@ class Drains:
             if drain in self._waiting or drain in self._over:
                 continue
             if counts is not None:
-                drain.connections = counts.get(real_server, _NONE)
-            end_s, is_idle = drain.since_s + deadline_s, drain.connections == _NONE
+                drain.connections = counts.get(real_server, NO_CONNECTIONS)
+            end_s, is_idle = drain.since_s + deadline_s, drain.connections == NO_CONNECTIONS
             if is_idle and waiting < may_wait:
                 waiting += 1
                 self._waiting[drain] = None
@@ -200,6 +199,6 @@ def removals_at_once(
         if verb is Verb.SET and isinstance(item, RealServers) and item.drains and not error
         if (connections := counts.get(item.virtual_server)) is not None
         for key in item.keys
-        if connections.get(key, _NONE) == _NONE
+        if connections.get(key, NO_CONNECTIONS) == NO_CONNECTIONS
     )
     return list(itertools.islice(idle, room))
