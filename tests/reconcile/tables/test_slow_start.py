@@ -6,6 +6,7 @@ import pytest
 from ipvsproxy.model.annotations import Annotation, ServiceAnnotations, WeightRules
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
 from ipvsproxy.reconcile.tables import slow_start
 from tests.reconcile.simulation import SimulatedNode
@@ -255,3 +256,16 @@ def test_a_process_that_only_reads_goes_by_the_weights_in_the_kernel_each_time()
     reader.observe(node.kernel.observe(), node.now)
     reader.tend(node.now)
     assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if "weight" in one.desired]
+
+
+def test_an_endpoint_climbs_at_each_of_very_many_addresses() -> None:
+    many = [f"192.0.{number >> 8}.{number & 255}" for number in range(2, 2 + 2 * ITEMS_AT_ONCE)]
+    large = builders.with_options(builders.service(external=many), annotations=web().options.annotations)
+    node = SimulatedNode()
+    node.put(large, pods(1))
+    node.sync()
+    node.put(large, pods(1, 2))
+    node.sync()
+    found = {tuple(sorted(item.real_servers.values())) for item in node.kernel.virtual_servers.values()}
+    assert len(node.kernel.virtual_servers) == 1 + len(many)
+    assert found == {(1, OWN)}

@@ -14,6 +14,7 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Owner, Service, ServiceName, Skipped
 from ipvsproxy.model.sets import SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
+from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import Settings
@@ -429,3 +430,10 @@ def test_every_address_that_is_bound_is_in_the_set_of_addresses_and_has_a_virtua
     in_sets = {entry.address for entry in state.entries if entry.set.endswith("IPVS-IPS")}
     assert in_sets == set(state.addresses) <= {key.address for key in state.virtual_servers}
     assert set(state.rare.refused) <= state.virtual_servers.keys()
+
+
+def test_a_very_large_service_is_translated_in_steps_with_each_of_its_addresses() -> None:
+    many = [f"192.0.{number >> 8}.{number & 255}" for number in range(2, 2 + 3 * ITEMS_AT_ONCE)]
+    large = service(external=many)
+    assert 3 <= len(list(state.translating(large, (READY_AND_DRAINING,), builders.node_view(), Settings()))) <= 10
+    assert {str(item.key.address) for item in state_of(large, READY_AND_DRAINING).served} >= set(many)
