@@ -4,9 +4,10 @@ Rule: nothing is decided here. Reasons come from ``explain`` and ``trace`` of ``
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
+from ipvsproxy.model import steps
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
@@ -22,7 +23,6 @@ from ipvsproxy.translate.services import explain
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import GRACE_S, NodeView
 
-T = TypeVar("T")
 Document = dict[str, Any]
 Counts = Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
 """The connections of real servers by virtual server."""
@@ -75,7 +75,7 @@ class Explainer:
 
     def service(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Document:
         """A known Service that has been translated; of its virtual servers only these."""
-        return _finished(self.describing(name, keys))
+        return steps.at_once(self.describing(name, keys))
 
     def describing(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Generator[None, None, Document]:
         """As ``service``, with pauses."""
@@ -237,7 +237,7 @@ class Explainer:
             "reason": "it is not ours: no set entry and no address of ours is its witness; it is left alone"
             if is_foreign
             else f"no Service desires it any more; its witness is {self._witness(key)}, so run removes it{self._when(key)}",
-            "kernel": _finished(self._kernel(key, None)),
+            "kernel": steps.at_once(self._kernel(key, None)),
         }
 
     def _when(self, key: VirtualServerKey) -> str:
@@ -253,16 +253,6 @@ class Explainer:
                 return "its local route"
             case None:
                 return "a set"
-
-
-def _finished(steps: Generator[None, None, T]) -> T:
-    """Do all steps at once."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def _hairpins(entries: Iterable[SetEntry]) -> Hairpins:
