@@ -281,19 +281,19 @@ class MainScreen(FollowingScreen[Picture]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to follow the node."""
+        """Prepare the filter and the table; Textual also calls the base class's ``on_mount``, which begins to follow."""
         self.query_one("#filter").display = bool(self._question.filter)
         self.query_one(Rows).focus()
-        super().on_mount()
 
     def on_screen_suspend(self) -> None:
         """Read nothing while another screen covers this one."""
         self.follower.covered = True
 
     def on_screen_resume(self) -> None:
-        """Go on."""
-        self.follower.covered = False
-        self.follower.wake()
+        """Go on; the first time, nothing has covered this screen, and the follower has begun."""
+        if self.follower.covered:
+            self.follower.covered = False
+            self.follower.wake()
 
     async def read(self) -> Picture:
         """The node, and the rows of the question."""

@@ -74,6 +74,14 @@ def _names(pilot: Pilot[None]) -> Sequence[str]:
     return [str(key.value) for key in table.rows]
 
 
+async def test_the_first_picture_takes_one_reading() -> None:
+    daemon = Daemon("demo/web")
+    async with _app(daemon).run_test() as pilot:
+        await _until(pilot, "demo/web")
+        await pilot.pause(0.2)
+    assert daemon.asked == [Question()]
+
+
 @pytest.mark.parametrize("size", SIZES)
 async def test_keys_sort_filter_open_and_quit(size: tuple[int, int]) -> None:
     daemon = Daemon("demo/web", "demo/dns")
