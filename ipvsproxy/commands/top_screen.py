@@ -143,19 +143,20 @@ class Rows(DataTable[Text]):
 class FollowingScreen(Screen[None], Generic[T]):
     """Shows what is read again and again: lines above a table, and what asks for attention."""
 
-    def __init__(self, interval_s: float, columns: Sequence[Column]) -> None:
+    def __init__(
+        self,
+        interval_s: float,
+        columns: Sequence[Column],
+        read: Callable[[], Awaitable[T | None]],
+        describe: Callable[[T], tuple[Iterable[str], Sequence[Row]]],
+    ) -> None:
+        """``read`` returns None if the object no longer exists; ``describe`` the lines above the table, and its rows."""
         super().__init__()
         self.shown: T | None = None
         self.follower = Follower(interval_s)
         self._columns = columns
-
-    async def read(self) -> T | None:
-        """Read what is to be shown; None if it is there no more."""
-        raise NotImplementedError
-
-    def describe(self, shown: T) -> tuple[Iterable[str], Sequence[Row]]:
-        """The lines above the table, and its rows."""
-        raise NotImplementedError
+        self._read = read
+        self._describe = describe
 
     def show(self, result: T | None, problem: str) -> None:
         """Show a new reading, or why there is none."""
@@ -165,7 +166,7 @@ class FollowingScreen(Screen[None], Generic[T]):
 
     def on_mount(self) -> None:
         """Begin to follow."""
-        self.run_worker(self.follower.follow(self.read, self.show))
+        self.run_worker(self.follower.follow(self._read, self.show))
 
     def on_resize(self, _event: events.Resize) -> None:
         """Choose columns for the new width."""
@@ -184,7 +185,7 @@ class FollowingScreen(Screen[None], Generic[T]):
     def draw(self) -> None:
         """Draw what was read last."""
         if self.shown is not None:
-            lines, rows = self.describe(self.shown)
+            lines, rows = self._describe(self.shown)
             self.query_one("#about", Static).update(Content("\n".join(map(printable, lines))))
             self.query_one(Rows).fill(self._columns, rows, self.size.width)
 
@@ -214,9 +215,8 @@ class ServiceScreen(FollowingScreen[Details]):
     ]
 
     def __init__(self, name: str, fetch: FetchDetails, interval_s: float) -> None:
-        super().__init__(interval_s, top_data.ENDPOINT_COLUMNS)
+        super().__init__(interval_s, top_data.ENDPOINT_COLUMNS, lambda: fetch(name), lambda shown: (shown.lines, shown.endpoints))
         self._service = name
-        self._fetch = fetch
 
     def compose(self) -> ComposeResult:
         """The Service, what is to be said of it, and its endpoints."""
@@ -229,20 +229,12 @@ class ServiceScreen(FollowingScreen[Details]):
         """Return to all Services."""
         self.dismiss()
 
-    async def read(self) -> Details | None:
-        """The Service with its endpoints."""
-        return await self._fetch(self._service)
-
     def show(self, result: Details | None, problem: str) -> None:
         """Show a new reading, or why there is none."""
         if result or problem:
             super().show(result, problem)
         else:
             self.say(f"there is no Service {self._service} any more")
-
-    def describe(self, shown: Details) -> tuple[Iterable[str], Sequence[Row]]:
-        """The Service in lines, and its endpoints."""
-        return shown.lines, shown.endpoints
 
 
 class MainScreen(FollowingScreen[Picture]):
@@ -266,9 +258,8 @@ class MainScreen(FollowingScreen[Picture]):
     ]
 
     def __init__(self, question: Question, interval_s: float, fetch: Fetch, fetch_details: FetchDetails) -> None:
-        super().__init__(interval_s, top_data.SERVICE_COLUMNS)
+        super().__init__(interval_s, top_data.SERVICE_COLUMNS, lambda: fetch(self._question), self._in_lines)
         self._question = question
-        self._fetch = fetch
         self._fetch_details = fetch_details
         self._is_new_order = False
 
@@ -295,10 +286,6 @@ class MainScreen(FollowingScreen[Picture]):
             self.follower.covered = False
             self.follower.wake()
 
-    async def read(self) -> Picture:
-        """The node, and the rows of the question."""
-        return await self._fetch(self._question)
-
     def show(self, result: Picture | None, problem: str) -> None:
         """Show a new reading, or why there is none; of a new order, the first rows."""
         if result and self._is_new_order:
@@ -306,7 +293,7 @@ class MainScreen(FollowingScreen[Picture]):
             self.query_one(Rows).clear()
         super().show(result, problem)
 
-    def describe(self, shown: Picture) -> tuple[Iterable[str], Sequence[Row]]:
+    def _in_lines(self, shown: Picture) -> tuple[Iterable[str], Sequence[Row]]:
         """The node in lines, and its Services."""
         return (*top_data.node_lines(shown, self.size.width), self._order(shown)), shown.services
 
