@@ -32,7 +32,8 @@ class KernelThread(Generic[T_co]):
         self._executor = executor
         self._target = target
         self._on_slow = on_slow
-        self._under_way = 0
+        # Written in the thread: a call that its caller has given up still runs, and one that was never begun never does.
+        self._begun = 0
         self._ended = 0
         # One timer for many calls: a timer for each call would read the clock each time.
         self._timer: asyncio.TimerHandle | None = None
@@ -56,21 +57,25 @@ class KernelThread(Generic[T_co]):
             RuntimeError: the thread has been stopped.
         """
         loop = asyncio.get_running_loop()
-        self._under_way += 1
         if self._timer is None:
             self._timer = loop.call_later(SLOW_S, self._watch, self._ended)
+        return await loop.run_in_executor(self._executor, self._run, do)
+
+    def _run(self, do: Callable[[T_co], R]) -> R:
+        self._begun += 1
         try:
-            return await loop.run_in_executor(self._executor, do, self._target)
+            return do(self._target)
         finally:
-            self._under_way -= 1
             self._ended += 1
 
     def _watch(self, ended: int) -> None:
-        """Report if no call has ended since then. Continue while calls are running, and stop without one."""
+        """Report if no call has ended since then. Continue while a call is running, and stop without one."""
         self._timer = None
-        if self._under_way and self._ended == ended:
+        if self._begun == self._ended:
+            return
+        if self._ended == ended:
             self._on_slow()
-        elif self._under_way:
+        else:
             self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":

@@ -200,6 +200,24 @@ async def test_a_call_that_takes_long_is_reported_once_while_it_goes_on(monkeypa
     thread.stop()
 
 
+async def test_a_call_that_its_caller_has_given_up_is_reported_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.2)
+    slow = asyncio.Event()
+    thread = await KernelThread.start(Target, slow.set)
+    calls = [asyncio.create_task(thread.call(note(number, wait=True))) for number in range(2)]
+    await asyncio.to_thread(thread._target.is_waiting.wait, 10)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await asyncio.wait_for(slow.wait(), 10)
+    thread._target.may_go_on.set()
+    slow.clear()
+    await thread.call(note(2))
+    await asyncio.sleep(0.5)
+    assert not slow.is_set(), "a call that was given up before it began is none that runs"
+    thread.stop()
+
+
 class Heavy:
     """Something that a call is given."""
 

@@ -12,6 +12,8 @@ from typing import TextIO, cast
 
 import structlog
 
+from ipvsproxy.daemon.base.timing import RateLimits
+
 CHANGES_VERBOSITY = 2
 """From this ``-v`` on, the log has health-check ports that open or close, addresses that go, and rules that change."""
 DEBUG_VERBOSITY = 4
@@ -112,16 +114,13 @@ class Libraries(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._logged_s: dict[str, float] = {}
+        self._texts = RateLimits[str](1, REPEAT_S, MOST_TEXTS)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log a record, unless its text was logged a short while ago."""
-        text, now_s = record.getMessage(), time.monotonic()
-        if now_s - self._logged_s.get(text, -REPEAT_S) < REPEAT_S:
+        text = record.getMessage()
+        if not self._texts.take(text, time.monotonic()):
             return
-        if len(self._logged_s) >= MOST_TEXTS:
-            self._logged_s.clear()
-        self._logged_s[text] = now_s
         level = logging.ERROR if record.levelno >= logging.ERROR else logging.WARNING
         structlog.get_logger().log(level, "library_message", library=record.name, message=text, exc_info=record.exc_info)
 

@@ -49,6 +49,10 @@ class RateLimits(Generic[Subject]):
             bucket = self._buckets[subject] = Bucket(self._burst, self._refill_s, now)
         return bucket.take(now)
 
+    def forget(self) -> None:
+        """Begin anew for all subjects."""
+        self._buckets.clear()
+
 
 class Backoff:
     """A sequence of delays that doubles up to a bound, and begins anew after ``reset``.

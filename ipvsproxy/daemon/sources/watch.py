@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 import aiohttp
 import structlog
 
+from ipvsproxy.daemon.base.timing import RateLimits
 from ipvsproxy.daemon.sources import credentials, reflector, source
 from ipvsproxy.daemon.sources.credentials import Credentials, SourceError
 from ipvsproxy.daemon.sources.source import ApiError, Deliver, Trouble
@@ -93,7 +94,7 @@ class KubernetesSource:
         self._on_request = on_request
         self._pace = pace or reflector.WatchPace()
         self._server = ""
-        self._logged: dict[str, float] = {}
+        self._messages = RateLimits[str](1, REPEAT_LOG_S, MOST_MESSAGES)
         self._failing: dict[ObjectKind, str] = {}
         resources = reflector.resources(node_name)
         self._slices = resources[ObjectKind.ENDPOINT_SLICE]
@@ -174,7 +175,7 @@ class KubernetesSource:
             del self._failing[kind]
             log.info("watch_resumed", kind=kind.value, server=self._server)
         if not self._failing:
-            self._logged.clear()
+            self._messages.forget()
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
         """As ``Observer``. A problem is logged once, not for each kind and attempt, and then every few minutes."""
@@ -186,11 +187,7 @@ class KubernetesSource:
             log.debug("watch_restarting", **event, error=message)
             return
         self._failing[kind] = message
-        now = self._pace.now()
-        if now - self._logged.get(message, -REPEAT_LOG_S) >= REPEAT_LOG_S:
-            if len(self._logged) >= MOST_MESSAGES:
-                self._logged.clear()
-            self._logged[message] = now
+        if self._messages.take(message, self._pace.now()):
             log.warning("watch_failed", **event, error=message, hint=hint)
 
     @contextlib.asynccontextmanager
