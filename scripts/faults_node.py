@@ -15,15 +15,13 @@ def main() -> int:
     arguments = _parse()
     verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name, starts.Node(Path(name)) as node:
-        chosen = [order for order in starts.orders(node.start(None).acts) if arguments.only in order.name]
+        chosen = [order for order in starts.orders(node.start().acts) if arguments.only in order.name]
         print(f"{len(chosen)} starts", flush=True)
         for order in chosen[arguments.first :: arguments.every]:
             began_s = time.monotonic()
             ending = node.start(order)
-            wrong = starts.judge(order, ending)
-            verdict = (
-                "wrong" if wrong else "not reached" if not ending.has_failed else "ended" if ending.status is not None else "ok"
-            )
+            wrong = starts.judge([order], ending)
+            verdict = "wrong" if wrong else "not reached" if not ending.failed else "ended" if ending.status is not None else "ok"
             verdicts[verdict] += 1
             when = f"time {order.time}" if order.time else "each time"
             print(f"{verdict:12} {time.monotonic() - began_s:5.1f} s  {order.name}: {order.failure}, {when}", flush=True)

@@ -72,16 +72,16 @@ class Act(NamedTuple):
 class Acts:
     """Records acts, and decides which fail. Appends to the file ``path``."""
 
-    def __init__(self, path: Path, order: Order | None) -> None:
+    def __init__(self, path: Path, orders: Sequence[Order]) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._order = order
+        self._orders = {order.name: order for order in orders}
         self._times: Counter[str] = Counter()
 
     def begin(self, name: str, *, removes: bool = False) -> str:
         """Record an act; returns the way in which it must fail, or an empty string."""
         self._times[name] += 1
-        order = self._order
-        fails = order is not None and order.name == name and order.time in (0, self._times[name])
+        order = self._orders.get(name)
+        fails = order is not None and order.time in (0, self._times[name])
         line = json.dumps(Act(name, self._times[name], fails, removes))
         os.write(self._descriptor, f"{line}\n".encode())
         return order.failure if order is not None and fails else ""

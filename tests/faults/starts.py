@@ -1,4 +1,4 @@
-"""Starts of the real program on a node that an earlier start has programmed, each with one act that fails.
+"""Starts of the real program on a node that an earlier start has programmed, each with acts that fail.
 
 Before each start, a virtual server, a set entry, an address and a rule of ours are removed, so that the start also writes. All
 other objects must stay while the program runs.
@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +24,7 @@ from tests.support import golden_state, patience
 PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.sources.directory", "tests.faults.acts")
 SYNC_PERIOD_S = 1
 WITHIN_S = patience.seconds(20.0)
-"""Until everything is in force after an act that failed once: a start, the end of a hanging process, and two tries."""
+"""Until everything is in force after acts that failed once: a start, the end of a hanging process, and two tries."""
 SHOWN_WITHIN_S = patience.seconds(45.0)
 """Until a fault is reported, or a start is given up after all its tries."""
 TOLD_WITHIN_S = 1.0
@@ -72,9 +72,9 @@ class Ending(NamedTuple):
     duration_s: float
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the ordered act occurred and failed."""
-        return any(act.failed for act in self.acts)
+    def failed(self) -> frozenset[str]:
+        """The names of the ordered acts that occurred and failed."""
+        return frozenset(act.name for act in self.acts if act.failed)
 
 
 class Node:
@@ -103,7 +103,7 @@ class Node:
         self._manifests.mkdir()
         for number, item in enumerate(_objects()):
             (self._manifests / f"{number}.json").write_text(json.dumps(item))
-        self.start(None, spoiled=False, within_s=60.0)
+        self.start(spoiled=False, within_s=60.0)
         self.desired = golden_state.read_state(SECTIONS)
         assert {TAKEN, FOREIGN} <= self.desired["virtual_servers"].keys(), self.desired["virtual_servers"]
         self._spoil()
@@ -113,22 +113,22 @@ class Node:
     def __exit__(self, *_: object) -> None:
         self._cleaning.close()
 
-    def start(self, order: acts.Order | None, *, spoiled: bool = True, within_s: float = WITHIN_S) -> Ending:
-        """Start the program with this failing act, wait until everything is in force or a fault is reported, and end it."""
+    def start(self, *orders: acts.Order, spoiled: bool = True, within_s: float = WITHIN_S) -> Ending:
+        """Start the program with these failing acts, wait until everything is in force or a fault is reported, and end it."""
         if spoiled:
             if self._missing():  # the start before has removed objects
-                self.start(None, spoiled=False)
+                self.start(spoiled=False)
             self._spoil()
         number = next(self._numbers)
         log, written = (self._directory / f"{name}-{number}" for name in ("log", "acts"))
         log.touch()
         began_s = time.monotonic()
         flags = [*FLAGS, f"--manifests={self._manifests}"]
-        process = self._context.Process(target=_program, args=(flags, str(log), str(written), order))
+        process = self._context.Process(target=_program, args=(flags, str(log), str(written), orders))
         process.start()
         lacking: Sequence[str] = ["anything"]
-        is_permanent = order is not None and order.time == 0
-        hides_rules = order is not None and is_permanent and order.name.endswith(LISTING)
+        is_permanent = any(order.time == 0 for order in orders)
+        hides_rules = any(order.time == 0 and order.name.endswith(LISTING) for order in orders)
         missing: set[str] = set()
         deadline_s = began_s + (SHOWN_WITHIN_S if is_permanent else within_s)
         is_healthy = False
@@ -184,17 +184,18 @@ class Node:
         ]
 
 
-def judge(order: acts.Order, ending: Ending) -> list[str]:
+def judge(orders: Collection[acts.Order], ending: Ending) -> list[str]:
     """A sentence for each broken rule.
 
     Rule 1: no object of an existing Service is removed, and nothing is removed from IPVS, whatever fails, however often.
-    Rule 2: after an act that failed once, everything comes into force, and the process continues.
+    Rule 2: after acts that failed once, everything comes into force, and the process continues.
     Rule 3: while an act always fails, a metric and at least one log line report the objects out of force.
     Rule 4: ``/healthz`` reports them as well if all Services need them. An object of one Service does not make the node
     unhealthy, because taking the node out of load balancers would hurt all others.
     Rule 5: a process that cannot start because an act always fails may end, with the reason and with nothing programmed. The
     kernel continues to serve, and the ended process is visible.
     """
+    is_permanent = any(order.time == 0 for order in orders)
     wrong = []
     if ending.missing:
         wrong.append(f"virtual servers have gone: {', '.join(ending.missing)}")
@@ -202,12 +203,12 @@ def judge(order: acts.Order, ending: Ending) -> list[str]:
         wrong.append(f"something was taken out of IPVS: {', '.join(ending.removing)}")
     if ending.status is not None:
         is_clear = ending.status == CANNOT_START and any("nothing was programmed" in line for line in ending.warnings)
-        if order.time or not is_clear:
+        if not is_permanent or not is_clear:
             wrong.append(f"the process has ended with status {ending.status}: {' | '.join(ending.warnings)[-600:]}")
         return wrong
-    if order.time and ending.lacking:
+    if ending.lacking and not is_permanent:
         wrong.append(f"not in force within {WITHIN_S:.0f} s: {'; '.join(ending.lacking[:3])}")
-    if not order.time and ending.lacking:
+    if ending.lacking and is_permanent:
         silent = silent_signs(ending.lacking, ending.is_healthy, ending.shown, ending.warnings)
         if silent:
             wrong.append(f"not in force, and {', '.join(silent)} does not show it: {'; '.join(ending.lacking[:3])}")
@@ -231,11 +232,11 @@ def orders(done: Sequence[acts.Act]) -> Iterator[acts.Order]:
                 yield acts.Order(name, failure, time_)
 
 
-def _program(flags: Sequence[str], log: str, written: str, order: acts.Order | None) -> None:
+def _program(flags: Sequence[str], log: str, written: str, orders: Sequence[acts.Order]) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
-    acts.install(acts.Acts(Path(written), order))
+    acts.install(acts.Acts(Path(written), orders))
     from ipvsproxy import cli  # noqa: PLC0415 - only in the process that runs it
     from ipvsproxy.daemon.process import requirements  # noqa: PLC0415 - as above
 
