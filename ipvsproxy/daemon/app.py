@@ -17,7 +17,7 @@ from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
 from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop import journal, leftovers, notifications
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.daemon.loop.leftovers import Leftovers, OtherBackend
+from ipvsproxy.daemon.loop.leftovers import Leftovers
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
@@ -61,7 +61,11 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
             rules = await kernel.call(lambda node: node.leftover_rules)
             tables = leftovers.of_nftables(await kernel.call(lambda node: node.leftover_tables))
             await asyncio.to_thread(leftovers.announce, tables)
-            left = Leftovers(leftovers.of_iptables(rules, rules.places(programs)) | tables, time.monotonic)
+            left = Leftovers(
+                leftovers.of_iptables(rules, rules.places(programs)) | tables,
+                lambda: kernel.call(lambda node: node.remove_other_backend()),
+                time.monotonic,
+            )
             node = _Node(config, programs, source, metrics, left)
             await node.serve(kernel, read_again, signals, late_rules)
     log.info("stopped", hint="the kernel stays as it is")
@@ -98,7 +102,6 @@ class _Node:
         )
         self._health_routes = HealthRoutes(self._status.health, metrics.healthz, metrics.livez)
         self._metrics_routes = MetricsRoutes(config, metrics.expose)
-        self._other_backend = OtherBackend()
         self._audited = asyncio.Event()
         self._pages: Pages | None = None
         self._shows_page = config.servers.ui
@@ -123,7 +126,7 @@ class _Node:
         signals.install(reloader.ask)
         self._status.source_problem = lambda: self._source.problem
         self._status.unreadable = lambda: (*engine.unreadable, *filter(None, [self._source.problem]))
-        self._status.leftovers = lambda: (*self._leftovers.reasons, *self._other_backend.reasons)
+        self._status.leftovers = lambda: self._leftovers.reasons
         counters = kernel.standing_in(await kernel.call(lambda node: node.traffic))
         pages = self._pages = self._show(counters, engine)
         self._metrics_routes.ui = pages.answer
@@ -149,7 +152,6 @@ class _Node:
             engine.run(),
             _pass_on_late_rules(late_rules, engine),
             self._leftovers.run(),
-            self._other_backend.run(lambda: kernel.call(lambda node: node.remove_other_backend())),
             self._find_host_ports(),
             self._staleness.run(),
             self._recorder.run(),
@@ -189,7 +191,6 @@ class _Node:
         addresses = summary.view.health_check_addresses
         self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
         self._leftovers.synced(summary)
-        self._other_backend.synced(summary)
         if summary.is_audit:
             self._audited.set()
         if self._pages and self._config.servers.metrics and self._shows_page:
@@ -258,7 +259,7 @@ class _Node:
             watches=lambda: self._source.statuses,
             stale=self._staleness.stale,
             leftovers=lambda: self._leftovers.present,
-            other_backend=lambda: bool(self._other_backend.reasons),
+            other_backend=lambda: self._leftovers.other_backend_resists,
             unopened_ports=lambda: self._health_checks.unopened,
         )
         sampler = Sampler(counters, time.monotonic)

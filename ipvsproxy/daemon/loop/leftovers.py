@@ -1,6 +1,6 @@
 """Removes rules that another proxy, or a former process of ours, has left behind, once ours are in force.
 
-They are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the other backend of ours (``OtherBackend``).
+They are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the other backend of ours.
 
 Rule 1: a family is examined when its rules and sets come into force, and after each audit; a program runs only if a rule has
 changed since. While most virtual servers of a family or an entry of a set are missing, none is examined: the rules that were left
@@ -8,6 +8,8 @@ are what serves it.
 Rule 2: a failed examination or removal is repeated with growing pauses. Unreadable rules count as present.
 Rule 3: rules that a running proxy writes again and again are removed less and less often (see ``leftovers`` of ``reconcile``).
 Rule 4: one log line when the rules of a place resist, and one when none are left.
+Rule 5: the other backend goes as one place of all families, and last: rules of iptables use its sets. It says itself what it
+removes.
 """
 
 import abc
@@ -15,7 +17,7 @@ import asyncio
 import contextlib
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -34,6 +36,10 @@ from ipvsproxy.translate import skeleton
 REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
 RESISTS, COMES_BACK = "leftover_rules_not_removed", "leftover_rules_come_back"
 FOUND = "leftover_table_found"
+OTHER_BACKEND_RESISTS = "other_backend_not_removed"
+SETS_SHOWN = 3
+USED_SETS_PATIENCE = 5
+"""So many removals may meet sets in use without a word: the rules that use them go at the same time."""
 
 AnyPlace = RulesPlace | TablePlace
 
@@ -179,16 +185,23 @@ class Leftovers:
     def __init__(
         self,
         remains: Mapping[AnyPlace, Remains],
+        remove_other_backend: Callable[[], Awaitable[Collection[str]]],
         clock: Callable[[], float],
         in_thread: Callable[..., Awaitable[Examined]] = asyncio.to_thread,
     ) -> None:
-        """``in_thread`` examines a place in another thread."""
+        """``in_thread`` examines a place in another thread.
+
+        ``remove_other_backend`` removes what the other backend holds of ours, and returns the sets that rules still use. It may
+        raise KernelError and OSError.
+        """
         self._clock = clock
         self._in_thread = in_thread
+        self._remove_other_backend = remove_other_backend
         self._wake = asyncio.Event()
         self._in_force: frozenset[Family] = frozenset()
         self._remains = remains
         self._states = {place: _State() for place in remains}
+        self._other_backend = _State()
         self._returns = leftovers.Returns()
 
     @property
@@ -197,21 +210,32 @@ class Leftovers:
         return {place: bool(state.ongoing) for place, state in self._states.items()}
 
     @property
+    def other_backend_resists(self) -> bool:
+        """Whether something that the other backend holds of ours resists removal."""
+        return bool(self._other_backend.ongoing)
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """A sentence for each place whose rules resist removal, or may do so because they cannot be read."""
-        return tuple(f"leftover rules stay ({place}): {state.reason}" for place, state in self._states.items() if state.ongoing)
+        return tuple(
+            f"{f'leftover rules stay ({place})' if place else 'what the other backend holds of ours stays'}: {state.reason}"
+            for place, _, state in self._all()
+            if state.ongoing
+        )
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync is over."""
         before, self._in_force = self._in_force, frozenset(Family) - summary.not_in_force
-        self._make_due(self._in_force if summary.is_audit else self._in_force - before)
+        for _, families, state in self._all():
+            if families <= self._in_force and (summary.is_audit or not families <= before):
+                state.due_s = -math.inf if state.due_s == math.inf else state.due_s
+                self._wake.set()
 
-    def _make_due(self, families: Collection[Family]) -> None:
+    def _all(self) -> Iterator[tuple[AnyPlace | None, frozenset[Family], _State]]:
+        """Each place, the families that must be in force before it is examined, and its state; None is the other backend."""
         for place, state in self._states.items():
-            if place.family in families and state.due_s == math.inf:
-                state.due_s = -math.inf
-        if families:
-            self._wake.set()
+            yield place, frozenset({place.family}), state
+        yield None, frozenset(Family), self._other_backend
 
     async def run(self) -> None:
         """Examine for ever."""
@@ -220,30 +244,46 @@ class Leftovers:
             await self._examine_where_due()
 
     async def _pause(self) -> None:
-        due_s = min((state.due_s for place, state in self._states.items() if place.family in self._in_force), default=math.inf)
+        due_s = min((state.due_s for _, families, state in self._all() if families <= self._in_force), default=math.inf)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if due_s == math.inf else max(0.0, due_s - self._clock())):
                 await self._wake.wait()
         self._wake.clear()
 
     async def _examine_where_due(self) -> None:
-        for place, state in self._states.items():
+        for place, families, state in self._all():
             now = self._clock()
-            if place.family not in self._in_force or state.due_s > now:
+            if not families <= self._in_force or state.due_s > now:
                 continue
             state.due_s = math.inf
-            may_remove = self._returns.due_s(place) <= now
             try:
-                examined = await self._in_thread(self._remains[place], state.known, may_remove=may_remove)
+                if place is None:
+                    self._take_in_used(state, await self._remove_other_backend())
+                else:
+                    may_remove = self._returns.due_s(place) <= now
+                    examined = await self._in_thread(self._remains[place], state.known, may_remove=may_remove)
+                    self._take_in(place, state, examined)
             except (KernelError, OSError) as error:
                 self._fail(place, state, str(error))
-            else:
-                self._take_in(place, state, examined)
 
-    def _fail(self, place: AnyPlace, state: _State, error: str) -> None:
+    def _fail(self, place: AnyPlace | None, state: _State, error: str, patience: int = 1) -> None:
+        """An examination or removal has failed, which is logged once ``patience`` have failed in a row."""
         state.failures += 1
         state.due_s = self._clock() + retry.delay_s(state.failures)
-        self._log_once(place, state, RESISTS, error=error, hint="it is tried again; packets meet these rules meanwhile")
+        if state.failures < patience:
+            return
+        if place is None:
+            self._log_once(place, state, OTHER_BACKEND_RESISTS, error=error, hint="it is tried again; packets meet its rules")
+        else:
+            self._log_once(place, state, RESISTS, error=error, hint="it is tried again; packets meet these rules meanwhile")
+
+    def _take_in_used(self, state: _State, used: Collection[str]) -> None:
+        """Take in that these sets of the other backend are still used."""
+        if used:
+            self._fail(None, state, f"a rule still uses {_listed(used)}", USED_SETS_PATIENCE)
+        else:
+            state.failures = 0
+            state.ongoing.clear()
 
     def _take_in(self, place: AnyPlace, state: _State, examined: Examined) -> None:
         if examined.failure:
@@ -272,83 +312,12 @@ class Leftovers:
                 log.info(GONE, rules=str(place))
             state.ongoing.clear()
 
-    def _log_once(self, place: AnyPlace, state: _State, event: str, **keys: str) -> None:
+    def _log_once(self, place: AnyPlace | None, state: _State, event: str, **keys: str) -> None:
         """Log an event, unless it was logged and is not over."""
         if event not in state.ongoing:
-            log.warning(event, rules=str(place), **keys)
+            log.warning(event, **({"rules": str(place)} if place else {}), **keys)
         state.ongoing.add(event)
         state.reason = keys.get("error", "a kube-proxy writes them again and again")
-
-
-SETS_SHOWN = 3
-USED_SETS_PATIENCE = 5
-"""So many removals may meet sets in use without a word: the rules that use them go at the same time."""
-
-
-class OtherBackend:
-    """Removes what the other backend of the rules holds of ours, once the rules and sets of all served families are in force.
-
-    It looks again after each audit: another program may bring back what was removed, as by loading a saved ruleset.
-    """
-
-    def __init__(self) -> None:
-        self._wake = asyncio.Event()
-        self._is_in_force = False
-        self._is_done = False
-        self._failures = 0
-        """The failures of the present removal in a row."""
-        self._reason = ""
-        """Why the present removal fails, once that is told; empty if it does not."""
-
-    def synced(self, summary: SyncSummary) -> None:
-        """A sync is over."""
-        self._is_in_force = not summary.not_in_force
-        if summary.is_audit:
-            self._is_done = False
-        if self._is_in_force and not self._is_done and not self._failures:
-            self._wake.set()
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """A sentence that says why something stays; empty while nothing resists removal."""
-        return (f"what the other backend holds of ours stays: {self._reason}",) if self._reason else ()
-
-    async def run(self, remove: Callable[[], Awaitable[Collection[str]]]) -> None:
-        """Remove until nothing is left. ``remove`` returns the sets that rules still use.
-
-        A failed removal is repeated with growing pauses.
-        """
-        while True:
-            await self._pause()
-            if not self._is_in_force:
-                continue
-            try:
-                used = await remove()
-            except (KernelError, OSError) as error:
-                self._fail(str(error), patience=1)
-                continue
-            self._is_done = not used
-            if used:
-                self._fail(f"a rule still uses {_listed(used)}", patience=USED_SETS_PATIENCE)
-            else:
-                self._failures = 0
-                self._reason = ""
-
-    async def _pause(self) -> None:
-        """Wait for a sync after which something may be left or, after a failure, until the next attempt is due."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(retry.delay_s(self._failures) if self._failures else None):
-                await self._wake.wait()
-        self._wake.clear()
-
-    def _fail(self, reason: str, patience: int) -> None:
-        """A removal has failed. That is told once so many have failed in a row."""
-        self._wake.clear()  # a sync during the removal does not shorten the pause
-        self._failures += 1
-        if self._failures >= patience:
-            if not self._reason:
-                log.warning("other_backend_not_removed", error=reason, hint="it is tried again; packets meet its rules")
-            self._reason = reason
 
 
 def _listed(names: Collection[str]) -> str:

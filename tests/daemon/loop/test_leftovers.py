@@ -1,4 +1,4 @@
-"""Covers leftover rules of a proxy: their examinations, removals, log lines and metrics. The kernel is a double.
+"""Covers leftover rules and the other backend: examinations, removals, log lines and metrics. The kernel is a double.
 
 The last part uses the real programs of both variants, in a network namespace of its own.
 """
@@ -19,11 +19,13 @@ from ipvsproxy.daemon.loop.leftovers import (
     COMES_BACK,
     FOUND,
     GONE,
+    OTHER_BACKEND_RESISTS,
     REMOVED,
     RESISTS,
     Examined,
     Leftovers,
 )
+from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import IptablesDriver
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
@@ -52,13 +54,15 @@ class Scene:
         self.tables = tables
         self.of_kube_proxy = MemoryTables()
         self._logs = logs
+        self.of_other_backend: list[Collection[str] | KernelError] = [()]
+        self.removals_s: list[float] = []
         loop = asyncio.get_running_loop()
 
         async def inline(job: Callable[..., Examined], *arguments: object, **options: bool) -> Examined:
             return job(*arguments, **options)
 
         examinations = leftovers.of_iptables(tables, PLACES) | leftovers.of_nftables(self.of_kube_proxy)
-        self.subject = Leftovers(examinations, loop.time, inline)
+        self.subject = Leftovers(examinations, self._remove_other_backend, loop.time, inline)
 
     async def sync(
         self,
@@ -71,6 +75,14 @@ class Scene:
         self.subject.synced(summary(lacking=lacking, unserved=unserved, incomplete=incomplete, is_audit=is_audit))
         await asyncio.sleep(0.001)
 
+    async def _remove_other_backend(self) -> Collection[str]:
+        """Answer as in ``of_other_backend``, whose last item is the answer of all further removals, too."""
+        self.removals_s.append(asyncio.get_running_loop().time())
+        answer = self.of_other_backend.pop(0) if len(self.of_other_backend) > 1 else self.of_other_backend[0]
+        if isinstance(answer, KernelError):
+            raise answer
+        return answer
+
     async def audits(self, duration_s: float = AUDIT_S) -> None:
         """Let time pass with an audit every ``AUDIT_S``."""
         for _ in range(math.ceil(duration_s / AUDIT_S)):
@@ -80,7 +92,7 @@ class Scene:
     @property
     def logged(self) -> list[tuple[str, str]]:
         """The event and place of each log line since the last call."""
-        logged = [(line["event"], line["rules"]) for line in self._logs]
+        logged = [(line["event"], line.get("rules") or line["error"]) for line in self._logs]
         self._logs.clear()
         return logged
 
@@ -346,6 +358,54 @@ def test_a_start_tells_of_kube_proxys_tables_and_changes_nothing() -> None:
     assert tables.held == {IPV6: left_tables.LEFT}
 
 
+# The other backend.
+
+
+@in_virtual_time
+async def test_the_other_backend_goes_once_all_families_are_in_force_and_a_failure_is_repeated() -> None:
+    async with scene() as node:
+        node.of_other_backend = [KernelError(action="remove", detail="busy"), ["KUBE-CLUSTER-IP"], ()]
+        await node.sync(Family.IPV4)
+        await node.sync(unserved=[Family.IPV6])
+        await node.sync(incomplete=[Family.IPV4])
+        assert node.removals_s == []
+        assert not node.subject.reasons
+        await node.sync()
+        reason = "what the other backend holds of ours stays: remove: busy"
+        assert (node.subject.other_backend_resists, *node.subject.reasons) == (True, reason)
+        for _ in range(20):
+            await node.sync()
+        assert len(node.removals_s) == 1, "syncs do not shorten the pause"
+        await asyncio.sleep(AUDIT_S)
+        assert (node.subject.other_backend_resists, *node.subject.reasons) == (False,)
+        pauses = [round(later - earlier) for earlier, later in itertools.pairwise(node.removals_s)]
+        assert pauses == [1, 2], "without another sync"
+        assert node.logged == [(OTHER_BACKEND_RESISTS, "remove: busy")]
+
+
+@in_virtual_time
+async def test_sets_of_the_other_backend_that_stay_in_use_are_told_once() -> None:
+    used = "a rule still uses A, B, C and 2 other sets"
+    async with scene() as node:
+        node.of_other_backend = [("A", "B", "C", "D", "E")]
+        await node.sync()
+        await asyncio.sleep(AUDIT_S / 3)
+        assert not node.subject.reasons, "the rules that use them go at the same time"
+        await node.audits(20 * AUDIT_S)
+        assert node.subject.reasons == (f"what the other backend holds of ours stays: {used}",)
+        assert node.logged == [(OTHER_BACKEND_RESISTS, used)]
+
+
+@in_virtual_time
+async def test_what_comes_back_of_the_other_backend_goes_after_the_next_audit_in_force() -> None:
+    removals: list[int] = []
+    async with scene() as node:
+        for lacking, is_audit in (((), False), ((), True), ((), False), ((Family.IPV6,), True), ((), False), ((), False)):
+            await node.sync(*lacking, is_audit=is_audit)
+            removals.append(len(node.removals_s))
+    assert removals == [1, 2, 2, 2, 3, 3], "after an audit that found rules missing, once they are in force"
+
+
 # The real programs.
 
 
@@ -371,7 +431,10 @@ async def test_on_a_real_kernel_leftover_rules_go_in_both_variants_and_foreign_o
                 all_examined.set()
             return examined
 
-        subject = Leftovers(leftovers.of_iptables(rules, places), asyncio.get_running_loop().time, in_thread)
+        async def nothing_else() -> Collection[str]:
+            return ()
+
+        subject = Leftovers(leftovers.of_iptables(rules, places), nothing_else, asyncio.get_running_loop().time, in_thread)
         running = asyncio.create_task(subject.run())
         subject.synced(summary())
         await all_examined.wait()
