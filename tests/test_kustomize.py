@@ -8,6 +8,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +19,24 @@ from ipvsproxy.commands import dry_run
 from ipvsproxy.config import load
 
 MANIFESTS = pathlib.Path(__file__).parents[1] / "manifests"
-BUILT = ("base", "monitoring", "overlays/beside-kube-proxy", "overlays/replace-kube-proxy")
+BUILT = (
+    "base",
+    "cleanup",
+    "monitoring",
+    "overlays/beside-kube-proxy",
+    "overlays/cleanup-on-all-nodes",
+    "overlays/own-configuration",
+    "overlays/replace-kube-proxy",
+)
+OTHER_SETTINGS = {
+    "apiServer": "https://127.0.0.1:7443",
+    "clusterCIDR": "10.42.0.0/16,fd00:42::/56",
+    "scheduler": "wrr",
+    "rulesBackend": "nftables",
+    "vipBinding": "routes",
+    "metricsBindAddress": "0.0.0.0:10249",
+    "maxUnavailable": "5%",
+}
 OF_THE_OPERATOR = ("PodMonitor", "PrometheusRule")
 SCALARS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
 
@@ -56,18 +74,18 @@ def model_of(item: Object) -> str:
     return "V1" + str(item["kind"])
 
 
-def build(folder: str) -> list[Object]:
+def build(folder: str, manifests: pathlib.Path = MANIFESTS) -> list[Object]:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl, which brings kustomize, is not installed")
-    done = subprocess.run((kubectl, "kustomize", str(MANIFESTS / folder)), capture_output=True, text=True, check=False)
+    done = subprocess.run((kubectl, "kustomize", str(manifests / folder)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "nothing is deprecated"
     return list(yaml.safe_load_all(done.stdout))
 
 
 def files() -> list[pathlib.Path]:
-    return [path for path in sorted(MANIFESTS.rglob("*.yaml")) if path.parent.name in ("base", "demo", "monitoring")]
+    return [path for path in sorted(MANIFESTS.rglob("*.yaml")) if path.parent.name in ("base", "cleanup", "demo", "monitoring")]
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -122,3 +140,88 @@ def test_the_shadow_differs_from_the_proxy_in_name_labels_and_ports_and_prepares
     assert health is not None
     asked = {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")}
     assert asked == {dry_run.beside_kube_proxy(health).port}
+
+
+def own_configuration(manifests: pathlib.Path) -> Mapping[str, str]:
+    """The settings in what that overlay builds, under the names that they have in cluster.env."""
+    built = {item["kind"]: item for item in build("overlays/own-configuration", manifests)}
+    daemon_set, config_map = built["DaemonSet"], built["ConfigMap"]
+    volumes = {volume["name"]: volume for volume in daemon_set["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["config"]["configMap"]["name"] == config_map["metadata"]["name"]
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    files = {f"/var/lib/kube-proxy/{file}": text for file, text in config_map["data"].items()}
+    config = load.load(container["command"][1:], hostname="node-1", read_file=lambda path: files[path].encode())
+    assert (config.notices, config.without_effect) == ((), ())
+    file, kubeconfig = (yaml.safe_load(config_map["data"][name]) for name in ("config.conf", "kubeconfig.conf"))
+    assert file["clientConnection"]["kubeconfig"] in files
+    return {
+        "apiServer": kubeconfig["clusters"][0]["cluster"]["server"],
+        "clusterCIDR": file["clusterCIDR"],
+        "scheduler": file["ipvs"]["scheduler"],
+        "rulesBackend": file["ipvsproxy"]["rulesBackend"],
+        "vipBinding": file["ipvsproxy"]["vipBinding"],
+        "metricsBindAddress": file["metricsBindAddress"],
+        "maxUnavailable": daemon_set["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"],
+    }
+
+
+def test_each_setting_of_the_own_configuration_arrives(tmp_path: pathlib.Path) -> None:
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    settings = tmp_path / "manifests/overlays/own-configuration/cluster.env"
+    shipped = dict(re.findall(r"^(\w+)=(.+)$", settings.read_text(), re.MULTILINE))
+    assert own_configuration(tmp_path / "manifests") == shipped
+    settings.write_text("".join(f"{name}={value}\n" for name, value in OTHER_SETTINGS.items()))
+    assert own_configuration(tmp_path / "manifests") == OTHER_SETTINGS
+
+
+def test_a_change_of_the_own_configuration_makes_another_config_map_so_the_pods_are_replaced(tmp_path: pathlib.Path) -> None:
+    names = set()
+    for folder, scheduler in (("one", "rr"), ("other", "wrr")):
+        shutil.copytree(MANIFESTS, tmp_path / folder)
+        settings = tmp_path / folder / "overlays/own-configuration/cluster.env"
+        settings.write_text(settings.read_text().replace("scheduler=rr", f"scheduler={scheduler}"))
+        names |= {
+            item["metadata"]["name"]
+            for item in build("overlays/own-configuration", tmp_path / folder)
+            if item["kind"] == "ConfigMap"
+        }
+    assert len(names) == 2
+
+
+def with_components(folder: pathlib.Path, *components: str) -> Object:
+    """The pod of the DaemonSet of the base with these components."""
+    shutil.copytree(MANIFESTS, folder / "manifests")
+    names = "".join(f"  - ../components/{name}\n" for name in components)
+    (folder / "manifests/chosen").mkdir()
+    (folder / "manifests/chosen/kustomization.yaml").write_text(f"resources:\n  - ../base\ncomponents:\n{names}")
+    (daemon_set,) = (item for item in build("chosen", folder / "manifests") if item["kind"] == "DaemonSet")
+    assert errors(daemon_set, model_of(daemon_set), "DaemonSet") == []
+    pod: Object = daemon_set["spec"]["template"]["spec"]
+    return pod
+
+
+def test_components_change_what_they_say(tmp_path: pathlib.Path) -> None:
+    pod = with_components(tmp_path, "labelled-nodes", "selinux", "nftables-only")
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "service-proxy": "ipvsproxy"}
+    (container,), (prepare,) = pod["containers"], pod["initContainers"]
+    assert container["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+    paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    assert paths == {"/lib/modules"}
+    mounted = {mount["name"] for each in (container, prepare) for mount in each["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]} == {"config", "modules", "scratch"}
+
+
+def test_the_cleanup_of_all_nodes_is_that_of_one_as_an_init_container() -> None:
+    (job,), (daemon_set,) = build("cleanup"), build("overlays/cleanup-on-all-nodes")
+    one, all_nodes = job["spec"]["template"]["spec"], daemon_set["spec"]["template"]["spec"]
+    assert all_nodes["initContainers"] == one["containers"]
+    assert all_nodes["volumes"] == one["volumes"]
+    assert (one["nodeName"], job["metadata"]["name"]) == ("NODE", "ipvsproxy-cleanup-NODE")
+    assert (daemon_set["kind"], daemon_set["metadata"]["name"]) == ("DaemonSet", "ipvsproxy-cleanup")
+    assert daemon_set["spec"]["selector"]["matchLabels"] == daemon_set["spec"]["template"]["metadata"]["labels"]
+    proxy = {item["kind"]: item for item in build("base")}["DaemonSet"]["spec"]["selector"]["matchLabels"]
+    assert not proxy.items() <= daemon_set["spec"]["template"]["metadata"]["labels"].items()
+    (waiting,) = all_nodes["containers"]
+    assert waiting["image"] == all_nodes["initContainers"][0]["image"]
+    assert waiting["securityContext"]["capabilities"] == {"drop": ["ALL"]}

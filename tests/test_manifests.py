@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ipvsproxy.config import load
-from ipvsproxy.config.settings import Config
+from ipvsproxy.config.settings import Command, Config
 from ipvsproxy.daemon.sources import reflector, watch
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.model.annotations import Annotation
@@ -24,6 +24,8 @@ from ipvsproxy.translate.api import fields, schema
 
 ROOT = pathlib.Path(__file__).parents[1]
 MANIFESTS = ROOT / "manifests"
+OVERLAYS = ("beside-kube-proxy", "cleanup-on-all-nodes", "own-configuration", "replace-kube-proxy")
+COMPONENTS = ("labelled-nodes", "nftables-only", "selinux")
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 Object = dict[str, Any]
@@ -74,9 +76,10 @@ def _load(objects: dict[str, Object]) -> Config:
 
 def test_every_manifest_is_yaml_and_listed_in_a_kustomization_or_a_patch() -> None:
     listed = {f"base/{name}" for name in [*_kustomization("base")["resources"], "kustomization.yaml"]}
-    listed |= {f"overlays/{name}/kustomization.yaml" for name in ("beside-kube-proxy", "replace-kube-proxy")}
-    listed |= {"monitoring/kustomization.yaml", "monitoring/rules.test.yaml"}
-    listed |= {f"monitoring/{name}" for name in _kustomization("monitoring")["resources"]}
+    listed |= {f"{folder}/{name}" for folder in ("cleanup", "monitoring") for name in _kustomization(folder)["resources"]}
+    listed |= {"cleanup/kustomization.yaml", "monitoring/kustomization.yaml", "monitoring/rules.test.yaml"}
+    listed |= {f"overlays/{name}/kustomization.yaml" for name in OVERLAYS}
+    listed |= {f"components/{name}/kustomization.yaml" for name in COMPONENTS}
     found = {str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("*.yaml")}
     assert {name for name in found if not name.startswith(("demo/", "examples/", "patches/"))} == listed
     assert all(all(_read(name)) for name in found)
@@ -194,6 +197,22 @@ def test_the_preparing_container_runs_the_same_command_with_init_only() -> None:
     assert mounts == {"/var/lib/kube-proxy": True, "/run/xtables.lock": False, "/lib/modules": True}
 
 
+def test_the_cleanup_has_the_privileges_of_the_serving_container_and_its_command_takes_options() -> None:
+    pod = _read("cleanup/job.yaml")[0]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    serving = _container(_base())
+    assert (container["securityContext"], container["image"]) == (serving["securityContext"], serving["image"])
+    assert (pod["hostNetwork"], pod["automountServiceAccountToken"]) == (True, False)
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    assert [volume for volume in _pod(_base())["volumes"] if volume["name"] in mounted] == pod["volumes"]
+    assert _kustomization("cleanup")["images"] == _kustomization("base")["images"]
+    assert container["command"] == ["ipvsproxy", "cleanup"]
+    for given, dry_run in ((container["args"], False), (["--dry-run=true"], True)):
+        config = load.load(["--cleanup", *given], hostname="node-1", read_file=lambda _: b"", command="cleanup")
+        assert (config.command, config.dry_run) == (Command.CLEANUP, dry_run)
+
+
 def test_every_mount_is_a_volume_and_every_volume_is_mounted() -> None:
     pod = _pod(_base())
     mounted = {mount["name"] for each in [*pod["initContainers"], *pod["containers"]] for mount in each["volumeMounts"]}
@@ -214,7 +233,7 @@ def test_replacing_kube_proxy_takes_labelled_nodes_only_and_kube_proxy_avoids_ex
     (off,) = _read("patches/keep-kube-proxy-off.yaml")
     affinity = off["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term["matchExpressions"] == [{"key": key, "operator": "NotIn", "values": [value]}]
+    assert term["matchExpressions"] == [{"key": key, "operator": "NotIn", "values": [value, "none"]}]
     assert pod["volumes"] == [{"name": "config", "configMap": {"name": "kube-proxy"}}]
     assert any(patch.get("$patch") == "delete" and patch["kind"] == "ConfigMap" for patch in patches)
 
@@ -224,6 +243,7 @@ def test_the_patched_daemon_set_of_kube_proxy_has_the_command_of_our_own() -> No
     (container,) = patch["spec"]["template"]["spec"]["containers"]
     assert container["name"] == "kube-proxy", "the name of kubeadm's container; another name would add a second container"
     assert container["command"] == _container(_base())["command"]
+    assert container["readinessProbe"] == _container(_base())["readinessProbe"]
     assert container["image"] == f"ipvsproxy:{importlib.metadata.version('ipvsproxy')}"
 
 

@@ -8,12 +8,14 @@ Not tested: a cluster's answers.
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 
 import pytest
+import yaml
 
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
@@ -31,7 +33,10 @@ case " $* " in
         [[ $1 == -c ]] && exec env NODE_NAME=demo-node sh -c "${2//\\/var\\/lib\\/kube-proxy\\/config.conf/$configuration}"
         exit 9 ;;
     *" get configmap "*) cat "$configuration" ;;
-    *" get pods -o name "*) echo pod/ipvsproxy-1 ;;
+    *" get pods "*" -o name "*) echo pod/ipvsproxy-1 ;;
+    *" get nodes "*) echo worker-1 worker-2 ;;
+    *" kustomize "*) exec @KUBECTL@ "$@" ;;
+    *" apply -f - "*) { echo ---; cat; } >>"${0%/*}/applied" ;;
     *" -k "*) [[ -e ${!#}/kustomization.yaml ]] ;;
     *" --patch-file "*) [[ -e ${!#} ]] ;;
     *" logs "*) echo "synced differences=0 failed=0" ;;
@@ -50,7 +55,7 @@ metricsBindAddress: 127.0.0.1:10249
 conntrack: {maxPerCore: 0}
 ipvs: {scheduler: rr}
 """
-ELSEWHERE = ("podman ", "(cd manifests/base && kustomize")
+ELSEWHERE = ("podman ", "(cd manifests/", "ipvsproxy() { podman ", "kubectl debug ")
 """Commands that need a registry, or change the repository."""
 OF_OTHER_BACKEND = {Backend.IPTABLES: ("nft ",), Backend.NFTABLES: ("ipset ", "iptables-save ")}
 """Commands that find nothing while rules and sets are in this backend."""
@@ -87,7 +92,8 @@ def surroundings(
     """A node that runs ipvsproxy with the demo's Services, with the stand-ins in PATH."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name, text in (("kubectl", KUBECTL), ("ipvsproxy", IPVSPROXY)):
+    kubectl = KUBECTL.replace("@KUBECTL@", shutil.which("kubectl") or "false")
+    for name, text in (("kubectl", kubectl), ("ipvsproxy", IPVSPROXY)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     folder = ROOT / "manifests/demo"
@@ -132,14 +138,31 @@ def test_every_command_of_the_runbook_works_as_printed(surroundings: Surrounding
 
 @pytest.mark.kernel
 def test_every_command_of_the_migration_works_as_printed(surroundings: Surroundings) -> None:
-    *steps, last = blocks("migration.md")
-    clean = next(part for part in steps if "ipvsproxy cleanup" in part)
-    steps.remove(clean)
-    said = type_in("".join([*steps, last]), surroundings["folder"])
+    said = type_in("".join(blocks("migration.md")), surroundings["folder"])
     assert "mode: ipvs" in said
     assert "\n200\n" in said.replace("}200", "}\n200")
     assert "10.96.0.80:80" in said
     calls = pathlib.Path(surroundings["calls"]).read_text()
-    for folder in ("overlays/beside-kube-proxy", "overlays/replace-kube-proxy", "base"):
-        assert f"apply -k manifests/{folder}" in calls
-    assert "ipvsproxy cleanup --dry-run" in clean
+    for folder in ("beside-kube-proxy", "replace-kube-proxy", "cleanup-on-all-nodes", "own-configuration"):
+        assert f"apply -k manifests/overlays/{folder}" in calls
+    over, back = "app.kubernetes.io/component=proxy", "k8s-app=kube-proxy"
+    for node in ("worker-1", "worker-2"):
+        for given, label, times in (("service-proxy=ipvsproxy", over, 1), ("service-proxy-", back, 2)):
+            one_node = (
+                f"kubectl label node {node} {given}\n"
+                f"kubectl -n kube-system get pods -l {label} --field-selector spec.nodeName={node} -o name\n"
+                f"kubectl -n kube-system wait pod -l {label} --field-selector spec.nodeName={node} --for=condition=Ready"
+            )
+            assert calls.count(one_node) >= times, "each node is waited for before the next one is touched"
+
+
+@pytest.mark.kernel
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which brings kustomize, is not installed")
+def test_the_jobs_of_the_migration_clean_that_node_and_first_only_list(surroundings: Surroundings) -> None:
+    (clean,) = (part for part in blocks("migration.md") if "manifests/cleanup" in part)
+    type_in(clean, surroundings["folder"])
+    jobs = list(yaml.safe_load_all((pathlib.Path(surroundings["calls"]).parent / "applied").read_text()))
+    pods = [job["spec"]["template"]["spec"] for job in jobs]
+    assert {(job["kind"], job["metadata"]["name"]) for job in jobs} == {("Job", "ipvsproxy-cleanup-worker-1")}
+    assert [pod["nodeName"] for pod in pods] == ["worker-1"] * 2
+    assert [pod["containers"][0]["args"] for pod in pods] == [["--dry-run=true"], ["--dry-run=false"]]
