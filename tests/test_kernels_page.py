@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 import ipvsproxy.kernel
-from ipvsproxy.commands.checks import OLDEST
+from ipvsproxy.commands.doctor import OLDEST
 from ipvsproxy.translate import settings
 from ipvsproxy.translate.settings import ConntrackChoices
 

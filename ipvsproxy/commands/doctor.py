@@ -1,24 +1,379 @@
-"""``ipvsproxy doctor``: checks all that ipvsproxy needs on this node, and names a remedy for each problem."""
+"""``ipvsproxy doctor``: checks all that ipvsproxy needs on this node: one finding for each question, with its remedy."""
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+import enum
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from ipvsproxy.commands import checks, inspection
-from ipvsproxy.commands.checks import Finding, Level
+from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base.errors import CannotStartError, complain
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.kernel import backends, facts, host
+from ipvsproxy.kernel import backends, host
+from ipvsproxy.kernel.backends import BackendChoice
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.model.rules import Backend
+from ipvsproxy.kernel.base.modules import ModuleState
+from ipvsproxy.kernel.facts import Facts, gather
+from ipvsproxy.kernel.iptables.tables import HOST_PORTS_REMEDY
+from ipvsproxy.kernel.iptables.variant import Variant
+from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
+from ipvsproxy.model.net import Family
+from ipvsproxy.model.rules import Backend, NftTable
+from ipvsproxy.model.virtual_servers import FirewallMark
+from ipvsproxy.reconcile.removal import leftover_tables, leftovers
+from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.store.objects import Store
-from ipvsproxy.translate import skeleton
+from ipvsproxy.translate import skeleton, view
+from ipvsproxy.translate.settings import Binding, TrafficScopes
 
 FINE = 0
 FAILING = 1
+
+_FORWARDING = "net/ipv6/conf/all/forwarding"
+_LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"
+_BRIDGES = "net/bridge/bridge-nf-call-iptables"
+_REUSE = "net/ipv4/vs/conn_reuse_mode"
+_TRACKED_TCP = "net/netfilter/nf_conntrack_tcp_timeout_established"
+_NO_ANSWER = "pods that reach a pod of their own node through a Service get no answer where they are on a Linux bridge"
+_BAD: Mapping[str, tuple[str, str]] = {
+    "net/ipv4/conf/all/rp_filter": (
+        "1",
+        "set it to 2 or 0: answers that come back by another interface than the kernel expects are dropped",
+    ),
+    _BRIDGES: ("0", f"set it to 1: {_NO_ANSWER}"),
+    _REUSE: (
+        "0",
+        "set it to 1: with 0, new connections from reused source ports go to real servers that are being removed",
+    ),
+}
+"""Settings that ipvsproxy does not write: the value that stops traffic, and what to do."""
+OLDEST = (4, 18)
+"""The oldest kernel of docs/compatibility.md: that of RHEL 8."""
+_REFUSED = {
+    "input": "connections to Services, from pods and from outside,",
+    "forward": "what pods send, and the answers of Services,",
+    "output": "what IPVS sends to endpoints, and the connections of this host,",
+}
+"""The packets of Services that a hook meets."""
+
+
+class Level(enum.StrEnum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Finding(NamedTuple):
+    """The answer to one question. ``remedy`` is empty if there is nothing to do."""
+
+    level: Level
+    topic: str
+    text: str
+    remedy: str = ""
+
+
+ok = functools.partial(Finding, Level.OK)
+"""All is well."""
+warn = functools.partial(Finding, Level.WARN)
+"""``run`` corrects it, or the operator should know it."""
+fail = functools.partial(Finding, Level.FAIL)
+"""Traffic cannot flow."""
+
+
+def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
+    """All findings about a host; ``desired`` are the sysctls that ``run`` sets."""
+    yield from _kernel(facts)
+    yield from _modules(facts, config)
+    yield from _sysctls(facts, desired)
+    yield from _advice(facts, config)
+    yield from _other_backend(facts, config)
+    yield from _iptables(facts, config)
+    yield from _kube_proxy(facts)
+    yield from _firewalls(facts)
+    yield from _virtual_servers(facts, config)
+    yield from _binding(facts, config)
+    yield from _marks(facts, config)
+    yield from _ports(facts, config)
+    yield from _timeouts(facts)
+
+
+def _kernel(facts: Facts) -> Iterator[Finding]:
+    yield from (fail("privileges", one.what, one.remedy) for one in facts.privileges)
+    if not facts.privileges:
+        yield ok("privileges", "this process may change the network")
+    if facts.version < OLDEST:
+        remedy = "use a newer kernel: nobody has looked up what this one lacks"
+        yield warn("kernel", f"Linux {facts.release} is older than {'.'.join(map(str, OLDEST))}", remedy)
+    else:
+        yield ok("kernel", f"Linux {facts.release}")
+    for name, without in facts.lacks:
+        yield warn("kernel", f"it lacks {name}, so {without}", "use a newer kernel if that matters to you")
+    if not facts.features:
+        yield ok("ipvs", "the kernel has IPVS with connection tracking")
+    elif facts.modules.get("ip_vs") is ModuleState.LOADABLE:
+        yield ok("ipvs", "the kernel has no IPVS yet; run and --init-only load the module ip_vs")
+    else:
+        yield from (fail("ipvs", one.what, one.remedy) for one in facts.features)
+    if facts.unreadable and not facts.privileges and not facts.features:
+        yield fail("ipvs", f"the kernel cannot be read: {facts.unreadable}", "mend the cause that the message names")
+
+
+def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
+    scheduler = f"ip_vs_{config.translation.scheduler}"
+    in_use = {one.settings.scheduler for one in ((facts.observation and facts.observation.virtual_servers) or {}).values()}
+    asked = {
+        name: state for name, state in facts.modules.items() if name != scheduler or config.translation.scheduler not in in_use
+    }
+    by_state = {state: [name for name, one in asked.items() if one is state] for state in ModuleState}
+    for name in by_state[ModuleState.MISSING]:
+        yield fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
+    if unknown := ", ".join(by_state[ModuleState.UNKNOWN]):
+        remedy = "mount the host's /lib/modules, or run modprobe there"
+        yield warn("modules", f"it is unknown whether this kernel has {unknown}", remedy)
+    if by_state[ModuleState.LOADABLE]:
+        yield ok("modules", f"will be loaded: {', '.join(by_state[ModuleState.LOADABLE])}")
+    there = len(by_state[ModuleState.LOADED]) + len(by_state[ModuleState.BUILT_IN])
+    yield ok("modules", f"{there} are loaded or built in")
+
+
+def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
+    for path, setting in {item.path: item for item in desired}.items():
+        observed = facts.sysctls.get(path)
+        if observed is None:
+            yield warn("sysctl", f"{path} does not exist", "load the module that has it; run goes on without it")
+        elif setting.is_met_by(observed):
+            yield ok("sysctl", f"{path} is {observed}")
+        elif facts.sysctls_writable:
+            yield warn("sysctl", f"{path} is {observed}, desired {setting.value}", "run sets it")
+        else:
+            remedy = "mount /proc/sys writable (privileged: true), or set it on the host"
+            yield fail("sysctl", f"{path} is {observed}, desired {setting.value}, and cannot be written", remedy)
+
+
+def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
+    addresses = (facts.observation and facts.observation.interface_addresses) or ()
+    has_ipv6 = any(
+        one.address.family is Family.IPV6 and not one.address.is_loopback and not one.address.is_link_local_v6
+        for one in addresses
+    )
+    forwarding = facts.sysctls.get(_FORWARDING)
+    if has_ipv6 and Family.IPV6 not in facts.unserved and forwarding == "0":
+        needs_it = any(network.family is Family.IPV6 for network in config.translation.cluster_networks)
+        yield (fail if needs_it else warn)(
+            "sysctl",
+            f"{_FORWARDING} is 0, and this host has IPv6 addresses",
+            "set it to 1 if the cluster uses IPv6: else no IPv6 Service leads to another node, or to a pod",
+        )
+    elif forwarding is not None:
+        yield ok("sysctl", f"{_FORWARDING} is {forwarding}")
+    if _BRIDGES not in facts.sysctls and facts.bridges:
+        names = ", ".join(facts.bridges)
+        remedy = f"run modprobe br_netfilter on the host and set {_BRIDGES} to 1: {_NO_ANSWER}"
+        yield warn("sysctl", f"this host has bridges ({names}), and br_netfilter is not loaded", remedy)
+    for path, (bad, remedy) in _BAD.items():
+        value = facts.sysctls.get(path)
+        if value is not None and (path != _REUSE or facts.version >= PROMPT_REUSE):
+            yield warn("sysctl", f"{path} is {value}", remedy) if value == bad else ok("sysctl", f"{path} is {value}")
+
+
+def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
+    """What a backend holds that this command's configuration does not choose. That of ``run`` may choose it."""
+    if facts.unread_backend and not facts.privileges:
+        text = f"it is unknown whether another backend still holds rules or sets of ours: {facts.unread_backend}"
+        yield warn("rules", text, "run doctor again; run looks for them by itself")
+    if not (facts.backend and facts.other_backend):
+        return
+    used = facts.backend.backend
+    former = Backend.IPTABLES if used is Backend.NFTABLES else Backend.NFTABLES
+    yield warn(
+        "rules",
+        f"{former} still holds {facts.other_backend}, though {_choice(facts.backend, config)}",
+        "if run has another --rules-backend, give that to doctor, too; else run removes this once its own rules are in force, "
+        "and looks again after each audit; a set that a rule of another program uses stays",
+    )
+
+
+def _choice(choice: BackendChoice, config: Config) -> str:
+    """The backend that this command's configuration chooses, and why. That of ``run`` may be another one."""
+    asked = config.drivers.rules_backend
+    rests_on = f"--rules-backend={asked}" + (f": {choice.reason}" if asked is Backend.AUTO else "")
+    return f"the configuration of this command chooses {choice.backend} ({rests_on})"
+
+
+def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:
+    if facts.backend and facts.backend.backend is Backend.NFTABLES:
+        yield ok("rules", _choice(facts.backend, config))
+        yield from _unserved(facts, "rules")
+        return
+    choice = facts.iptables_choice
+    if choice is None:
+        remedy = "install the package iptables, and ipset's modules; or use --rules-backend=nftables"
+        yield fail("iptables", "there is no iptables in PATH", remedy)
+        return
+    yield ok("iptables", f"{choice.variant} is used: {choice.reason}")
+    if choice.left_behind:
+        remedy = "run removes them once the rules of the used variant are in force; so does ipvsproxy cleanup"
+        yield warn("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
+    if facts.host_ports:
+        text = f"hostPort rules ({', '.join(facts.host_ports)}) take their ports of all Services, also of the API server's"
+        yield warn("iptables", text, HOST_PORTS_REMEDY)
+    yield from _unserved(facts, "iptables")
+
+
+def _unserved(facts: Facts, topic: str) -> Iterator[Finding]:
+    for family, reason in facts.unserved.items():
+        yield warn(topic, f"{family.label} cannot be served: {reason}", "nothing, if the cluster does not use it")
+
+
+def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
+    """Virtual servers of other programs."""
+    observed = facts.observation
+    if observed is None or observed.virtual_servers is None:
+        return
+    host = {one.address for one in observed.interface_addresses or ()}
+    ranges = view.known_node_port_ranges(config.translation)
+    is_ours = ownership.owned_virtual_servers(observed.sets or {}, observed.local, host, observed.virtual_servers, ranges)
+    foreign = [key for key in observed.virtual_servers if not is_ours(key)]
+    ports = {ownership.node_port_of(entry) for entries in (observed.sets or {}).values() for entry in entries}
+    doubtful = [str(key) for key in foreign if not isinstance(key, FirewallMark) and ownership.node_port(key) in ports]
+    if doubtful:
+        text = f"{', '.join(doubtful)}: the port is a node port of ours, but none is served on the address"
+        remedy = "if no other program such as keepalived made it, remove it with ipvsadm -D: a proxy left it behind"
+        yield warn("ipvs", text, remedy)
+    names = list(map(str, foreign))
+    if names or observed.foreign_virtual_servers:
+        named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - a few will do
+        count = len(names) + observed.foreign_virtual_servers
+        remedy = "they are left alone; make sure that no Service has their addresses, or name them by --ipvs-exclude-cidrs"
+        yield warn("ipvs", f"{count} virtual servers of other programs (keepalived, docker swarm, ...){named}", remedy)
+    else:
+        yield ok("ipvs", f"{len(observed.virtual_servers)} virtual servers, none of other programs")
+
+
+def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
+    """Whether local routes can be added and stay, and whether any are left from before."""
+    if config.translation.binding is not Binding.ROUTES:
+        if left := (facts.observation and facts.observation.routes) or ():
+            text = f"{len(left)} local routes of ours are there, and Service addresses are to be on kube-ipvs0"
+            remedy = "run removes them when the addresses are bound; kube-proxy would leave them"
+            yield warn("binding", text, remedy)
+        return
+    if not facts.loopback.is_up:
+        yield fail("binding", "lo is down, so IPv6 has no local routes", "set it up with ip link set lo up")
+    if facts.sysctls.get(_LOOPBACK_IPV6, "0") != "0":
+        yield warn("binding", f"{_LOOPBACK_IPV6} is not 0, so IPv6 has no local routes", f"run sysctl -w {_LOOPBACK_IPV6}=0")
+    if facts.loopback.networkd not in ("", "unmanaged"):
+        text = "systemd-networkd manages lo, and may remove local routes that it does not know"
+        yield warn("binding", text, "leave lo unmanaged, or set ManageForeignRoutes=no in networkd.conf")
+    elif facts.loopback.is_up:
+        yield ok("binding", "lo is up and left alone, so local routes stay")
+
+
+def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
+    """Rules of other programs that keep second scopes of external addresses from their packets."""
+    if config.translation.scopes is not TrafficScopes.API:
+        return
+    bits = config.translation.scope_bits
+    same = [rule.text for rule in facts.mark_rules if rule.bits & bits]
+    others = [rule.text for rule in facts.mark_rules if not rule.bits & bits]
+    if same:
+        text = f"rules of other programs write the bits {bits:#x} of packet marks, so packets may come to a wrong Service: "
+        remedy = "choose bits that nobody else writes by --ipvs-scope-mark-bits"
+        yield fail("marks", text + "; ".join(same), remedy)
+    if others:
+        text = "rules of other programs write other bits of packet marks before IPVS: "
+        remedy = "clients of this node whose packets meet them reach the endpoints of kube-proxy's IPVS mode"
+        yield warn("marks", text + "; ".join(others), remedy)
+    if not same and not others:
+        yield ok("marks", f"no rule of another program writes packet marks before IPVS; the bits {bits:#x} are ours")
+
+
+def _ports(facts: Facts, config: Config) -> Iterator[Finding]:
+    for name, address in (("health", config.servers.health), ("metrics", config.servers.metrics)):
+        if address is None:
+            continue
+        holder = facts.listeners.get(address.port, "")
+        text = f"{name} port {address.port} is " + (f"held by {holder}" if holder else "free")
+        if not holder or holder.startswith("ipvsproxy"):
+            yield ok("ports", text)
+        elif holder.startswith("kube-proxy"):
+            yield warn("ports", text, "stop kube-proxy before run; --dry-run uses other ports")
+        else:
+            yield fail("ports", text, f"stop it, or choose another address for {name}")
+
+
+def _timeouts(facts: Facts) -> Iterator[Finding]:
+    tracked = facts.sysctls.get(_TRACKED_TCP, "")
+    if facts.timeouts is None or not tracked.isdecimal():
+        return
+    tcp_s = facts.timeouts.tcp_s
+    if tcp_s > int(tracked):
+        text = f"IPVS keeps idle TCP connections for {tcp_s} s, connection tracking for {tracked} s only"
+        yield warn("timeouts", text, "raise --conntrack-tcp-timeout-established or lower --ipvs-tcp-timeout")
+    else:
+        text = f"idle TCP connections are kept for {tcp_s} s by IPVS and {tracked} s by connection tracking"
+        yield ok("timeouts", f"{text}: keepalives must come sooner than the former")
+
+
+def _kube_proxy(facts: Facts) -> Iterator[Finding]:
+    """What kube-proxy's other modes have left. Neither here nor of firewalls is anything ok while some rules are unread."""
+    if facts.unread_tables and not facts.privileges:
+        text = f"it is unknown what some rules do to packets of Services: {'; '.join(facts.unread_tables)}"
+        yield warn("firewall", text, "run doctor again, or look at nft list ruleset and iptables-save")
+    chains = sum(map(leftovers.is_of_iptables_mode, facts.chains))
+    named = [table for table in facts.tables if table.name == leftover_tables.NAME]
+    tables = list(filter(_is_kube_proxys, named))
+    stop = "stop that kube-proxy: run then removes them, once its own rules are in force; so does ipvsproxy cleanup"
+    if chains:
+        yield warn("kube-proxy", f"there are rules of its iptables mode ({chains} chains)", stop)
+    if tables:
+        yield warn("kube-proxy", f"there are tables of its nftables mode ({', '.join(map(str, tables))})", stop)
+    for table in named:
+        if why := leftover_tables.why_foreign(table):
+            remedy = "it is left alone; if no program needs it, remove it with nft delete table"
+            yield warn("kube-proxy", f"the table {table} has its name only: {why}", remedy)
+    if not chains and not named and not facts.unread_tables:
+        yield ok("kube-proxy", "no rules of another mode")
+
+
+def _firewalls(facts: Facts) -> Iterator[Finding]:
+    """The chains of other programs that refuse what they do not know; which packets they accept is not followed.
+
+    A firewall wins wherever it refuses a packet: to accept one counts only in the table that does it (nf_tables), or in the same
+    variant of iptables.
+    """
+    closed = [
+        (table, chain, place.hook)
+        for table in facts.tables
+        if not _is_kube_proxys(table)
+        for chain in table.closed
+        if (place := table.chains[chain]) and place.hook in _REFUSED and not _is_overruled(facts, table, place.hook)
+    ]
+    for table, chain, hook in closed:
+        what = f"the chain {chain} of the table {table} (hook {hook})"
+        text = f"{what} refuses {_REFUSED[hook]} unless a rule there accepts them"
+        by = " (by a zone of firewalld whose target is ACCEPT)" if table.name == "firewalld" else ""
+        remedy = f"accept them there, such as all of the pods' interfaces, and clients' connections to Services{by}"
+        yield warn("firewall", text, remedy)
+    if not closed and not facts.unread_tables:
+        yield ok("firewall", "no chain of another program refuses what it does not know")
+
+
+def _is_kube_proxys(table: NftTable) -> bool:
+    return table.name == leftover_tables.NAME and not leftover_tables.why_foreign(table)
+
+
+def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
+    """Whether a rule of ours accepts the packets before: KUBE-FORWARD does, in the variant of iptables that we use."""
+    choice = facts.iptables_choice
+    if choice is None or hook != "forward" or table.name != "filter":
+        return False
+    return (choice.variant is Variant.NF_TABLES) == (table.family in ("ip", "ip6"))
 
 
 async def examine(config: Config) -> Sequence[Finding]:
@@ -30,9 +385,9 @@ async def examine(config: Config) -> Sequence[Finding]:
     sysctls = config.sysctls(host.kernel_version(), host.processor_count())
     ports = [address.port for address in (config.servers.health, config.servers.metrics) if address]
     found = await asyncio.to_thread(
-        facts.gather,
-        modules=(*await asyncio.to_thread(_modules, config.drivers.rules_backend), f"ip_vs_{config.translation.scheduler}"),
-        sysctls=(*(item.path for item in sysctls), *checks.ADVISED),
+        gather,
+        modules=(*await asyncio.to_thread(_modules_of, config.drivers.rules_backend), f"ip_vs_{config.translation.scheduler}"),
+        sysctls=(*(item.path for item in sysctls), *_BAD, _FORWARDING, _LOOPBACK_IPV6, _TRACKED_TCP),
         ports=ports,
         chains=skeleton.CHAINS,
         jumps=skeleton.JUMPS,
@@ -40,10 +395,10 @@ async def examine(config: Config) -> Sequence[Finding]:
         backend=config.drivers.rules_backend,
         by_interface=config.translation.detect_local.is_by_interface,
     )
-    return [*checks.judge(found, sysctls, config), await _source(config)]
+    return [*judge(found, sysctls, config), await _source(config)]
 
 
-def _modules(asked: Backend) -> Sequence[str]:
+def _modules_of(asked: Backend) -> Sequence[str]:
     """The modules that the backend of the rules needs. While the kernel does not say which it can be, those of iptables."""
     with contextlib.suppress(KernelError):
         if backends.choose(asked).backend is Backend.NFTABLES:
@@ -59,11 +414,11 @@ async def _source(config: Config) -> Finding:
         async with inspection.following(source, store):
             node = store.node(config.node_name)
     except CannotStartError as error:
-        return checks.fail("source", str(error), "check address, credentials and permissions (ClusterRole system:node-proxier)")
+        return fail("source", str(error), "check address, credentials and permissions (ClusterRole system:node-proxier)")
     if node is None:
         text = f"{source.describe()} answers, but has no Node {config.node_name!r}"
-        return checks.fail("source", text, "name this node's Node object by --hostname-override")
-    return checks.ok("source", f"{source.describe()} answers: {len(store.services)} Services")
+        return fail("source", text, "name this node's Node object by --hostname-override")
+    return ok("source", f"{source.describe()} answers: {len(store.services)} Services")
 
 
 def describe(node_name: str, findings: Sequence[Finding]) -> Document:
@@ -85,12 +440,11 @@ def render(document: Document) -> Iterator[str]:
 
 def run(config: Config) -> int:
     """``ipvsproxy doctor``; returns the exit status."""
-    logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
-    try:
-        findings = asyncio.run(examine(config))
-    except KernelError as error:
-        complain(error)
-        return FAILING
+    return inspection.execute(config, _show(config), "not all checks could be made", failed=FAILING)
+
+
+async def _show(config: Config) -> int:
+    findings = await examine(config)
     document = describe(config.node_name, findings)
     inspection.show(document, render(document), as_json=config.as_json)
     return FAILING if any(one.level is Level.FAIL for one in findings) else FINE

@@ -169,14 +169,14 @@ def run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
     return execute(config, _run(config, answer), "the state of this node is unknown; nothing was changed")
 
 
-def execute(config: Config, work: Coroutine[None, None, int], conclusion: str) -> int:
-    """Do the work of a command; returns the exit status. If that is impossible, the reasons come before the conclusion."""
+def execute(config: Config, work: Coroutine[None, None, int], conclusion: str, *, failed: int = CANNOT_TELL) -> int:
+    """Do the work of a command; returns the exit status. If it is impossible, that is ``failed``, and the reasons are told."""
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
         return asyncio.run(work)
     except (CannotStartError, KernelError) as error:
         complain(*reasons_of(error), conclusion)
-        return CANNOT_TELL
+        return failed
 
 
 async def _run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:

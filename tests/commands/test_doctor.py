@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.commands import checks, doctor
-from ipvsproxy.commands.checks import Finding, Level, ok, warn
+from ipvsproxy.commands import doctor
+from ipvsproxy.commands.doctor import Finding, Level, ok, warn
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.backends import BackendChoice
@@ -80,11 +80,11 @@ def _config(*flags: str) -> Config:
 def _judge(*flags: str, sysctls: Mapping[str, str] | None = None, **facts: Any) -> list[Finding]:
     """What is not ok."""
     found = dataclasses.replace(FINE, **facts, sysctls={**SYSCTLS, **(sysctls or {})})
-    return [one for one in checks.judge(found, WANTED, _config(*flags)) if one.level is not Level.OK]
+    return [one for one in doctor.judge(found, WANTED, _config(*flags)) if one.level is not Level.OK]
 
 
 def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
-    found = list(checks.judge(FINE, WANTED, _config()))
+    found = list(doctor.judge(FINE, WANTED, _config()))
     assert {one.level for one in found} == {Level.OK}
     assert {one.topic for one in found} == {
         "privileges",
@@ -207,8 +207,7 @@ LEGACY = {"iptables_choice": VariantChoice({}, Variant.LEGACY, "it is the varian
         (LEGACY, "ip6", True),
         (LEGACY, "ip6tables-legacy", False),
         ({}, "inet", True),
-        (NFTABLES, "ip", True),
-        (NFTABLES | LEGACY, "iptables-legacy", True),
+        (NFTABLES | {"iptables_choice": None}, "ip", True),
     ],
 )
 def test_a_forward_policy_matters_unless_our_own_iptables_accepts_before_it(
@@ -228,12 +227,12 @@ def test_an_input_policy_always_matters_since_no_rule_of_ours_accepts_service_tr
 
 def test_tables_that_could_not_be_read_are_not_taken_for_absent() -> None:
     reason = "list the chains: the data changed during each attempt"
-    found = list(checks.judge(dataclasses.replace(FINE, unread_tables=(reason,)), WANTED, _config()))
+    found = list(doctor.judge(dataclasses.replace(FINE, unread_tables=(reason,)), WANTED, _config()))
     (told,) = [one for one in found if one.topic in ("firewall", "kube-proxy")]
     assert told.level is Level.WARN
     assert reason in told.text
     closed = dataclasses.replace(FINE, unread_tables=(reason,), tables=(dataclasses.replace(DOCKER, name="theirs"),))
-    told_of_legacy = [one for one in checks.judge(closed, WANTED, _config()) if one.topic == "firewall"]
+    told_of_legacy = [one for one in doctor.judge(closed, WANTED, _config()) if one.topic == "firewall"]
     assert [one.level for one in told_of_legacy] == [Level.WARN, Level.WARN], "what is known is told all the same"
 
 
@@ -258,7 +257,7 @@ def test_the_chains_of_kube_proxys_nftables_mode_are_no_firewall_of_others() -> 
 def test_the_choice_of_nftables_is_told_with_its_reason_and_iptables_is_not_asked_for() -> None:
     choice = BackendChoice(Backend.NFTABLES, "it is configured")
     found = dataclasses.replace(FINE, iptables_choice=None, backend=choice)
-    told = [one for one in checks.judge(found, WANTED, _config("--rules-backend=nftables")) if one.topic in ("rules", "iptables")]
+    told = [one for one in doctor.judge(found, WANTED, _config("--rules-backend=nftables")) if one.topic in ("rules", "iptables")]
     assert told == [ok("rules", "the configuration of this command chooses nftables (--rules-backend=nftables)")]
 
 
@@ -272,11 +271,11 @@ def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:
         timeouts=None,
         modules={"ip_vs": ModuleState.LOADABLE, "ip_vs_rr": ModuleState.LOADABLE},
     )
-    findings = list(checks.judge(fresh, WANTED, _config()))
+    findings = list(doctor.judge(fresh, WANTED, _config()))
     assert not [one for one in findings if one.level is Level.FAIL]
     assert "the kernel has no IPVS yet; run and --init-only load the module ip_vs" in {one.text for one in findings}
     lacking = dataclasses.replace(fresh, modules={"ip_vs": ModuleState.MISSING})
-    assert "this kernel has no IPVS" in {one.text for one in checks.judge(lacking, WANTED, _config()) if one.level is Level.FAIL}
+    assert "this kernel has no IPVS" in {one.text for one in doctor.judge(lacking, WANTED, _config()) if one.level is Level.FAIL}
 
 
 @pytest.mark.parametrize(
@@ -308,7 +307,7 @@ def test_a_host_with_bridges_is_told_that_br_netfilter_is_not_loaded() -> None:
     settings = {path: value for path, value in SYSCTLS.items() if not path.startswith("net/bridge/")}
     for bridges, expected in (((), 0), (("cni0", "docker0"), 1)):
         facts = dataclasses.replace(FINE, sysctls=settings, bridges=bridges)
-        findings = [one for one in checks.judge(facts, WANTED, _config()) if one.level is not Level.OK]
+        findings = [one for one in doctor.judge(facts, WANTED, _config()) if one.level is not Level.OK]
         assert len(findings) == expected
         assert all("bridges (cni0, docker0), and br_netfilter is not loaded" in one.text for one in findings)
         assert all("modprobe br_netfilter" in one.remedy for one in findings)
@@ -395,7 +394,7 @@ SAME_BITS = MarkRule("-t mangle -A PREROUTING -j CONNMARK --restore-mark --nfmas
 )
 def test_rules_that_write_marks_before_ipvs_are_named(rules: tuple[MarkRule, ...], level: Level, text: str) -> None:
     facts = dataclasses.replace(FINE, mark_rules=rules)
-    (found,) = (one for one in checks.judge(facts, WANTED, _config("--ipvs-traffic-scopes=api")) if one.topic == "marks")
+    (found,) = (one for one in doctor.judge(facts, WANTED, _config("--ipvs-traffic-scopes=api")) if one.topic == "marks")
     assert (found.level, text in found.text) == (level, True)
 
 
