@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import assert_never
 
 from ipvsproxy.config import commands, file, load
-from ipvsproxy.config.option import ConfigError, Given, Problem, Source, quoted
+from ipvsproxy.config.option import ConfigError, Given, Problem, Source
 from ipvsproxy.config.settings import Command, Config
 from ipvsproxy.daemon.base.errors import complain
 from ipvsproxy.daemon.loop import garbage
@@ -34,33 +34,53 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(command: commands.Command, arguments: Sequence[str]) -> int:
     """Execute a command with these arguments; returns the exit status."""
-    words, options = load.take_words(arguments) if command.subject else ([], list(arguments))
-    given, _ = load.parse(options, command.name)
+    given, _, words = load.parse(arguments, command.name, takes_words=bool(command.subject))
     if text := _help_or_version(given, command):
         sys.stdout.write(text)
         return OK
-    if command.implied == "--cleanup" or (command.implied and not {"mode", "config"} & given.keys()):
-        options.insert(0, command.implied)
+    is_implied = command.implied == "--cleanup" or (command.implied and not {"mode", "config"} & given.keys())
+    options = [command.implied, *arguments] if is_implied else arguments
+
+    def read() -> Config:
+        return load.load(
+            options,
+            hostname=socket.gethostname(),
+            read_file=lambda path: pathlib.Path(path).read_bytes(),
+            command=command.name,
+            subject=command.subject,
+        )
+
     try:
-        config = _load(command, options, words)
+        config = read()
         if command.name == "run":
-            return _run(config, lambda: _load(command, options, words))
-        return _clean(config) if command.name == "cleanup" else _inspect(command, config, "".join(words))
+            return _run(config, read)
+        module = load_module(f"ipvsproxy.commands.{command.name}")
+        return int(module.run(config, *_subject(command, module, words)))
     except ConfigError as error:
         return _refuse(*error.problems)
 
 
+def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]) -> Sequence[object]:
+    """Raises ConfigError if the word of a command that takes one cannot be parsed."""
+    try:
+        return [module.parse_subject(word) for word in words]
+    except ValueError as error:
+        raise ConfigError([Problem(Source(command.name), str(error))]) from error
+
+
 def _run(config: Config, read_again: Callable[[], Config]) -> int:
-    """Serve, or do the task that a flag selects."""
+    """Serve, or do the task that a flag selects. Each task imports what only it needs."""
     match config.command:
+        case Command.RUN if config.dry_run:
+            return _end(load_module("ipvsproxy.commands.dry_run").run(config))
         case Command.RUN:
-            return _run_dry(config) if config.dry_run else _serve(config, read_again)
+            return _end(load_module("ipvsproxy.daemon.app").run(config, read_again))
         case Command.WRITE_CONFIG:
             return _write_config(config)
         case Command.CLEANUP:
-            return _clean(config)
+            return int(load_module("ipvsproxy.commands.cleanup").run(config))
         case Command.INIT_ONLY:
-            return _init_only(config)
+            return _end(load_module("ipvsproxy.daemon.process.requirements").init_only(config))
         case never:
             assert_never(never)
 
@@ -87,21 +107,6 @@ def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> s
     return ""
 
 
-def _load(command: commands.Command, arguments: Sequence[str], words: Sequence[str]) -> Config:
-    """Raises ConfigError, also for missing or extra words of a command that takes one."""
-    problems: list[Problem] = []
-    if command.subject and len(words) != 1:
-        text = f"takes one {command.subject}, not {len(words)}: {', '.join(map(quoted, words))}"
-        problems.append(Problem(Source(command.name), text if words else f"needs {command.subject}"))
-    try:
-        config = load.load(arguments, hostname=socket.gethostname(), read_file=_read_file, command=command.name)
-    except ConfigError as error:
-        raise ConfigError((*problems, *error.problems)) from None
-    if problems:
-        raise ConfigError(problems)
-    return config
-
-
 def load_module(name: str) -> ModuleType:
     """Import a module that most command lines do not need, quickly.
 
@@ -116,35 +121,6 @@ def load_module(name: str) -> ModuleType:
     finally:
         if is_hidden:
             del sys.modules["rich"]
-
-
-def _clean(config: Config) -> int:
-    return int(load_module("ipvsproxy.commands.cleanup").run(config))
-
-
-def _inspect(command: commands.Command, config: Config, subject: str) -> int:
-    """Raises ConfigError if the subject cannot be parsed."""
-    module = load_module(f"ipvsproxy.commands.{command.name}")
-    if not command.subject:
-        return int(module.run(config))
-    try:
-        parsed = module.parse_subject(subject)
-    except ValueError as error:
-        raise ConfigError([Problem(Source(command.name), str(error))]) from error
-    return int(module.run(config, parsed))
-
-
-def _run_dry(config: Config) -> int:
-    return _end(int(load_module("ipvsproxy.commands.dry_run").run(config)))
-
-
-def _serve(config: Config, read_again: Callable[[], Config]) -> int:
-    module = load_module("ipvsproxy.daemon.app")  # imported here, because --help and errors need no API client
-    return _end(int(module.run(config, read_again)))
-
-
-def _init_only(config: Config) -> int:
-    return _end(int(load_module("ipvsproxy.daemon.process.requirements").init_only(config)))
 
 
 def _open_standard_streams() -> None:
@@ -179,10 +155,6 @@ def _end(status: int) -> int:
     if threading.active_count() > 1 or not is_read:
         os._exit(status)
     return status
-
-
-def _read_file(path: str) -> bytes:
-    return pathlib.Path(path).read_bytes()
 
 
 def _write_config(config: Config) -> int:

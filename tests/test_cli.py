@@ -3,9 +3,11 @@
 Flags and files have their own tests; serving is replaced.
 """
 
+import functools
 import pathlib
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 
 import pytest
@@ -15,8 +17,27 @@ from ipvsproxy.config import commands
 from ipvsproxy.config.settings import Config
 
 
+class Modules:
+    """Stands in for the modules that tasks and commands load: their functions by name of the module."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, Callable[..., int]] = {}
+
+    def __call__(self, name: str) -> types.SimpleNamespace:
+        function = self.functions[name.removeprefix("ipvsproxy.")]
+        return types.SimpleNamespace(run=function, init_only=function, parse_subject=str)
+
+
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+def modules(monkeypatch: pytest.MonkeyPatch) -> Modules:
+    """No task is done but those that a test puts into these modules."""
+    loaded = Modules()
+    monkeypatch.setattr(cli, "load_module", loaded)
+    return loaded
+
+
+@pytest.fixture
+def served(modules: Modules) -> list[Config]:
     """The served configurations; serving ends at once with status 7."""
     configs: list[Config] = []
 
@@ -25,12 +46,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         assert read_again() == config
         return 7
 
-    monkeypatch.setattr(cli, "_serve", serve)
+    modules.functions["daemon.app"] = serve
     return configs
 
 
-def test_init_only_serves_nothing(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_init_only", lambda config: 5 if config.strict_arp else 6)
+def test_init_only_serves_nothing(served: list[Config], modules: Modules) -> None:
+    modules.functions["daemon.process.requirements"] = lambda config: 5 if config.strict_arp else 6
     assert cli.main(["--proxy-mode=ipvs", "--init-only", "--ipvs-strict-arp"]) == 5
     assert served == []
 
@@ -42,7 +63,7 @@ def test_flags_without_command_serve_as_in_kube_proxy(served: list[Config], comm
 
 
 @pytest.fixture
-def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], bool, bool]]:
+def cleaned(modules: Modules) -> list[tuple[tuple[str, ...], bool, bool]]:
     """Calls of the clean-up: excluded ranges, dry run, JSON. It ends with status 1."""
     calls: list[tuple[tuple[str, ...], bool, bool]] = []
 
@@ -50,7 +71,7 @@ def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], bool
         calls.append((tuple(map(str, config.policy.excluded)), config.dry_run, config.as_json))
         return 1
 
-    monkeypatch.setattr(cli, "_clean", clean)
+    modules.functions["commands.cleanup"] = clean
     return calls
 
 
@@ -160,15 +181,16 @@ def test_package_can_be_run_as_a_module() -> None:
 
 
 @pytest.fixture
-def inspections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
+def inspections(modules: Modules) -> list[tuple[str, str, bool]]:
     """Calls of commands that only inspect: name, subject, JSON. They end with status 3."""
     calls: list[tuple[str, str, bool]] = []
 
-    def inspect(command: commands.Command, config: Config, subject: str) -> int:
-        calls.append((command.name, subject, config.as_json))
+    def inspect(name: str, config: Config, subject: str = "") -> int:
+        calls.append((name, subject, config.as_json))
         return 3
 
-    monkeypatch.setattr(cli, "_inspect", inspect)
+    for name in commands.COMMANDS:
+        modules.functions[f"commands.{name}"] = functools.partial(inspect, name)
     return calls
 
 
@@ -238,8 +260,8 @@ def test_each_command_has_its_own_help(command: str, capsys: pytest.CaptureFixtu
     assert max(map(len, text.splitlines())) <= 115
 
 
-def test_dry_run_never_serves(served: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_run_dry", lambda _: 5)
+def test_dry_run_never_serves(served: list[Config], modules: Modules) -> None:
+    modules.functions["commands.dry_run"] = lambda _: 5
     assert cli.main(["--proxy-mode=ipvs", "--dry-run"]) == 5
     assert served == []
     assert cli.main(["--proxy-mode=ipvs", "--dry-run=false"]) == 7

@@ -24,14 +24,14 @@ _APPENDED = frozenset((Kind.LIST, Kind.GATES, Kind.PATTERNS))
 
 
 class Piece(NamedTuple):
-    """A flag with its value, a word, or the two dashes that end the flags; ``raw`` holds the original arguments.
+    """A flag with its value, a word, or the two dashes that end the flags; ``argument`` is the original one, without the value.
 
     A word has no ``name``. A flag's name is normalised; its ``value`` is None if the command line gives none.
     """
 
-    raw: tuple[str, ...]
-    name: str | None
-    value: str | None
+    argument: str
+    name: str | None = None
+    value: str | None = None
 
 
 def pieces(arguments: Sequence[str]) -> Iterator[Piece]:
@@ -40,65 +40,57 @@ def pieces(arguments: Sequence[str]) -> Iterator[Piece]:
     while rest:
         argument = rest.pop()
         if argument == END:
-            yield Piece((END,), END, None)
-            yield from (Piece((word,), None, None) for word in reversed(rest))
+            yield Piece(END, END)
+            yield from map(Piece, reversed(rest))
             return
         if not argument.startswith("-") or argument == "-":
-            yield Piece((argument,), None, None)
+            yield Piece(argument)
             continue
         name, value = _split(argument)
         option = catalogue.BY_FLAG.get(name)
         if value is None and option is not None and not option.implied_value and rest:
             value = rest.pop()
-            yield Piece((argument, value), name, value)
-        else:
-            yield Piece((argument,), name, value)
+        yield Piece(argument, name, value)
 
 
-def take_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into words, which may stand anywhere, and flags.
+class Parsed(NamedTuple):
+    """A command line: given values by ``Option.key``, all problems, and the words, which may stand anywhere among the flags."""
 
-    A word that looks like a switch's value stays with the flags, so that ``parse`` reports how to write it.
-    """
-    words: list[str] = []
-    others: list[str] = []
-    switch: Option | None = None
-    for raw, name, _ in pieces(arguments):
-        if name == END:
-            switch = None
-        elif name is not None:
-            switch = catalogue.BY_FLAG.get(name)
-            others += raw
-        elif _is_value_of(switch, raw[0]):
-            others += raw
-        else:
-            words += raw
-    return words, others
+    given: Mapping[str, Given]
+    problems: tuple[Problem, ...]
+    words: tuple[str, ...]
 
 
-def parse(arguments: Sequence[str], command: str = "run") -> tuple[Mapping[str, Given], tuple[Problem, ...]]:
-    """Parse all flags of a command; returns the given values by ``Option.key``, and all problems."""
+def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool = False) -> Parsed:
+    """Parse all flags of a command. A word is a problem, unless the command takes words."""
     known = {name: option for name, option in catalogue.BY_FLAG.items() if option.command in ("", command)}
     given: dict[str, Given] = {}
     problems: list[Problem] = []
+    words: list[str] = []
     previous: Option | None = None
-    for raw, name, value in pieces(arguments):
+    for argument, name, value in pieces(arguments):
         if name == END:
             previous = None
             continue
         if name is None:
-            problems.append(_word_problem(raw[0], previous))
+            if previous is not None and previous.implied_value and argument.lower() in ("true", "false"):
+                flag = f"--{previous.flag}"
+                problems.append(Problem(Source(flag), f"takes its value after an equals sign: {flag}={argument}"))
+            elif takes_words:
+                words.append(argument)
+            else:
+                problems.append(Problem(Source(quoted(argument)), "is neither a flag nor a command"))
             continue
         source = Source(f"--{name}")
         option = previous = known.get(name)
         if option is None:
-            problems.append(_unknown_problem(raw[0], name, known))
+            problems.append(_unknown_problem(argument, name, known))
             continue
         if value is None and not option.implied_value:
             problems.append(Problem(source, f"needs a value, such as --{name}={_example(option)}", option.key))
             continue
         text = option.implied_value if value is None else value
-        if not text and option.empty_is_unset:
+        if not text and option.empty_is_unset and option.kind is Kind.TEXT:
             continue
         try:
             new = option.parse(text)
@@ -107,7 +99,7 @@ def parse(arguments: Sequence[str], command: str = "run") -> tuple[Mapping[str, 
             continue
         before = given.get(option.key)
         given[option.key] = Given(_appended(option.kind, before.value, new) if before else new, source)
-    return given, tuple(problems)
+    return Parsed(given, tuple(problems), tuple(words))
 
 
 def _split(argument: str) -> tuple[str, str | None]:
@@ -137,17 +129,6 @@ def _example(option: Option) -> str:
     return option.choices[0] if option.choices else option.default or option.placeholder or option.kind.value
 
 
-def _is_value_of(switch: Option | None, word: str) -> bool:
-    """Whether a word looks like the value of the switch before it."""
-    return switch is not None and bool(switch.implied_value) and word.lower() in ("true", "false")
-
-
-def _word_problem(word: str, previous: Option | None) -> Problem:
-    if previous is not None and _is_value_of(previous, word):
-        return Problem(Source(f"--{previous.flag}"), f"takes its value after an equals sign: --{previous.flag}={word}")
-    return Problem(Source(quoted(word)), "is neither a flag nor a command")
-
-
 def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Problem:
     written = argument.partition("=")[0]
     plain = name.lstrip("-")
@@ -158,17 +139,22 @@ def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Proble
     return Problem(Source(quoted(written)), f"unknown flag{hint}")
 
 
-def load(arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], bytes], command: str = "run") -> Config:
+def load(
+    arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], bytes], command: str = "run", subject: str = ""
+) -> Config:
     """The configuration of a command line, which is given without program and command.
 
     As in kube-proxy, a file replaces all flags but ``--hostname-override``, the logging flags and those that select a task.
     The file's defaults then apply; they differ from those of flags in ``ipvs.minSyncPeriod``, 0 instead of 1s.
-    ``read_file`` may raise OSError.
+    ``read_file`` may raise OSError. ``subject`` names the one word that the command needs, empty if it takes none.
 
     Raises:
         ConfigError: the configuration has problems; the error holds all of them.
     """
-    given, problems = parse(arguments, command)
+    given, problems, words = parse(arguments, command, takes_words=bool(subject))
+    if subject and len(words) != 1:
+        text = f"takes one {subject}, not {len(words)}: {', '.join(map(quoted, words))}" if words else f"needs {subject}"
+        problems = (Problem(Source(command), text), *problems)
     notices: tuple[str, ...] = ()
     readable = True
     path = str(given["config"].value) if "config" in given else ""

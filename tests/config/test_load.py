@@ -96,13 +96,13 @@ _OPTIONS = list(catalogue.BY_FLAG.values())
 
 
 def values(*arguments: str, command: str = "run") -> dict[str, Value]:
-    given, problems = load.parse(arguments, command)
+    given, problems, _ = load.parse(arguments, command)
     assert problems == ()
     return {key: value.value for key, value in given.items()}
 
 
 def problem(*arguments: str) -> str:
-    _, problems = load.parse(arguments)
+    _, problems, _ = load.parse(arguments)
     assert len(problems) == 1
     return str(problems[0])
 
@@ -186,22 +186,27 @@ def test_stray_words_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words", "others"),
+    ("arguments", "words", "keys"),
     [
-        ([], [], []),
-        (["web", "--config", "x"], ["web"], ["--config", "x"]),
-        (["--config", "x", "web"], ["web"], ["--config", "x"]),
-        (["--config=x", "web", "-v", "4"], ["web"], ["--config=x", "-v", "4"]),
-        (["--masquerade-all", "web", "-v4", "dns"], ["web", "dns"], ["--masquerade-all", "-v4"]),
-        (["-", "--config"], ["-"], ["--config"]),
-        (["-v=4", "--", "--config", "web"], ["--config", "web"], ["-v=4"]),
-        (["--cleanup", "true", "web"], ["web"], ["--cleanup", "true"]),
-        (["--cleanup", "--", "true"], ["true"], ["--cleanup"]),
-        (["--nope", "web"], ["web"], ["--nope"]),
+        ([], (), []),
+        (["web", "--config", "x"], ("web",), ["config"]),
+        (["--config", "x", "web"], ("web",), ["config"]),
+        (["--config=x", "web", "-v", "4"], ("web",), ["config", "logging.verbosity"]),
+        (["--cleanup", "web", "-v4", "dns"], ("web", "dns"), ["cleanup", "logging.verbosity"]),
+        (["-", "--config", "x"], ("-",), ["config"]),
+        (["-v=4", "--", "--config", "web"], ("--config", "web"), ["logging.verbosity"]),
+        (["--cleanup", "--", "true"], ("true",), ["cleanup"]),
     ],
 )
-def test_words_may_stand_anywhere_among_the_flags(arguments: list[str], words: list[str], others: list[str]) -> None:
-    assert load.take_words(arguments) == (words, others)
+def test_words_may_stand_anywhere_among_the_flags(arguments: list[str], words: tuple[str, ...], keys: list[str]) -> None:
+    parsed = load.parse(arguments, takes_words=True)
+    assert (parsed.words, list(parsed.given), parsed.problems) == (words, keys, ())
+
+
+def test_a_word_that_looks_like_the_value_of_a_switch_is_none() -> None:
+    parsed = load.parse(["--cleanup", "true", "web"], takes_words=True)
+    assert parsed.words == ("web",)
+    assert [str(one.source) for one in parsed.problems] == ["--cleanup"]
 
 
 def test_value_of_the_wrong_kind_names_flag_value_and_rule() -> None:
@@ -211,7 +216,7 @@ def test_value_of_the_wrong_kind_names_flag_value_and_rule() -> None:
 
 
 def test_every_problem_is_reported_not_only_the_first() -> None:
-    given, problems = load.parse(["--foo", "--oom-score-adj=x", "-v=2", "word", "--config"])
+    given, problems, _ = load.parse(["--foo", "--oom-score-adj=x", "-v=2", "word", "--config"])
     assert [str(problem).partition(":")[0] for problem in problems] == ["'--foo'", "--oom-score-adj", "'word'", "--config"]
     assert given["logging.verbosity"].value == 2
 
@@ -222,5 +227,5 @@ def test_every_problem_is_reported_not_only_the_first() -> None:
     )
 )
 def test_any_command_line_ends_in_values_and_problems(arguments: list[str]) -> None:
-    given, problems = load.parse(arguments)
+    given, problems, _ = load.parse(arguments)
     assert len(given) + len(problems) <= len(arguments)
