@@ -12,6 +12,7 @@ from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.translate.settings import Binding, LocalMode, TrafficScopes
 
+ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens on it
 LOWEST_ROUTE_PROTOCOL = 5
 """Lower numbers are those of the kernel and of administrators (include/uapi/linux/rtnetlink.h)."""
 
@@ -41,7 +42,7 @@ CONFIGURATION = (
 )
 
 SOURCE = (
-    Option("kubeconfig", "clientConnection.kubeconfig", Kind.TEXT, "", "FILE", to="source.kubeconfig", restart=True).explained(
+    Option("kubeconfig", "clientConnection.kubeconfig", Kind.TEXT, "", "FILE", to="source.kubeconfig").explained(
         "How to reach the API server. Without this flag and --master: the pod's service account."
     ),
     Option("master", "", Kind.TEXT, "", "URL", to="source.api_server", overrides_file=True).explained(
@@ -51,15 +52,7 @@ SOURCE = (
 
 OWN = (
     Option(
-        "manifests",
-        "manifests",
-        Kind.TEXT,
-        "",
-        "DIR",
-        to="source.manifests",
-        restart=True,
-        empty_is_unset=True,
-        overrides_file=True,
+        "manifests", "manifests", Kind.TEXT, "", "DIR", to="source.manifests", empty_is_unset=True, overrides_file=True
     ).explained("Read Services, EndpointSlices and Nodes from this directory instead of an API server."),
     Option("ipvs-drain-deadline", "drainDeadline", Kind.DURATION, "0s", to="policy.drain_deadline_s", minimum=0).explained(
         "How long TCP connections to a removed endpoint may last; 0 means until they end by themselves."
@@ -70,13 +63,7 @@ OWN = (
         "How often all real servers are compared with the desired ones; other drift is looked for every 3s or more often."
     ),
     Option(
-        "ipvs-allow-service-addresses",
-        "allowServiceAddresses",
-        Kind.LIST,
-        "",
-        "CIDR,...",
-        to="translation.allowed_addresses",
-        restart=True,
+        "ipvs-allow-service-addresses", "allowServiceAddresses", Kind.LIST, "", "CIDR,...", to="translation.allowed_addresses"
     ).explained("Serve Service addresses in these ranges even if they belong to the API server, this node or a range of pods."),
     Option(
         "ipvs-traffic-scopes", "trafficScopes", Kind.TEXT, "api", to="translation.scopes", choices=tuple(TrafficScopes)
@@ -89,9 +76,7 @@ OWN = (
     Option(
         "service-annotations", "serviceAnnotations", Kind.TEXT, "all", "all|none|NAME,...", to="translation.annotations"
     ).explained("Which annotations of Services count: all, none, or names without ipvsproxy.io/, such as scheduler,weights."),
-    Option(
-        "rules-backend", "rulesBackend", Kind.TEXT, "iptables", to="drivers.rules_backend", restart=True, choices=tuple(Backend)
-    ).explained(
+    Option("rules-backend", "rulesBackend", Kind.TEXT, "iptables", to="drivers.rules_backend", choices=tuple(Backend)).explained(
         "What holds rules and sets: iptables with ipset, or nftables alone; auto: nftables where one of the former is missing."
     ),
     Option("ipvs-vip-binding", "vipBinding", Kind.TEXT, "addresses", to="translation.binding", choices=tuple(Binding)).explained(
@@ -104,7 +89,6 @@ OWN = (
         str(ROUTE_PROTOCOL),
         "NUMBER",
         to="drivers.route_protocol",
-        restart=True,
         minimum=LOWEST_ROUTE_PROTOCOL,
         maximum=255,
     ).explained("The protocol number of local routes to Service addresses; no other program may use it."),
@@ -115,25 +99,24 @@ OWN = (
         "50",
         "PERCENT",
         to="source.mass_deletion_percent",
-        restart=True,
         minimum=0,
         maximum=100,
     ).explained(
         "If a list lacks more than this percentage of all Services or endpoints, wait a minute for a second list; 0: never."
     ),
+    Option("stale-watch-timeout", "staleWatchTimeout", Kind.DURATION, "15m0s", to="servers.stale_watch_s", minimum=0).explained(
+        "How long the API server may be silent before log, metrics and /healthz report a stale watch; 0: never."
+    ),
+    Option("stale-watch-unhealthy", "staleWatchUnhealthy", Kind.BOOLEAN, "false", to="servers.stale_watch_unhealthy").explained(
+        "Answer load balancers with 503 on /healthz and health-check node ports while a watch is stale."
+    ),
     Option(
-        "stale-watch-timeout", "staleWatchTimeout", Kind.DURATION, "15m0s", to="servers.stale_watch_s", restart=True, minimum=0
-    ).explained("How long the API server may be silent before log, metrics and /healthz report a stale watch; 0: never."),
-    Option(
-        "stale-watch-unhealthy", "staleWatchUnhealthy", Kind.BOOLEAN, "false", to="servers.stale_watch_unhealthy", restart=True
-    ).explained("Answer load balancers with 503 on /healthz and health-check node ports while a watch is stale."),
-    Option(
-        "service-metrics-limit", "serviceMetricsLimit", Kind.INTEGER, "20000", to="traffic_metrics.limit", restart=True, minimum=0
+        "service-metrics-limit", "serviceMetricsLimit", Kind.INTEGER, "20000", to="traffic_metrics.limit", minimum=0
     ).explained("How many Service ports, and how many endpoints, have their own traffic metrics; 0 turns these metrics off."),
-    Option(
-        "endpoint-metrics", "endpointMetrics", Kind.BOOLEAN, "false", to="traffic_metrics.of_endpoints", restart=True
-    ).explained("Export traffic metrics for each endpoint, too, not only for each Service port."),
-    Option("ui", "ui", Kind.BOOLEAN, "true", to="servers.ui", restart=True).explained(
+    Option("endpoint-metrics", "endpointMetrics", Kind.BOOLEAN, "false", to="traffic_metrics.of_endpoints").explained(
+        "Export traffic metrics for each endpoint, too, not only for each Service port."
+    ),
+    Option("ui", "ui", Kind.BOOLEAN, "true", to="servers.ui").explained(
         "Show this node as a page at /ui/ of the metrics server, which ipvsproxy top needs as well."
     ),
 )
@@ -141,25 +124,10 @@ OWN = (
 
 NODE = (
     Option(
-        "hostname-override",
-        "hostnameOverride",
-        Kind.TEXT,
-        "",
-        "NAME",
-        to="node_name",
-        restart=True,
-        empty_is_unset=True,
-        overrides_file=True,
+        "hostname-override", "hostnameOverride", Kind.TEXT, "", "NAME", to="node_name", empty_is_unset=True, overrides_file=True
     ).explained("Name of this node's Node object; by default the host's name."),
     Option(
-        "bind-address",
-        "bindAddress",
-        Kind.TEXT,
-        "0.0.0.0",  # noqa: S104 - no server listens on it
-        "IP",
-        to="translation.bind_address",
-        zero_is_unset=True,
-        empty_is_unset=True,
+        "bind-address", "bindAddress", Kind.TEXT, ANY_ADDRESS, "IP", to="translation.bind_address", empty_is_unset=True
     ).explained("The node's primary IP. No server listens on it; 0.0.0.0 and :: leave the choice to the Node object."),
     Option("oom-score-adj", "oomScoreAdj", Kind.INTEGER, "-999", to="oom_score_adj", minimum=-1000, maximum=1000).explained(
         "When memory runs out, the kernel kills processes with a low score last."
@@ -171,7 +139,7 @@ IPVS = (
         "Scheduler of every virtual server; empty means rr."
     ),
     Option(
-        "ipvs-sync-period", "ipvs.syncPeriod", Kind.DURATION, "30s", to="engine.audit_interval_s", above=0, zero_is_unset=True
+        "ipvs-sync-period", "ipvs.syncPeriod", Kind.DURATION, "30s", to="engine.audit_interval_s", above=0, empty_is_unset=True
     ).explained("Time between two audits, which compare the whole kernel state with the desired state."),
     Option(
         "ipvs-min-sync-period",
@@ -220,7 +188,6 @@ TRAFFIC = (
         "MODE",
         to="translation.detect_local",
         choices=tuple(LocalMode),
-        zero_is_unset=True,
         empty_is_unset=True,
     ).explained("How traffic of local pods is recognised; other traffic to cluster IPs is masqueraded."),
     Option(
@@ -238,41 +205,36 @@ TRAFFIC = (
 )
 
 CONNTRACK = (
-    Option(
-        "conntrack-max-per-core", "conntrack.maxPerCore", Kind.INTEGER, "32768", to="conntrack.max_per_core", minimum=0
-    ).explained("Limit of tracked connections per CPU core; 0 keeps the kernel's."),
-    Option("conntrack-min", "conntrack.min", Kind.INTEGER, "131072", to="conntrack.minimum", minimum=0).explained(
+    Option("conntrack-max-per-core", "maxPerCore", Kind.INTEGER, "32768", to="max_per_core", minimum=0).explained(
+        "Limit of tracked connections per CPU core; 0 keeps the kernel's."
+    ),
+    Option("conntrack-min", "min", Kind.INTEGER, "131072", to="minimum", minimum=0).explained(
         "Minimum of that limit, whatever the number of cores."
     ),
     Option(
         "conntrack-tcp-timeout-established",
-        "conntrack.tcpEstablishedTimeout",
+        "tcpEstablishedTimeout",
         Kind.DURATION,
         "24h0m0s",
-        to="conntrack.tcp_established_timeout_s",
+        to="tcp_established_timeout_s",
         minimum=0,
     ).explained("Timeout of idle established TCP connections; 0 keeps the kernel's."),
     Option(
         "conntrack-tcp-timeout-close-wait",
-        "conntrack.tcpCloseWaitTimeout",
+        "tcpCloseWaitTimeout",
         Kind.DURATION,
         "1h0m0s",
-        to="conntrack.tcp_close_wait_timeout_s",
+        to="tcp_close_wait_timeout_s",
         minimum=0,
     ).explained("Timeout of TCP connections in CLOSE_WAIT; 0 keeps the kernel's."),
-    Option("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", Kind.BOOLEAN, "false", to="conntrack.tcp_be_liberal").explained(
+    Option("conntrack-tcp-be-liberal", "tcpBeLiberal", Kind.BOOLEAN, "false", to="tcp_be_liberal").explained(
         "Do not mark packets outside of the TCP window as invalid."
     ),
+    Option("conntrack-udp-timeout", "udpTimeout", Kind.DURATION, "0s", to="udp_timeout_s", minimum=0).explained(
+        "Timeout of UDP flows without a reply; 0 keeps the kernel's."
+    ),
     Option(
-        "conntrack-udp-timeout", "conntrack.udpTimeout", Kind.DURATION, "0s", to="conntrack.udp_timeout_s", minimum=0
-    ).explained("Timeout of UDP flows without a reply; 0 keeps the kernel's."),
-    Option(
-        "conntrack-udp-timeout-stream",
-        "conntrack.udpStreamTimeout",
-        Kind.DURATION,
-        "0s",
-        to="conntrack.udp_stream_timeout_s",
-        minimum=0,
+        "conntrack-udp-timeout-stream", "udpStreamTimeout", Kind.DURATION, "0s", to="udp_stream_timeout_s", minimum=0
     ).explained("Timeout of UDP flows with replies; 0 keeps the kernel's."),
 )
 
@@ -284,8 +246,6 @@ SERVERS = (
         "0.0.0.0:10256",
         "IP[:PORT]",
         to="servers.health",
-        restart=True,
-        zero_is_unset=True,
         empty_is_unset=True,
     ).explained("Address of /healthz and /livez. In a file with an IPv6 bindAddress the default is [::]:10256."),
     Option(
@@ -298,8 +258,6 @@ SERVERS = (
         "127.0.0.1:10249",
         "IP[:PORT]",
         to="servers.metrics",
-        restart=True,
-        zero_is_unset=True,
         empty_is_unset=True,
     ).explained("Address of /metrics. In a file with an IPv6 bindAddress the default is [::1]:10249."),
     Option(
@@ -312,10 +270,10 @@ SERVERS = (
         status=Status.EXTENDED,
         deprecated="use --metrics-bind-address",
     ).explained("Deprecated. 0 turns the metrics server off; any other number is the port if --metrics-bind-address has none."),
-    Option(
-        "bind-address-hard-fail", "bindAddressHardFail", Kind.BOOLEAN, "false", to="servers.bind_hard_fail", restart=True
-    ).explained("Exit if one of these addresses cannot be bound."),
-    Option("profiling", "enableProfiling", Kind.BOOLEAN, "false", to="servers.profiling", status=Status.PARTIAL).explained(
+    Option("bind-address-hard-fail", "bindAddressHardFail", Kind.BOOLEAN, "false", to="servers.bind_hard_fail").explained(
+        "Exit if one of these addresses cannot be bound."
+    ),
+    Option("profiling", "enableProfiling", Kind.BOOLEAN, "false", to="logging.profiling", status=Status.PARTIAL).explained(
         "Let PUT /debug/flags/v of the metrics server change -v at run time. There is no Go profiler."
     ),
 )
@@ -329,7 +287,7 @@ LOGGING = (
         "FORMAT",
         to="logging.format",
         choices=tuple(Format),
-        zero_is_unset=True,
+        empty_is_unset=True,
         overrides_file=True,
     ).explained("Log lines as text for people, or as JSON for programs."),
     Option("v", "logging.verbosity", Kind.LEVEL, "0", to="logging.verbosity", overrides_file=True).explained(
@@ -345,15 +303,15 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
             "clientConnection.contentType",
             Kind.TEXT,
             "application/vnd.kubernetes.protobuf",
-            zero_is_unset=True,
+            empty_is_unset=True,
         ),
     ),
     "Three watches need no rate limit; events have their own.": (
-        Option("kube-api-qps", "clientConnection.qps", Kind.NUMBER, "5", zero_is_unset=True),
-        Option("kube-api-burst", "clientConnection.burst", Kind.INTEGER, "10", minimum=0, zero_is_unset=True),
+        Option("kube-api-qps", "clientConnection.qps", Kind.NUMBER, "5", empty_is_unset=True),
+        Option("kube-api-burst", "clientConnection.burst", Kind.INTEGER, "10", minimum=0, empty_is_unset=True),
     ),
     "Known objects need no refresh; the watches report each change.": (
-        Option("config-sync-period", "configSyncPeriod", Kind.DURATION, "15m0s", above=0, zero_is_unset=True),
+        Option("config-sync-period", "configSyncPeriod", Kind.DURATION, "15m0s", above=0, empty_is_unset=True),
     ),
     "No metric is hidden. Takes MAJOR.MINOR of any version.": (
         Option("show-hidden-metrics-for-version", "showHiddenMetricsForVersion", Kind.TEXT, ""),
@@ -362,14 +320,14 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
         Option("iptables-localhost-nodeports", "iptables.localhostNodePorts", Kind.BOOLEAN, "true"),
     ),
     "For kube-proxy's iptables mode only.": (
-        Option("iptables-sync-period", "iptables.syncPeriod", Kind.DURATION, "30s", zero_is_unset=True),
-        Option("iptables-min-sync-period", "iptables.minSyncPeriod", Kind.DURATION, "1s", zero_is_unset=True),
+        Option("iptables-sync-period", "iptables.syncPeriod", Kind.DURATION, "30s", empty_is_unset=True),
+        Option("iptables-min-sync-period", "iptables.minSyncPeriod", Kind.DURATION, "1s", empty_is_unset=True),
     ),
     "For kube-proxy's nftables mode only.": (
         Option("", "nftables.masqueradeBit", Kind.INTEGER, "14"),
         Option("", "nftables.masqueradeAll", Kind.BOOLEAN, "false"),
-        Option("", "nftables.syncPeriod", Kind.DURATION, "30s", zero_is_unset=True),
-        Option("", "nftables.minSyncPeriod", Kind.DURATION, "1s", zero_is_unset=True),
+        Option("", "nftables.syncPeriod", Kind.DURATION, "30s", empty_is_unset=True),
+        Option("", "nftables.minSyncPeriod", Kind.DURATION, "1s", empty_is_unset=True),
     ),
     "For Windows only.": (
         Option("", "winkernel.networkName", Kind.TEXT, ""),
@@ -389,7 +347,7 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
             "logging.flushFrequency",
             Kind.DURATION,
             "5s",
-            zero_is_unset=True,
+            empty_is_unset=True,
             overrides_file=True,
             nanoseconds=True,
         ),
@@ -416,7 +374,9 @@ OPTIONS: Mapping[Group, tuple[Option, ...]] = {
     Group.NODE: NODE,
     Group.IPVS: IPVS,
     Group.TRAFFIC: TRAFFIC,
-    Group.CONNTRACK: CONNTRACK,
+    Group.CONNTRACK: tuple(
+        option._replace(field=f"conntrack.{option.field}", to=f"conntrack.{option.to}") for option in CONNTRACK
+    ),
     Group.SERVERS: SERVERS,
     Group.LOGGING: LOGGING,
     Group.WITHOUT_EFFECT: tuple(

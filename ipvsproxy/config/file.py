@@ -30,7 +30,8 @@ _NANOSECONDS = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 NESTING_LIMIT = 100
 """Levels of nesting in a file; a KubeProxyConfiguration has four."""
 
-_Tree = dict[str, "_Tree | Option"]
+_FIELDS: Mapping[str, Option] = {option.field: option for option in catalogue.BY_KEY.values() if option.field}
+_SECTIONS = frozenset(field[: dot.start()] for field in _FIELDS for dot in re.finditer(r"\.", field))
 Document = dict[str, "Document | object"]
 
 
@@ -51,25 +52,6 @@ class _Loader(yaml.SafeLoader):
         """The composer calls this at the end of each node."""
         self._depth -= 1
         super().ascend_resolver()
-
-
-def _layout() -> _Tree:
-    tree: _Tree = {}
-    for option in catalogue.BY_KEY.values():
-        if not option.field:
-            continue
-        *sections, name = option.field.split(".")
-        branch = tree
-        for section in sections:
-            below = branch.setdefault(section, {})
-            if isinstance(below, Option):
-                raise TypeError(option.field)
-            branch = below
-        branch[name] = option
-    return tree
-
-
-_LAYOUT = _layout()
 
 
 class _WrongTypeError(Exception):
@@ -95,20 +77,19 @@ class Content:
             elif node.value != expected:
                 self.problems.append(Problem(self._source(name, node), f"{_shown(node)} must be {expected}"))
 
-    def read_section(self, section: yaml.MappingNode, tree: _Tree, prefix: str) -> None:
-        """Read the fields of one mapping."""
+    def read_section(self, section: yaml.MappingNode, prefix: str = "") -> None:
+        """Read the fields of one mapping, whose names in full begin with ``prefix``."""
         for key, node in self._fields(section, prefix):
             path = f"{prefix}{key.value}"
-            below = tree.get(key.value)
-            if below is None:
-                if prefix or key.value not in ("apiVersion", "kind"):
-                    self._unknown(path, key, tree)
+            if path not in _FIELDS and path not in _SECTIONS:
+                if path not in ("apiVersion", "kind"):
+                    self._unknown(path, key, prefix)
             elif node.tag == _NULL:
                 continue
-            elif isinstance(below, Option):
-                self._read_option(below, node)
+            elif path in _FIELDS:
+                self._read_option(_FIELDS[path], node)
             elif isinstance(node, yaml.MappingNode):
-                self.read_section(node, below, f"{path}.")
+                self.read_section(node, f"{path}.")
             else:
                 self.problems.append(Problem(self._source(path, node), f"{_shown(node)} must be a mapping"))
 
@@ -125,8 +106,9 @@ class Content:
             fields[key.value] = (key, node)
         return list(fields.values())
 
-    def _unknown(self, path: str, key: yaml.ScalarNode, tree: _Tree) -> None:
-        close = difflib.get_close_matches(key.value[:60], tree, n=1)
+    def _unknown(self, path: str, key: yaml.ScalarNode, prefix: str) -> None:
+        names = {name.removeprefix(prefix) for name in (*_FIELDS, *_SECTIONS) if name.startswith(prefix)}
+        close = difflib.get_close_matches(key.value[:60], [name for name in names if "." not in name], n=1)
         source = self._source(path if len(path) <= 80 else f"{path[:77]}...", key)  # noqa: PLR2004 - one line
         text = f"unknown field, not used{f'; did you mean {close[0]}?' if close else ''}"
         if path.startswith(f"{OWN_SECTION}."):
@@ -143,7 +125,7 @@ class Content:
         except (_WrongTypeError, ValueError) as error:
             self.problems.append(Problem(source, f"{_shown(node)} must be {error}", option.key))
             return
-        if not (option.zero_is_unset and not value):
+        if not (option.empty_is_unset and not value):
             self.given[option.key] = Given(value, source)
 
     def _source(self, name: str, node: yaml.Node) -> Source:
@@ -166,7 +148,7 @@ def read(data: bytes, path: str) -> Content:
         if isinstance(root, yaml.MappingNode):
             content.read_kind(root)
             if not content.problems:
-                content.read_section(root, _LAYOUT, "")
+                content.read_section(root)
             return content
         line, problem = 1, f"must hold a {KIND}, which is a mapping"
     content.problems.append(Problem(Source("", path, line), problem))

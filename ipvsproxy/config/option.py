@@ -227,16 +227,20 @@ class Group(enum.StrEnum):
     WITHOUT_EFFECT = "Accepted without effect, so that existing command lines work"
 
 
+AT_START = frozenset(("source", "servers", "drivers", "traffic_metrics", "node_name", "translation.allowed_addresses"))
+"""The parts of ``Config``, and single attributes, that a process reads once."""
+
+
 class Option(NamedTuple):
     """A flag, a field of the file, or both.
 
     ``flag`` has no dashes in front, ``field`` is a dotted path; either may be empty. ``to`` is the attribute of ``Config`` that
-    gets the value. ``restart``: a change of the file takes effect at the next start. ``default`` is written as a flag's value;
+    gets the value. ``default`` is written as a flag's value;
     ``file_default`` replaces it when a file is given. ``minimum`` and ``maximum`` are inclusive, ``above`` is not; all three
     are in seconds for a duration. An empty value is allowed beside the ``choices``.
 
-    ``zero_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
-    kubernetes/kubernetes). ``empty_is_unset``: the flag's empty value changes nothing. ``overrides_file``: the flag counts
+    ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
+    kubernetes/kubernetes), and a flag's empty text changes nothing. ``overrides_file``: the flag counts
     even when ``--config`` is given. ``implied`` is the value that the flag without a value implies, if it is no boolean.
     ``nanoseconds``: a number in a file is in nanoseconds. ``deprecated`` says what to use instead. ``command`` is the only
     command that takes the flag; empty means all of them.
@@ -248,7 +252,6 @@ class Option(NamedTuple):
     default: str
     placeholder: str = ""
     to: str = ""
-    restart: bool = False
     help: str = ""
     status: Status = Status.SAME
     choices: tuple[str, ...] = ()
@@ -256,7 +259,6 @@ class Option(NamedTuple):
     above: float | None = None
     maximum: float | None = None
     file_default: str | None = None
-    zero_is_unset: bool = False
     empty_is_unset: bool = False
     overrides_file: bool = False
     implied: str = ""
@@ -281,6 +283,11 @@ class Option(NamedTuple):
     def implied_value(self) -> str:
         """The value that the flag without a value implies; empty means that the next word is the value."""
         return "true" if self.kind is Kind.BOOLEAN else self.implied
+
+    @property
+    def restart(self) -> bool:
+        """Whether a change of the file takes effect at the next start."""
+        return self.to in AT_START or self.to.partition(".")[0] in AT_START
 
     def default_in(self, *, file: bool) -> str:
         """The default in a file or among flags, written as a flag's value."""

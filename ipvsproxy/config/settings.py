@@ -115,8 +115,7 @@ class Servers:
     """HTTP servers; None turns one off. ``bind_hard_fail``: an address that cannot be bound ends the process.
 
     A watch without contact for ``stale_watch_s`` is stale (0: never); ``stale_watch_unhealthy``: the health checks of load
-    balancers then fail. ``profiling``: HTTP requests may change the verbosity of the log. ``ui``: the metrics
-    server shows the node as a page.
+    balancers then fail. ``ui``: the metrics server shows the node as a page.
     """
 
     health: ListenAddress | None
@@ -124,7 +123,6 @@ class Servers:
     bind_hard_fail: bool = False
     stale_watch_s: float = 900
     stale_watch_unhealthy: bool = False
-    profiling: bool = False
     ui: bool = True
 
 
@@ -138,10 +136,11 @@ class TrafficMetrics:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Logging:
-    """Logging; ``verbosity`` is klog's, 0 the default level."""
+    """Logging; ``verbosity`` is klog's, 0 the default level. ``profiling``: HTTP requests may change it."""
 
     format: Format = Format.TEXT
     verbosity: int = 0
+    profiling: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ import operator
 import pytest
 
 from ipvsproxy.config import catalogue, commands
-from ipvsproxy.config.option import Option, Status
+from ipvsproxy.config.option import AT_START, Option, Status
 from ipvsproxy.model.kernel import Timeouts
 from tests.config import loading
 
@@ -99,14 +99,8 @@ def test_each_value_has_its_place_in_the_configuration(option: Option) -> None:
         operator.attrgetter(option.to)(loading.from_flags())
 
 
-def test_an_option_that_needs_a_restart_has_a_field_of_the_file_and_a_place_to_be_kept() -> None:
-    late = [option for option in catalogue.BY_KEY.values() if option.restart]
-    assert all(option.field and option.to for option in late)
-    assert {option.to.rpartition(".")[0] for option in late} == {
-        "",
-        "source",
-        "servers",
-        "translation",
-        "drivers",
-        "traffic_metrics",
-    }
+def test_an_option_needs_a_restart_where_its_value_is_read_at_the_start() -> None:
+    late = {option.to for option in catalogue.BY_KEY.values() if option.restart and option.field}
+    assert late >= {"node_name", "translation.allowed_addresses", "source.manifests", "servers.health"}
+    assert late.isdisjoint({"", "translation.scheduler", "logging.profiling"})
+    assert {part for part in AT_START if not any(f"{one}.".startswith(f"{part}.") for one in late)} == set()

@@ -121,7 +121,7 @@ class MetricsRoutes:
         return statusz(started_s=self._started_s, now_s=time.time(), version=version, paths=SHOWN_PATHS)
 
     def _verbosity(self, request: Request) -> Answer:
-        if not self._config.servers.profiling:
+        if not self._config.logging.profiling:
             return server.NOT_FOUND_PAGE
         if request.method != "PUT":
             return METHOD_PAGE

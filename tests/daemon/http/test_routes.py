@@ -34,12 +34,12 @@ RECORDED = golden_fixtures.recording("default", "P0")["health"]
 class Node:
     """A node that serves two ports of loopback."""
 
-    def __init__(self, servers: Servers | None = None) -> None:
+    def __init__(self, servers: Servers | None = None, *flags: str) -> None:
         self.clock = Clock()
         self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=lambda: 1_795_255_200.0)
         self.status.node = builders.node()
         self.metrics = Metrics()
-        config = loading.from_flags("--ipvs-scheduler=wrr")
+        config = loading.from_flags("--ipvs-scheduler=wrr", *flags)
         self.config = dataclasses.replace(config, servers=servers or config.servers)
         self.health_routes = HealthRoutes(self.status.health, self.metrics.healthz, self.metrics.livez)
         self.metrics_routes = MetricsRoutes(self.config, self.metrics.expose)
@@ -180,7 +180,7 @@ async def test_with_profiling_a_put_sets_the_verbosity(
 ) -> None:
     put: list[int] = []
     monkeypatch.setattr(log, "set_up", lambda *, json, verbosity: put.append(verbosity))
-    async with _metrics(Node(Servers(health=None, metrics=ANYWHERE, profiling=True))) as port:
+    async with _metrics(Node(Servers(health=None, metrics=ANYWHERE), "--profiling")) as port:
         headers = f"Content-Length: {len(level)}\r\n\r\n{level}"
         response = await http_client.ask(port, "/debug/flags/v", method=method, headers=headers)
     assert (response.status, put) == (code, [5] if code == 200 else [])
