@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Document
+from ipvsproxy.commands.inspection import Answer, Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
@@ -440,11 +440,9 @@ def render(document: Document) -> Iterator[str]:
 
 def run(config: Config) -> int:
     """``ipvsproxy doctor``; returns the exit status."""
-    return inspection.execute(config, _show(config), "not all checks could be made", failed=FAILING)
+    return inspection.execute(config, _answer(config), render, "not all checks could be made", failed=FAILING)
 
 
-async def _show(config: Config) -> int:
+async def _answer(config: Config) -> Answer:
     findings = await examine(config)
-    document = describe(config.node_name, findings)
-    inspection.show(document, render(document), as_json=config.as_json)
-    return FAILING if any(one.level is Level.FAIL for one in findings) else FINE
+    return Answer(describe(config.node_name, findings), FAILING if any(one.level is Level.FAIL for one in findings) else FINE)

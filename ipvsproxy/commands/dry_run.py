@@ -84,7 +84,7 @@ class DryRun:
         self._status.syncing(began_s)
         try:
             changes = await self._comparison.read()
-        except UnknownStateError as error:
+        except (UnknownStateError, KernelError) as error:
             log.error("kernel_unreadable", error=str(error))
             return
         self._report(changes, time.monotonic() - began_s)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Comparison, Document, Inspected
+from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.net import Address, Family, host_port, parse_address
@@ -98,12 +98,11 @@ def _keys_of(comparison: Comparison, name: ServiceName) -> Iterable[VirtualServe
 def run(config: Config, subject: Subject) -> int:
     """``ipvsproxy explain``; returns the exit status."""
 
-    async def read(node: Inspected) -> int:
+    async def answer(node: Inspected) -> Answer:
         document = await describe(node, subject)
-        inspection.show(document, render(document, str(subject)), as_json=config.as_json)
-        return FOUND if document["services"] or document["unclaimed"] else UNKNOWN
+        return Answer(document, FOUND if document["services"] or document["unclaimed"] else UNKNOWN)
 
-    return inspection.run(config, read)
+    return inspection.run(config, answer, lambda document: render(document, str(subject)))
 
 
 _WHOLE = frozenset(family.bits for family in Family)

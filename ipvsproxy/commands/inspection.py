@@ -10,10 +10,11 @@ import contextlib
 import dataclasses
 import functools
 import json
+import operator
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -61,10 +62,6 @@ class UnknownStateError(CannotStartError):
     """Desired or observed state is unknown; ``reasons`` has a sentence for each unknown part."""
 
 
-def _why_missing(scheduler: str, kernel: ReadableKernel) -> str:
-    return kernel.why_missing(scheduler)
-
-
 class Comparison:
     """The desired and the observed state of this node at the last ``read``. ``view`` exists after the first one."""
 
@@ -103,6 +100,7 @@ class Comparison:
 
         Raises:
             UnknownStateError: a part of the kernel could not be read, or a first list is doubted.
+            KernelError: the kernel did not answer a question.
         """
         if self.store.may_lack_all:
             raise UnknownStateError("a first list of the API server is empty; it does not count before a second list confirms it")
@@ -110,15 +108,12 @@ class Comparison:
         observed = await self.kernel.call(lambda kernel: kernel.observe(sets, self.translation.families, sysctls))
         if observed.errors:
             raise UnknownStateError(*observed.errors)
-        try:
-            timeouts = await self.kernel.call(lambda kernel: kernel.read_timeouts())
-        except KernelError as error:
-            raise UnknownStateError(error) from error
+        timeouts = await self.kernel.call(lambda kernel: kernel.read_timeouts())
         now = self._clock()
         self._carried = observed.local.union(one.address for one in observed.interface_addresses or ())
         self.view = self._translator.update_view(observed.interface_addresses or (), now)
         for name in sorted(self._translator.unknown_schedulers):
-            reason = await self.kernel.call(functools.partial(_why_missing, name))
+            reason = await self.kernel.call(operator.methodcaller("why_missing", name))
             self._translator.note_scheduler(name, reason, now)
         changes = self.store.take()
         await in_slices(self._translator.putting(changes.services), self._clock)
@@ -164,22 +159,42 @@ def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
     return error.reasons if isinstance(error, CannotStartError) else (str(error),)
 
 
-def run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
-    """Let a command read this node, and answer; returns the exit status."""
-    return execute(config, _run(config, answer), "the state of this node is unknown; nothing was changed")
+class Answer(NamedTuple):
+    """The answer of a command, its exit status, and sentences about what is missing in it."""
+
+    document: Document
+    status: int = 0
+    problems: Sequence[str] = ()
 
 
-def execute(config: Config, work: Coroutine[None, None, int], conclusion: str, *, failed: int = CANNOT_TELL) -> int:
-    """Do the work of a command; returns the exit status. If it is impossible, that is ``failed``, and the reasons are told."""
+Render = Callable[[Document], Iterable[str]]
+"""The lines of a document for people."""
+
+
+def run(config: Config, answer: Callable[[Inspected], Awaitable[Answer]], render: Render) -> int:
+    """Let a command read this node, and print its answer; returns the exit status."""
+    return execute(config, _run(config, answer), render, "the state of this node is unknown; nothing was changed")
+
+
+def execute(
+    config: Config, work: Coroutine[None, None, Answer], render: Render, conclusion: str, *, failed: int = CANNOT_TELL
+) -> int:
+    """Do the work of a command, and print its answer; returns the exit status.
+
+    If the work is impossible, that is ``failed``, and the reasons come before the conclusion.
+    """
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:
-        return asyncio.run(work)
+        answer = asyncio.run(work)
     except (CannotStartError, KernelError) as error:
         complain(*reasons_of(error), conclusion)
         return failed
+    show(answer.document, render(answer.document), as_json=config.as_json)
+    complain(*answer.problems)
+    return answer.status
 
 
-async def _run(config: Config, answer: Callable[[Inspected], Awaitable[int]]) -> int:
+async def _run(config: Config, answer: Callable[[Inspected], Awaitable[Answer]]) -> Answer:
     source = await sources.make(config, NoListener())
     async with readable_kernel(config) as kernel:
         node = await inspect(config, kernel)

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Comparison, Document, Inspected
+from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
-from ipvsproxy.daemon.base.errors import CannotStartError, complain
+from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.kernel.base.errors import KernelError
@@ -19,7 +19,6 @@ from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.translate.api.targets import Targets
 
-NAMED = 0
 NAME_COLUMN = 70
 """The width of a row of ipvsadm for a real server of IPv4; names stand behind it."""
 
@@ -204,19 +203,10 @@ def _target(one: Document) -> str:
 
 def run(config: Config) -> int:
     """``ipvsproxy list``; returns the exit status."""
-    return inspection.execute(config, _show(config), "nothing can be said about this node, and nothing was changed")
+    return inspection.execute(config, _read(config), render, "nothing can be said about this node, and nothing was changed")
 
 
-async def _show(config: Config) -> int:
-    document, problems = await _read(config)
-    inspection.show(document, render(document), as_json=config.as_json)
-    if problems:
-        complain(*problems, "names are missing above; what the kernel holds is complete")
-        return inspection.CANNOT_TELL
-    return NAMED
-
-
-async def _read(config: Config) -> tuple[Document, Sequence[str]]:
+async def _read(config: Config) -> Answer:
     """The table, and why names are missing in it.
 
     Raises:
@@ -229,18 +219,22 @@ async def _read(config: Config) -> tuple[Document, Sequence[str]]:
         except (CannotStartError, KernelError) as error:
             problems = inspection.reasons_of(error)
         rows = await kernel.call(lambda _: ipvs_rows.read())
-        return table(config.node_name, rows), problems
+        return _unnamed(table(config.node_name, rows), problems)
 
 
-async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> tuple[Document, Sequence[str]]:
+async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> Answer:
     source = await sources.make(config, inspection.NoListener())
     node = await inspection.inspect(config, kernel)
     async with inspection.following(source, node.store):
-        problems: Sequence[str] = ()
-        targets: Targets = {}
+        problem, targets = "", {}
         try:
-            targets = await source.targets()
+            targets = dict(await source.targets())
         except ApiError as error:
-            problems = (f"the names of pods cannot be read: {error}",)
+            problem = f"the names of pods cannot be read: {error}"
         rows = await kernel.call(lambda _: ipvs_rows.read())
-        return await describe(node, rows, targets), problems
+        document = await describe(node, rows, targets)
+    return _unnamed(document, [problem]) if problem else Answer(document)
+
+
+def _unnamed(document: Document, problems: Sequence[str]) -> Answer:
+    return Answer(document, inspection.CANNOT_TELL, (*problems, "names are missing above; what the kernel holds is complete"))

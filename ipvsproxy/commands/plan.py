@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Document, Inspected, UnknownStateError
+from ipvsproxy.commands.inspection import Answer, Document, Inspected, UnknownStateError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
@@ -24,7 +24,6 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.survey import Survey
 
-OK = 0
 SHOWN = 20
 """At most this many operations of one step are printed as text."""
 
@@ -214,10 +213,8 @@ def _count(count: int, one: str, several: str) -> str:
 
 def run(config: Config) -> int:
     """``ipvsproxy plan``; returns the exit status."""
+    return inspection.run(config, _answer, render)
 
-    async def show(node: Inspected) -> int:
-        document = describe(config.node_name, await plan(node))
-        inspection.show(document, render(document), as_json=config.as_json)
-        return OK
 
-    return inspection.run(config, show)
+async def _answer(node: Inspected) -> Answer:
+    return Answer(describe(node.config.node_name, await plan(node)))

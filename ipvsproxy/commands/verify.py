@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Comparison, Document
+from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.translate.view import GRACE_S
@@ -84,12 +84,10 @@ def render(document: Document) -> Iterator[str]:
 
 def run(config: Config) -> int:
     """``ipvsproxy verify``; returns the exit status."""
+    return inspection.run(config, _answer, render)
 
-    async def read(node: inspection.Inspected) -> int:
-        comparison = node.comparison()
-        differences = await lasting_differences(comparison, SECOND_READING_S + config.engine.min_interval_s)
-        document = describe(config.node_name, comparison, differences)
-        inspection.show(document, render(document), as_json=config.as_json)
-        return DIFFERENT if differences else EQUAL
 
-    return inspection.run(config, read)
+async def _answer(node: Inspected) -> Answer:
+    comparison = node.comparison()
+    differences = await lasting_differences(comparison, SECOND_READING_S + node.config.engine.min_interval_s)
+    return Answer(describe(node.config.node_name, comparison, differences), DIFFERENT if differences else EQUAL)
