@@ -1,12 +1,13 @@
 """``--cleanup``: removes all of our objects from the kernel, and reports that. Needs no API server and no event loop."""
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config
@@ -57,28 +58,24 @@ class Node(NamedTuple):
     """Raises KernelError."""
 
 
-class Left(NamedTuple):
-    """Rules that a proxy has left behind, of one family in one place, and why they are not all removed."""
+@dataclasses.dataclass(slots=True)
+class Result:
+    """The result of a cleanup, or of its dry run.
 
-    name: str
-    error: str = ""
-
-
-class Result(NamedTuple):
-    """The result of a cleanup, or of its dry run: an outcome for each operation, and the ``left`` rules.
-
-    ``problems`` has a line for each other reason why objects of ours may be left, ``notes`` one for each omitted part.
+    ``outcomes`` are by operation, since what belongs to no backend is found with each of them. ``left`` names rules that a proxy
+    has left behind, of one family in one place, with the reason why they are not all removed, empty if they are. ``problems`` has
+    a line for each other reason why objects of ours may be left, ``notes`` one for each omitted part.
     """
 
-    outcomes: tuple[Outcome, ...] = ()
-    left: tuple[Left, ...] = ()
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
+    left: dict[str, str] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
-    @property
-    def failed(self) -> tuple[Outcome, ...]:
-        """The operations that failed."""
-        return tuple(outcome for outcome in self.outcomes if outcome.error)
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Add outcomes of operations that are not yet known."""
+        for outcome in outcomes:
+            self.outcomes.setdefault(str(outcome.operation), outcome)
 
     @property
     def is_fine(self) -> bool:
@@ -86,45 +83,32 @@ class Result(NamedTuple):
         return not self.failures and not self.problems
 
     @property
-    def failures(self) -> tuple[str, ...]:
+    def failures(self) -> list[str]:
         """A line for each object or rule that could not be removed."""
-        return (*(outcome.error for outcome in self.failed), *(f"{one.name}: {one.error}" for one in self.left if one.error))
+        failed = [outcome.error for outcome in self.outcomes.values() if outcome.error]
+        return failed + [f"{name}: {error}" for name, error in self.left.items() if error]
 
 
 def run(config: Config) -> int:
     """Clean this network namespace, and print the result; returns the exit status."""
-    result = _clean_here(config, dry_run=config.dry_run)
+    result = Result(problems=list(map(str, host.missing_privileges(runs_iptables=bool(shutil.which("iptables"))))))
+    if not result.problems:
+        _clean_here(config, result)
     sys.stdout.write((render_json if config.as_json else render_text)(result, dry_run=config.dry_run))
     return CLEAN if result.is_fine else NOT_CLEAN
 
 
-def _clean_here(config: Config, *, dry_run: bool) -> Result:
+def _clean_here(config: Config, result: Result) -> None:
     node_port_ranges = view.known_node_port_ranges(config.translation)
-    missing = host.missing_privileges(runs_iptables=bool(shutil.which("iptables")))
-    if missing:
-        return Result(problems=tuple(map(str, missing)))
     try:
         with contextlib.ExitStack() as closing:
-            if not dry_run:
+            if not config.dry_run:
                 closing.enter_context(contextlib.closing(Instance()))
-            results = []
             for backend in backends.to_clean(skeleton.CHAINS):
                 node = closing.enter_context(_this_node(config.drivers.route_protocol, backend))
-                results.append(clean(node, config.policy.excluded, node_port_ranges, dry_run=dry_run))
-            return _joined(results)
+                clean(node, config.policy.excluded, node_port_ranges, result, dry_run=config.dry_run)
     except KernelError as error:
-        return Result(problems=(error.detail,))
-
-
-def _joined(results: Sequence[Result]) -> Result:
-    """The results for each backend as one. In a dry run, both have found what belongs to neither."""
-    outcomes = {str(one.operation): one for result in reversed(results) for one in result.outcomes}
-    return Result(
-        tuple(outcomes[name] for name in dict.fromkeys(str(one.operation) for result in results for one in result.outcomes)),
-        tuple(dict.fromkeys(one for result in results for one in result.left)),
-        _once(*(result.problems for result in results)),
-        _once(*(result.notes for result in results)),
-    )
+        result.problems.append(error.detail)
 
 
 @contextlib.contextmanager
@@ -167,74 +151,66 @@ def _unlike_sets() -> Collection[IpSet]:
     return [ip_set for ip_set, is_ours in present.items() if not is_ours]
 
 
-def clean(node: Node, excluded: Collection[Network], node_port_ranges: Collection[Network], *, dry_run: bool) -> Result:
+def clean(
+    node: Node, excluded: Collection[Network], node_port_ranges: Collection[Network], result: Result, *, dry_run: bool
+) -> None:
     """Remove our objects, except for virtual servers in ``excluded`` ranges; ``dry_run`` only finds them."""
     observed = _observe(node)
     todo = cleanup.plan(observed, _OURS, excluded, node_port_ranges)
     kept = len(cleanup.plan(observed, _OURS, (), node_port_ranges).virtual_servers) - len(todo.virtual_servers)
-    notes = (*node.skipped, *((f"virtual servers in excluded ranges: {kept} stay",) if kept else ()))
+    result.notes += [*node.skipped, *([f"virtual servers in excluded ranges: {kept} stay"] if kept else [])]
+    result.problems += observed.errors
     if dry_run:
-        left, hidden, foreign = _clear(node, may_remove=False)
-        unlike, unread = _removal_of_unlike(node)
-        operations = (*todo.operations, *unlike)
-        return Result(tuple(map(Outcome, operations)), left, _once(observed.errors, hidden, unread), (*notes, *foreign))
-    outcomes = node.kernel.apply(todo.virtual_servers)
-    may_remove_witnesses = cleanup.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
-    outcomes += node.kernel.apply(todo.rules)
-    left, hidden, foreign = _clear(node, may_remove=True)
-    problems = list(_once(observed.errors, hidden))
-    if may_remove_witnesses:
-        unlike, unread = _removal_of_unlike(node)
-        problems += unread
-        outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply([*todo.witnesses, *unlike])]
-    elif todo.witnesses:
-        problems.append(
-            "sets, device and local routes stay, because only they show which virtual servers are ours; run cleanup again"
-        )
-    if not problems and not any(outcome.error for outcome in outcomes):
-        again = cleanup.plan(_observe(node), _OURS, excluded, node_port_ranges).operations
-        problems += [f"{operation.item} is back: is a kube-proxy or ipvsproxy still running here?" for operation in again[:1]]
-    return Result(tuple(outcomes), left, tuple(problems), (*notes, *foreign))
+        _clear(node, result, may_remove=False)
+        result.add(map(Outcome, (*todo.operations, *_removal_of_unlike(node, result))))
+    else:
+        outcomes = node.kernel.apply(todo.virtual_servers)
+        may_remove_witnesses = cleanup.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
+        outcomes += node.kernel.apply(todo.rules)
+        _clear(node, result, may_remove=True)
+        if may_remove_witnesses:
+            witnesses = [*todo.witnesses, *_removal_of_unlike(node, result)]
+            outcomes += [_with_users(node, outcome) for outcome in node.kernel.apply(witnesses)]
+        elif todo.witnesses:
+            result.problems.append(
+                "sets, device and local routes stay, because only they show which virtual servers are ours; run cleanup again"
+            )
+        result.add(outcomes)
+        if not result.problems and not any(outcome.error for outcome in outcomes):
+            again = cleanup.plan(_observe(node), _OURS, excluded, node_port_ranges).operations
+            result.problems += [f"{one.item} is back: is a kube-proxy or ipvsproxy still running here?" for one in again[:1]]
+    result.notes, result.problems = list(dict.fromkeys(result.notes)), list(dict.fromkeys(result.problems))
 
 
-def _removal_of_unlike(node: Node) -> tuple[list[Operation], tuple[str, ...]]:
-    """The removals of sets that have our names and another shape, and why they are not known."""
+def _removal_of_unlike(node: Node, result: Result) -> list[Operation]:
+    """The removals of sets that have our names and another shape."""
     try:
-        return [Operation(Verb.REMOVE, ip_set) for ip_set in node.unlike_sets()], ()
+        return [Operation(Verb.REMOVE, ip_set) for ip_set in node.unlike_sets()]
     except KernelError as error:
-        return [], (str(error),)
+        result.problems.append(str(error))
+        return []
 
 
 def _observe(node: Node) -> Observation:
     return node.kernel.observe(tuple(IP_SETS), node.families, ())
 
 
-def _clear(node: Node, *, may_remove: bool) -> tuple[tuple[Left, ...], tuple[str, ...], tuple[str, ...]]:
-    """Remove the rules that a proxy has left behind, or only find them.
-
-    Returns these, a line for each hidden place, and one for each table that only has the name of a leftover.
-    """
-    found, hidden, foreign = [], [], []
+def _clear(node: Node, result: Result, *, may_remove: bool) -> None:
+    """Remove the rules that a proxy has left behind, or only find them."""
     for place, remains in node.left.items():
         try:
             examined = remains(may_remove=may_remove)
         except KernelError as error:
-            hidden.append(str(error))
+            result.problems.append(str(error))
             continue
-        hidden += [examined.hidden] if examined.hidden else []
-        foreign += [examined.foreign] if examined.foreign else []
+        result.problems += filter(None, [examined.hidden])
+        result.notes += filter(None, [examined.foreign])
         kept = "; ".join(
             f"{reference.target} stays: the rule {str(reference)!r} leads to it" for reference in examined.removal.staying
         )
         if examined.removal.is_needed or kept:
-            found.append(
-                Left(f"{place.family.label} rules left in {place.where}", (examined.failure or kept) if may_remove else "")
-            )
-    return tuple(found), tuple(hidden), tuple(foreign)
-
-
-def _once(*problems: Collection[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one for some in problems for one in some))
+            name = f"{place.family.label} rules left in {place.where}"
+            result.left[name] = result.left.get(name) or ((examined.failure or kept) if may_remove else "")
 
 
 def _with_users(node: Node, outcome: Outcome) -> Outcome:
@@ -248,8 +224,8 @@ def _with_users(node: Node, outcome: Outcome) -> Outcome:
 
 def render_text(result: Result, *, dry_run: bool) -> str:
     """For people: in a dry run every object, else the number of each kind; and every problem."""
-    done = [outcome.operation for outcome in result.outcomes if not outcome.error]
-    left = [one.name for one in result.left if not one.error]
+    done = [outcome.operation for outcome in result.outcomes.values() if not outcome.error]
+    left = [name for name, error in result.left.items() if not error]
     counts = Counter([*(kind_of(operation.item) for operation in done), *(["rules"] * len(left))])
     number = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     # With a problem, perhaps nothing was read.
@@ -273,11 +249,11 @@ def render_json(result: Result, *, dry_run: bool) -> str:
         "clean": result.is_fine and not (dry_run and (result.outcomes or result.left)),
         "operations": [
             {"verb": operation.verb.value, "kind": kind_of(operation.item), "name": _name(operation), "error": error}
-            for operation, error, *_ in result.outcomes
+            for operation, error, *_ in result.outcomes.values()
         ]
-        + [{"verb": Verb.REMOVE.value, "kind": "rules", "name": name, "error": error} for name, error in result.left],
-        "problems": list(result.problems),
-        "leftOut": list(result.notes),
+        + [{"verb": Verb.REMOVE.value, "kind": "rules", "name": name, "error": error} for name, error in result.left.items()],
+        "problems": result.problems,
+        "leftOut": result.notes,
     }
     return json.dumps(document) + "\n"
 

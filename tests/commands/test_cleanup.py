@@ -72,7 +72,13 @@ def clean(
     excluded: Sequence[str] = (),
 ) -> cleanup.Result:
     node = cleanup.Node(kernel, [], examinations(left or Tables(), tables or MemoryTables()))
-    return cleanup.clean(node, builders.networks(*excluded), EVERYWHERE, dry_run=dry_run)
+    return clean_node(node, dry_run=dry_run, excluded=excluded)
+
+
+def clean_node(node: cleanup.Node, *, dry_run: bool = False, excluded: Sequence[str] = ()) -> cleanup.Result:
+    result = cleanup.Result()
+    cleanup.clean(node, builders.networks(*excluded), EVERYWHERE, result, dry_run=dry_run)
+    return result
 
 
 def test_everything_of_ours_is_gone_and_the_rest_stays(kernel: FakeKernel) -> None:
@@ -97,7 +103,7 @@ def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_who_could_not_look_does_not_say_that_there_is_nothing_of_ours(*, dry_run: bool) -> None:
-    result = cleanup.Result(problems=("another ipvsproxy is running",))
+    result = cleanup.Result(problems=["another ipvsproxy is running"])
     removed, problem = cleanup.render_text(result, dry_run=dry_run).splitlines()
     assert removed == ("would remove: nothing" if dry_run else "removed: nothing")
     assert problem == "problem: another ipvsproxy is running"
@@ -121,18 +127,20 @@ def test_excluded_ranges_keep_their_virtual_servers_and_say_so(kernel: FakeKerne
     result = clean(kernel, excluded=["10.96.0.0/16"])
     assert set(kernel.virtual_servers) == {FOREIGN, CLUSTER_IP}
     assert result.is_fine
-    assert result.notes == ("virtual servers in excluded ranges: 1 stay",)
+    assert result.notes == ["virtual servers in excluded ranges: 1 stay"]
 
 
 def test_what_tells_a_virtual_server_of_ours_stays_while_it_cannot_be_removed(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: isinstance(operation.item, VirtualServer))
     result = clean(kernel)
-    assert [outcome.operation.item for outcome in result.failed] == [VirtualServer(CLUSTER_IP, VirtualServerSettings("rr"))]
+    assert [one.operation.item for one in result.outcomes.values() if one.error] == [
+        VirtualServer(CLUSTER_IP, VirtualServerSettings("rr"))
+    ]
     assert (kernel.device, len(kernel.sets)) == (True, 34)
     assert not any(kernel.chains.values()), "rules need no witnesses"
-    assert result.problems == (
-        "sets, device and local routes stay, because only they show which virtual servers are ours; run cleanup again",
-    )
+    assert result.problems == [
+        "sets, device and local routes stay, because only they show which virtual servers are ours; run cleanup again"
+    ]
     assert clean(kernel).is_fine
     assert set(kernel.virtual_servers) == {FOREIGN}
 
@@ -149,9 +157,7 @@ def test_what_could_not_be_read_is_a_problem_and_costs_no_witness(kernel: FakeKe
 def test_a_set_that_a_strange_rule_uses_is_named_with_the_rule(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
     users = ("-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst")
-    result = cleanup.clean(
-        cleanup.Node(kernel, [lambda text, families: [rule for rule in users if text in rule]], {}), (), EVERYWHERE, dry_run=False
-    )
+    result = clean_node(cleanup.Node(kernel, [lambda text, families: [rule for rule in users if text in rule]], {}))
     (line,) = [line for line in cleanup.render_text(result, dry_run=False).splitlines() if line.startswith("failed: ")]
     assert line.endswith(": -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP")
     assert not kernel.device, "one failure does not stop the rest"
@@ -231,7 +237,7 @@ def test_what_comes_back_is_blamed_on_whom_still_runs(kernel: FakeKernel) -> Non
             return outcomes
 
     result = clean(Restless())
-    assert result.problems == ("kube-ipvs0 is back: is a kube-proxy or ipvsproxy still running here?",)
+    assert result.problems == ["kube-ipvs0 is back: is a kube-proxy or ipvsproxy still running here?"]
 
 
 # On a real kernel.
@@ -271,10 +277,10 @@ def test_sets_of_our_names_go_whatever_their_shape_is(kernel: FakeKernel, monkey
 
     monkeypatch.setattr(kernel, "observe", without)
     node = cleanup.Node(kernel, [], {}, unlike_sets=lambda: [there])
-    shown = cleanup.clean(node, (), EVERYWHERE, dry_run=True)
-    assert [str(one.operation) for one in shown.outcomes if one.operation.item == there] == [f"remove set {there.name}"]
-    result = cleanup.clean(node, (), EVERYWHERE, dry_run=False)
-    assert sorted(str(one.operation) for one in result.outcomes) == sorted(str(one.operation) for one in shown.outcomes)
+    shown = clean_node(node, dry_run=True)
+    assert [name for name, one in shown.outcomes.items() if one.operation.item == there] == [f"remove set {there.name}"]
+    result = clean_node(node)
+    assert result.outcomes.keys() == shown.outcomes.keys()
     assert kernel.sets == {}
 
 
@@ -283,7 +289,7 @@ def test_unreadable_sets_are_a_problem(kernel: FakeKernel, *, dry_run: bool) -> 
     def unread() -> list[IpSet]:
         raise KernelError(action="list the set KUBE-CLUSTER-IP", errno=errno.EIO)
 
-    result = cleanup.clean(cleanup.Node(kernel, [], {}, unlike_sets=unread), (), EVERYWHERE, dry_run=dry_run)
+    result = clean_node(cleanup.Node(kernel, [], {}, unlike_sets=unread), dry_run=dry_run)
     assert any("KUBE-CLUSTER-IP" in one for one in result.problems)
 
 
@@ -416,8 +422,8 @@ def test_a_table_that_only_has_kube_proxys_name_is_left_and_told(kernel: FakeKer
     result = clean(kernel, tables=tables, dry_run=dry_run)
     assert tables.held == {IPV4: foreign}
     assert result.is_fine
-    assert result.left == ()
-    assert result.notes == ("the table ip kube-proxy is not kube-proxy's, since it has no map service-ips",)
+    assert result.left == {}
+    assert result.notes == ["the table ip kube-proxy is not kube-proxy's, since it has no map service-ips"]
 
 
 @pytest.mark.usefixtures("network_namespace")
