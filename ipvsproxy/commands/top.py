@@ -48,12 +48,13 @@ class NotThereError(NoAnswerError):
     """An ipvsproxy answers, and does not know what it was asked for."""
 
 
-class Client:
-    """Asks one metrics server, with a connection for each question. ``url`` is where it is, without a path."""
+class Daemon:
+    """A running ipvsproxy, asked with a connection for each question. ``url`` is its metrics server, without a path."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url
         self._timeout_s = timeout_s
+        self._viewer = f"top-{secrets.token_hex(4)}"
 
     async def get(self, what: str, /, **query: str | float) -> Document:
         """The document of this name, with these parameters.
@@ -102,6 +103,62 @@ class Client:
             raise ValueError("the answer is not HTTP")
         return int(status[:3]), body
 
+    async def documents(self, question: Question) -> tuple[Document, Document]:
+        """``node.json`` and ``services.json``.
+
+        Raises:
+            NoAnswerError: the daemon does not answer.
+        """
+        node = await self.get("node", viewer=self._viewer, since=NEVER_S)
+        services = await self.get(
+            "services",
+            viewer=self._viewer,
+            query=question.filter,
+            sort=question.sort.value,
+            order="desc" if (question.sort.value != "name") is not question.is_reversed else "asc",
+            page=question.page,
+            size=PAGE_SIZE,
+        )
+        return node, services
+
+    async def picture(self, question: Question) -> Picture:
+        """The node and a page of Services.
+
+        Raises:
+            NoAnswerError: the daemon does not answer.
+        """
+        documents = await self.documents(question)
+        with _reading(self.url):
+            return top_data.picture(*documents)
+
+    async def details(self, name: str) -> Details | None:
+        """One Service; None if there is none of this name.
+
+        Raises:
+            NoAnswerError: the daemon does not answer.
+        """
+        try:
+            document = await self.get("service", viewer=self._viewer, name=name)
+        except NotThereError:
+            return None
+        with _reading(self.url):
+            return top_data.details(document)
+
+    async def with_rates(self, question: Question) -> tuple[Document, Document]:
+        """As ``documents``, after the second reading of the counters, if it comes soon.
+
+        Raises:
+            NoAnswerError: the daemon does not answer.
+        """
+        documents = await self.documents(question)
+        for _ in range(RATES_TRIED):
+            node, services = documents
+            if node.get("connectionsPerSecond") is not None and services.get("sampleSeconds") is not None:
+                break
+            await asyncio.sleep(RATES_AFTER_S)
+            documents = await self.documents(question)
+        return documents
+
 
 _HINTS: Mapping[int, str] = {
     http.HTTPStatus.NOT_FOUND: "it is kube-proxy, or an ipvsproxy that is older or runs with --ui=false",
@@ -133,70 +190,6 @@ def _reading(url: str) -> Iterator[None]:
         raise NoAnswerError(f"{url} answers as another version of ipvsproxy would: {error!r}") from error
 
 
-class Daemon:
-    """A running ipvsproxy, as pictures."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._viewer = f"top-{secrets.token_hex(4)}"
-
-    async def documents(self, question: Question) -> tuple[Document, Document]:
-        """``node.json`` and ``services.json``.
-
-        Raises:
-            NoAnswerError: the daemon does not answer.
-        """
-        node = await self._client.get("node", viewer=self._viewer, since=NEVER_S)
-        services = await self._client.get(
-            "services",
-            viewer=self._viewer,
-            query=question.filter,
-            sort=question.sort.value,
-            order="desc" if (question.sort.value != "name") is not question.is_reversed else "asc",
-            page=question.page,
-            size=PAGE_SIZE,
-        )
-        return node, services
-
-    async def picture(self, question: Question) -> Picture:
-        """The node and a page of Services.
-
-        Raises:
-            NoAnswerError: the daemon does not answer.
-        """
-        documents = await self.documents(question)
-        with _reading(self._client.url):
-            return top_data.picture(*documents)
-
-    async def details(self, name: str) -> Details | None:
-        """One Service; None if there is none of this name.
-
-        Raises:
-            NoAnswerError: the daemon does not answer.
-        """
-        try:
-            document = await self._client.get("service", viewer=self._viewer, name=name)
-        except NotThereError:
-            return None
-        with _reading(self._client.url):
-            return top_data.details(document)
-
-    async def with_rates(self, question: Question) -> tuple[Document, Document]:
-        """As ``documents``, after the second reading of the counters, if it comes soon.
-
-        Raises:
-            NoAnswerError: the daemon does not answer.
-        """
-        documents = await self.documents(question)
-        for _ in range(RATES_TRIED):
-            node, services = documents
-            if node.get("connectionsPerSecond") is not None and services.get("sampleSeconds") is not None:
-                break
-            await asyncio.sleep(RATES_AFTER_S)
-            documents = await self.documents(question)
-        return documents
-
-
 def render(picture: Picture) -> Iterator[str]:
     """A picture as plain text, as wide as it has to be."""
     yield from top_data.node_lines(picture, NODE_WIDTH)
@@ -214,7 +207,7 @@ def run(config: Config) -> int:
         return _refuse(
             "the configuration turns the metrics server off: name one by --server, such as --server=http://127.0.0.1:10249"
         )
-    daemon, question = Daemon(Client(url)), Question(sort=options.sort, filter=options.filter)
+    daemon, question = Daemon(url), Question(sort=options.sort, filter=options.filter)
     try:
         if config.as_json or options.once:
             _print_once(url, *asyncio.run(daemon.with_rates(question)), as_json=config.as_json)

@@ -59,53 +59,6 @@ LONGEST_FILTER = 200
 T = TypeVar("T")
 
 
-class Follower:
-    """Reads a picture again and again while a screen shows it, and says when the daemon does not answer."""
-
-    def __init__(self, interval_s: float) -> None:
-        self.interval_s = interval_s
-        self.lost_since_s: float | None = None
-        self.held = False
-        self.covered = False
-        self._wake = asyncio.Event()
-
-    def wake(self) -> None:
-        """Read now."""
-        self._wake.set()
-
-    def hold(self) -> str:
-        """Hold the picture, or go on; returns what to say of it."""
-        self.held = not self.held
-        self.wake()
-        return self.message("")
-
-    async def follow(self, read: Callable[[], Awaitable[T | None]], show: Callable[[T | None, str], None]) -> None:
-        """For ever: ``read``, and ``show`` the result, or None with the reason why there is none."""
-        while True:
-            self._wake.clear()
-            if not (self.held or self.covered):
-                result, problem = None, ""
-                try:
-                    result = await read()
-                    self.lost_since_s = None
-                except NoAnswerError as error:
-                    problem = str(error)
-                    self.lost_since_s = self.lost_since_s or time.monotonic()
-                if not self._wake.is_set():  # else something else was asked for meanwhile
-                    with contextlib.suppress(NoMatches):  # the screen is being closed
-                        show(result, problem)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.interval_s):
-                    await self._wake.wait()
-
-    def message(self, problem: str) -> str:
-        """What to say of the connection; empty while all is well."""
-        if problem:
-            lost_s = time.monotonic() - (self.lost_since_s or time.monotonic())
-            return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"
-        return "held: space goes on" if self.held else ""
-
-
 class Rows(DataTable[Text]):
     """A table of which a whole new content is shown again and again."""
 
@@ -141,7 +94,7 @@ class Rows(DataTable[Text]):
 
 
 class FollowingScreen(Screen[None], Generic[T]):
-    """Shows what is read again and again: lines above a table, and what asks for attention."""
+    """Shows what is read again and again: lines above a table, and what asks for attention, such as a daemon without answer."""
 
     def __init__(
         self,
@@ -153,20 +106,60 @@ class FollowingScreen(Screen[None], Generic[T]):
         """``read`` returns None if the object no longer exists; ``describe`` the lines above the table, and its rows."""
         super().__init__()
         self.shown: T | None = None
-        self.follower = Follower(interval_s)
+        self.interval_s = interval_s
+        self.read_now = asyncio.Event()
+        self._lost_since_s: float | None = None
+        self._is_held = False
+        self._is_covered = False
         self._columns = columns
         self._read = read
         self._describe = describe
 
+    def on_mount(self) -> None:
+        """Begin to follow."""
+        self.run_worker(self._follow())
+
+    async def _follow(self) -> None:
+        """Read, and show the result or why there is none, until the screen is closed."""
+        while True:
+            self.read_now.clear()
+            if not (self._is_held or self._is_covered):
+                result, problem = None, ""
+                try:
+                    result = await self._read()
+                    self._lost_since_s = None
+                except NoAnswerError as error:
+                    problem = str(error)
+                    self._lost_since_s = self._lost_since_s or time.monotonic()
+                if not self.read_now.is_set():  # else something else was asked for meanwhile
+                    with contextlib.suppress(NoMatches):  # the screen is being closed
+                        self.show(result, problem)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.interval_s):
+                    await self.read_now.wait()
+
     def show(self, result: T | None, problem: str) -> None:
         """Show a new reading, or why there is none."""
         self.shown = result or self.shown
-        self.say(self.follower.message(problem))
+        self.say(self._message(problem))
         self.draw()
 
-    def on_mount(self) -> None:
-        """Begin to follow."""
-        self.run_worker(self.follower.follow(self._read, self.show))
+    def _message(self, problem: str = "") -> str:
+        """What to say of the connection; empty while all is well."""
+        if problem:
+            lost_s = time.monotonic() - (self._lost_since_s or time.monotonic())
+            return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"
+        return "held: space goes on" if self._is_held else ""
+
+    def on_screen_suspend(self) -> None:
+        """Read nothing while another screen covers this one."""
+        self._is_covered = True
+
+    def on_screen_resume(self) -> None:
+        """Go on; the first time, nothing has covered this screen, and it is followed already."""
+        if self._is_covered:
+            self._is_covered = False
+            self.read_now.set()
 
     def on_resize(self, _event: events.Resize) -> None:
         """Choose columns for the new width."""
@@ -174,7 +167,9 @@ class FollowingScreen(Screen[None], Generic[T]):
 
     def action_hold(self) -> None:
         """Hold the picture, or go on."""
-        self.say(self.follower.hold())
+        self._is_held = not self._is_held
+        self.read_now.set()
+        self.say(self._message())
 
     def say(self, text: str) -> None:
         """Show one line that asks for attention, or none."""
@@ -193,7 +188,7 @@ class FollowingScreen(Screen[None], Generic[T]):
 class HelpScreen(Screen[None]):
     """The keys, and what the columns mean."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,h,question_mark,f1,enter", "close", "back")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,h,question_mark,f1,enter", "app.pop_screen", "back")]
 
     def compose(self) -> ComposeResult:
         """The text, which scrolls on a small terminal."""
@@ -201,16 +196,12 @@ class HelpScreen(Screen[None]):
             yield Static(Content(HELP))
         yield Footer()
 
-    def action_close(self) -> None:
-        """Leave the help."""
-        self.dismiss()
-
 
 class ServiceScreen(FollowingScreen[Details]):
     """One Service with its endpoints, live."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,backspace,left", "close", "back"),
+        Binding("escape,backspace,left", "app.pop_screen", "back"),
         Binding("space", "hold", "hold"),
     ]
 
@@ -224,10 +215,6 @@ class ServiceScreen(FollowingScreen[Details]):
         yield Static("", id="message")
         yield Rows()
         yield Footer()
-
-    def action_close(self) -> None:
-        """Return to all Services."""
-        self.dismiss()
 
     def show(self, result: Details | None, problem: str) -> None:
         """Show a new reading, or why there is none."""
@@ -276,16 +263,6 @@ class MainScreen(FollowingScreen[Picture]):
         self.query_one("#filter").display = bool(self._question.filter)
         self.query_one(Rows).focus()
 
-    def on_screen_suspend(self) -> None:
-        """Read nothing while another screen covers this one."""
-        self.follower.covered = True
-
-    def on_screen_resume(self) -> None:
-        """Go on; the first time, nothing has covered this screen, and the follower has begun."""
-        if self.follower.covered:
-            self.follower.covered = False
-            self.follower.wake()
-
     def show(self, result: Picture | None, problem: str) -> None:
         """Show a new reading, or why there is none; of a new order, the first rows."""
         if result and self._is_new_order:
@@ -323,7 +300,7 @@ class MainScreen(FollowingScreen[Picture]):
         """Read the first rows of another order."""
         self._question = question
         self._is_new_order = True
-        self.follower.wake()
+        self.read_now.set()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002 - of the base class
         """While a filter is typed, a slash is a part of it."""
@@ -352,7 +329,7 @@ class MainScreen(FollowingScreen[Picture]):
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Open the chosen Service."""
         if event.row_key.value:
-            self.app.push_screen(ServiceScreen(event.row_key.value, self._fetch_details, self.follower.interval_s))
+            self.app.push_screen(ServiceScreen(event.row_key.value, self._fetch_details, self.interval_s))
 
     def action_help(self) -> None:
         """Show the keys."""

@@ -14,7 +14,7 @@ import pytest
 from ipvsproxy import cli
 from ipvsproxy.commands import top
 from ipvsproxy.commands.inspection import CANNOT_TELL
-from ipvsproxy.commands.top import Client, NoAnswerError, NotThereError
+from ipvsproxy.commands.top import Daemon, NoAnswerError, NotThereError
 from ipvsproxy.commands.top_data import Question
 from ipvsproxy.config.settings import ListenAddress, Sort
 from ipvsproxy.daemon.http import connections, server
@@ -138,28 +138,28 @@ async def test_the_busiest_come_first_and_names_in_their_order(question: Questio
         return {}
 
     orders: list[object] = []
-    await top.Daemon(_client(get)).documents(question)
+    await _daemon(get).documents(question)
     assert orders == [None, order]
 
 
-def _client(get: Callable[..., object]) -> Client:
-    client = Client("http://127.0.0.1:9")
-    client.get = get  # type: ignore[method-assign, assignment]  # a daemon of this test
-    return client
+def _daemon(get: Callable[..., object]) -> Daemon:
+    daemon = Daemon("http://127.0.0.1:9")
+    daemon.get = get  # type: ignore[method-assign, assignment]  # a daemon of this test
+    return daemon
 
 
 async def test_a_service_that_is_not_there_is_none() -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         raise NotThereError(what)
 
-    assert await top.Daemon(_client(get)).details("default/none") is None
+    assert await _daemon(get).details("default/none") is None
 
 
 async def test_documents_of_another_version_are_said() -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         return {"names": [], "services": []}
 
-    daemon = top.Daemon(_client(get))
+    daemon = _daemon(get)
     with pytest.raises(NoAnswerError, match=r"http://127\.0\.0\.1:9 answers as another version of ipvsproxy would: KeyError"):
         await daemon.picture(Question())
     with pytest.raises(NoAnswerError, match="another version"):
@@ -230,7 +230,7 @@ async def test_a_document_is_asked_for_with_its_parameters() -> None:
     document = {"services": ["x" * 100_000]}
     body = json.dumps(document).encode()
     async with _answering(Answer(200, body[:5], server.JSON, more=(body[5:70_000], body[70_000:])), asked) as url:
-        assert await Client(url).get("services", filter="demo/web & co", limit=5) == document
+        assert await Daemon(url).get("services", filter="demo/web & co", limit=5) == document
     (request,) = asked
     assert request.path == "/ui/api/services.json"
     assert dict(request.query) == {"filter": "demo/web & co", "limit": "5"}
@@ -240,46 +240,46 @@ async def test_nobody_there_is_said() -> None:
     async with _saying(b"") as url:
         pass
     with pytest.raises(NoAnswerError, match=f"no ipvsproxy answers on {url}: Connection refused"):
-        await Client(url).get("node")
+        await Daemon(url).get("node")
 
 
 async def test_a_kube_proxy_is_recognised() -> None:
     async with _answering(server.NOT_FOUND_PAGE) as url:
         with pytest.raises(NoAnswerError, match="with status 404: it is kube-proxy, or an ipvsproxy that is older or runs with"):
-            await Client(url).get("node")
+            await Daemon(url).get("node")
 
 
 async def test_another_status_is_named() -> None:
     async with _answering(connections.FAILED) as url:
         with pytest.raises(NoAnswerError, match=r"answers /ui/api/node.json with status 500$"):
-            await Client(url).get("node")
+            await Daemon(url).get("node")
 
 
 @pytest.mark.parametrize("body", [b"ok", b"[]", b'{"a": ', b"\xff"])
 async def test_an_answer_that_is_not_of_an_ipvsproxy_is_said(body: bytes) -> None:
     async with _answering(Answer(200, body, server.JSON)) as url:
         with pytest.raises(NoAnswerError, match="but not as an ipvsproxy"):
-            await Client(url).get("node")
+            await Daemon(url).get("node")
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.0", b"SSH-2.0-OpenSSH_9 200\r\n"])
 async def test_what_is_not_http_is_said(said: bytes) -> None:
     async with _saying(said) as url:
         with pytest.raises(NoAnswerError, match="the answer is not HTTP"):
-            await Client(url).get("node")
+            await Daemon(url).get("node")
 
 
 async def test_an_endless_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "MOST_BYTES", 100)
     async with _saying(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 100) as url:
         with pytest.raises(NoAnswerError, match="an answer of more than 100 bytes"):
-            await Client(url).get("node")
+            await Daemon(url).get("node")
 
 
 async def test_a_silent_server_is_given_up() -> None:
     async with _saying(None) as url:
         with pytest.raises(NoAnswerError, match="no answer in time"):
-            await Client(url, timeout_s=0.05).get("node")
+            await Daemon(url, timeout_s=0.05).get("node")
 
 
 @pytest.mark.parametrize(
