@@ -4,6 +4,7 @@ The schema is the models of kubernetes_asyncio, which are generated from the API
 only the files themselves are checked against the schema. Not tested: CustomResourceDefinitions of the Prometheus operator.
 """
 
+import json
 import pathlib
 import re
 import shutil
@@ -225,3 +226,26 @@ def test_the_cleanup_of_all_nodes_is_that_of_one_as_an_init_container() -> None:
     (waiting,) = all_nodes["containers"]
     assert waiting["image"] == all_nodes["initContainers"][0]["image"]
     assert waiting["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_runbook_of_the_alerts_is_a_setting_and_the_dashboard_is_a_config_map(tmp_path: pathlib.Path) -> None:
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    settings = tmp_path / "manifests/monitoring/kustomization.yaml"
+    shipped = settings.read_text()
+    changed = shipped.replace(
+        "runbook=https://git.example.com/ipvsproxy/docs/runbook.md", "runbook=https://wiki.example.com/on-call"
+    )
+    assert changed != shipped
+    settings.write_text(changed + "components:\n  - ../components/scraped-as-kube-proxy\n")
+    built = {item["kind"]: item for item in build("monitoring", tmp_path / "manifests")}
+    rules = [rule for group in built["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]
+    assert rules
+    for rule in rules:
+        assert rule["annotations"]["runbook_url"] == f"https://wiki.example.com/on-call#{rule['alert'].lower()}"
+    (endpoint,) = built["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert [one["targetLabel"] for one in endpoint["relabelings"]] == ["node", "job"]
+    assert endpoint["relabelings"][1]["replacement"] == "kube-proxy"
+    dashboard = built["ConfigMap"]
+    assert dashboard["metadata"]["name"] == "ipvsproxy-dashboard"
+    assert dashboard["metadata"]["labels"] == {"grafana_dashboard": "1"}
+    assert json.loads(dashboard["data"]["ipvsproxy.json"]) == json.loads((MANIFESTS / "monitoring/dashboard.json").read_text())

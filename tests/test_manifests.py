@@ -25,7 +25,7 @@ from ipvsproxy.translate.api import fields, schema
 ROOT = pathlib.Path(__file__).parents[1]
 MANIFESTS = ROOT / "manifests"
 OVERLAYS = ("beside-kube-proxy", "cleanup-on-all-nodes", "own-configuration", "replace-kube-proxy")
-COMPONENTS = ("labelled-nodes", "nftables-only", "selinux")
+COMPONENTS = ("labelled-nodes", "nftables-only", "scraped-as-kube-proxy", "selinux")
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 Object = dict[str, Any]

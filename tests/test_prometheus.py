@@ -1,6 +1,8 @@
 """A real Prometheus scrapes our page over HTTP: each query of the dashboard returns series, each alert is evaluated.
 
-The page is that of a node on which every event happens (tests/test_monitoring.py); the program's own server answers.
+The page is that of a node on which every event happens (tests/test_monitoring.py); the program's own server answers. It is
+scraped twice, with the labels that the Prometheus operator gives to targets: as our job, and as the job kube-proxy, for which
+the queries and alerts of kubernetes-mixin are evaluated.
 """
 
 import asyncio
@@ -21,15 +23,54 @@ import yaml
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.server import Answer
 from ipvsproxy.model.net import parse_address
-from tests.test_monitoring import DASHBOARD, MONITORING, PANELS, ROOT, RULES, OurNode
+from tests.test_monitoring import MONITORING, PANELS, ROOT, RULES, VARIABLES, OurNode
 
 LOOPBACK = parse_address("127.0.0.1")
 SCRAPES = 4
 WITHIN_S = 60
 QUERIES = [(panel["title"], target["refId"], target["expr"]) for panel in PANELS for target in panel["targets"]]
-QUIET = {"Entries of sets"}
+QUIET = {"Entries of sets", "Which nodes, and why"}
 """Panels that are intentionally empty in a quiet cluster."""
 COMPARED = re.compile(r" (?:>|==) [^>=]+$")
+JOBS = ("kube-system/ipvsproxy", "kube-proxy")
+LABELS = {
+    "cluster": "one",
+    "node": "worker-1",
+    "namespace": "kube-system",
+    "pod": "p",
+    "container": "ipvsproxy",
+    "endpoint": "metrics",
+}
+"""Those of a target of a PodMonitor, with the node by relabelling, and the cluster as a Prometheus of several clusters has it."""
+OF_KUBE_PROXY = 'cluster="one", job="kube-proxy"'
+MIXIN = {
+    "Up": "sum(up{S})",
+    "Rules Sync Rate": 'sum(rate(kubeproxy_sync_proxy_rules_duration_seconds_count{S, instance=~".*"}[W]))',
+    "Rule Sync Latency 99th Quantile": (
+        'histogram_quantile(0.99,rate(kubeproxy_sync_proxy_rules_duration_seconds_bucket{S, instance=~".*"}[W]))'
+    ),
+    "Network Programming Rate": 'sum(rate(kubeproxy_network_programming_duration_seconds_count{S, instance=~".*"}[W]))',
+    "Network Programming Latency 99th Quantile": (
+        "histogram_quantile(0.99, sum(rate("
+        'kubeproxy_network_programming_duration_seconds_bucket{S, instance=~".*"}[W])) by (instance, le))'
+    ),
+    "Kube API Request Rate 2xx": 'sum(rate(rest_client_requests_total{S, instance=~".*",code=~"2.."}[W]))',
+    "Kube API Request Rate 3xx": 'sum(rate(rest_client_requests_total{S, instance=~".*",code=~"3.."}[W]))',
+    "Kube API Request Rate 4xx": 'sum(rate(rest_client_requests_total{S, instance=~".*",code=~"4.."}[W]))',
+    "Kube API Request Rate 5xx": 'sum(rate(rest_client_requests_total{S, instance=~".*",code=~"5.."}[W]))',
+    "Post Request Latency 99th Quantile": (
+        'histogram_quantile(0.99, sum(rate(rest_client_request_duration_seconds_bucket{S,instance=~".*",verb="POST"}[W]))'
+        " by (verb, url, le))"
+    ),
+    "Get Request Latency 99th Quantile": (
+        'histogram_quantile(0.99, sum(rate(rest_client_request_duration_seconds_bucket{S, instance=~".*", verb="GET"}[W]))'
+        " by (verb, url, le))"
+    ),
+    "Memory": 'process_resident_memory_bytes{S,instance=~".*"}',
+    "CPU usage": 'rate(process_cpu_seconds_total{S,instance=~".*"}[W])',
+}
+"""The queries of the dashboard "Kubernetes / Proxy" of kubernetes-mixin (dashboards/proxy.libsonnet), S for its selectors and
+W for 5m. Its panel "Goroutines" is left out: a program in Python has none."""
 
 Object = dict[str, Any]
 
@@ -60,8 +101,8 @@ class Prometheus:
         async with asyncio.timeout(WITHIN_S):
             while True:
                 with contextlib.suppress(aiohttp.ClientError, ValueError):  # not listening yet, or without data
-                    (row,) = await self.query("count_over_time(ipvsproxy_build_info[1h])")
-                    if int(row["value"][1]) >= SCRAPES:
+                    rows = await self.query("count_over_time(ipvsproxy_build_info[1h])")
+                    if len(rows) == len(JOBS) and all(int(row["value"][1]) >= SCRAPES for row in rows):
                         return
                 await asyncio.sleep(0.2)
 
@@ -76,12 +117,16 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
 
     async def answer(request: server.Request) -> Answer:
         node.happen()
+        for code, verb in (("304", "GET"), ("404", "GET"), ("500", "GET"), ("201", "POST")):
+            node.metrics.requested("api:6443", code, 0.1, verb)
         return await node.metrics.expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))
 
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(yaml.safe_load((MONITORING / "rules.yaml").read_text())["spec"]))
-    scrape = {"job_name": "kube-system/ipvsproxy", "static_configs": [{"targets": [f"127.0.0.1:{ours}"]}]}
+    (endpoint,) = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())["spec"]["podMetricsEndpoints"]
+    targets = [{"targets": [f"127.0.0.1:{ours}"], "labels": LABELS}]
+    scrapes = [{"job_name": job, "honor_labels": endpoint["honorLabels"], "static_configs": targets} for job in JOBS]
     timing = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
-    configuration = {"global": timing, "rule_files": ["rules.yml"], "scrape_configs": [scrape]}
+    configuration = {"global": timing, "rule_files": ["rules.yml"], "scrape_configs": scrapes}
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(configuration))
     flags = ("--config.file=prometheus.yml", "--storage.tsdb.path=data", f"--web.listen-address=127.0.0.1:{port}")
     serving = asyncio.create_task(server.serve("metrics", LOOPBACK, ours, answer, hard_fail=True))
@@ -98,16 +143,25 @@ async def prometheus(tmp_path: pathlib.Path) -> AsyncIterator[Prometheus]:
         await asyncio.gather(serving, return_exceptions=True)
 
 
+CHOSEN = {"cluster": "one", "job": "|".join(sorted(JOBS)), "node": "worker-1", "namespace": "default", "service": "web"}
+"""A choice for each variable of the dashboard: all values that there are."""
+
+
+def filled(expression: str, chosen: str | None) -> str:
+    """An expression with one value for all variables, or with those of ``CHOSEN``."""
+    return re.sub(r"\$(\w+)", lambda name: chosen or CHOSEN[name[1]], expression.replace("$__rate_interval", "30s"))
+
+
 async def test_every_query_of_the_dashboard_returns_series_and_every_alert_is_evaluated(prometheus: Prometheus) -> None:
-    (variable,) = (one for one in DASHBOARD["templating"]["list"] if one["name"] == "instance")
-    series, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
-    (node,) = await prometheus.get(f"label/{label}/values", **{"match[]": series})
+    for variable in VARIABLES:
+        series, label = re.fullmatch(r"label_values\((\w+(?:\{.*\})?), (\w+)\)", variable["query"]).groups()  # type: ignore[union-attr]
+        values = await prometheus.get(f"label/{label}/values", **{"match[]": filled(series, ".*")})
+        assert set(values) == set(CHOSEN[variable["name"]].split("|")), variable["name"]
     for title, reference, expression in QUERIES:
-        for chosen in (node, variable["allValue"]):
-            rows = await prometheus.query(expression.replace("$__rate_interval", "30s").replace("$instance", chosen))
-            if title in QUIET:
-                rows = await prometheus.query(COMPARED.sub("", expression.replace("$instance", chosen)))
-            assert rows, f"{title} {reference}: {expression}"
+        for chosen in (None, ".*"):
+            query = filled(expression, chosen)
+            rows = await prometheus.query(COMPARED.sub("", query) if title in QUIET else query)
+            assert rows, f"{title} {reference}: {query}"
             assert any(math.isfinite(float(row["value"][1])) for row in rows), f"{title} {reference} has no figures"
 
     for rule in RULES:
@@ -118,5 +172,15 @@ async def test_every_query_of_the_dashboard_returns_series_and_every_alert_is_ev
     assert [(rule["name"], rule["health"], rule.get("lastError", "")) for rule in group["rules"]] == [
         (rule["alert"], "ok", "") for rule in RULES
     ]
-    (target,) = (await prometheus.get("targets"))["activeTargets"]
-    assert (target["health"], target["lastError"]) == ("up", "")
+    targets = (await prometheus.get("targets"))["activeTargets"]
+    assert [(target["health"], target["lastError"]) for target in targets] == [("up", "")] * len(JOBS)
+
+
+async def test_the_dashboard_and_alerts_of_kubernetes_mixin_find_our_series_as_job_kube_proxy(prometheus: Prometheus) -> None:
+    for title, expression in MIXIN.items():
+        query = expression.replace("{S", "{" + OF_KUBE_PROXY).replace("[W]", "[30s]")
+        rows = await prometheus.query(query)
+        assert rows, f"{title}: {query}"
+        assert all(math.isfinite(float(row["value"][1])) for row in rows), title
+    assert await prometheus.query('absent(up{job="kube-proxy"} == 1)') == [], "KubeProxyDown would fire"
+    assert await prometheus.query('absent(up{job="kube-proxies"} == 1)') != [], "and does for a job that is absent"
