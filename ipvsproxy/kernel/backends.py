@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self
 
 import structlog
+from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base import modules, netlink
@@ -82,7 +83,7 @@ def holds_table() -> bool:
     Raises:
         KernelError: the kernel did not say.
     """
-    channel = netlink.Channel(netlink.NETFILTER)
+    channel = netlink.Channel(NETLINK_NETFILTER)
     with contextlib.closing(channel):
         try:
             channel.ask(nft.table_query(), "read the table inet ipvsproxy")
@@ -120,7 +121,7 @@ def _may_hold_iptables(chains: Collection[ChainKey], root: pathlib.Path) -> bool
 
 def _answers() -> bool:
     """Whether this kernel has nf_tables."""
-    with contextlib.closing(netlink.Channel(netlink.NETFILTER)) as channel:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         try:
             nft.generation(channel)
         except KernelError:
@@ -139,7 +140,7 @@ def remove_table() -> bool:
     """
     if not modules.may_have_nf_tables():
         return False
-    with contextlib.closing(netlink.Channel(netlink.NETFILTER)) as channel:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         for _ in range(ATTEMPTS):
             try:
                 generation = nft.generation(channel)
@@ -198,7 +199,7 @@ def _table_has_ours() -> bool:
     Raises:
         KernelError: it could not be read.
     """
-    with contextlib.closing(netlink.Channel(netlink.NETFILTER)) as channel:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         try:
             content = nft_tables.own_table(channel)
         except KernelError as error:

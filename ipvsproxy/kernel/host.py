@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from pyroute2.netlink import NETLINK_NETFILTER, NETLINK_ROUTE
+
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
@@ -117,7 +119,7 @@ def lacking(
 def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
     """Whether the kernel filters dumps of routes; None if it was not asked."""
     try:
-        with contextlib.closing(connect(netlink.ROUTE)) as opened:
+        with contextlib.closing(connect(NETLINK_ROUTE)) as opened:
             return routes.ask_to_filter(opened)
     except OSError:
         return None
@@ -231,7 +233,7 @@ def missing_set_types(connect: Callable[[int], netlink.Socket] = netlink.open_so
     Raises:
         KernelError: the kernel did not answer just now.
     """
-    with contextlib.closing(netlink.Channel(netlink.NETFILTER, connect)) as channel:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER, connect)) as channel:
         return _missing_protocol(channel) or tuple(
             Missing(
                 f"this kernel has no ipset type {set_type} for {family.label}",

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pyroute2.netlink import NETLINK_NETFILTER
+
 from ipvsproxy.kernel.base import netlink
 
 _HEADER = struct.Struct("=IHHII")
@@ -39,7 +41,7 @@ class Recording:
         A transaction of nf_tables loses the generation that it was made for, since it is another one in the replay.
         """
         first, *others = messages
-        if protocol == netlink.NETFILTER and _HEADER.unpack_from(first)[1] == _TRANSACTION_BEGINS:
+        if protocol == NETLINK_NETFILTER and _HEADER.unpack_from(first)[1] == _TRANSACTION_BEGINS:
             first = _HEADER.pack(_PLAIN_BEGIN_SIZE, *_HEADER.unpack_from(first)[1:]) + first[_HEADER.size : _PLAIN_BEGIN_SIZE]
         final = bytearray(others.pop() if others else first)
         final[6] |= netlink.ACKNOWLEDGE

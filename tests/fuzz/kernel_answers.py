@@ -77,7 +77,7 @@ def _answers(chooser: Chooser) -> Callable[[bytes], Iterator[bytes]]:
         sequence = fake_netlink.sequences(sent)[-1]
         if chooser.chance(4):
             raw = bytearray(chooser.take(chooser.integer(0, 200)))
-            if len(raw) >= message.HEADER.size and not chooser.chance(4):
+            if len(raw) >= message.HEADER_SIZE and not chooser.chance(4):
                 struct.pack_into("=I", raw, message.SEQUENCE_OFFSET, sequence)
             yield bytes(raw)
         for _ in range(chooser.integer(0, 4)):

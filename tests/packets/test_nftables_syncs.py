@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
@@ -42,7 +43,7 @@ def _running(tmp_path: Path) -> Iterator[Cluster]:
 
 def transactions(running: Cluster, *manifests: list[Manifest]) -> int:
     """How many generations a sync with these objects makes: only our program writes, and each transaction is one."""
-    with contextlib.closing(netlink.Channel(netlink.NETFILTER)) as channel:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         before, syncs = nft.generation(channel), running.synced_services
         running.have(*manifests)
         assert running.synced_services == syncs + 1

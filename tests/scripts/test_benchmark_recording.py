@@ -2,7 +2,9 @@
 
 import pathlib
 
-from ipvsproxy.kernel.base import message, netlink
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.base import nft_message as nft
 from scripts.benchmark import recording as recordings
 
@@ -19,8 +21,8 @@ def recorded(directory: pathlib.Path, protocol: int, messages: list[bytes]) -> b
 
 def test_a_transaction_is_recorded_without_the_generation_that_it_was_made_for(tmp_path: pathlib.Path) -> None:
     messages = [nft.table(), nft.chain("one")]
-    data = recorded(tmp_path, netlink.NETFILTER, nft.transaction(messages, 7, 1234))
-    assert data == recorded(tmp_path, netlink.NETFILTER, nft.transaction(messages, 7))
+    data = recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages, 7, 1234))
+    assert data == recorded(tmp_path, NETLINK_NETFILTER, nft.transaction(messages, 7))
     assert int.from_bytes(data[:4], "little") == 20
 
 

@@ -8,7 +8,7 @@ page "Authenticating", section "client-go credential plugins". The client librar
 program that hangs.
 
 The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
-``client``: 34 MB and 0.3 to 1 s for unused classes. The package does nothing else, so it need not be executed (``defer``).
+``client``: 34 MB and 0.3 to 1 s for unused classes. The package does nothing else, so it need not be executed (see ``packages``).
 Other importers of the library still get all of it. A version that cannot be imported in parts is imported as usual, which costs
 only memory and time.
 """
@@ -17,54 +17,23 @@ import asyncio
 import base64
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import pathlib
 import signal
 import sys
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Annotated, Any
 
 import msgspec
 import yaml
 
+from ipvsproxy.kernel.base import packages
+
 LIBRARY = "kubernetes_asyncio"
 UNUSED = "urllib3"
 """A package that the library imports for one function that nothing here calls: 30 modules, 10 ms (60 on the test kernel)."""
 PARTS = (f"{LIBRARY}.client.rest", f"{LIBRARY}.config.incluster_config", f"{LIBRARY}.config.kube_config")
-
-
-class _Deferred(ModuleType):
-    """A package that is executed, once and in its place, at the first access to an attribute that it does not have yet."""
-
-    def __getattr__(self, name: str) -> object:
-        self.__class__ = ModuleType  # type: ignore[assignment]  # from now on it is like any other
-        if self.__spec__ and self.__spec__.loader:
-            self.__spec__.loader.exec_module(self)
-        return getattr(self, name)
-
-
-def defer(package: str) -> ModuleType:
-    """Put a package into ``sys.modules``, to be executed only when it is needed: each of its modules can be imported alone.
-
-    A package that is there already stays as it is.
-
-    Raises:
-        ModuleNotFoundError: there is no such package.
-    """
-    if package not in sys.modules:
-        spec = importlib.util.find_spec(package)
-        if not spec:
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-        module = importlib.util.module_from_spec(spec)
-        module.__class__ = _Deferred
-        sys.modules[package] = module
-        parent, _, name = package.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], name, module)  # as an import does
-    return sys.modules[package]
 
 
 @contextlib.contextmanager
@@ -80,9 +49,9 @@ def _in_parts() -> Iterator[None]:
 
 
 def _import_parts() -> None:
-    defer(UNUSED)
-    defer(LIBRARY)
-    names = vars(defer(f"{LIBRARY}.client"))
+    packages.defer(UNUSED)
+    packages.defer(LIBRARY)
+    names = vars(packages.defer(f"{LIBRARY}.client"))
     names["Configuration"] = importlib.import_module(f"{LIBRARY}.client.configuration").Configuration
     names["ApiClient"] = type("ApiClient", (), {})  # unused functions of kube_config name it
     for part in PARTS:

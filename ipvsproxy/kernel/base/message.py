@@ -1,74 +1,80 @@
-"""Netlink messages as bytes: attributes are joined to messages, and read by walks and fixed layouts."""
+"""Netlink messages as bytes: templates encode, attribute walks and fixed layouts decode.
 
-import errno
+The format itself comes from pyroute2: a template is compiled from bytes that one of its message classes encoded. Its own encoder
+takes 300 µs for a message that the kernel handles in 2 µs.
+"""
+
 import operator
-import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-HEADER = struct.Struct("=IHHII")
-"""``struct nlmsghdr``: length, type, flags, sequence number, port id."""
-NETFILTER_HEADER = 4
-"""The length of ``struct nfgenmsg``, behind the header of a message of netfilter. With nf_tables it has the generation."""
+from ipvsproxy.model.net import Family
+
+HEADER_SIZE = 16
+"""The length of ``struct nlmsghdr``."""
 SEQUENCE_OFFSET = 8
 """The position of ``nlmsg_seq`` in ``struct nlmsghdr``."""
-NESTED = 0x8000
-"""The bit of an attribute's type that means: it holds others. Older interfaces do without."""
-IN_NETWORK_ORDER = 0x4000
-"""The bit of an attribute's type that ipset requires of addresses and numbers in network order."""
 KIND_MASK = 0x3FFF
-"""The bits of an attribute's type that are its number."""
+"""The bits of an attribute's type that are its number; the others mean nested, and network order."""
 
 _ATTRIBUTE = struct.Struct("=HH")
-_NETFILTER = struct.Struct(">BBH")
+
+Sample = tuple[Any, Any]
+"""Two values of one field, as pyroute2 takes them, that differ in every byte."""
+ADDRESSES: Mapping[Family, Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
+}
+"""Samples of a field that is an address."""
 
 
-def attribute(number: int, payload: bytes) -> bytes:
-    """An attribute with this payload, and its padding."""
-    return _ATTRIBUTE.pack(4 + len(payload), number) + payload + bytes(-len(payload) & 3)
+class Template:
+    """A message with holes, compiled from the output of a pyroute2 message class.
 
+    ``build`` takes one value for each field, by name, and returns the encoded message. It is called with both values of each
+    sample, which shows the place of each field. ``encode`` takes the contents of the holes as bytes, in the order of the fields'
+    names, preceded by ``nlmsg_seq`` (4 bytes, host order) for a whole message. It takes 0.3 µs and checks no lengths: contents of
+    another length than the field's make a message that the kernel cuts off without an error.
 
-def nested(number: int, *parts: bytes) -> bytes:
-    """An attribute that holds others, and is marked so."""
-    return attribute(number | NESTED, b"".join(parts))
+    ``size`` is the length of an encoded message.
 
+    ``fixed`` are the bytes before, between and behind the holes. Where messages share most contents, it takes less than half the
+    time to join the shared contents once, and each message after that.
 
-def string(number: int, value: str) -> bytes:
-    """A string attribute, with its NUL."""
-    return attribute(number, value.encode() + b"\0")
-
-
-def integer(number: int, value: int) -> bytes:
-    """An attribute of 32 bits in network order, signed or not."""
-    return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
-
-
-def whole(kind: int, flags: int, payload: bytes, sequence: int = 0) -> bytes:
-    """A message with this ``nlmsg_type``, these ``nlmsg_flags``, and what stands behind its header."""
-    return HEADER.pack(HEADER.size + len(payload), kind, flags, sequence, 0) + payload
-
-
-def netfilter(kind: int, flags: int, family: int, payload: bytes, *, sequence: int = 0, resource: int = 0) -> bytes:
-    """A message of netfilter, with its ``struct nfgenmsg``."""
-    return whole(kind, flags, _NETFILTER.pack(family, 0, resource) + payload, sequence)
-
-
-def messages(data: bytes) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """Type, flags, sequence number, port id, payload start and payload end of each message in a datagram.
+    Bytes formatting is as fast as a generated ``struct`` call, and needs no generated code.
 
     Raises:
-        OSError: a message is malformed.
+        ValueError: a field has no fixed place, or lies before the field that is named before it.
     """
-    position, size = 0, len(data)
-    while position + HEADER.size <= size:
-        length, kind, flags, sequence, port = HEADER.unpack_from(data, position)
-        if length < HEADER.size or position + length > size:
-            break
-        yield kind, flags, sequence, port, position + HEADER.size, position + length
-        position += (length + 3) & ~3
-    if position < size:
-        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+
+    __slots__ = ("encode", "fixed", "size")
+
+    def __init__(self, build: Callable[..., bytes], samples: Mapping[str, Sample], *, whole_message: bool = True) -> None:
+        low = {name: sample[0] for name, sample in samples.items()}
+        base = build(**low)
+        holes = [(SEQUENCE_OFFSET, SEQUENCE_OFFSET + 4)] if whole_message else []
+        for name, (_, high) in samples.items():
+            other = build(**{**low, name: high})
+            changed = [index for index, (one, two) in enumerate(zip(base, other, strict=False)) if one != two]
+            if len(base) != len(other) or not changed or changed[-1] - changed[0] + 1 != len(changed):
+                raise ValueError(f"{name} is not one field of fixed length")
+            if holes and changed[0] < holes[-1][1]:
+                raise ValueError(f"{name} lies before the field that is named before it")
+            holes.append((changed[0], changed[-1] + 1))
+        starts, ends = zip(*holes, strict=True)
+        self.fixed = [base[start:end] for start, end in zip((0, *ends), (*starts, len(base)), strict=True)]
+        pattern = b"%b".join(part.replace(b"%", b"%%") for part in self.fixed)
+        self.encode: Callable[[tuple[bytes, ...]], bytes] = pattern.__mod__
+        self.size = len(base)
+
+
+def encode(message: Any, kind: int, flags: int) -> bytes:
+    """Encode a pyroute2 message with this ``nlmsg_type`` and these ``nlmsg_flags``; its sequence number is 0."""
+    message["header"]["type"] = kind
+    message["header"]["flags"] = flags
+    message.encode()
+    return bytes(message.data)
 
 
 def numbered(data: bytes, sequence: bytes) -> bytes:

@@ -8,6 +8,8 @@ acknowledgement. The kernel handles the messages behind it all the same. So only
 proves that all were handled.
 
 Rule 3: a socket that has lost an answer is closed. So nothing in its queue can be taken for the answer to a later request.
+
+The sockets are plain ones: each of pyroute2's own starts an event loop, and never works again after an overrun.
 """
 
 import contextlib
@@ -20,11 +22,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+from pyroute2.netlink import ctrlmsg
+
 from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.base.errors import KernelError
 
-ROUTE, NETFILTER, GENERIC = 0, 12, 16
-"""The protocols of netlink that are used."""
 BUFFER_SIZE = 4 << 20
 """The requested size in bytes of a socket's send and receive buffers."""
 CHUNK_LIMIT = 900
@@ -57,13 +59,14 @@ _SO_RCVBUFFORCE = 33
 _SOL_NETLINK = 270
 _CAP_ACK = 10
 _REPLY_COST = 1024  # receive buffer of one error reply: 768 bytes, and some to spare
+_HEADER = struct.Struct("=IHHII")
 _INTEGER = struct.Struct("=i")
 _SEQUENCE = struct.Struct("=I")
 _SEQUENCE_END = 1 << 32
 
 _GENERIC_CONTROL = 16
-_GET_FAMILY = struct.pack("=BBH", 3, 1, 0)  # genlmsghdr: command, version
-_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 1, 2
+_GET_FAMILY = 3
+_FAMILY_ID = 1
 
 T = TypeVar("T")
 
@@ -163,7 +166,7 @@ class Channel:
         failed: dict[int, int] = {}
         first: int = _SEQUENCE.unpack_from(messages[0], message.SEQUENCE_OFFSET)[0]
         final = bytearray(messages[-1])
-        _, _, flags, last, _ = message.HEADER.unpack_from(final)
+        _, _, flags, last, _ = _HEADER.unpack_from(final)
         struct.pack_into("=H", final, 6, flags | ACKNOWLEDGE)
         try:
             self._open().send(b"".join((*messages[:-1], final)))
@@ -193,11 +196,11 @@ class Channel:
         try:
             self._open().send(request)
             data = self._receive()
-            messages = list(message.messages(data))
+            messages = list(_messages(data))
         except OSError as error:
             self.close()
             raise KernelError(action=action, errno=error.errno or 0) from error
-        for kind, _, sequence, _, start, end in messages:
+        for kind, _, sequence, start, end in messages:
             if sequence == expected:
                 if kind == _ERROR:
                     with parsing(action):
@@ -294,7 +297,7 @@ class Channel:
                     return False
                 complete = False
                 continue
-            for kind, _, sequence, _, start, end in message.messages(data):
+            for kind, _, sequence, start, end in _messages(data):
                 if kind != _ERROR or not first <= sequence <= last or end - start < _INTEGER.size:
                     continue
                 number = -_INTEGER.unpack_from(data, start)[0]
@@ -324,7 +327,7 @@ class Channel:
             data = self._receive()
             replies: list[Reply] = []
             interrupted = False
-            for kind, flags, sequence, _, start, end in message.messages(data):
+            for kind, flags, sequence, start, end in _messages(data):
                 if sequence != expected:
                     continue
                 interrupted = interrupted or bool(flags & _DUMP_INTERRUPTED)
@@ -336,6 +339,23 @@ class Channel:
                     break
                 replies.append(Reply(data, start, end))
             yield replies, interrupted
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    """Type, flags, sequence number, payload start and payload end of each message in a datagram.
+
+    Raises:
+        OSError: a message is malformed.
+    """
+    position, size = 0, len(data)
+    while position + message.HEADER_SIZE <= size:
+        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, position)
+        if length < message.HEADER_SIZE or position + length > size:
+            raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
+        yield kind, flags, sequence, position + message.HEADER_SIZE, position + length
+        position += (length + 3) & ~3
+    if position < size:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
 
 
 def digest(replies: Iterable[Reply], skip: int = 0, beside: object = "") -> bytes:
@@ -372,9 +392,12 @@ def resolve_family(channel: Channel, name: str, module: str) -> int:
     Raises:
         KernelError: there is no such family.
     """
-    request = message.whole(_GENERIC_CONTROL, REQUEST, _GET_FAMILY + message.string(CTRL_ATTR_FAMILY_NAME, name))
+    request = ctrlmsg()
+    request["cmd"] = _GET_FAMILY
+    request["version"] = 1
+    request["attrs"] = [["CTRL_ATTR_FAMILY_NAME", name]]
     try:
-        data, start, end = channel.ask(request, f"find {name}")
+        data, start, end = channel.ask(message.encode(request, _GENERIC_CONTROL, REQUEST), f"find {name}")
     except KernelError as error:
         if error.errno == errno.ENOENT:
             detail = f"this kernel has no {name}: the module {module} is missing or cannot be loaded"

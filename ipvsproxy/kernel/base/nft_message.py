@@ -1,7 +1,7 @@
 """nf_tables messages as bytes: transactions of tables, chains, rules, sets and elements, and expressions of rules.
 
-Numbers and layouts: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network order unless a register
-holds them.
+pyroute2 knows neither concatenated keys nor transactions, so the few attributes that are used are encoded here. Numbers and
+layouts: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network order unless a register holds them.
 """
 
 import enum
@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.kernel.base.message import attribute, integer, nested, string
 
 TABLE = "ipvsproxy"
 """Our table, of the family inet. Nothing else is ever changed, except tables that kube-proxy has left behind."""
+HEADER_SIZE = 4
+"""The length of ``struct nfgenmsg``, behind the netlink header."""
 ELEMENTS_LIMIT = 60_000
 """The most bytes of elements in one message; the kernel's limit is 65,535."""
 TEXT_LIMIT = 250
@@ -50,6 +51,7 @@ _BEGIN, _END = 16, 17
 NFTA_GEN_ID = 1
 _APPEND = 0x800
 INET = 1  # NFPROTO_INET
+_NESTED = 0x8000
 _DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: programs print it so
 _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, also of tables and elements: programs print it as their comment
 _LONG_TEXT = 0x69  # our own: programs leave out the types of user data that they do not know
@@ -87,6 +89,26 @@ class VerdictCode(enum.IntEnum):
     RETURN = -5
 
 
+def attribute(number: int, value: bytes) -> bytes:
+    """An attribute with this payload."""
+    return struct.pack("=HH", 4 + len(value), number) + value + bytes(-len(value) % 4)
+
+
+def nested(number: int, *parts: bytes) -> bytes:
+    """An attribute that holds others."""
+    return attribute(number | _NESTED, b"".join(parts))
+
+
+def text(number: int, value: str) -> bytes:
+    """A string attribute."""
+    return attribute(number, value.encode() + b"\0")
+
+
+def integer(number: int, value: int) -> bytes:
+    """An attribute of 32 bits, signed or not."""
+    return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
+
+
 class Message(NamedTuple):
     """A message of a transaction, without its sequence number."""
 
@@ -97,11 +119,12 @@ class Message(NamedTuple):
 
     def numbered(self, sequence: int) -> bytes:
         """The message with this sequence number."""
-        return _whole(self.kind, self.payload, self.flags, self.family, sequence)
+        return _whole(_SUBSYSTEM | self.kind, self.payload, flags=self.flags, sequence=sequence, family=self.family)
 
 
-def _whole(kind: int, payload: bytes, flags: int = 0, family: int = INET, sequence: int = 0) -> bytes:
-    return message.netfilter(_SUBSYSTEM | kind, netlink.REQUEST | flags, family, payload, sequence=sequence)
+def _whole(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 0, family: int = INET, resource: int = 0) -> bytes:
+    head = struct.pack("=IHHII", 20 + len(payload), kind, netlink.REQUEST | flags, sequence, 0)
+    return head + struct.pack(">BBH", family, 0, resource) + payload
 
 
 def transaction(messages: Sequence[Message], first: int, generation: int | None = None) -> list[bytes]:
@@ -112,12 +135,9 @@ def transaction(messages: Sequence[Message], first: int, generation: int | None 
     kernel refuse the transaction with ``STALE`` if it has another one by then.
     """
     named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
-    begin, end = (
-        message.netfilter(kind, netlink.REQUEST, socket.AF_UNSPEC, attributes, sequence=sequence, resource=_SUBSYSTEM >> 8)
-        for kind, attributes, sequence in ((_BEGIN, named, first), (_END, b"", first + len(messages) + 1))
-    )
+    begin = _whole(_BEGIN, named, sequence=first, family=socket.AF_UNSPEC, resource=_SUBSYSTEM >> 8)
     numbered = [one.numbered(first + index) for index, one in enumerate(messages, 1)]
-    numbered[-1] += end
+    numbered[-1] += _whole(_END, b"", sequence=first + len(messages) + 1, family=socket.AF_UNSPEC, resource=_SUBSYSTEM >> 8)
     return [begin, *numbered]
 
 
@@ -139,20 +159,20 @@ def trial(family: int, table: str) -> list[Message]:
     """A table of a family and a chain in it, and at last a removal that the kernel refuses (ENOENT), so that nothing remains."""
     chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
     return [
-        Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, table), family),
-        Message(NFT_MSG_NEWCHAIN, netlink.CREATE, string(NFTA_CHAIN_TABLE, table) + string(NFTA_CHAIN_NAME, chain_name), family),
-        Message(NFT_MSG_DELCHAIN, 0, string(NFTA_CHAIN_TABLE, table) + string(NFTA_CHAIN_NAME, absent), family),
+        Message(NFT_MSG_NEWTABLE, netlink.CREATE, text(1, table), family),
+        Message(NFT_MSG_NEWCHAIN, netlink.CREATE, text(NFTA_CHAIN_TABLE, table) + text(NFTA_CHAIN_NAME, chain_name), family),
+        Message(NFT_MSG_DELCHAIN, 0, text(NFTA_CHAIN_TABLE, table) + text(NFTA_CHAIN_NAME, absent), family),
     ]
 
 
 def table() -> Message:
     """Creates our table, or wakes it if it is dormant."""
-    return Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
+    return Message(NFT_MSG_NEWTABLE, netlink.CREATE, text(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
 
 
 def table_removal(name: str = TABLE, family: int = INET) -> Message:
     """Removes a table with all that it holds."""
-    return Message(NFT_MSG_DELTABLE, 0, string(NFTA_TABLE_NAME, name), family)
+    return Message(NFT_MSG_DELTABLE, 0, text(NFTA_TABLE_NAME, name), family)
 
 
 class Hook(NamedTuple):
@@ -165,26 +185,26 @@ class Hook(NamedTuple):
 
 def chain(name: str, hook: Hook | None = None) -> Message:
     """Creates a chain that does not exist yet, and leaves one that does as it is."""
-    payload = string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name)
+    payload = text(NFTA_CHAIN_TABLE, TABLE) + text(NFTA_CHAIN_NAME, name)
     if hook is not None:
         payload += nested(NFTA_CHAIN_HOOK, integer(NFTA_HOOK_HOOKNUM, hook.number), integer(NFTA_HOOK_PRIORITY, hook.priority))
-        payload += integer(NFTA_CHAIN_POLICY, ACCEPT_POLICY) + string(NFTA_CHAIN_TYPE, hook.kind)
+        payload += integer(NFTA_CHAIN_POLICY, ACCEPT_POLICY) + text(NFTA_CHAIN_TYPE, hook.kind)
     return Message(NFT_MSG_NEWCHAIN, netlink.CREATE, payload)
 
 
 def chain_removal(name: str) -> Message:
     """Removes an empty chain that no rule leads to."""
-    return Message(NFT_MSG_DELCHAIN, 0, string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name))
+    return Message(NFT_MSG_DELCHAIN, 0, text(NFTA_CHAIN_TABLE, TABLE) + text(NFTA_CHAIN_NAME, name))
 
 
 def flushing(name: str) -> Message:
     """Removes all rules of a chain."""
-    return Message(NFT_MSG_DELRULE, 0, string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name))
+    return Message(NFT_MSG_DELRULE, 0, text(NFTA_RULE_TABLE, TABLE) + text(NFTA_RULE_CHAIN, name))
 
 
 def rule(name: str, expressions: Sequence[bytes], carried: str) -> Message:
     """Appends a rule to a chain. Programs print the carried text as the comment of the rule, if it is short enough for one."""
-    payload = string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, *expressions)
+    payload = text(NFTA_RULE_TABLE, TABLE) + text(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, *expressions)
     payload += attribute(NFTA_RULE_USERDATA, _user_data(carried))
     return Message(NFT_MSG_NEWRULE, netlink.CREATE | _APPEND, payload)
 
@@ -197,7 +217,7 @@ def _user_data(carried: str) -> bytes:
 def read(part: netlink.Reply) -> message.Attributes:
     """The attributes of one message of an answer."""
     data, start, end = part
-    return message.Attributes(data, start + message.NETFILTER_HEADER, end)
+    return message.Attributes(data, start + HEADER_SIZE, end)
 
 
 def text_of(user_data: bytes) -> str:
@@ -227,7 +247,7 @@ class SetShape(NamedTuple):
 def new_set(name: str, shape: SetShape, number: int) -> Message:
     """Creates a set. It fails if one of that name exists. ``number`` is another one for each set of a transaction."""
     payload = (
-        string(NFTA_SET_TABLE, TABLE) + string(NFTA_SET_NAME, name) + integer(NFTA_SET_FLAGS, IS_MAP if shape.data_length else 0)
+        text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name) + integer(NFTA_SET_FLAGS, IS_MAP if shape.data_length else 0)
     )
     payload += integer(NFTA_SET_KEY_TYPE, shape.key_type) + integer(NFTA_SET_KEY_LEN, shape.key_length)
     if shape.data_length:
@@ -238,7 +258,7 @@ def new_set(name: str, shape: SetShape, number: int) -> Message:
 
 def set_removal(name: str) -> Message:
     """Removes a set that no rule uses, with its elements."""
-    return Message(NFT_MSG_DELSET, 0, string(NFTA_SET_TABLE, TABLE) + string(NFTA_SET_NAME, name))
+    return Message(NFT_MSG_DELSET, 0, text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name))
 
 
 def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
@@ -261,9 +281,7 @@ def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool 
     """
     flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
     payload = (
-        string(NFTA_SET_ELEM_LIST_TABLE, TABLE)
-        + string(NFTA_SET_ELEM_LIST_SET, name)
-        + nested(NFTA_SET_ELEM_LIST_ELEMENTS, encoded)
+        text(NFTA_SET_ELEM_LIST_TABLE, TABLE) + text(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, encoded)
     )
     return Message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, payload)
 
@@ -293,39 +311,39 @@ def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes, str]:
 
 def table_query(name: str = TABLE, family: int = INET) -> bytes:
     """The question for a table; the kernel answers ENOENT if there is none."""
-    return _whole(NFT_MSG_GETTABLE, string(NFTA_TABLE_NAME, name), family=family)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETTABLE, text(NFTA_TABLE_NAME, name), family=family)
 
 
 def tables_query() -> bytes:
     """The request for a dump of the tables of all families."""
-    return _whole(NFT_MSG_GETTABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETTABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
 
 
 def chains_query(family: int = INET) -> bytes:
     """The request for a dump of the chains of all tables of a family: ours, or that of the rules of iptables-nft."""
-    return _whole(NFT_MSG_GETCHAIN, b"", flags=netlink.DUMP, family=family)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETCHAIN, b"", flags=netlink.DUMP, family=family)
 
 
 def rules_query(table: str = TABLE, family: int = INET) -> bytes:
     """The request for a dump of the rules of a table."""
-    return _whole(NFT_MSG_GETRULE, string(NFTA_RULE_TABLE, table), flags=netlink.DUMP, family=family)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETRULE, text(NFTA_RULE_TABLE, table), flags=netlink.DUMP, family=family)
 
 
 def set_query(name: str) -> bytes:
     """The question for the parameters of a set; the kernel answers ENOENT if there is none."""
-    return _whole(NFT_MSG_GETSET, string(NFTA_SET_TABLE, TABLE) + string(NFTA_SET_NAME, name))
+    return _whole(_SUBSYSTEM | NFT_MSG_GETSET, text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name))
 
 
 def sets_query(table: str = TABLE, family: int = INET) -> bytes:
     """The request for a dump of the parameters of a table's sets."""
-    return _whole(NFT_MSG_GETSET, string(NFTA_SET_TABLE, table), flags=netlink.DUMP, family=family)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETSET, text(NFTA_SET_TABLE, table), flags=netlink.DUMP, family=family)
 
 
 def elements_query(name: str) -> bytes:
     """The request for a dump of the elements of a set."""
     return _whole(
-        NFT_MSG_GETSETELEM,
-        string(NFTA_SET_ELEM_LIST_TABLE, TABLE) + string(NFTA_SET_ELEM_LIST_SET, name),
+        _SUBSYSTEM | NFT_MSG_GETSETELEM,
+        text(NFTA_SET_ELEM_LIST_TABLE, TABLE) + text(NFTA_SET_ELEM_LIST_SET, name),
         flags=netlink.DUMP,
     )
 
@@ -333,11 +351,9 @@ def elements_query(name: str) -> bytes:
 def element_query(name: str, encoded: bytes, sequence: int) -> bytes:
     """The question for an element; the kernel answers ENOENT if the set does not have it, or if there is no such set."""
     payload = (
-        string(NFTA_SET_ELEM_LIST_TABLE, TABLE)
-        + string(NFTA_SET_ELEM_LIST_SET, name)
-        + nested(NFTA_SET_ELEM_LIST_ELEMENTS, encoded)
+        text(NFTA_SET_ELEM_LIST_TABLE, TABLE) + text(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, encoded)
     )
-    return _whole(NFT_MSG_GETSETELEM, payload, sequence=sequence)
+    return _whole(_SUBSYSTEM | NFT_MSG_GETSETELEM, payload, sequence=sequence)
 
 
 def generation(channel: netlink.Channel) -> int:
@@ -347,7 +363,7 @@ def generation(channel: netlink.Channel) -> int:
         KernelError: the kernel has no nf_tables (EINVAL), or did not answer.
     """
     action = "read the generation of nf_tables"
-    answer = channel.ask(_whole(NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
+    answer = channel.ask(_whole(_SUBSYSTEM | NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
     with netlink.parsing(action):
         return read(answer).number(NFTA_GEN_ID)
 
@@ -361,7 +377,7 @@ def _register(place: int = 0) -> int:
 
 
 def _expression(name: str, *attributes: bytes) -> bytes:
-    return nested(NFTA_LIST_ELEM, string(NFTA_EXPR_NAME, name), nested(NFTA_EXPR_DATA, *attributes))
+    return nested(NFTA_LIST_ELEM, text(NFTA_EXPR_NAME, name), nested(NFTA_EXPR_DATA, *attributes))
 
 
 def payload(base: Base, offset: int, length: int, register: int = 0) -> bytes:
@@ -423,14 +439,14 @@ def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
 
 def verdict(code: VerdictCode, target: str = "") -> bytes:
     """Decide; ``target`` is the chain of a jump."""
-    parts = integer(NFTA_VERDICT_CODE, code) + (string(NFTA_VERDICT_CHAIN, target) if target else b"")
+    parts = integer(NFTA_VERDICT_CODE, code) + (text(NFTA_VERDICT_CHAIN, target) if target else b"")
     return _expression("immediate", integer(1, _VERDICT_REGISTER), nested(2, nested(NFTA_DATA_VERDICT, parts)))
 
 
 def lookup(name: str, *, maps_to: int | None = None) -> bytes:
     """Go on if a set has the key in the first registers. From a map, load what the key is mapped to."""
     destination = integer(3, _register(maps_to)) if maps_to is not None else b""
-    return _expression("lookup", string(1, name), integer(2, _register()), destination)
+    return _expression("lookup", text(1, name), integer(2, _register()), destination)
 
 
 def reject() -> bytes:

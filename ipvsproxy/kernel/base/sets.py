@@ -7,11 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-from ipvsproxy.kernel.base import message, netlink
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
 from ipvsproxy.model.sets import SET_CAPACITY, IpSet, SetCopy, SetEntries, SetEntry, SetType
+
+NETFILTER_HEADER = 4
+"""The length of ``struct nfgenmsg``, behind the netlink header. With nf_tables it has the generation."""
 
 
 class ObservedSet(NamedTuple):
@@ -41,7 +46,7 @@ class SetsDriver(abc.ABC):
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
-        self._channel = netlink.Channel(netlink.NETFILTER, connect)
+        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
         self._digests: dict[str, bytes] = {}
         """The digest of each set when ``observe_changed`` last returned it. A write to a set deletes its digest."""
 
@@ -77,7 +82,7 @@ class SetsDriver(abc.ABC):
             if parts is None:
                 changed[name] = None
                 continue
-            digest = netlink.digest(parts, message.NETFILTER_HEADER)
+            digest = netlink.digest(parts, NETFILTER_HEADER)
             if self._digests.get(name) != digest:
                 changed[name] = self._read(name, parts)
                 digests[name] = digest

@@ -17,6 +17,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from pyroute2.netlink import NETLINK_NETFILTER
+
 from ipvsproxy.kernel.base import modules, netlink, sockopt
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
@@ -146,7 +148,7 @@ def take_rules(family: Family, variant: str) -> bool:
         if variant == "legacy":
             digest(family, TRIED_TABLE)
             return True
-        with contextlib.closing(netlink.Channel(netlink.NETFILTER)) as channel:
+        with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
             messages = nft.trial(family, TRIED_TABLE)
             return nft.run(channel, messages) == {len(messages) - 1: errno.ENOENT}
     except KernelError:
@@ -161,7 +163,7 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
     """
     action = f"read the chains of {family.label}"
     try:
-        with contextlib.closing(netlink.Channel(netlink.NETFILTER)) as channel:
+        with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
             parts = channel.dump(nft.chains_query(family), action)
     except KernelError as error:
         if error.errno != errno.EINVAL:
@@ -208,7 +210,7 @@ class RuleChanges:
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
-        self._channel = netlink.Channel(netlink.NETFILTER, connect)
+        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
 
     def close(self) -> None:
         """Close the socket."""

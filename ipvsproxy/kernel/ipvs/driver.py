@@ -40,7 +40,7 @@ FIRST_PROBE_PORT = 20000
 
 _FIND_SCHEDULERS = "find the schedulers of this kernel"
 
-_TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in ipvs_message.TIMEOUTS])
+_TIMEOUTS = message.Layout([message.Field((kind,), "I") for kind in (4, 5, 6)])
 
 
 class IpvsDriver:

@@ -1,19 +1,27 @@
 """IPVS messages about virtual and real servers, as bytes."""
 
 import functools
+import itertools
+import socket
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pyroute2.netlink import genlmsg
+from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.model.kernel import Timeouts
-from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, Thresholds
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 
 GENERIC_HEADER = 4
 """The bytes before the attributes of a message: command, version, and two unused ones."""
+
+Encode = Callable[[tuple[bytes, ...]], bytes]
 
 NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or later, which tells the address family of each"
 """Why a real server cannot be read. It must not count as absent."""
@@ -21,35 +29,43 @@ NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or l
 SCHEDULER_NAME_LIMIT = 15
 """The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
 
-IPVS_CMD_NEW_SERVICE, IPVS_CMD_SET_SERVICE, IPVS_CMD_DEL_SERVICE, IPVS_CMD_GET_SERVICE = range(1, 5)
-IPVS_CMD_NEW_DEST, IPVS_CMD_SET_DEST, IPVS_CMD_DEL_DEST, IPVS_CMD_GET_DEST = range(5, 9)
-IPVS_CMD_SET_CONFIG, IPVS_CMD_GET_CONFIG, IPVS_CMD_GET_INFO = 12, 13, 15
-IPVS_CMD_ATTR_SERVICE, IPVS_CMD_ATTR_DEST = 1, 2
-IPVS_CMD_ATTR_TIMEOUT_TCP, IPVS_CMD_ATTR_TIMEOUT_TCP_FIN, IPVS_CMD_ATTR_TIMEOUT_UDP = TIMEOUTS = (4, 5, 6)
-IPVS_SVC_ATTR_AF, IPVS_SVC_ATTR_PROTOCOL, IPVS_SVC_ATTR_ADDR, IPVS_SVC_ATTR_PORT, IPVS_SVC_ATTR_FWMARK = range(1, 6)
-IPVS_SVC_ATTR_SCHED_NAME, IPVS_SVC_ATTR_FLAGS, IPVS_SVC_ATTR_TIMEOUT, IPVS_SVC_ATTR_NETMASK = range(6, 10)
-IPVS_DEST_ATTR_ADDR, IPVS_DEST_ATTR_PORT, IPVS_DEST_ATTR_ADDR_FAMILY = 1, 2, 11
-IPVS_DEST_ATTR_FWD_METHOD, IPVS_DEST_ATTR_WEIGHT, IPVS_DEST_ATTR_U_THRESH, IPVS_DEST_ATTR_L_THRESH = range(3, 7)
-"""Commands and attributes (include/uapi/linux/ip_vs.h)."""
+TEMPLATES_KEPT = 256
+"""The most templates of real servers that are kept: there is one for each shape and each pair of thresholds."""
 
-_VERSION = 1
 _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF
 _MASQUERADE = 0
-_FAMILIES: Mapping[int, Family] = {family.bits // 8: family for family in Family}
-"""By the size of an address."""
-_DESTINATION_COMMANDS: Mapping[Verb, int] = {
-    Verb.ADD: IPVS_CMD_NEW_DEST,
-    Verb.SET: IPVS_CMD_SET_DEST,
-    Verb.REMOVE: IPVS_CMD_DEL_DEST,
+_ADDRESS_SIZES = frozenset(family.bits // 8 for family in Family)
+_ADDRESSES: Mapping[Family, message.Sample] = {
+    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
+    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
 }
-_SEQUENCE = message.SEQUENCE_OFFSET
-_NAMES: Mapping[Family, struct.Struct] = {family: struct.Struct(f"=HHHxxHHHxxHH{family.bits // 8}sHH2sxx") for family in Family}
-"""Four attributes that name a virtual server. One structure takes a third of the time of four."""
-_DESCRIBED = struct.Struct("=HHIHHIHHIHHI")
-_pack_command = struct.Struct("=BBxx").pack
+_U16 = (0, 0xFFFF)
+_U32 = (0, 0xFFFFFFFF)
+_DESTINATION_COMMANDS: Mapping[Verb, int] = {
+    Verb.ADD: ipvs.IPVS_CMD_NEW_DEST,
+    Verb.SET: ipvs.IPVS_CMD_SET_DEST,
+    Verb.REMOVE: ipvs.IPVS_CMD_DEL_DEST,
+}
+_UNNUMBERED = bytes(4)
 _pack_port = struct.Struct(">H").pack
+_pack_u16 = struct.Struct("=H").pack
 _pack_u32 = struct.Struct("=I").pack
+
+
+class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
+    """IPVS_CMD_SET_CONFIG; in pyroute2's own class the timeouts cannot be encoded."""
+
+    prefix = "IPVS_CMD_ATTR_"
+    nla_map = (
+        ("IPVS_CMD_ATTR_UNSPEC", "none"),
+        ("IPVS_CMD_ATTR_SERVICE", "hex"),
+        ("IPVS_CMD_ATTR_DEST", "hex"),
+        ("IPVS_CMD_ATTR_DAEMON", "hex"),
+        ("IPVS_CMD_ATTR_TIMEOUT_TCP", "uint32"),
+        ("IPVS_CMD_ATTR_TIMEOUT_TCP_FIN", "uint32"),
+        ("IPVS_CMD_ATTR_TIMEOUT_UDP", "uint32"),
+    )
 
 
 def attributes(reply: netlink.Reply) -> tuple[bytes, int, int]:
@@ -57,11 +73,24 @@ def attributes(reply: netlink.Reply) -> tuple[bytes, int, int]:
     return reply.data, reply.start + GENERIC_HEADER, reply.end
 
 
+class Shape(NamedTuple):
+    """The shape of a virtual server's name in a message: its family, and whether it is a mark or an address with a port."""
+
+    family: Family
+    by_mark: bool = False
+
+
 class Encoder:
     """Encodes operations for one number of the IPVS family. The number changes when the module is loaded again."""
 
     def __init__(self, family_number: int) -> None:
         self._number = family_number
+        self._service = functools.cache(self._service_template)
+        self._removal = functools.cache(self._removal_template)
+        # Anybody who may write a Service chooses its thresholds.
+        self._destination = functools.lru_cache(maxsize=TEMPLATES_KEPT)(self._destination_template)
+        self._listing = functools.cache(self._listing_template)
+        self._question = functools.cache(self._question_template)
 
     def encode(self, operations: Sequence[Operation], sequences: range) -> list[bytes]:
         """Encode one message for each operation, or for each of its real servers, with as many sequence numbers.
@@ -76,7 +105,7 @@ class Encoder:
         position = size = 0
         for verb, item in operations:
             if not isinstance(item, RealServers):
-                messages[position] = self._encode_other(verb, item, sequences[position])
+                messages[position] = self._encode_other(verb, item, _pack_u32(sequences[position]))
                 position += 1
                 continue
             key, keys, weight, thresholds, _ = item
@@ -90,9 +119,8 @@ class Encoder:
                 if len(real_server) == size + PORT_SIZE:
                     parts = head, sequence, middle, real_server[:size], between, real_server[size:], tail
                     messages[position] = b"".join(parts)
-                elif verb is Verb.REMOVE and len(real_server) - PORT_SIZE in _FAMILIES:
-                    # Another program may tunnel to it.
-                    messages[position] = self._destination(verb, key, real_server, sequence=sequences[position])
+                elif verb is Verb.REMOVE and len(real_server) - PORT_SIZE in _ADDRESS_SIZES:
+                    messages[position] = self._removal_of_other_family(key, RealServerKey(real_server), sequence)
                 else:
                     raise ValueError("the real server's address is not of the virtual server's family")
                 position += 1
@@ -102,117 +130,150 @@ class Encoder:
         self, key: VirtualServerKey, verb: Verb, weight: int, thresholds: Thresholds
     ) -> tuple[bytes, bytes, bytes, bytes]:
         """The bytes before the sequence number, before a real server's address, after it, and after its port."""
-        size = len(key.address)
-        described = b"" if verb is Verb.REMOVE else _described(weight, thresholds)
-        whole = self._destination(verb, key, bytes(size + PORT_SIZE), described)
-        port = len(whole) - len(described) - 4  # the port is padded to four bytes
-        address = port - 4 - size
-        return whole[:_SEQUENCE], whole[_SEQUENCE + 4 : address], whole[address + size : port], whole[port + PORT_SIZE :]
+        holes = _holes(key)
+        head, *parts = self._destination(verb, _shape(key), thresholds).fixed
+        last, between, *behind = parts[len(holes) :]
+        middle = b"".join(itertools.chain.from_iterable(zip(parts, holes, strict=False))) + last
+        return head, middle, between, behind[0] if verb is Verb.REMOVE else _pack_u32(weight).join(behind)
 
-    def _destination(
-        self, verb: Verb, key: VirtualServerKey, real_server: bytes, described: bytes = b"", sequence: int = 0
-    ) -> bytes:
-        """A message about a real server, whose attributes behind its address and port are ``described``."""
-        address, port = real_server[:-PORT_SIZE], real_server[-PORT_SIZE:]
-        destination = (
-            _u16(IPVS_DEST_ATTR_ADDR_FAMILY, _FAMILIES[len(address)])
-            + message.attribute(IPVS_DEST_ATTR_ADDR, address)
-            + message.attribute(IPVS_DEST_ATTR_PORT, port)
-            + described
-        )
-        attributes = _service(key) + message.attribute(IPVS_CMD_ATTR_DEST, destination)
-        return self._message(_DESTINATION_COMMANDS[verb], attributes, sequence=sequence)
+    def _removal_of_other_family(self, key: VirtualServerKey, real_server: RealServerKey, sequence: bytes) -> bytes:
+        """The removal of a real server that another program tunnels to: rare enough to do without a template."""
+        address = real_server.address
+        destination = [
+            ["IPVS_DEST_ATTR_ADDR_FAMILY", int(address.family)],
+            ["IPVS_DEST_ATTR_ADDR", str(address)],
+            ["IPVS_DEST_ATTR_PORT", real_server.port],
+        ]
+        service = _key(_shape(key), **_values(key))
+        attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
+        return message.numbered(self._message(_DESTINATION_COMMANDS[Verb.REMOVE], attributes), sequence)
 
     def all_services(self) -> bytes:
         """The request for a dump of all virtual servers."""
-        return self._message(IPVS_CMD_GET_SERVICE, flags=netlink.DUMP)
+        return self._message(ipvs.IPVS_CMD_GET_SERVICE, [], netlink.REQUEST | netlink.DUMP)
 
     def configuration(self) -> bytes:
         """The request for the connection timeouts."""
-        return self._message(IPVS_CMD_GET_CONFIG)
+        return self._message(ipvs.IPVS_CMD_GET_CONFIG, [], netlink.REQUEST)
 
     def information(self) -> bytes:
         """The request for IPVS's version and the size of its connection table."""
-        return self._message(IPVS_CMD_GET_INFO)
+        return self._message(ipvs.IPVS_CMD_GET_INFO, [], netlink.REQUEST)
 
     def unacceptable_service(self, scheduler: str) -> bytes:
         """A virtual server that every kernel refuses: of IPv6, with a prefix length of 0."""
-        key = VirtualServerKey(Protocol.TCP, Address(bytes(16)), 1)
-        return self._message(IPVS_CMD_NEW_SERVICE, _service(key, _settings(scheduler, 0, 0, bytes(4))))
+        service = [
+            *_key(Shape(Family.IPV6), protocol=Protocol.TCP, address="::", port=1),
+            ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
+            ["IPVS_SVC_ATTR_FLAGS", {"flags": 0, "mask": _ALL_FLAGS}],
+            ["IPVS_SVC_ATTR_TIMEOUT", 0],
+            ["IPVS_SVC_ATTR_NETMASK", "0.0.0.0"],  # noqa: S104 - the number 0
+        ]
+        return self._message(ipvs.IPVS_CMD_NEW_SERVICE, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
 
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The request for a dump of one virtual server's real servers."""
-        return self._message(IPVS_CMD_GET_DEST, _service(key), netlink.DUMP)
+        return self._listing(_shape(key))((_UNNUMBERED, *_holes(key)))
 
     def service(self, key: VirtualServerKey) -> bytes:
         """The request for one virtual server."""
-        return self._message(IPVS_CMD_GET_SERVICE, _service(key))
+        return self._question(_shape(key))((_UNNUMBERED, *_holes(key)))
 
-    def _encode_other(self, verb: Verb, item: object, sequence: int) -> bytes:
+    def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
         if isinstance(item, VirtualServer):
+            key, shape = (sequence, *_holes(item.key)), _shape(item.key)
             if verb is Verb.REMOVE:
-                return self._message(IPVS_CMD_DEL_SERVICE, _service(item.key), sequence=sequence)
+                return self._removal(shape)(key)
             scheduler, flags, timeout_s, prefix_length = item.settings
             if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
                 raise ValueError(f"the name of a scheduler has 1 to {SCHEDULER_NAME_LIMIT} characters")
-            settings = _settings(scheduler, flags & ~HASHED, timeout_s, _netmask(item.key.address.family, prefix_length))
-            command = IPVS_CMD_NEW_SERVICE if verb is Verb.ADD else IPVS_CMD_SET_SERVICE
-            return self._message(command, _service(item.key, settings), sequence=sequence)
+            encode = self._service(verb, shape, scheduler, prefix_length)
+            return encode((*key, _pack_u32(flags & ~HASHED), _pack_u32(timeout_s)))
         if isinstance(item, Timeouts):
-            values = zip(TIMEOUTS, item, strict=True)
-            return self._message(
-                IPVS_CMD_SET_CONFIG, b"".join(_u32(number, value) for number, value in values if value), sequence=sequence
-            )
+            return self._timeouts(item, sequence)
         raise TypeError(f"not an IPVS object: {item}")
 
-    def _message(self, command: int, attributes: bytes = b"", flags: int = 0, sequence: int = 0) -> bytes:
-        return message.whole(self._number, netlink.REQUEST | flags, _pack_command(command, _VERSION) + attributes, sequence)
+    def _timeouts(self, timeouts: Timeouts, sequence: bytes) -> bytes:
+        names = ("TCP", "TCP_FIN", "UDP")
+        attributes = [[f"IPVS_CMD_ATTR_TIMEOUT_{name}", value] for name, value in zip(names, timeouts, strict=True) if value]
+        data = self._message(ipvs.IPVS_CMD_SET_CONFIG, attributes, netlink.REQUEST, _Configuration())
+        return message.numbered(data, sequence)
+
+    def _service_template(self, verb: Verb, shape: Shape, scheduler: str, prefix_length: int) -> Encode:
+        netmask = _netmask(shape.family, prefix_length or shape.family.bits)
+        command = ipvs.IPVS_CMD_NEW_SERVICE if verb is Verb.ADD else ipvs.IPVS_CMD_SET_SERVICE
+
+        def build(flags: int, timeout: int, **key: Any) -> bytes:
+            service = [
+                *_key(shape, **key),
+                ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
+                ["IPVS_SVC_ATTR_FLAGS", {"flags": flags, "mask": _ALL_FLAGS}],
+                ["IPVS_SVC_ATTR_TIMEOUT", timeout],
+                ["IPVS_SVC_ATTR_NETMASK", netmask],
+            ]
+            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}]])
+
+        return message.Template(build, {**_key_samples(shape), "flags": _U32, "timeout": _U32}).encode
+
+    def _removal_template(self, shape: Shape) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_DEL_SERVICE, shape, netlink.REQUEST)
+
+    def _listing_template(self, shape: Shape) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_GET_DEST, shape, netlink.REQUEST | netlink.DUMP)
+
+    def _question_template(self, shape: Shape) -> Encode:
+        return self._key_template(ipvs.IPVS_CMD_GET_SERVICE, shape, netlink.REQUEST)
+
+    def _key_template(self, command: int, shape: Shape, flags: int) -> Encode:
+        def build(**key: Any) -> bytes:
+            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": _key(shape, **key)}]], flags)
+
+        return message.Template(build, _key_samples(shape)).encode
+
+    def _destination_template(self, verb: Verb, shape: Shape, thresholds: Thresholds = NO_THRESHOLDS) -> message.Template:
+        family = shape.family
+        command = _DESTINATION_COMMANDS[verb]
+        samples: dict[str, message.Sample] = {
+            **_key_samples(shape),
+            "real_address": _ADDRESSES[family],
+            "real_port": _U16,
+        }
+
+        def build(real_address: str, real_port: int, weight: int | None = None, **key: Any) -> bytes:
+            service = _key(shape, **key)
+            destination = [
+                ["IPVS_DEST_ATTR_ADDR_FAMILY", int(family)],
+                ["IPVS_DEST_ATTR_ADDR", real_address],
+                ["IPVS_DEST_ATTR_PORT", real_port],
+            ]
+            if weight is not None:
+                destination += [
+                    ["IPVS_DEST_ATTR_FWD_METHOD", _MASQUERADE],
+                    ["IPVS_DEST_ATTR_WEIGHT", weight],
+                    ["IPVS_DEST_ATTR_U_THRESH", thresholds.upper],
+                    ["IPVS_DEST_ATTR_L_THRESH", thresholds.lower],
+                ]
+            attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
+            return self._message(command, attributes)
+
+        return message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32})
+
+    def _message(self, command: int, attributes: list[Any], flags: int = netlink.REQUEST, layout: Any = None) -> bytes:
+        encoded = layout or ipvs.ipvsmsg()
+        encoded["cmd"] = command
+        encoded["version"] = ipvs.GENL_VERSION
+        encoded["attrs"] = attributes
+        return message.encode(encoded, self._number, flags)
 
 
-def _u16(number: int, value: int) -> bytes:
-    return message.attribute(number, struct.pack("=H", value))
+def _netmask(family: Family, prefix_length: int) -> str:
+    """The netmask of session affinity as pyroute2 takes it: an IPv4 address.
 
-
-def _u32(number: int, value: int) -> bytes:
-    return message.attribute(number, _pack_u32(value))
-
-
-def _service(key: VirtualServerKey, settings: bytes = b"") -> bytes:
-    """The attribute that names a virtual server, with its settings if it is to get them."""
-    family = key.address.family
-    if isinstance(key, FirewallMark):
-        name = _u16(IPVS_SVC_ATTR_AF, family) + _u32(IPVS_SVC_ATTR_FWMARK, key.mark)
-    else:
-        name = _NAMES[family].pack(
-            *(6, IPVS_SVC_ATTR_AF, family, 6, IPVS_SVC_ATTR_PROTOCOL, key.protocol),
-            *(4 + len(key.address), IPVS_SVC_ATTR_ADDR, key.address, 6, IPVS_SVC_ATTR_PORT, _pack_port(key.port)),
-        )
-    return message.attribute(IPVS_CMD_ATTR_SERVICE, name + settings)
-
-
-@functools.lru_cache(maxsize=256)
-def _settings(scheduler: str, flags: int, timeout_s: int, netmask: bytes) -> bytes:
-    """The attributes with the settings of a virtual server."""
-    return (
-        message.string(IPVS_SVC_ATTR_SCHED_NAME, scheduler)
-        + message.attribute(IPVS_SVC_ATTR_FLAGS, struct.pack("=II", flags, _ALL_FLAGS))
-        + _u32(IPVS_SVC_ATTR_TIMEOUT, timeout_s)
-        + message.attribute(IPVS_SVC_ATTR_NETMASK, netmask)
-    )
-
-
-def _described(weight: int, thresholds: Thresholds) -> bytes:
-    """The attributes of a real server besides its address and port."""
-    return _DESCRIBED.pack(
-        *(8, IPVS_DEST_ATTR_FWD_METHOD, _MASQUERADE, 8, IPVS_DEST_ATTR_WEIGHT, weight),
-        *(8, IPVS_DEST_ATTR_U_THRESH, thresholds.upper, 8, IPVS_DEST_ATTR_L_THRESH, thresholds.lower),
-    )
-
-
-def _netmask(family: Family, prefix_length: int) -> bytes:
-    """The netmask of session affinity, as ``prefix_length`` reads it; 0 is that of a single address."""
-    length = prefix_length or family.bits
-    return _pack_u32(length) if family is Family.IPV6 else struct.pack(">I", _ALL_ONES ^ (_ALL_ONES >> length))
+    The kernel takes that of IPv6 as a prefix length in host order.
+    """
+    if family is Family.IPV6:
+        return socket.inet_ntoa(struct.pack("=I", prefix_length))
+    return socket.inet_ntoa(struct.pack(">I", _ALL_ONES ^ (_ALL_ONES >> prefix_length)))
 
 
 def prefix_length(family: Family, netmask: bytes) -> int:
@@ -226,3 +287,39 @@ def network_length(family: Family, netmask: bytes) -> int:
     """As ``prefix_length``; 0 for a single address."""
     length = prefix_length(family, netmask)
     return 0 if length == family.bits else length
+
+
+def _shape(key: VirtualServerKey) -> Shape:
+    return Shape(key.address.family, by_mark=type(key) is FirewallMark)
+
+
+def _holes(key: VirtualServerKey) -> tuple[bytes, ...]:
+    """The contents of the holes for a name in a template of its shape."""
+    if type(key) is FirewallMark:
+        return (_pack_u32(key.mark),)
+    return _pack_u16(key.protocol), key.address, _pack_port(key.port)
+
+
+def _values(key: VirtualServerKey) -> Mapping[str, Any]:
+    """The arguments of ``_key`` for a name."""
+    if isinstance(key, FirewallMark):
+        return {"mark": key.mark}
+    return {"protocol": key.protocol, "address": str(key.address), "port": key.port}
+
+
+def _key_samples(shape: Shape) -> dict[str, message.Sample]:
+    if shape.by_mark:
+        return {"mark": _U32}
+    return {"protocol": _U16, "address": _ADDRESSES[shape.family], "port": _U16}
+
+
+def _key(shape: Shape, *, mark: int = 0, protocol: int = 0, address: str = "", port: int = 0) -> list[list[Any]]:
+    family = ["IPVS_SVC_ATTR_AF", int(shape.family)]
+    if shape.by_mark:
+        return [family, ["IPVS_SVC_ATTR_FWMARK", mark]]
+    return [
+        family,
+        ["IPVS_SVC_ATTR_PROTOCOL", int(protocol)],
+        ["IPVS_SVC_ATTR_ADDR", address],
+        ["IPVS_SVC_ATTR_PORT", port],
+    ]

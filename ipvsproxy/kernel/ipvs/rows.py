@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from pyroute2.netlink import NETLINK_GENERIC
+
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import message as ipvs_message
@@ -147,7 +149,7 @@ class NetlinkTable:
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
-        self.channel = netlink.Channel(netlink.GENERIC, connect)
+        self.channel = netlink.Channel(NETLINK_GENERIC, connect)
         self.encoder = ipvs_message.Encoder(0)
         self._family_number = 0
         try:

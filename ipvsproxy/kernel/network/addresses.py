@@ -1,11 +1,17 @@
 """The address driver: the dummy device with the service addresses on it, and the addresses of all other interfaces."""
 
 import errno
+import functools
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from pyroute2.netlink import NETLINK_ROUTE
+from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELLINK, RTM_GETADDR, RTM_GETLINK, RTM_NEWADDR, RTM_NEWLINK
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
@@ -26,14 +32,14 @@ One by one, each IPv6 address takes milliseconds: 10,000 take half a minute, the
 KIND = "dummy"
 """The kind of the device that carries the service addresses."""
 
-_NEW_LINK, _REMOVE_LINK, _GET_LINK, _NEW_ADDRESS, _REMOVE_ADDRESS, _GET_ADDRESS = 16, 17, 18, 20, 21, 22
-"""Types of messages (RTM_*)."""
-IFLA_IFNAME, IFLA_LINKINFO, IFLA_INFO_KIND, IFLA_EXT_MASK = 3, 18, 1, 29
-IFA_ADDRESS, IFA_LOCAL = 1, 2
+_LINK_HEADER, _ADDRESS_HEADER = 16, 8
+_LINK_NAME, _LINK_INFO, _LINK_KIND = 3, 18, 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SKIP_STATISTICS = 8  # RTEXT_FILTER_SKIP_STATS
-_LINK = struct.Struct("=4xi8x")  # ifinfomsg: index
-_ADDRESS = struct.Struct("=BBxxI")  # ifaddrmsg: family, prefix length, index
+_LINK = struct.Struct("=4xi")
+_ADDRESS = struct.Struct("=BBxxI")
 _SIZES: Mapping[int, int] = {family: family.bits // 8 for family in Family}
+_pack_index = struct.Struct("=I").pack
 
 
 class ObservedAddresses(NamedTuple):
@@ -58,7 +64,8 @@ class AddressDriver:
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:
         self._device = device
-        self._channel = netlink.Channel(netlink.ROUTE, connect)
+        self._channel = netlink.Channel(NETLINK_ROUTE, connect)
+        self._template = functools.cache(_address_template)
         self._digest = b""
         """The digest of the last reading by ``observe_changed``; empty if the next one must return everything."""
 
@@ -91,7 +98,7 @@ class AddressDriver:
 
     def _dump(self) -> tuple[list[netlink.Reply], dict[int, _Link]]:
         # Addresses first: an interface that vanishes in between takes its addresses along, and a new one had none yet.
-        replies = self._channel.dump(_ADDRESS_QUERY, "list the addresses")
+        replies = self._channel.dump(_address_query(), "list the addresses")
         return replies, {link.number: link for link in self._links()}
 
     def _read(self, replies: Iterable[netlink.Reply], links: Mapping[int, _Link]) -> ObservedAddresses:
@@ -103,8 +110,8 @@ class AddressDriver:
         with netlink.parsing("list the addresses"):
             for data, start, end in replies:
                 family, prefix_length, index = _ADDRESS.unpack_from(data, start)
-                attributes = message.attributes(data, start + _ADDRESS.size, end)
-                at = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
+                attributes = message.attributes(data, start + _ADDRESS_HEADER, end)
+                at = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
                 if at is None or index not in links or at[1] - at[0] != _SIZES.get(family):
                     continue
                 address = Address(data[at[0] : at[1]])
@@ -133,10 +140,10 @@ class AddressDriver:
         try:
             present = self._find() is not None
             if operation.verb is Verb.REMOVE:
-                number = self._channel.do(_link_message(_REMOVE_LINK, self._device, 0)) if present else errno.ENODEV
+                number = self._channel.do(_link_message(RTM_DELLINK, self._device, 0)) if present else errno.ENODEV
                 expected = errno.ENODEV
             else:
-                creation = _link_message(_NEW_LINK, self._device, netlink.CREATE | netlink.EXCLUSIVE)
+                creation = _link_message(RTM_NEWLINK, self._device, netlink.CREATE | netlink.EXCLUSIVE)
                 number = errno.EEXIST if present else self._channel.do(creation)
                 expected = errno.EEXIST
         except KernelError as error:
@@ -167,10 +174,11 @@ class AddressDriver:
             if observed <= {operation.item.key for operation in operations}:
                 return self._empty_device(operations, observed)
         reported: dict[Operation, Outcome] = {}
+        index = _pack_index(link.number)
         step = min(BATCH_SIZE, self._channel.limit)
         for first in range(0, len(operations), step):
             chunk = operations[first : first + step]
-            for place, number in self._channel.run(self._encode(chunk, link.number)).items():
+            for place, number in self._channel.run(self._encode(chunk, index)).items():
                 reported[chunk[place]] = _outcome(chunk[place], number)
         return reported
 
@@ -184,17 +192,18 @@ class AddressDriver:
         absent = (operation for operation in operations if operation.item.key not in observed)
         return {operation: Outcome(operation, surprise=True) for operation in absent}
 
-    def _encode(self, chunk: Sequence[Operation], index: int) -> list[bytes]:
+    def _encode(self, chunk: Sequence[Operation], index: bytes) -> list[bytes]:
         messages: list[bytes] = []
-        for (verb, item), sequence in zip(chunk, self._channel.reserve(len(chunk)), strict=True):
+        for (verb, item), sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True):
             if not isinstance(item, BoundAddresses):
                 raise TypeError(f"not a device or an address: {item}")
-            messages.append(_address_message(verb, item.key, index, sequence))
+            address = item.key
+            messages.append(self._template(verb, len(address)).encode((sequence, index, address, address)))
         return messages
 
     def _find(self) -> _Link | None:
         try:
-            reply = self._channel.ask(_link_message(_GET_LINK, self._device, 0), f"find {self._device}")
+            reply = self._channel.ask(_link_message(RTM_GETLINK, self._device, 0), f"find {self._device}")
         except KernelError as error:
             if error.errno == errno.ENODEV:
                 return None
@@ -204,8 +213,9 @@ class AddressDriver:
         return link
 
     def _links(self) -> list[_Link]:
-        mask = message.attribute(IFLA_EXT_MASK, struct.pack("=I", _SKIP_STATISTICS))
-        request = message.whole(_GET_LINK, netlink.REQUEST | netlink.DUMP, _LINK.pack(0) + mask)
+        query = ifinfmsg()
+        query["attrs"] = [["IFLA_EXT_MASK", _SKIP_STATISTICS]]
+        request = message.encode(query, RTM_GETLINK, netlink.REQUEST | netlink.DUMP)
         return [_parse_link(reply) for reply in self._channel.dump(request, "list the interfaces")]
 
     def _require_dummy(self, link: _Link) -> None:
@@ -229,26 +239,37 @@ def _parse_link(reply: netlink.Reply) -> _Link:
     data, start, end = reply
     with netlink.parsing("read an interface"):
         (number,) = _LINK.unpack_from(data, start)
-    found = message.Attributes(data, start + _LINK.size, end)
-    return _Link(number, found.text(IFLA_IFNAME, ""), found.inside(IFLA_LINKINFO).text(IFLA_INFO_KIND, ""))
+    found = message.Attributes(data, start + _LINK_HEADER, end)
+    return _Link(number, found.text(_LINK_NAME, ""), found.inside(_LINK_INFO).text(_LINK_KIND, ""))
 
 
 def _link_message(command: int, name: str, flags: int) -> bytes:
-    attributes = message.string(IFLA_IFNAME, name)
-    if command == _NEW_LINK:
-        attributes += message.attribute(IFLA_LINKINFO, message.string(IFLA_INFO_KIND, KIND))
-    return message.whole(command, netlink.REQUEST | flags, _LINK.pack(0) + attributes)
+    link = ifinfmsg()
+    attributes: list[Any] = [["IFLA_IFNAME", name]]
+    if command == RTM_NEWLINK:
+        attributes.append(["IFLA_LINKINFO", {"attrs": [["IFLA_INFO_KIND", KIND]]}])
+    link["attrs"] = attributes
+    return message.encode(link, command, netlink.REQUEST | flags)
 
 
-_ADDRESS_QUERY = message.whole(_GET_ADDRESS, netlink.REQUEST | netlink.DUMP, bytes(_ADDRESS.size))
+def _address_query() -> bytes:
+    return message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
 
 
-def _address_message(verb: Verb, address: Address, index: int, sequence: int) -> bytes:
-    """A message about an address. As in kube-proxy, both attributes hold it; no flags, label or scope."""
-    family = address.family
-    payload = _ADDRESS.pack(family, family.bits, index) + b"".join(
-        message.attribute(one, address) for one in (IFA_LOCAL, IFA_ADDRESS)
+def _address_template(verb: Verb, size: int) -> message.Template:
+    """A message about an address of ``size`` bytes. As in kube-proxy, both attributes hold it; no flags, label or scope."""
+    family = next(family for family in Family if _SIZES[family] == size)
+
+    def build(index: int, local: str, address: str) -> bytes:
+        request = ifaddrmsg()
+        request["family"] = int(family)
+        request["prefixlen"] = family.bits
+        request["index"] = index
+        request["attrs"] = [["IFA_LOCAL", local], ["IFA_ADDRESS", address]]
+        if verb is Verb.REMOVE:
+            return message.encode(request, RTM_DELADDR, netlink.REQUEST)
+        return message.encode(request, RTM_NEWADDR, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
+
+    return message.Template(
+        build, {"index": (0, 0xFFFFFFFF), "local": message.ADDRESSES[family], "address": message.ADDRESSES[family]}
     )
-    if verb is Verb.REMOVE:
-        return message.whole(_REMOVE_ADDRESS, netlink.REQUEST, payload, sequence)
-    return message.whole(_NEW_ADDRESS, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE, payload, sequence)

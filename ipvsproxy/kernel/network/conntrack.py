@@ -4,7 +4,11 @@ import contextlib
 import errno
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Never
+from typing import Any, NamedTuple, Never
+
+from pyroute2.netlink import NETLINK_NETFILTER
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_CTNETLINK
+from pyroute2.netlink.nfnetlink.nfctsocket import IPCTNL_MSG_CT_DELETE, IPCTNL_MSG_CT_GET, nfct_msg
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
@@ -18,17 +22,14 @@ _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 _NO_FILTER = 1 << 31
 """A flag of ``CTA_FILTER`` that no kernel knows."""
 
-_SUBSYSTEM = 1 << 8
-_GET, _DELETE = 1, 2
-CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, CTA_ZONE, CTA_FILTER = 1, 2, 18, 25
-CTA_TUPLE_IP, CTA_TUPLE_PROTO = 1, 2
-CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT = 1, 2, 3
-CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST = 1, 2, 3, 4
-CTA_FILTER_ORIG_FLAGS = 1
+_SUBSYSTEM = NFNL_SUBSYS_CTNETLINK << 8
+_HEADER_SIZE = 4
+_ORIGINAL, _REPLY, _ZONE = 1, 2, 18
+_IP, _PROTO = 1, 2
 _FILTER_DESTINATION, _FILTER_PROTOCOL, _FILTER_PORT = 0x02, 0x08, 0x20
-"""The flags of ``CTA_FILTER`` for the destination, the protocol and its port (net/netfilter/nf_internals.h)."""
-_DESTINATIONS: Mapping[Family, int] = {Family.IPV4: CTA_IP_V4_DST, Family.IPV6: CTA_IP_V6_DST}
-_SOURCES: Mapping[Family, int] = {Family.IPV4: CTA_IP_V4_SRC, Family.IPV6: CTA_IP_V6_SRC}
+"""The flags ``CTA_FILTER_F_CTA_IP_DST``, ``_PROTO_NUM`` and ``_PROTO_DST_PORT`` (net/netfilter/nf_internals.h)."""
+_DESTINATIONS: Mapping[Family, int] = {Family.IPV4: 2, Family.IPV6: 4}
+_SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
 
 
 def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> bool | None:
@@ -37,10 +38,11 @@ def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_soc
     A kernel that knows ``CTA_FILTER`` refuses the flag that is sent. An older one begins to list all flows; only the first part
     of its list is read.
     """
-    channel = netlink.Channel(netlink.NETFILTER, connect)
+    channel = netlink.Channel(NETLINK_NETFILTER, connect)
     with contextlib.closing(channel):
+        impossible = [["CTA_FILTER", {"attrs": [["CTA_FILTER_ORIG_FLAGS", _NO_FILTER]]}]]
         try:
-            for _ in channel.dumping(_query(Family.IPV4, _filter(_NO_FILTER)), "ask for filtered listings of connections"):
+            for _ in channel.dumping(_query(Family.IPV4, impossible), "ask for filtered listings of connections"):
                 return False
         except KernelError as error:
             return error.errno in (*_REFUSALS, errno.ERANGE) or None
@@ -60,8 +62,8 @@ class ConntrackDriver:
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
-        self._listing = netlink.Channel(netlink.NETFILTER, connect)
-        self._deleting = netlink.Channel(netlink.NETFILTER, connect)
+        self._listing = netlink.Channel(NETLINK_NETFILTER, connect)
+        self._deleting = netlink.Channel(NETLINK_NETFILTER, connect)
 
     def close(self) -> None:
         """Close the sockets."""
@@ -107,7 +109,7 @@ class ConntrackDriver:
             except KernelError as error:
                 if error.errno not in _REFUSALS:
                     raise
-                self._listing.gather(_query(family), action, delete_stale)  # the filter may be the reason
+                self._listing.gather(_query(family, []), action, delete_stale)  # the filter may be the reason
         except KernelError as error:
             if error.errno in _REFUSALS:
                 detail = "the kernel cannot list connections: the module nf_conntrack_netlink is missing or cannot be loaded"
@@ -141,20 +143,20 @@ class _Judge:
             for position, cleaning in cleanings.items()
         }
         self._layout = _layout(family)
-        self._family = family
+        self._head = _head(family)
 
     def stale(self, part: Iterable[netlink.Reply]) -> list[_Stale]:
         """The message that deletes it, for each stale flow, and the position of the operation that asks for it."""
         result: list[_Stale] = []
         read, position_of = self._layout.read, self._frontends.get
         for data, start, end in part:
-            values = read(data, start + message.NETFILTER_HEADER, end)
+            values = read(data, start + _HEADER_SIZE, end)
             if values is None:
                 continue
             position = position_of(values[:3])
             # The key of a real server is its address and port, in the form that a flow has them.
             if position is not None and values[3] + values[4] not in self._keeps[position]:
-                result.append(_Stale(position, _deletion(self._family, data, start + message.NETFILTER_HEADER, end)))
+                result.append(_Stale(position, _deletion(self._head, data, start + _HEADER_SIZE, end)))
         return result
 
 
@@ -162,11 +164,11 @@ def _layout(family: Family) -> message.Layout:
     size = f"{family.bits // 8}s"
     return message.Layout(
         (
-            message.Field((CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_PROTO_NUM), "B"),
-            message.Field((CTA_TUPLE_ORIG, CTA_TUPLE_IP, _DESTINATIONS[family]), size),
-            message.Field((CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_PROTO_DST_PORT), "2s"),
-            message.Field((CTA_TUPLE_REPLY, CTA_TUPLE_IP, _SOURCES[family]), size),
-            message.Field((CTA_TUPLE_REPLY, CTA_TUPLE_PROTO, CTA_PROTO_SRC_PORT), "2s"),
+            message.Field((_ORIGINAL, _PROTO, 1), "B"),
+            message.Field((_ORIGINAL, _IP, _DESTINATIONS[family]), size),
+            message.Field((_ORIGINAL, _PROTO, 3), "2s"),
+            message.Field((_REPLY, _IP, _SOURCES[family]), size),
+            message.Field((_REPLY, _PROTO, 2), "2s"),
         )
     )
 
@@ -180,34 +182,44 @@ def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
     """
     protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))
     if len(protocols) > 1:
-        return _query(family)
+        return _query(family, [])
     flags = _FILTER_PROTOCOL
-    protocol = message.attribute(CTA_PROTO_NUM, bytes(protocols))
+    protocol: list[Any] = [["CTA_PROTO_NUM", int(*protocols)]]
+    original: list[Any] = [["CTA_TUPLE_PROTO", {"attrs": protocol}]]
     if len(ports) == 1:
         flags |= _FILTER_PORT
-        protocol += message.attribute(CTA_PROTO_DST_PORT, struct.pack(">H", *ports))
-    original = message.attribute(CTA_TUPLE_PROTO, protocol)
+        protocol.append(["CTA_PROTO_DST_PORT", *ports])
     if len(addresses) == 1 and family is Family.IPV4:
         flags |= _FILTER_DESTINATION
-        original += message.attribute(CTA_TUPLE_IP, message.attribute(CTA_IP_V4_DST, *addresses))
-    return _query(family, message.attribute(CTA_TUPLE_ORIG, original) + _filter(flags))
+        original.append(["CTA_TUPLE_IP", {"attrs": [["CTA_IP_V4_DST", str(*addresses)]]}])
+    return _query(
+        family, [["CTA_TUPLE_ORIG", {"attrs": original}], ["CTA_FILTER", {"attrs": [["CTA_FILTER_ORIG_FLAGS", flags]]}]]
+    )
 
 
-def _filter(flags: int) -> bytes:
-    """The attribute that says, in the host's order, which parts of a tuple flows must share. The kernel requires its mark."""
-    return message.nested(CTA_FILTER, message.attribute(CTA_FILTER_ORIG_FLAGS, struct.pack("=I", flags)))
+def _query(family: Family, attributes: list[Any]) -> bytes:
+    query = nfct_msg()
+    query["nfgen_family"] = int(family)
+    query["attrs"] = attributes
+    return message.encode(query, _SUBSYSTEM | IPCTNL_MSG_CT_GET, netlink.REQUEST | netlink.DUMP)
 
 
-def _query(family: Family, attributes: bytes = b"") -> bytes:
-    return message.netfilter(_SUBSYSTEM | _GET, netlink.REQUEST | netlink.DUMP, family, attributes)
+def _head(family: Family) -> bytes:
+    request = nfct_msg()
+    request["nfgen_family"] = int(family)
+    return message.encode(request, _SUBSYSTEM | IPCTNL_MSG_CT_DELETE, netlink.REQUEST)
 
 
-def _deletion(family: Family, data: bytes, start: int, end: int) -> bytes:
+def _deletion(head: bytes, data: bytes, start: int, end: int) -> bytes:
     """The message that deletes a listed flow. It repeats the original tuple, and the zone if there is one, byte for byte.
 
     This works for every protocol. A deletion without a tuple would delete all flows; the layout only accepts flows that have one.
     """
-    listed = message.attributes(data, start, end)
-    repeated = (listed[kind] for kind in (CTA_TUPLE_ORIG, CTA_ZONE) if kind in listed)
-    attributes = b"".join(data[first - 4 : (last + 3) & ~3] for first, last in repeated)
-    return message.netfilter(_SUBSYSTEM | _DELETE, netlink.REQUEST, family, attributes)
+    attributes = message.attributes(data, start, end)
+    whole = bytearray(head)
+    for kind in (_ORIGINAL, _ZONE):
+        if kind in attributes:
+            first, last = attributes[kind]
+            whole += data[first - 4 : (last + 3) & ~3]
+    struct.pack_into("=I", whole, 0, len(whole))
+    return bytes(whole)

@@ -11,10 +11,14 @@ Layouts: include/uapi/linux/rtnetlink.h; the order of checks is that of net/ipv4
 """
 
 import errno
+import functools
 import socket
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+
+from pyroute2.netlink import NETLINK_ROUTE
+from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
@@ -34,14 +38,7 @@ LOOPBACK_INDEX = 1
 _LOCAL = 2  # RTN_LOCAL
 _SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST; IPv6 knows no scopes of routes
 _HEADER = 12
-_NEW, _REMOVE, _GET = 24, 25, 26
-"""Types of messages (RTM_*)."""
-RTA_DST, RTA_OIF, RTA_PRIORITY = 1, 4, 6
-_NO_FLAGS = bytes(4)
-_ON_LOOPBACK, _WITH_METRIC = (
-    message.attribute(number, struct.pack("=I", value)) for number, value in ((RTA_OIF, LOOPBACK_INDEX), (RTA_PRIORITY, METRIC))
-)
-_PLACE = message.Layout((message.Field((RTA_DST,), "s"), message.Field((RTA_OIF,), "I"), message.Field((RTA_PRIORITY,), "I")))
+_PLACE = message.Layout((message.Field((1,), "s"), message.Field((4,), "I"), message.Field((6,), "I")))
 """Destination, index of the device, metric."""
 _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
@@ -68,7 +65,8 @@ class RouteDriver:
     def __init__(self, connect: Callable[[int], netlink.Socket] = open_socket, route_protocol: int = ROUTE_PROTOCOL) -> None:
         """``route_protocol`` is the protocol number of our routes: 5 to 255."""
         self._protocol = route_protocol
-        self._channel = netlink.Channel(netlink.ROUTE, connect)
+        self._channel = netlink.Channel(NETLINK_ROUTE, connect)
+        self._template = functools.cache(self._make_template)
         self._digest = b""
         """The digest of the last reading; empty if the next one must return everything."""
 
@@ -143,10 +141,10 @@ class RouteDriver:
 
     def _encode(self, chunk: Sequence[Operation]) -> list[bytes]:
         messages: list[bytes] = []
-        for (verb, item), sequence in zip(chunk, self._channel.reserve(len(chunk)), strict=True):
+        for (verb, item), sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True):
             if not isinstance(item, LocalRoutes):
                 raise TypeError(f"not a local route: {item}")
-            messages.append(self._message(verb, item.key, sequence))
+            messages.append(self._template(verb is Verb.REMOVE, item.key.family).encode((sequence, item.key)))
         return messages
 
     def _present_of(self, operations: Iterable[Operation]) -> AbstractSet[Address]:
@@ -160,16 +158,31 @@ class RouteDriver:
         return present
 
     def _query(self, family: Family) -> bytes:
-        header = bytes((family, 0, 0, 0, TABLE, self._protocol, 0, _LOCAL)) + _NO_FLAGS
-        return message.whole(_GET, netlink.REQUEST | netlink.DUMP, header + _ON_LOOPBACK)
+        request = rtmsg()
+        request["family"] = int(family)
+        request["table"] = TABLE
+        request["proto"] = self._protocol
+        request["type"] = _LOCAL
+        request["attrs"] = [["RTA_OIF", LOOPBACK_INDEX]]
+        return message.encode(request, RTM_GETROUTE, netlink.REQUEST | netlink.DUMP)
 
-    def _message(self, verb: Verb, address: Address, sequence: int) -> bytes:
+    def _make_template(self, is_removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - for ``functools.cache``
         """A message about a route. It has no preferred source: when that address goes, the route would stay with a dead one."""
-        header = self._start(address.family) + _NO_FLAGS
-        payload = header + message.attribute(RTA_DST, address) + _ON_LOOPBACK + _WITH_METRIC
-        if verb is Verb.REMOVE:
-            return message.whole(_REMOVE, netlink.REQUEST, payload, sequence)
-        return message.whole(_NEW, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE, payload, sequence)
+
+        def build(address: str) -> bytes:
+            request = rtmsg()
+            request["family"] = int(family)
+            request["dst_len"] = family.bits
+            request["table"] = TABLE
+            request["proto"] = self._protocol
+            request["scope"] = _SCOPES[family]
+            request["type"] = _LOCAL
+            request["attrs"] = [["RTA_DST", address], ["RTA_OIF", LOOPBACK_INDEX], ["RTA_PRIORITY", METRIC]]
+            if is_removal:
+                return message.encode(request, RTM_DELROUTE, netlink.REQUEST)
+            return message.encode(request, RTM_NEWROUTE, netlink.REQUEST | netlink.CREATE | netlink.EXCLUSIVE)
+
+        return message.Template(build, {"address": message.ADDRESSES[family]})
 
 
 def _outcome(operation: Operation, number: int, present: AbstractSet[Address]) -> Outcome:

@@ -8,9 +8,12 @@ include/uapi/linux/netfilter; each message about a table or a part of it has the
 import contextlib
 import errno
 import socket
+import struct
 from collections.abc import Callable, Collection
 
-from ipvsproxy.kernel.base import event_socket, message, netlink
+from pyroute2.netlink import NETLINK_NETFILTER
+
+from ipvsproxy.kernel.base import event_socket, message
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.event_socket import EventSocket
 
@@ -19,6 +22,7 @@ RECEIVE_BUFFER = 4 << 20
 
 _GROUP = 7  # NFNLGRP_NFTABLES
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
+_HEADER = struct.Struct("=IHHII")
 _NAME = 1
 _DATAGRAM = 1 << 17
 
@@ -29,7 +33,7 @@ def open_socket() -> socket.socket:
     Raises:
         OSError: the kernel refused it.
     """
-    return event_socket.open_event_socket(netlink.NETFILTER, (_GROUP,), RECEIVE_BUFFER)
+    return event_socket.open_event_socket(NETLINK_NETFILTER, (_GROUP,), RECEIVE_BUFFER)
 
 
 class NftChanges:
@@ -96,12 +100,15 @@ class NftChanges:
                 event_socket.attach(self._socket, event_socket.dropping(self._own_ports))
 
     def _concerns_us(self, data: bytes) -> bool:
-        try:
-            return any(self._is_of_others(data, *header) for header in message.messages(data))
-        except OSError:
-            return True  # its content is lost
-
-    def _is_of_others(self, data: bytes, kind: int, _flags: int, _sequence: int, port: int, start: int, end: int) -> bool:
-        if kind >> 8 != _SUBSYSTEM or port in self._own_ports or start == end or data[start] != nft.INET:
-            return False
-        return nft.read(netlink.Reply(data, start, end)).text(_NAME, "") == nft.TABLE
+        position = 0
+        while position + _HEADER.size + nft.HEADER_SIZE <= len(data):
+            length, kind, _, _, port = _HEADER.unpack_from(data, position)
+            body, end = position + _HEADER.size + nft.HEADER_SIZE, position + length
+            if length < _HEADER.size + nft.HEADER_SIZE or end > len(data):
+                return True  # its content is lost
+            if kind >> 8 == _SUBSYSTEM and data[body - nft.HEADER_SIZE] == nft.INET and port not in self._own_ports:
+                found = message.attributes(data, body, end)
+                if _NAME in found and message.text(data, found[_NAME]) == nft.TABLE:
+                    return True
+            position += length + 3 & ~3
+        return False

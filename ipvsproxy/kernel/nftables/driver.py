@@ -11,6 +11,8 @@ import pathlib
 import socket
 from collections.abc import Callable, Collection, Sequence
 
+from pyroute2.netlink import NETLINK_NETFILTER
+
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
@@ -46,7 +48,7 @@ class NftDriver:
         noted = functools.partial(self._open_noted, connect)
         self.rules = NftRulesDriver(chains=chains, jumps=jumps, connect=noted, proc=proc)
         self.sets = NftSetsDriver(noted, changes=self.changes)
-        self._channel = netlink.Channel(netlink.NETFILTER, noted)
+        self._channel = netlink.Channel(NETLINK_NETFILTER, noted)
 
     def _open_noted(self, connect: Callable[[int], socket.socket], protocol: int) -> socket.socket:
         """Open a socket and note its port id: its changes are our own."""

@@ -12,6 +12,8 @@ import pathlib
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pyroute2.netlink import NETLINK_NETFILTER
+
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
@@ -102,7 +104,7 @@ class LeftoverTables:
 
 
 def _channel() -> "contextlib.closing[netlink.Channel]":
-    return contextlib.closing(netlink.Channel(netlink.NETFILTER))
+    return contextlib.closing(netlink.Channel(NETLINK_NETFILTER))
 
 
 def _read(channel: netlink.Channel, place: TablePlace) -> tuple[int, NftTable | None]:

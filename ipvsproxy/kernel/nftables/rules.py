@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from pyroute2.netlink import NETLINK_NETFILTER
+
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
@@ -90,7 +92,7 @@ class NftRulesDriver:
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         proc: pathlib.Path = pathlib.Path("/proc"),
     ) -> None:
-        self._channel = netlink.Channel(netlink.NETFILTER, connect)
+        self._channel = netlink.Channel(NETLINK_NETFILTER, connect)
         self._chains = tuple(chains)
         self._jumps = tuple(jumps)
         self._proc = proc

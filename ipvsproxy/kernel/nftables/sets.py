@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel.base import message, netlink, sets
+from ipvsproxy.kernel.base import netlink, sets
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message, SetShape
@@ -154,7 +154,7 @@ class NftSetsDriver(SetsDriver):
             if pause_s:
                 self._sleep(pause_s)
             parts = self._channel.dump(nft.elements_query(name), action)
-            digest = netlink.digest(parts, message.NETFILTER_HEADER)
+            digest = netlink.digest(parts, nft.HEADER_SIZE)
             if len(parts) <= 1 or digest == before:
                 return parts
             before = digest

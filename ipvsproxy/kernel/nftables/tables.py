@@ -14,6 +14,8 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from pyroute2.netlink import NETLINK_NETFILTER
+
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
@@ -206,7 +208,7 @@ def read_tables() -> tuple[NftTable, ...]:
     """
     if not is_loaded():
         return ()
-    with contextlib.closing(netlink.Channel(netlink.NETFILTER)) as channel:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         found = [read(channel, name) for name in names(channel)]
     foreign = (_without_our_chains(table) if str(table) == _OURS else table for table in found if table)
     return tuple(table for table in foreign if table.chains or str(table) != _OURS)

@@ -1,4 +1,4 @@
-"""Encoded attributes and messages, attribute walks and fixed layouts, without a kernel."""
+"""Templates, attribute walks and fixed layouts, without a kernel."""
 
 import struct
 
@@ -7,23 +7,53 @@ import pytest
 from ipvsproxy.kernel.base import message
 from tests.support.fake_netlink import attribute
 
-
-def test_an_attribute_is_padded_and_its_length_does_not_count_the_padding() -> None:
-    assert message.attribute(3, b"abc") == attribute(3, b"abc")
-    assert message.string(1, "rr") == attribute(1, b"rr\0")
-    assert message.integer(2, -150) == attribute(2, struct.pack(">i", -150))
-    assert message.nested(4, message.string(1, "a"), message.integer(2, 5)) == attribute(
-        0x8004, attribute(1, b"a\0") + attribute(2, bytes((0, 0, 0, 5)))
-    )
+HEAD = bytes(16)
 
 
-def test_the_messages_of_a_datagram_are_read_up_to_a_malformed_one() -> None:
-    data = message.whole(20, 5, b"payload", 7) + b"\0" + message.netfilter(0x0A03, 1, 2, b"", sequence=8, resource=10)
-    assert list(message.messages(data)) == [(20, 5, 7, 0, 16, 23), (0x0A03, 1, 8, 0, 40, 44)]
-    assert data[40:] == bytes((2, 0, 0, 10))
-    for broken in (data + b"x", data[:-1], data + struct.pack("=IHHII", 15, 0, 0, 0, 0)):
-        with pytest.raises(OSError, match="Bad message"):
-            list(message.messages(broken))
+def test_a_template_fills_its_holes_and_leaves_the_rest_as_it_was() -> None:
+    def build(port: int, address: bytes) -> bytes:
+        return HEAD + b"100%" + struct.pack(">H", port) + b"%b" + address + b"%"
+
+    template = message.Template(build, {"port": (0, 0xFFFF), "address": (bytes(4), b"\xff" * 4)})
+    encoded = template.encode((b"SEQN", b"\x01\xbb", b"\n\0\0\1"))
+    assert encoded == bytes(8) + b"SEQN" + bytes(4) + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
+
+
+def test_fixed_parts_and_contents_joined_make_the_same_message() -> None:
+    def build(first: int, second: int) -> bytes:
+        return HEAD + b"1%" + struct.pack("=B", first) + b"%b" + struct.pack("=B", second) + b"3"
+
+    template = message.Template(build, {"first": (0, 0xFF), "second": (0, 0xFF)})
+    contents = (b"SEQN", b"a", b"%")
+    head, *behind = template.fixed
+    assert head + b"".join(hole + part for hole, part in zip(contents, behind, strict=True)) == template.encode(contents)
+
+
+def test_a_template_of_a_part_has_no_sequence_number() -> None:
+    template = message.Template(lambda port: struct.pack(">H", port) + b"tail", {"port": (0, 0xFFFF)}, whole_message=False)
+    assert template.encode((b"\0P",)) == b"\0Ptail"
+
+
+def test_fields_must_be_named_in_their_order() -> None:
+    def build(first: int, second: int) -> bytes:
+        return HEAD + struct.pack("=BB", first, second)
+
+    with pytest.raises(ValueError, match="first lies before"):
+        message.Template(build, {"second": (0, 0xFF), "first": (0, 0xFF)})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda value: HEAD + bytes(value),
+        lambda value: HEAD + bytes((value, 0, value)),
+        lambda value: HEAD,
+    ],
+    ids=["length", "twice", "nowhere"],
+)
+def test_a_field_must_have_one_fixed_place(build: object) -> None:
+    with pytest.raises(ValueError, match="value is not one field of fixed length"):
+        message.Template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # all of them take a value
 
 
 def test_a_walk_finds_attributes_whatever_their_marks() -> None:

@@ -1,4 +1,4 @@
-"""IPVS messages: they are the bytes that pyroute2, a library of its own, makes of the same values."""
+"""IPVS messages: a template makes the same bytes as pyroute2 for the same values."""
 
 import struct
 
@@ -50,10 +50,7 @@ def plain(command: int, attributes: list[object], sequence: int) -> bytes:
     expected["version"] = 1
     expected["attrs"] = attributes
     expected["header"]["sequence_number"] = sequence
-    expected["header"]["type"] = FAMILY_NUMBER
-    expected["header"]["flags"] = netlink.REQUEST
-    expected.encode()
-    return bytes(expected.data)
+    return message.encode(expected, FAMILY_NUMBER, netlink.REQUEST)
 
 
 def service(key: VirtualServerKey) -> list[list[object]]:
@@ -171,3 +168,11 @@ def test_what_does_not_fit_its_field_is_refused_before_the_kernel_would_cut_it_o
 ) -> None:
     with pytest.raises((ValueError, struct.error)):
         encode(Operation(Verb.ADD, item))
+
+
+def test_thresholds_of_tenants_keep_a_bounded_number_of_templates() -> None:
+    encoder = ipvs_message.Encoder(FAMILY_NUMBER)
+    item = RealServers.of(VIRTUAL, RealServerKey.of(parse_address("10.1.0.1"), 80))
+    for number in range(ipvs_message.TEMPLATES_KEPT + 9):
+        encoder.encode([Operation(Verb.SET, item._replace(thresholds=Thresholds(number + 1)))], range(1))
+    assert encoder._destination.cache_info().currsize == ipvs_message.TEMPLATES_KEPT

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.kernel.base import message
+from ipvsproxy.kernel.nftables import changes as nft_changes
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.driver import NftDriver
 from ipvsproxy.model.net import Address, Protocol
@@ -197,6 +197,6 @@ def test_a_cut_message_counts_as_a_change() -> None:
             if self.options:
                 raise BlockingIOError
             self.options.append(0)
-            return message.HEADER.pack(400, 10 << 8, 0, 0, 0) + bytes(40)
+            return nft_changes._HEADER.pack(400, 10 << 8, 0, 0, 0) + bytes(40)
 
     assert NftChanges((), Cut).read()

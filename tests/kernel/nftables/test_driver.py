@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.nftables import sets as nft_sets
@@ -54,7 +55,7 @@ def driver(fresh_namespace: None) -> Iterator[NftDriver]:
 
 
 def generation() -> int:
-    with contextlib.closing(netlink.Channel(netlink.NETFILTER)) as channel:
+    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         return nft_message.generation(channel)
 
 

@@ -3,13 +3,14 @@
 import importlib
 import itertools
 import pathlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from ipvsproxy.daemon.sources import credentials
+from ipvsproxy.kernel.base import packages
 
 NUMBERS = itertools.count()
 
@@ -29,8 +30,7 @@ def package(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def test_modules_of_a_deferred_package_are_imported_alone(package: str) -> None:
-    deferred = credentials.defer(package)
-    importlib.import_module(f"{package}.light")
+    deferred = packages.defer(package, "light")
     scope: dict[str, Any] = {}
     exec(f"from {package} import light\nfrom {package}.light import WEIGHT", scope)  # noqa: S102  # what others write
     assert (scope["light"].WEIGHT, scope["WEIGHT"]) == (1, 1)
@@ -39,7 +39,7 @@ def test_modules_of_a_deferred_package_are_imported_alone(package: str) -> None:
 
 
 def test_a_deferred_package_is_executed_once_at_the_first_access_to_its_own_attribute(package: str) -> None:
-    deferred = credentials.defer(package)
+    deferred = packages.defer(package)
     light = importlib.import_module(f"{package}.light")
     assert [deferred.EXECUTED, deferred.EXECUTED] == [1, 1]
     assert deferred.light is light
@@ -51,10 +51,19 @@ def test_a_deferred_package_is_executed_once_at_the_first_access_to_its_own_attr
 
 def test_a_package_that_is_there_already_stays_as_it_is(package: str) -> None:
     whole = importlib.import_module(package)
-    assert credentials.defer(package) is whole
+    assert packages.defer(package) is whole
     assert whole.EXECUTED == 1
 
 
 def test_a_package_that_is_not_installed_is_an_error_at_once() -> None:
     with pytest.raises(ModuleNotFoundError, match="No module named 'not_installed_anywhere'"):
-        credentials.defer("not_installed_anywhere")
+        packages.defer("not_installed_anywhere")
+
+
+def test_of_pyroute2_no_more_is_imported_than_what_drivers_use() -> None:
+    program = "import sys, ipvsproxy.kernel.node; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    loaded = [name for name in done.stdout.split() if name.partition(".")[0] == "pyroute2"]
+    assert "pyroute2.netlink.generic.ipvs" in loaded
+    assert {"pyroute2.ndb", "pyroute2.iproute"}.isdisjoint(loaded)
+    assert len(loaded) < 60
