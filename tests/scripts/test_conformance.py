@@ -1,0 +1,117 @@
+"""``scripts/conformance`` against a stand-in for ``e2e.test`` and ``ginkgo``, which writes reports as Ginkgo 2 does."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/conformance"
+STAND_IN = """#!{python}
+import os, pathlib, re, sys
+own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+options = dict(item.lstrip("-").removeprefix("ginkgo.").split("=", 1) for item in own if "=" in item)
+report = pathlib.Path(options.get("output-dir", ""), options["junit-report"])
+(pathlib.Path(sys.argv[0]).parent / (report.stem + ".command")).write_text(" ".join(sys.argv))
+if os.environ.get("BROKEN"):
+    sys.exit("no such flag")
+cases = ['<testcase name="[SynchronizedBeforeSuite]" status="passed"/>']
+for line in pathlib.Path(sys.argv[0]).with_name("tests").read_text().splitlines():
+    status, message, name = line.split("|")
+    if not re.search(options["focus"], name) or re.search(options["skip"], name):
+        status, message = "skipped", "skipped"
+    elif "--ginkgo.dry-run" in sys.argv:
+        status, message = "passed", ""
+    skipped = '<skipped message="%s"/>' % message if status in ("skipped", "pending") else ""
+    cases.append('<testcase name="[It] %s" status="%s">%s</testcase>' % (name, status, skipped))
+report.write_text("<testsuites><testsuite>%s</testsuite></testsuites>" % "".join(cases))
+sys.exit(1 if "failed" in report.read_text() else 0)
+"""
+AFFINITY = "[sig-network] Services should have session affinity [Conformance]"
+TESTS = f"""passed||{AFFINITY}
+timedout||[sig-network] Services should fallback to local terminating endpoints
+skipped|skipped - needs 3 zones|[sig-network] Traffic Distribution should route traffic to the same zone
+passed||[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout [Serial]
+passed||[sig-network] Services should survive the end of the API server [Disruptive]
+passed||[sig-network] NetworkPolicy should deny ingress
+passed||[sig-apps] Services of another group
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A directory with both stand-ins, and the tests that they know."""
+    for name in ("e2e.test", "ginkgo"):
+        path = tmp_path / name
+        path.write_text(STAND_IN.replace("{python}", sys.executable))
+        path.chmod(0o755)
+    (tmp_path / "tests").write_text(TESTS)
+    (tmp_path / "kubeconfig").touch()
+    return tmp_path
+
+
+def run(programs: pathlib.Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a copy of the script, so that results of other runs stay as they are."""
+    script = programs / "project/scripts/conformance"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_bytes(SCRIPT.read_bytes())
+    command = [sys.executable, str(script), "--kubeconfig", str(programs / "kubeconfig"), "--binaries", str(programs), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "", **environment})
+
+
+def test_both_parts_run_and_each_status_is_counted(programs: pathlib.Path) -> None:
+    done = run(programs, "--name", "kube-proxy", "--processes", "7")
+    assert re.search(r"passed +2\n +failed +1\n +skipped +1\n", done.stdout), done.stdout
+    assert "failed: [sig-network] Services should fallback to local terminating endpoints" in done.stdout
+    assert done.returncode == 1
+    assert "--procs=7" in (programs / "parallel.command").read_text()
+    serial = (programs / "serial.command").read_text()
+    assert serial.startswith(str(programs / "e2e.test")), "tests that must be alone are not run by ginkgo's processes"
+    saved = json.loads((programs / "project/build/conformance/kube-proxy.json").read_text())
+    assert saved[AFFINITY] == "passed"
+    assert len(saved) == 4
+
+
+def test_a_failure_that_the_other_proxy_has_as_well_is_no_new_one(programs: pathlib.Path) -> None:
+    run(programs, "--name", "kube-proxy")
+    done = run(programs, "--beside", "kube-proxy")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "failed / failed: " in done.stdout
+    (programs / "tests").write_text(TESTS.replace("passed||" + AFFINITY, "panicked||" + AFFINITY))
+    done = run(programs, "--beside", "kube-proxy")
+    assert done.returncode == 1
+    assert f"failed / passed: {AFFINITY}" in done.stdout
+
+
+def test_the_list_names_the_tests_and_runs_none(programs: pathlib.Path) -> None:
+    done = run(programs, "--list")
+    names = [line for line in done.stdout.splitlines() if line.startswith("[sig")]
+    assert len(names) == 4
+    assert AFFINITY in names
+    assert not list((programs / "project/build/conformance").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "reason"),
+    [
+        ([], {"BROKEN": "yes"}, "the parallel part left no report"),
+        (["--beside", "nobody"], {}, "no result of an earlier run"),
+        (["--binaries", "/nonexistent"], {}, "kubernetes-test-linux-ARCH.tar.gz"),
+        (["--kubeconfig", "/nonexistent"], {}, "cannot be read"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_with_the_reason(
+    programs: pathlib.Path, arguments: list[str], environment: dict[str, str], reason: str
+) -> None:
+    done = run(programs, *arguments, **environment)
+    assert done.returncode == 2
+    assert reason in done.stderr
+
+
+def test_tests_of_another_version_are_no_success(programs: pathlib.Path) -> None:
+    (programs / "tests").write_text("passed||[sig-apps] Deployment should roll\n")
+    done = run(programs)
+    assert done.returncode == 2
+    assert "no test ran" in done.stderr
