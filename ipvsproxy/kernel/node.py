@@ -1,14 +1,13 @@
 """All drivers of this node in one object: it observes the kernel and applies operations. All calls block; see ``thread``."""
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TypeVar
+from typing import Any
 
 import structlog
 
@@ -37,7 +36,7 @@ from ipvsproxy.model.kind import DriverName
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, as_tried_again
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
+from ipvsproxy.model.rules import Backend, ChainKey, Jump, Skeleton
 from ipvsproxy.model.sets import IP_SETS, WITNESS_KINDS, ForeignElement, SetEntries, SetEntry
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
@@ -45,7 +44,9 @@ from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
 SETS_AT_ONCE = 5
 """The number of sets, out of 34, in one part of a poll: each takes three system calls."""
 
-T = TypeVar("T")
+_Part = dict[str, Any]
+"""Fields of an ``Observation`` by name."""
+_NOTHING = Observation()
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -151,24 +152,25 @@ class NodeKernel:
 
         These are these sets and settings, rules and virtual servers of these families, and all objects of other kinds.
         """
-        errors: list[str] = []
-        addresses = _attempt(self._addresses.observe, errors)
-        observed_sets = _attempt(lambda: self._backend.sets.observe(sets), errors)
-        skeletons = {family: self._read_rules(family, self._fingerprint(family), errors) for family in families}
-        virtual_servers = _attempt(lambda: self.ipvs.observe(families), errors)
-        return dataclasses.replace(
-            _of_addresses(addresses),
-            routes=_attempt(self._routes.observe, errors),
-            sysctls=_attempt(lambda: self._sysctls.observe(sysctls), errors),
-            virtual_servers=virtual_servers,
-            foreign_virtual_servers=self.ipvs.foreign,
-            sets=None
-            if observed_sets is None
-            else {name: one for name, one in _as_ours(observed_sets).items() if one is not None},
-            set_copy=_attempt(self._backend.sets.has_copy, errors),
-            skeletons={family: image for family, image in skeletons.items() if image is not None},
-            errors=tuple(errors),
-        )
+        rules = [self._read_rules(family, self._fingerprint(family)) for family in families]
+        parts = [
+            *map(_attempt, self._small_parts(sysctls, thorough=True)),
+            _attempt(lambda: {"sets": _without_absent(_as_ours(self._backend.sets.observe(sets)))}),
+            *rules,
+            _attempt(lambda: {"virtual_servers": self.ipvs.observe(families), "foreign_virtual_servers": self.ipvs.foreign}),
+        ]
+        read = {name: value for part in parts for name, value in part.items()}
+        skeletons = {family: image for part in rules for family, image in part["skeletons"].items()}
+        errors = itertools.chain.from_iterable(part.get("errors", ()) for part in parts)
+        return Observation(**read | {"skeletons": skeletons, "errors": tuple(errors), "is_of_rules": False})
+
+    def _small_parts(self, sysctls: Iterable[str], *, thorough: bool) -> Iterator[Callable[[], _Part]]:
+        """Reads of all but sets, rules and virtual servers; unless ``thorough``, only of what may have changed."""
+        yield lambda: _of_addresses(self._addresses.observe() if thorough else self._addresses.observe_changed())
+        yield lambda: {"routes": self._routes.observe() if thorough else self._routes.observe_changed()}
+        yield lambda: {"sysctls": self._sysctls.observe(sysctls)}
+        if thorough:
+            yield lambda: {"set_copy": self._backend.sets.has_copy()}
 
     def poll(
         self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
@@ -183,36 +185,17 @@ class NodeKernel:
         servers it reads everything if it is ``whole``; otherwise what tells cheaply of most changes (see
         ``IpvsDriver.observe_changed``).
         """
-        errors: list[str] = []
         if thorough:
             self._backend.sets.forget()
-        addresses = _attempt(self._addresses.observe if thorough else self._addresses.observe_changed, errors)
-        yield dataclasses.replace(_of_addresses(addresses), errors=tuple(errors))
-        errors = []
-        observed_routes = _attempt(self._routes.observe if thorough else self._routes.observe_changed, errors)
-        if observed_routes is not None or errors:
-            yield Observation(routes=observed_routes, errors=tuple(errors))
-        errors = []
-        settings = _attempt(lambda: self._sysctls.observe(sysctls), errors)
-        yield Observation(sysctls=settings, errors=tuple(errors))
-        if thorough:
-            errors = []
-            yield Observation(set_copy=_attempt(self._backend.sets.has_copy, errors), errors=tuple(errors))
-        step = 1 if thorough else SETS_AT_ONCE
-        unread: list[str] = []
-        for start in range(0, len(sets), step):
-            changed: dict[str, ObservedSet | None] = {}
-            for name in sets[start : start + step]:  # one that cannot be read keeps no other from being read
-                changed |= _attempt(functools.partial(self._backend.sets.observe_changed, (name,)), unread) or {}
-            yield Observation(some_sets=_as_ours(changed))
-        if unread:
-            yield Observation(errors=tuple(unread[:1]))
+        for read in self._small_parts(sysctls, thorough=thorough):
+            part = Observation(**_attempt(read))
+            if part != _NOTHING:
+                yield part
+        yield from self._set_parts(sets, 1 if thorough else SETS_AT_ONCE)
         for family in families:
             fingerprint = self._fingerprint(family)
             if thorough or (fingerprint is not None and fingerprint != self._fingerprints.get(family)):
-                errors = []
-                image = self._read_rules(family, fingerprint, errors)
-                yield Observation(skeletons={family: image} if image else {}, errors=tuple(errors), is_of_rules=True)
+                yield Observation(**self._read_rules(family, fingerprint))
         try:
             readings = self.ipvs.observe_in_parts(families) if thorough else self.ipvs.observe_changed(families, whole=whole)
             for reading in readings:
@@ -222,20 +205,34 @@ class NodeKernel:
         except KernelError as error:
             yield Observation(errors=(str(error),))
 
+    def _set_parts(self, sets: Sequence[str], step: int) -> Iterator[Observation]:
+        """The sets that have changed, ``step`` of them at a time."""
+        unread: list[str] = []
+        for start in range(0, len(sets), step):
+            changed: dict[str, ObservedSet | None] = {}
+            for name in sets[start : start + step]:  # one that cannot be read keeps no other from being read
+                try:
+                    changed |= self._backend.sets.observe_changed((name,))
+                except KernelError as error:
+                    unread.append(str(error))
+            yield Observation(some_sets=_as_ours(changed))
+        if unread:
+            yield Observation(errors=tuple(unread[:1]))
+
     def read_rules(self, families: Iterable[Family]) -> None:
         """Read the rules ahead. If no rule changes until then, ``observe`` starts no process. Only ``observe`` reports errors."""
         for family in families:
             with contextlib.suppress(KernelError):
                 self.rules.observe(family)
 
-    def _read_rules(self, family: Family, fingerprint: object, errors: list[str]) -> ObservedSkeleton | None:
+    def _read_rules(self, family: Family, fingerprint: object) -> _Part:
         """Read the rules of a family. ``fingerprint`` was read before: the next poll sees changes that were made meanwhile."""
-        image = _attempt(functools.partial(self.rules.observe, family), errors)
-        if image and image.hidden:
-            errors.append(f"{family.label}: {iptables.describe_hidden(image.hidden)}")
-        is_whole = image is not None and not image.hidden  # otherwise the next poll reads and reports them again
-        self._fingerprints[family] = fingerprint if is_whole else None
-        return image
+        part = _attempt(lambda: {"skeletons": {family: self.rules.observe(family)}})
+        hidden = part["skeletons"][family].hidden if "skeletons" in part else ()
+        if hidden:
+            part["errors"] = (f"{family.label}: {iptables.describe_hidden(hidden)}",)
+        self._fingerprints[family] = None if "errors" in part else fingerprint  # the next poll reads and reports them again
+        return {"skeletons": {}, "is_of_rules": True} | part
 
     def _fingerprint(self, family: Family) -> object:
         """The fingerprint of a family's rules; None if the kernel does not show one, so that only ``observe`` reads the rules.
@@ -341,7 +338,7 @@ class NodeKernel:
         Raises:
             KernelError: the addresses could not be read.
         """
-        return self._addresses.observe()[2]
+        return self._addresses.observe().interface_addresses
 
     def read_timeouts(self) -> Timeouts:
         """The IPVS connection timeouts.
@@ -415,10 +412,12 @@ def _there_are(schedulers: Sequence[str]) -> str:
     return f"; it has {', '.join(schedulers)}" if schedulers else ""
 
 
-def _of_addresses(observed: ObservedAddresses | None) -> Observation:
-    if observed is None:
-        return Observation()
-    return Observation(device=observed[0], addresses=observed[1], interface_addresses=observed[2])
+def _of_addresses(observed: ObservedAddresses | None) -> _Part:
+    return observed._asdict() if observed else {}
+
+
+def _without_absent(sets: Mapping[str, AbstractSet[SetEntry] | None]) -> Mapping[str, AbstractSet[SetEntry]]:
+    return {name: entries for name, entries in sets.items() if entries is not None}
 
 
 def _as_ours(observed: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
@@ -431,9 +430,8 @@ def _place(entry: SetEntry) -> tuple[object, ...]:
     return entry.address, entry.protocol, entry.port
 
 
-def _attempt(read: Callable[[], T], errors: list[str]) -> T | None:
+def _attempt(read: Callable[[], _Part]) -> _Part:
     try:
         return read()
     except KernelError as error:
-        errors.append(str(error))
-        return None
+        return {"errors": (str(error),)}

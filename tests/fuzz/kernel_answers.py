@@ -146,7 +146,7 @@ def _create_set(chooser: Chooser) -> None:
 
 def _read_addresses(chooser: Chooser) -> None:
     observed = addresses.AddressDriver(_connect(chooser)).observe()
-    for address in (*observed.addresses, *(other.address for other in observed.others)):
+    for address in (*observed.addresses, *(other.address for other in observed.interface_addresses)):
         _check(address)
 
 

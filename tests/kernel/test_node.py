@@ -16,6 +16,7 @@ import structlog
 from ipvsproxy.kernel import backends, host, node
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.network.addresses import ObservedAddresses
 from ipvsproxy.model.kernel import (
     DEVICE,
     BoundAddresses,
@@ -160,7 +161,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
         "Iptables": lambda family: IMAGES[family],
         "Ipvs": lambda _families: {KEY: SEEN},
         "Ipset": lambda names: {name: Held(frozenset({ENTRY})) for name in names},
-        "Address": lambda: (True, frozenset({KEY.address}), (ON_ETH0,)),
+        "Address": lambda: ObservedAddresses(True, frozenset({KEY.address}), (ON_ETH0,)),
         "Route": lambda: frozenset({OTHER_KEY.address}),
         "Sysctl": lambda paths: dict.fromkeys(paths, "1"),
         "Conntrack": lambda: None,

@@ -208,44 +208,46 @@ class IpvsDriver:
             elif isinstance(item, RealServers):
                 self._note(item.virtual_server, is_there=True)
         failed = self._run_prepared(*ipvs_operations.as_sent(operations))
-        reported: dict[ipvs_operations.MessagePlace, Outcome] = {}
-        again: dict[ipvs_operations.MessagePlace, Operation] = {}
-        for place in sorted(failed):
-            operation = ipvs_operations.single(operations, place)
-            verb = ipvs_operations.opposite(operation, failed[place].number)
+        if not failed:
+            self._note_removed(operations)
+            return list(map(Outcome, operations))
+        singles = list(one_by_one(operations))
+        reported: dict[int, Outcome] = {}
+        again: dict[int, Operation] = {}
+        for number in sorted(failed):
+            operation = singles[number]
+            verb = ipvs_operations.opposite(operation, failed[number].number)
             if verb is not None:
-                again[place] = Operation(verb, operation.item)
-                reported[place] = Outcome(operation, surprise=True)
-                del failed[place]
-        repeated = list(again)
-        failed |= {repeated[number]: failure for (number, _), failure in self._run(list(again.values())).items()}
-        for place, failure in failed.items():
-            operation = ipvs_operations.single(operations, place)
+                again[number] = Operation(verb, operation.item)
+                reported[number] = Outcome(operation, surprise=True)
+                del failed[number]
+        failed |= self._run(list(again.values()), list(again))
+        for number, failure in failed.items():
+            operation = singles[number]
             if operation.verb is Verb.REMOVE and ipvs_operations.is_absent(operation, failure.number):
-                reported[place] = Outcome(operation, surprise=True)
+                reported[number] = Outcome(operation, surprise=True)
             else:
-                reported[place] = Outcome(
-                    operation, f"{operation}: {ipvs_operations.explain(operation, failure)}", max(failure.number, 0)
-                )
-        for position, (verb, item) in enumerate(operations):
-            if isinstance(item, VirtualServer) and verb is Verb.REMOVE:
-                outcome = reported.get(ipvs_operations.MessagePlace(position))
-                if outcome is None or not outcome.error:
-                    self._note(item.key, is_there=False)
-        return ipvs_operations.outcomes(operations, reported)
+                reason = ipvs_operations.explain(operation, failure)
+                reported[number] = Outcome(operation, f"{operation}: {reason}", max(failure.number, 0))
+        results = ipvs_operations.outcomes(operations, reported)
+        self._note_removed(one.operation for one in results if not one.error)
+        return results
 
-    def _run_prepared(
-        self, operations: Sequence[Operation], positions: Sequence[int]
-    ) -> dict[ipvs_operations.MessagePlace, ipvs_operations.Failure]:
+    def _note_removed(self, operations: Iterable[Operation]) -> None:
+        for verb, item in operations:
+            if isinstance(item, VirtualServer) and verb is Verb.REMOVE:
+                self._note(item.key, is_there=False)
+
+    def _run_prepared(self, operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, ipvs_operations.Failure]:
         """As ``_run``, in runs that begin with preparations for new schedulers, if there are any."""
         if not any(verb is Verb.SET and type(item) is VirtualServer for verb, item in operations):
-            return self._run(operations, positions)
-        failed: dict[ipvs_operations.MessagePlace, ipvs_operations.Failure] = {}
+            return self._run(operations, firsts)
+        failed: dict[int, ipvs_operations.Failure] = {}
         pauses = 0
         for start, end in ipvs_operations.segments(operations):
             if pauses < ipvs_operations.MOST_PAUSES:
                 pauses += self._prepare_schedulers(operations[start:end])
-            failed |= self._run(operations[start:end], positions[start:end])
+            failed |= self._run(operations[start:end], firsts[start:end])
         return failed
 
     def _prepare_schedulers(self, operations: Sequence[Operation]) -> bool:
@@ -261,22 +263,22 @@ class IpvsDriver:
                     first = ipvs_operations.prepared(item, present)
                     prepared += [first] if first else []
         if prepared:
-            self._run(prepared)
+            self._run(prepared, range(len(prepared)))
             self._sleep(ipvs_operations.PAUSE_S)
         return bool(prepared)
 
-    def _run(
-        self, operations: Sequence[Operation], positions: Sequence[int] | None = None
-    ) -> dict[ipvs_operations.MessagePlace, ipvs_operations.Failure]:
-        """Send operations to the kernel, each for the one at its position. Returns the first failure of each place with one."""
-        failed: dict[ipvs_operations.MessagePlace, ipvs_operations.Failure] = {}
-        positions = positions or range(len(operations))
+    def _run(self, operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, ipvs_operations.Failure]:
+        """Send operations to the kernel. Returns the first failure of each object with one, by its number.
+
+        ``firsts`` are the numbers of the first object of each operation.
+        """
+        failed: dict[int, ipvs_operations.Failure] = {}
         for start, end in ipvs_operations.chunks(operations, self._channel.limit):
             failures = self._run_chunk(operations[start:end])
             if failures:
-                places = ipvs_operations.places(operations[start:end], positions[start:end])
+                numbers = ipvs_operations.numbers(operations[start:end], firsts[start:end])
                 for index, failure in failures.items():
-                    failed.setdefault(places[index], failure)
+                    failed.setdefault(numbers[index], failure)
         return failed
 
     def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:

@@ -11,12 +11,12 @@ template for all others. The edit that brings the new scheduler takes the affini
 """
 
 import errno
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import PERSISTENT, FirewallMark, RealServers, VirtualServer, VirtualServerSettings
 
 PREPARED_SCHEDULERS = frozenset({"mh"})
@@ -48,23 +48,6 @@ class Failure(NamedTuple):
     detail: str = ""
 
 
-class MessagePlace(NamedTuple):
-    """The position of an operation, and the real server, if it is an operation on real servers."""
-
-    position: int
-    real_server: RealServerKey | None = None
-
-
-def places(operations: Sequence[Operation], positions: Sequence[int]) -> list[MessagePlace]:
-    """The place of each message of these operations."""
-    result: list[MessagePlace] = []
-    for (_, item), position in zip(operations, positions, strict=True):
-        result += (
-            [MessagePlace(position, key) for key in item.keys] if isinstance(item, RealServers) else [MessagePlace(position)]
-        )
-    return result
-
-
 def messages(operations: Iterable[Operation]) -> int:
     """The number of messages of these operations."""
     return sum(len(item.keys) if isinstance(item, RealServers) else 1 for _, item in operations)
@@ -87,35 +70,27 @@ def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, i
         yield start, len(operations)
 
 
-def single(operations: Sequence[Operation], place: MessagePlace) -> Operation:
-    """The operation at this place, on one object alone."""
-    operation = operations[place.position]
-    if isinstance(operation.item, RealServers) and place.real_server is not None:
-        return Operation(operation.verb, operation.item._replace(keys=(place.real_server,)))
-    return operation
+def numbers(operations: Iterable[Operation], firsts: Iterable[int]) -> list[int]:
+    """What each message of these operations is about, by the number of its object; ``firsts`` are those of each operation."""
+    return [first + place for one, first in zip(operations, firsts, strict=True) for place in range(messages((one,)))]
 
 
-def outcomes(operations: Sequence[Operation], reported: Mapping[MessagePlace, Outcome]) -> list[Outcome]:
-    """The outcomes of all operations; one without an outcome in ``reported`` is in force.
+def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -> list[Outcome]:
+    """The outcomes of all operations; an object without one in ``reported``, by its number among all objects, is in force.
 
-    An operation on several real servers is split if some of them have an outcome in ``reported``.
+    The others of an operation on several real servers, some of which are in ``reported``, have one outcome.
     """
-    if not reported:
-        return list(map(Outcome, operations))
-    of_several: dict[int, dict[RealServerKey, Outcome]] = {}
-    for place, outcome in reported.items():
-        if place.real_server is not None:
-            of_several.setdefault(place.position, {})[place.real_server] = outcome
     results: list[Outcome] = []
-    for position, operation in enumerate(operations):
-        others = of_several.get(position, {})
-        if isinstance(operation.item, RealServers) and others:
-            added = [key for key in operation.item.keys if key not in others]
-            if added:
-                results.append(Outcome(Operation(operation.verb, operation.item._replace(keys=tuple(added)))))
-            results += others.values()
-        else:
-            results.append(reported.get(MessagePlace(position)) or Outcome(operation))
+    first = 0
+    for operation in operations:
+        count = messages((operation,))
+        apart = {number - first: reported[number] for number in range(first, first + count) if number in reported}
+        item = operation.item
+        if isinstance(item, RealServers) and 0 < len(apart) < count:
+            others = tuple(key for place, key in enumerate(item.keys) if place not in apart)
+            results.append(Outcome(Operation(operation.verb, item._replace(keys=others))))
+        results += apart.values() or (Outcome(operation),)
+        first += count
     return results
 
 
@@ -144,35 +119,32 @@ def _is_by_mark(item: object) -> bool:
 
 
 def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
-    """The operations to send, and for each the position of the one that it is for: see ``PREPARED_SCHEDULERS``."""
-    positions = range(len(operations))
+    """The operations to send, and the number of the first object that each is about: see ``PREPARED_SCHEDULERS``."""
+    firsts = list(itertools.accumulate((messages((one,)) for one in operations), initial=0))[:-1]
     new = {
         item.key: position
         for position, (verb, item) in enumerate(operations)
         if isinstance(item, VirtualServer) and verb is Verb.ADD and item.settings.scheduler in PREPARED_SCHEDULERS
     }
     if not new:
-        return operations, positions
+        return operations, firsts
     last = {
         item.virtual_server: position
         for position, (verb, item) in enumerate(operations)
         if isinstance(item, RealServers) and verb is Verb.ADD and new.get(item.virtual_server, position) < position
     }
     finished = {position: new[key] for key, position in last.items()}
-    sent: list[Operation] = []
-    positions_of_sent: list[int] = []
-    for position, operation in enumerate(operations):
+    sent: list[tuple[Operation, int]] = []
+    for position, (operation, first) in enumerate(zip(operations, firsts, strict=True)):
         item = operation.item
         if isinstance(item, VirtualServer) and new.get(item.key) == position and item.key in last:
             bare = VirtualServer(item.key, item.settings._replace(scheduler=NO_SCHEDULER), item.weights, item.owner)
-            sent.append(Operation(Verb.ADD, bare))
+            sent.append((Operation(Verb.ADD, bare), first))
         else:
-            sent.append(operation)
-        positions_of_sent.append(position)
+            sent.append((operation, first))
         if position in finished:
-            sent.append(Operation(Verb.SET, operations[finished[position]].item))
-            positions_of_sent.append(finished[position])
-    return sent, positions_of_sent
+            sent.append((Operation(Verb.SET, operations[finished[position]].item), firsts[finished[position]]))
+    return [one for one, _ in sent], [first for _, first in sent]
 
 
 def explain(operation: Operation, failure: Failure) -> str:

@@ -47,7 +47,7 @@ class ObservedAddresses(NamedTuple):
 
     device: bool
     addresses: AbstractSet[Address]
-    others: tuple[InterfaceAddress, ...]
+    interface_addresses: tuple[InterfaceAddress, ...]
 
 
 class _Link(NamedTuple):

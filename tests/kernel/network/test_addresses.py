@@ -87,7 +87,7 @@ def test_what_ip_added_is_observed_with_the_addresses_of_other_interfaces(driver
     ip("address", "add", "fd00::7/64", "dev", "other")
     observed = driver.observe()
     assert (observed.device, observed.addresses) == (True, frozenset({parse_address("10.96.0.1")}))
-    assert set(observed.others) == {
+    assert set(observed.interface_addresses) == {
         InterfaceAddress("lo", parse_address("127.0.0.1"), 8),
         InterfaceAddress("lo", parse_address("::1"), 128),
         InterfaceAddress("other", parse_address("10.0.0.7"), 24),
@@ -104,7 +104,7 @@ def test_unchanged_addresses_are_not_returned_again(driver: addresses.AddressDri
     ip("address", "add", "172.18.0.9/16", "dev", "lo")
     observed = driver.observe_changed()
     assert observed is not None
-    assert InterfaceAddress("lo", parse_address("172.18.0.9"), 16) in observed.others
+    assert InterfaceAddress("lo", parse_address("172.18.0.9"), 16) in observed.interface_addresses
     ip("address", "delete", "10.96.0.1/32", "dev", DEVICE)
     assert driver.observe().addresses == frozenset()  # which does not count as having been told
     observed = driver.observe_changed()
@@ -273,7 +273,7 @@ def test_an_address_of_another_length_than_its_family_has_is_passed_over() -> No
         return [*(fake_netlink.message(sequence, one) for one in found), fake_netlink.done(sequence)]
 
     driver = addresses.AddressDriver(lambda _protocol: fake_netlink.FakeSocket(answer))
-    assert [str(other.address) for other in driver.observe().others] == ["0.0.0.0"]
+    assert [str(other.address) for other in driver.observe().interface_addresses] == ["0.0.0.0"]
 
 
 def test_a_kernel_without_dummy_devices_is_explained() -> None:
