@@ -372,16 +372,15 @@ class Steps:
 
     @contextlib.contextmanager
     def counting(self, stage: str) -> Iterator[None]:
-        lines = self.of_stages[stage] = Lines()
-        package = ipvsproxy.__path__[0]
-
-        def local(frame: types.FrameType, event: str, _: object) -> Any:
-            lines[frame.f_code] += event == "line"
-            return local
+        counters: dict[int, _Counter] = {}  # by identity, because hashing code reads all of it
 
         def calls(frame: types.FrameType, _event: str, _: object) -> Any:
-            lines[frame.f_code] += 1
-            return local if frame.f_code.co_filename.startswith(package) else None
+            code = frame.f_code
+            try:
+                counter = counters[id(code)]
+            except KeyError:
+                counter = counters[id(code)] = _Counter(code)
+            return counter.local if counter.is_ours else None
 
         before = sys.gettrace()
         sys.settrace(calls)
@@ -389,8 +388,20 @@ class Steps:
             yield
         finally:
             sys.settrace(before)
-        for code in [code for code in lines if not code.co_filename.startswith(package)]:
-            del lines[code]
+        self.of_stages[stage] = Lines({counter.code: counter.lines for counter in counters.values() if counter.is_ours})
+
+
+class _Counter:
+    """The lines of one function, its ends among them. Holds the function, so that no other gets its identity."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+        self.is_ours = code.co_filename.startswith(ipvsproxy.__path__[0])
+        self.lines = 0
+
+    def local(self, _frame: types.FrameType, _event: str, _: object) -> Any:
+        self.lines += 1
+        return self.local
 
 
 def event_of(kind: ObjectKind, item: dict[str, Any]) -> Put:
