@@ -43,6 +43,7 @@ class Operation(NamedTuple):
 
 KINDS: Mapping[type, Kind] = {object_class: kind.of(object_class) for object_class in typing.get_args(Item)}
 """The kind of each class of kernel objects."""
+_SEVERAL = frozenset(typing.get_args(Several))
 
 
 def kind_of(item: Item) -> str:
@@ -69,7 +70,8 @@ def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 def count_objects(item: Item) -> int:
     """The number of kernel objects of an item."""
-    return len(item.keys) if isinstance(item, Several) else 1
+    several: Any = item
+    return len(several.keys) if type(item) in _SEVERAL else 1
 
 
 class Outcome(NamedTuple):

@@ -97,9 +97,11 @@ class Reconciler:
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
         """As ``put``, in steps. Between two steps of this or another method, nothing else may change the reconciler."""
-        draining = self._drains.virtual_servers
-        states = (self._tables.states.get(name), state) if draining else ()
-        keys = {item.key for one in states if one is not None for item in one.served if item.key in draining}
+        return self._putting_drained(name, state) if self._drains else self._tables.putting(name, state)
+
+    def _putting_drained(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
+        states = filter(None, (self._tables.states.get(name), state))
+        keys = {item.key for one in states for item in one.served} & self._drains.virtual_servers
         deadlines = {key: self._deadline_s(key) for key in keys}
         yield from self._tables.putting(name, state)
         for key, deadline_s in deadlines.items():
@@ -203,8 +205,8 @@ class Reconciler:
 
     def lacking_entries(self, families: Collection[Family]) -> frozenset[Family]:
         """The families of which a set lacks a desired entry."""
-        unequal = [(IP_SETS[name].family, table) for name, table in self._tables.unequal_entries()]
-        return frozenset(families) & {family for family, table in unequal if table.pending}
+        entries = self._tables.of_entries
+        return frozenset(families) & {IP_SETS[entries.names[table]].family for table in entries.unequal() if table.pending}
 
     # Draining.
 
@@ -264,13 +266,8 @@ class Reconciler:
         yield from self._tables.slow_starts.tending(now)
         room = self.room(now)
         yield from each(self._tables.virtual_servers.touch, self._drains.release(0 if only_additions else room))
-        # Objects that failed, or whose drift returns, get operations of their own.
-        together = not (self._drifts or self._retries)
         circumstances = Circumstances(
-            self._tables,
-            together=together,
-            has_observed_all=self._observer.has_observed_all,
-            keeping=self._observer.newcomers,
+            self._tables, has_observed_all=self._observer.has_observed_all, keeping=self._observer.newcomers
         )
         kinds = self._tables.kinds
         possible: Iterator[Operation] = itertools.chain.from_iterable(kind.additions(circumstances) for kind in kinds)
@@ -279,22 +276,21 @@ class Reconciler:
         else:
             possible = itertools.chain(possible, *(kind.removals(circumstances) for kind in kinds))
         self._drifts.begin_round()
+        if self._drifts or self._retries:  # objects that failed, or whose drift returns, get operations of their own
+            possible = as_tried_again(possible)
         if self._drifts:
             tables, may_heal = self._tables, self._drifts.may_heal
             possible = (operation for operation in possible if may_heal(*observer.healed_place(tables, operation.item), now))
-        operations: list[Operation] = []
+        by_stage = defaultdict[Stage, list[Operation]](list)
         objects = 0
         for operation in possible:
-            operations.append(operation)
+            by_stage[self._tables.stage(operation)].append(operation)
             objects += count_objects(operation.item)
             if objects >= ITEMS_AT_ONCE:
                 objects = 0
                 yield
-        if self._retries:
-            operations = self._retries.due(operations, self._identity, now)
-        by_stage = defaultdict[Stage, list[Operation]](list)
-        yield from each(lambda operation: by_stage[self._tables.stage(operation)].append(operation), operations)
-        return Plan([operation for stage in sorted(by_stage) for operation in by_stage[stage]])
+        operations = [operation for stage in sorted(by_stage) for operation in by_stage[stage]]
+        return Plan(self._retries.due(operations, self._identity, now) if self._retries else operations)
 
     def _identity(self, operation: Operation) -> tuple[str, object]:
         """The key of a failure: the objects, with any verb and any value."""
@@ -335,7 +331,6 @@ class Reconciler:
             operation = outcome.operation
             verb, item = operation
             kind = self._tables.kind(item)
-            kind.note_attempt(item)
             verb_and_kind = (verb, kind_of(item))
             count = count_objects(item)
             if outcome.surprise:

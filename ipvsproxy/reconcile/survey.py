@@ -142,7 +142,7 @@ class Survey:
 
     def has(self, owner: Owner, key: VirtualServerKey) -> bool:
         """Whether a virtual server is this owner's, and not that of another Service which desires it, too."""
-        return self._tables.virtual_servers.is_owned_by(key, owner)
+        return self._tables.virtual_servers.owner_of(key) == owner
 
     def conflicts(self) -> Iterator[Conflict]:
         """Virtual servers that several Services desire, with the reasons."""

@@ -146,7 +146,7 @@ def test_what_other_programs_change_is_drift_and_repaired_in_any_way(binding: Bi
 def test_routes_of_a_family_that_is_not_served_stay() -> None:
     tables = Tables(Drains(), lambda _: False, lambda family: family is Family.IPV4)
     both = parse_address("10.96.0.1"), parse_address("fd00:96::1")
-    tables.routes.observe(dict.fromkeys(both, True), lambda _: True)
+    list(tables.routes.observing(dict.fromkeys(both, True)))
     assert list(tables.routes.surplus) == [both[0]]
 
 

@@ -6,14 +6,16 @@ Rule 2: an address that is to be local by a route stays on our device until the 
 between it would not be local, and nearly every connection would break.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Address
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.plan import Item, Verb
+from ipvsproxy.model.service import Owner
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.kinds.kind import Circumstances, PresenceKind, Stage, ours, together_or_not
+from ipvsproxy.reconcile.kinds.kind import Circumstances, PresenceKind, Stage
+from ipvsproxy.reconcile.tables.table import Table
 
 
 class Addresses(PresenceKind):
@@ -30,30 +32,28 @@ class Addresses(PresenceKind):
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Takes in the addresses of a reading."""
         if observed.addresses is not None:
-            yield from self.tables[0].observing_all(observed.addresses, True, ours)
+            yield from self.tables[0].observing(dict.fromkeys(observed.addresses, True))
 
-    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Adds pending addresses that have a virtual server of one of their owners (rule 1)."""
-        (table,), tables = self.tables, self.all
-        observed = tables.virtual_servers.observed
+    def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
+        """Pending addresses that have a virtual server of one of their owners (rule 1)."""
+        del circumstances
+        tables = self.all
         services = {owner.service for address in table.pending for owner in table.owners_of(address)}
+        observed = tables.virtual_servers.observed
         served = {item.key.address for name in services for item in tables.states[name].served if item.key in observed}
-        return self._operations(Verb.ADD, tuple(one for one in table.pending if one in served), circumstances)
+        return filter(served.__contains__, table.pending)
 
-    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Removes addresses that witness nothing, and are local in the desired way, or not to be local (rule 2)."""
-        if not circumstances.has_observed_all or not self.tables[0].surplus:
-            return iter(())
-        kept, witnesses = circumstances.keeping, circumstances.witnesses.addresses
-        pending = [binding.pending for binding in self.all.bindings.values()]
-        addresses = tuple(
-            one for one in self.tables[0].surplus if not (one in kept or one in witnesses or any(one in keys for keys in pending))
-        )
-        return self._operations(Verb.REMOVE, addresses, circumstances)
+    def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
+        """Addresses that witness nothing, and are local in the desired way, or not to be local (rule 2)."""
+        if not circumstances.has_observed_all:
+            return ()
+        reasons = (circumstances.keeping, circumstances.witnesses.addresses, *(one.pending for one in self.all.bindings.values()))
+        return (address for address in table.surplus if not any(address in reason for reason in reasons))
 
-    def _operations(self, verb: Verb, addresses: tuple[Address, ...], circumstances: Circumstances) -> Iterator[Operation]:
-        if addresses:
-            yield from together_or_not(Operation(verb, self.classes[0](addresses)), together=circumstances.together)
+    def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
+        """One item for all addresses."""
+        del table
+        return (self.classes[0](keys),)
 
 
 class Routes(Addresses):
@@ -64,4 +64,4 @@ class Routes(Addresses):
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Takes in the routes of a reading."""
         if observed.routes is not None:
-            yield from self.tables[0].observing_all(observed.routes, True, ours)
+            yield from self.tables[0].observing(dict.fromkeys(observed.routes, True))

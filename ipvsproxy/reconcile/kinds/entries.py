@@ -8,16 +8,19 @@ Rule 3: a packet gets a mark only while the virtual server of the mark has its r
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.plan import Item, Operation, Verb
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, ForeignElement, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.kinds.kind import Circumstances, PresenceKind, Stage, ours, together_or_not
-from ipvsproxy.reconcile.tables.table import PresenceTable, Table
+from ipvsproxy.reconcile.kinds.kind import Circumstances, PresenceKind, Stage
+from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import ownership
+
+if TYPE_CHECKING:
+    from ipvsproxy.reconcile.kinds.node import Tables
 
 _STAGES: Mapping[tuple[Verb, str], Stage] = (
     {(Verb.ADD, name): Stage.SOURCE_RANGES for name in ownership.RANGE_SETS}
@@ -36,21 +39,21 @@ class Entries(PresenceKind):
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.ENTRIES, Verb.REMOVE: Stage.ENTRY_REMOVALS}
     is_witness = True
 
-    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[SetEntry, Owner, bool]]:
-        """One table for each set."""
-        self.by_set: Mapping[str, Table[SetEntry, Owner, bool]] = {
-            name: PresenceTable(self.is_protected, unequal) for name in IP_SETS
-        }
-        self._names = {table: name for name, table in self.by_set.items()}
+    def __init__(self, all_tables: "Tables") -> None:
+        super().__init__(all_tables, IP_SETS)
+        self.by_set = {name: table for table, name in self.names.items()}
         self._of_family = {
             family: [(ip_set.kind, self.by_set[name]) for name, ip_set in IP_SETS.items() if ip_set.family is family]
             for family in Family
         }
-        return self.by_set.values()
 
     def table(self, item: SetEntries) -> Table[SetEntry, Owner, bool]:
         """The table of the entries' set."""
         return self.by_set[item.set]
+
+    def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
+        """One item for all entries."""
+        return (SetEntries(self.names[table], keys),)
 
     def stage(self, operation: Operation) -> Stage:
         """The stage, which for some sets is another than for the rest."""
@@ -58,13 +61,9 @@ class Entries(PresenceKind):
         assert isinstance(item, SetEntries)  # noqa: S101 - the class of this kind's items
         return _STAGES.get((verb, item.set)) or self.stages[verb]
 
-    def label(self, table: Table[Any, Any, Any], key: SetEntry) -> str:
-        """The set and the entry."""
-        return f"{self._names[table]} {key}"
-
-    def unequal(self) -> list[tuple[str, Table[SetEntry, Owner, bool]]]:
-        """The unequal tables, each with the name of its set."""
-        return [(self._names[table], table) for table in self.all.unequal if table in self._names]
+    def surplus(self, sets: Collection[str]) -> Iterator[SetEntry]:
+        """The surplus entries of some sets."""
+        return (entry for table in self.unequal() if self.names[table] in sets for entry in table.surplus)
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
         """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired.
@@ -82,18 +81,13 @@ class Entries(PresenceKind):
         """Takes in the entries of all sets, or of some."""
         if observed.sets is not None:
             for name, table in self.by_set.items():
-                yield from table.observing_all(observed.sets.get(name, frozenset()), True, ours)
+                yield from table.observing(dict.fromkeys(observed.sets.get(name, ()), True))
         for name, some in observed.some_sets.items():
-            yield from self.by_set[name].observing_all(some or frozenset(), True, ours)
+            yield from self.by_set[name].observing(dict.fromkeys(some or (), True))
 
-    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Adds pending entries that shut out no admitted source, lose no answers, and give no mark too early (rules 1 to 3)."""
-        for name, table in self.unequal():
-            entries = tuple(self._may_be_added(name, table, circumstances))
-            if entries:
-                yield from together_or_not(Operation(Verb.ADD, SetEntries(name, entries)), together=circumstances.together)
-
-    def _may_be_added(self, name: str, table: Table[SetEntry, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
+    def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
+        """Pending entries that shut out no admitted source, lose no answers, and give no mark too early (rules 1 to 3)."""
+        name = self.names[table]
         entries = table.pending
         if name in ownership.FIREWALL_SETS:
             return filter(circumstances.has_ranges, entries)
@@ -124,25 +118,23 @@ class Entries(PresenceKind):
             for named in (key, ownership.node_port(key))
         }
 
-    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Removes entries that witness nothing, and source ranges that do not alone admit a source (rule 1)."""
+    def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
+        """Entries that witness nothing, and source ranges that do not alone admit a source (rule 1)."""
         if not circumstances.has_observed_all:
-            return
-        for name, table in self.unequal():
-            entries = tuple(
-                entry
-                for entry in table.surplus
-                if entry not in circumstances.keeping
-                and not circumstances.witnesses.need(entry)
-                and (name not in ownership.RANGE_SETS or self._admits_nobody_alone(entry, circumstances))
-            )
-            if entries:
-                yield from together_or_not(Operation(Verb.REMOVE, SetEntries(name, entries)), together=circumstances.together)
+            return ()
+        has_ranges = self.names[table] in ownership.RANGE_SETS
+        return (
+            entry
+            for entry in table.surplus
+            if entry not in circumstances.keeping
+            and not circumstances.witnesses.need(entry)
+            and not (has_ranges and self._alone_admits(entry, circumstances))
+        )
 
-    def _admits_nobody_alone(self, entry: SetEntry, circumstances: Circumstances) -> bool:
+    def _alone_admits(self, entry: SetEntry, circumstances: Circumstances) -> bool:
         key = ownership.virtual_server_of(entry)
         if key is None:
-            return True
+            return False
         firewall = ownership.firewall_entry(key)
         table = self.by_set[firewall.set]
-        return firewall not in table.observed or (firewall in table.desired and key not in circumstances.lacking_ranges)
+        return firewall in table.observed and (firewall not in table.desired or key in circumstances.lacking_ranges)

@@ -5,8 +5,8 @@ would stay.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from ipvsproxy.model.kernel import Flow, FlowCleaning
 from ipvsproxy.model.plan import Operation, Verb
@@ -16,8 +16,11 @@ from ipvsproxy.model.sets import MarkedEntry
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.kind import Circumstances, Kind, Stage
-from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.tables.table import Table, always, replacing
 from ipvsproxy.reconcile.virtual_servers import ownership
+
+if TYPE_CHECKING:
+    from ipvsproxy.reconcile.kinds.node import Tables
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,12 +37,15 @@ class Flows(Kind):
     classes: ClassVar[tuple[type, ...]] = (FlowCleaning,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.FLOWS}
 
-    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[Flow, Keep, frozenset[RealServerKey]]]:
-        """One table. Nothing of it is removed."""
+    def __init__(self, all_tables: "Tables") -> None:
+        """No flow is removed."""
         self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
-            lambda keep: keep.owner, lambda desired, observed: not observed <= desired.real_servers, lambda _: True, unequal
+            lambda keep: keep.owner,
+            lambda desired, observed: not observed <= desired.real_servers,
+            always,
+            all_tables.unequal,
         )
-        return (self.flows,)
+        super().__init__(all_tables, self.flows)
 
     def desiring(
         self, owner: Owner, before: Mapping[Flow, frozenset[RealServerKey]], after: Mapping[Flow, frozenset[RealServerKey]]
@@ -48,7 +54,7 @@ class Flows(Kind):
 
         Only a flow that has lost a real server, or has its first ones, needs cleaning.
         """
-        yield from self.flows.replacing(owner, _keeps(owner, before), _keeps(owner, after))
+        yield from replacing(owner, [(self.flows, _keeps(owner, before), _keeps(owner, after))])
         yield from each(self._spare, (*before, *after))
 
     def _spare(self, flow: Flow) -> None:

@@ -16,16 +16,15 @@ The stages give the order of one plan. Additions come before removals, a restric
 The order of one plan is not enough, since operations can fail: a precondition asks for objects that must be in force.
 """
 
-import abc
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ipvsproxy.model import kind
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
+from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.rules import ObservedRule
 from ipvsproxy.model.service import NODE_OWNER, Owner
 from ipvsproxy.model.sets import IP_SETS, SetEntry
@@ -88,20 +87,11 @@ class Difference:
 class Circumstances:
     """The circumstances of one plan.
 
-    ``together``: several entries of one set are one operation, and so are several addresses or local routes.
     ``has_observed_all``: every kind of witness of virtual servers has been read once. ``keeping`` are entries, addresses and
     local routes that stay for now.
     """
 
-    def __init__(
-        self,
-        tables: "Tables",
-        *,
-        together: bool = True,
-        has_observed_all: bool = True,
-        keeping: Collection[object] = (),
-    ) -> None:
-        self.together = together
+    def __init__(self, tables: "Tables", *, has_observed_all: bool = True, keeping: Collection[object] = ()) -> None:
         self.has_observed_all = has_observed_all
         self.keeping = keeping
         self._tables = tables
@@ -114,8 +104,8 @@ class Circumstances:
     @functools.cached_property
     def still_given(self) -> Collection[FirewallMark]:
         """The marks that packets still get by an undesired entry."""
-        unequal = (table for name, table in self._tables.unequal_entries() if name in ownership.SCOPE_SETS)
-        return {mark for table in unequal for entry in table.surplus if (mark := ownership.mark_given_by(entry)) is not None}
+        surplus = self._tables.of_entries.surplus(ownership.SCOPE_SETS)
+        return {mark for entry in surplus if (mark := ownership.mark_given_by(entry)) is not None}
 
     def has_ranges(self, firewall: SetEntry) -> bool:
         """Whether all admitted sources of a virtual server pass its firewall entry."""
@@ -136,7 +126,7 @@ class Circumstances:
         return {ownership.virtual_server_of(entry) for table in tables for entry in table.pending}
 
 
-class Kind(abc.ABC):
+class Kind:
     """One kind of kernel object on one node.
 
     ``classes`` are the classes of its items, ``stages`` the stages of its verbs: a verb without one is never planned.
@@ -147,18 +137,11 @@ class Kind(abc.ABC):
     stages: ClassVar[Mapping[Verb, Stage]]
     is_witness: ClassVar[bool] = False
 
-    def __init__(self, all_tables: "Tables") -> None:
+    def __init__(self, all_tables: "Tables", *tables: Table[Any, Any, Any]) -> None:
         self.all = all_tables
-        self.tables: Sequence[Table[Any, Any, Any]] = tuple(self.make_tables(all_tables.unequal))
-
-    @abc.abstractmethod
-    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[Any, Any, Any]]:
-        """The tables of this kind; they are in ``unequal`` while they have pending or surplus keys."""
-
-    @property
-    def name(self) -> str:
+        self.tables = tables
+        self.name = kind.of(self.classes[0]).name
         """The name in log lines, metrics and documents."""
-        return kind.of(self.classes[0]).name
 
     def table(self, item: Any) -> Table[Any, Any, Any]:
         """The table of an item's objects."""
@@ -201,9 +184,6 @@ class Kind(abc.ABC):
         del circumstances
         return iter(())
 
-    def note_attempt(self, item: Any) -> None:  # noqa: B027 - few kinds need it
-        """Notes that an operation on this item was tried, with any outcome: a reading under way may have missed it."""
-
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
         """Books an operation that the kernel has done, in steps: here, the new value."""
         del verb
@@ -229,33 +209,61 @@ class Kind(abc.ABC):
 class PresenceKind(Kind):
     """A kind of which only presence counts. Items are one object each, or several that share a class."""
 
-    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[Any, Any, Any]]:
-        """One table."""
-        return (PresenceTable(self.is_protected, unequal),)
+    def __init__(self, all_tables: "Tables", names: Iterable[str] = ("",)) -> None:
+        """``names`` are those of the tables, as they stand before their objects in texts for people."""
+        self.names: Mapping[Table[Any, Owner, bool], str] = {
+            PresenceTable(self.is_protected, all_tables.unequal): name for name in names
+        }
+        super().__init__(all_tables, *self.names)
 
     def is_protected(self, key: Any) -> bool:
         """Whether an object is never removed."""
         del key
         return False
 
-    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Adds each pending object."""
+    def may_be_added(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Any]:
+        """The pending objects of a table that may be added now."""
         del circumstances
-        return (Operation(Verb.ADD, key) for key in self.tables[0].pending)
+        return table.pending
+
+    def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Any]:
+        """The surplus objects of a table that may be removed now."""
+        del circumstances
+        return table.surplus
+
+    def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
+        """The items of operations on these objects, one or more, of one table: here, each object."""
+        del table
+        return keys
+
+    def unequal(self) -> list[Table[Any, Owner, bool]]:
+        """The tables with pending or surplus objects."""
+        return [table for table in self.all.unequal if table in self.names]
+
+    def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Adds pending objects."""
+        for table in self.unequal():
+            if keys := tuple(self.may_be_added(table, circumstances)):
+                yield from (Operation(Verb.ADD, item) for item in self.items(table, keys))
+
+    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
+        """Removes surplus objects."""
+        for table in self.unequal():
+            if keys := tuple(self.may_be_removed(table, circumstances)):
+                yield from (Operation(Verb.REMOVE, item) for item in self.items(table, keys))
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
         """Books the presence of an item's objects."""
         table, value = self.table(item), None if verb is Verb.REMOVE else True
-        return each(lambda key: table.confirm(key, value), getattr(item, "keys", None) or (item.key,))
+        return each(functools.partial(table.confirm, value=value), self.identity(item))
 
-    def identity(self, item: Any) -> object:
+    def identity(self, item: Any) -> Collection[Any]:
         """The keys of all objects."""
-        return getattr(item, "keys", None) or item.key
+        return getattr(item, "keys", None) or (item.key,)
 
-    def label(self, table: Table[Any, Any, Any], key: Any) -> str:
+    def label(self, table: Table[Any, Owner, bool], key: object) -> str:
         """The name of an object for people."""
-        del table
-        return str(key)
+        return f"{self.names[table]} {key}".lstrip()
 
     def differences(self) -> Iterator[Difference]:
         """Absent objects, and those that serve no Service."""
@@ -264,13 +272,3 @@ class PresenceKind(Kind):
                 yield self.difference(self.label(table, key), "present", MISSING, table.desired[key])
             for key in table.surplus:
                 yield self.difference(self.label(table, key), STALE, "present")
-
-
-def together_or_not(operation: Operation, *, together: bool) -> Iterable[Operation]:
-    """The operation on several objects, or one for each of them."""
-    return (operation,) if together else one_by_one((operation,))
-
-
-def ours(_: object) -> bool:
-    """Every observed object of such a kind is ours."""
-    return True

@@ -39,7 +39,7 @@ from ipvsproxy.reconcile.kinds.settings import Devices, IpvsTimeouts, Sysctls
 from ipvsproxy.reconcile.kinds.virtual_servers import VirtualServers
 from ipvsproxy.reconcile.tables.scopes import Scopes
 from ipvsproxy.reconcile.tables.slow_start import SlowStarts
-from ipvsproxy.reconcile.tables.table import Conflict, Table, presence
+from ipvsproxy.reconcile.tables.table import Conflict, Table, presence, replacing
 from ipvsproxy.reconcile.virtual_servers import ownership, precedence
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
@@ -140,11 +140,7 @@ class Tables:
         Raises:
             KeyError: such an operation is never planned.
         """
-        return self.kind(operation.item).stage(operation)
-
-    def unequal_entries(self) -> list[tuple[str, Table[SetEntry, Owner, bool]]]:
-        """The unequal tables of set entries, each with the name of its set."""
-        return self.of_entries.unequal()
+        return self._kinds[type(operation.item)].stage(operation)
 
     @property
     def states(self) -> Mapping[ServiceName, ServiceState]:
@@ -185,7 +181,7 @@ class Tables:
             state = self.scopes.resolve(name, state)
         if self.slow_starts or (state is not None and state.rare.slow_start_s):
             self.slow_starts.note(name, state, is_known=name in self._states)
-        yield from self._putting(name, state)
+        return self._putting(name, state)
 
     def _putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
         before = self._states.pop(name, None)
@@ -220,15 +216,18 @@ class Tables:
         return set().union(*[self.virtual_servers.rank_again(item.key, state.owner) for item in state.served])
 
     def _desiring(self, owner: Owner, before: ServiceState, after: ServiceState) -> Generator[None, None, set[Owner]]:
-        affected = yield from self.virtual_servers.replacing(owner, before.virtual_servers, after.virtual_servers)
+        parts: list[tuple[Table[Any, Any, Any], Mapping[Any, Any], Mapping[Any, Any]]] = [
+            (self.virtual_servers, before.virtual_servers, after.virtual_servers)
+        ]
         if before.addresses != after.addresses:
-            yield from self.addresses.replacing(owner, presence(before.addresses, owner), presence(after.addresses, owner))
+            parts.append((self.addresses, presence(before.addresses, owner), presence(after.addresses, owner)))
         if before.routes != after.routes:
-            yield from self.routes.replacing(owner, presence(before.routes, owner), presence(after.routes, owner))
+            parts.append((self.routes, presence(before.routes, owner), presence(after.routes, owner)))
+        if before.rare.local_endpoints != after.rare.local_endpoints:
+            parts.append((self.health_checks, _checks(owner, before), _checks(owner, after)))
+        affected = yield from replacing(owner, parts)
         if before.rare.flows != after.rare.flows:
             yield from self.of_flows.desiring(owner, before.rare.flows, after.rare.flows)
-        if before.rare.local_endpoints != after.rare.local_endpoints:
-            self.health_checks.replace(owner, _checks(owner, before), _checks(owner, after))
         yield from self._desiring_entries(owner, before, after)
         return affected - {owner}
 
@@ -248,7 +247,7 @@ class Tables:
     def _rightful_entries(self, owner: Owner, state: ServiceState) -> tuple[SetEntry, ...]:
         if not self.virtual_servers.contested:
             return state.entries
-        lost = {key for key in state.virtual_servers if not self.virtual_servers.is_owned_by(key, owner)}
+        lost = {key for key in state.virtual_servers if self.virtual_servers.owner_of(key) != owner}
         if not lost:
             return state.entries
         # A virtual server whose address no entry names is that of a node port; one that the Service has keeps the port's entry.
@@ -278,7 +277,7 @@ class Tables:
             key
             for state in self._restricting.values()
             for key in state.rare.refused
-            if self.virtual_servers.is_owned_by(key, state.owner)
+            if self.virtual_servers.owner_of(key) == state.owner
         }
         if settled:
             return frozenset(desired)

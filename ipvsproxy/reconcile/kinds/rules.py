@@ -1,8 +1,8 @@
 """The kind of rules: one object for each family. Rules that are no longer needed go when the family's rules are written."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
@@ -10,7 +10,10 @@ from ipvsproxy.model.rules import MARKING_TABLE, ObservedRule, ObservedSkeleton,
 from ipvsproxy.model.service import NODE_OWNER
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, DescribeRule, Difference, Kind, Stage
-from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.tables.table import Table, always
+
+if TYPE_CHECKING:
+    from ipvsproxy.reconcile.kinds.node import Tables
 
 STRANGE_SHOWN = 5
 """So many rules of other programs are shown of each chain."""
@@ -22,13 +25,13 @@ class Rules(Kind):
     classes: ClassVar[tuple[type, ...]] = (Skeleton,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.RULES}
 
-    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[Family, Skeleton, ObservedSkeleton]]:
-        """One table. Rules are never removed."""
+    def __init__(self, all_tables: "Tables") -> None:
+        """Rules are never removed."""
         self.describe_rule: DescribeRule = lambda rule, _: str(rule)
         self.skeletons: Table[Family, Skeleton, ObservedSkeleton] = Table(
-            lambda _: NODE_OWNER, lambda desired, observed: desired.in_force != observed, lambda _: True, unequal
+            lambda _: NODE_OWNER, lambda desired, observed: desired.in_force != observed, always, all_tables.unequal
         )
-        return (self.skeletons,)
+        super().__init__(all_tables, self.skeletons)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Takes in the rules of the families that were read."""

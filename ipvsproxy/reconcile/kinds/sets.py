@@ -1,14 +1,16 @@
 """The kinds of sets: those that rules name, and the larger copy of one that a killed process has left."""
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
-from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.rules import Rule, TakeMark
+from ipvsproxy.model.service import Owner
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SET_COPY, IpSet, SetCopy
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.kinds.kind import MISSING, Circumstances, Difference, PresenceKind, Stage, ours
+from ipvsproxy.reconcile.kinds.kind import MISSING, Circumstances, Difference, PresenceKind, Stage
+from ipvsproxy.reconcile.tables.table import Table
 
 
 class Sets(PresenceKind):
@@ -25,14 +27,14 @@ class Sets(PresenceKind):
         """Takes in which sets a reading shows."""
         (table,) = self.tables
         if observed.sets is not None:
-            yield from table.observing({IP_SETS[name]: True for name in observed.sets}, ours)
+            yield from table.observing({IP_SETS[name]: True for name in observed.sets})
         some = {IP_SETS[name]: None if entries is None else True for name, entries in observed.some_sets.items()}
-        yield from table.observing_some(some, ours)
+        yield from table.observing_some(some)
 
-    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Destroys sets that nothing uses."""
+    def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[IpSet]:
+        """Sets that nothing uses."""
         del circumstances
-        return (Operation(Verb.REMOVE, ip_set) for ip_set in self.tables[0].surplus if self._is_unused(ip_set))
+        return filter(self._is_unused, table.surplus)
 
     def _is_unused(self, ip_set: IpSet) -> bool:
         tables = self.all
@@ -57,12 +59,7 @@ class SetCopies(PresenceKind):
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Takes in whether a reading shows the copy."""
         if observed.set_copy is not None:
-            yield from self.tables[0].observing({SET_COPY: True} if observed.set_copy else {}, ours)
-
-    def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Destroys the copy."""
-        del circumstances
-        return (Operation(Verb.REMOVE, key) for key in self.tables[0].surplus)
+            yield from self.tables[0].observing({SET_COPY: True} if observed.set_copy else {})
 
 
 def _names_set(rule: Rule, name: str) -> bool:

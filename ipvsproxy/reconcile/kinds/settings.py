@@ -1,15 +1,18 @@
 """The kinds of objects that a node needs with any Services: kernel settings, IPVS timeouts, the device."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, Sysctl, Timeouts
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import NODE_OWNER
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.kinds.kind import Circumstances, Difference, Kind, PresenceKind, Stage, ours
-from ipvsproxy.reconcile.tables.table import Table
+from ipvsproxy.reconcile.kinds.kind import Circumstances, Difference, Kind, PresenceKind, Stage
+from ipvsproxy.reconcile.tables.table import Table, always
+
+if TYPE_CHECKING:
+    from ipvsproxy.reconcile.kinds.node import Tables
 
 
 class Sysctls(Kind):
@@ -18,13 +21,13 @@ class Sysctls(Kind):
     classes: ClassVar[tuple[type, ...]] = (Sysctl,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.SETTINGS}
 
-    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[str, Sysctl, str]]:
-        """One table. No setting is removed."""
+    def __init__(self, all_tables: "Tables") -> None:
+        """No setting is removed."""
         self.settings: Table[str, Sysctl, str] = Table(
-            lambda _: NODE_OWNER, lambda desired, observed: not desired.is_met_by(observed), lambda _: True, unequal
+            lambda _: NODE_OWNER, lambda desired, observed: not desired.is_met_by(observed), always, all_tables.unequal
         )
         self._given_up: dict[str, tuple[Sysctl, str | None, str]] = {}
-        return (self.settings,)
+        super().__init__(all_tables, self.settings)
 
     @property
     def given_up(self) -> Mapping[str, str]:
@@ -39,7 +42,7 @@ class Sysctls(Kind):
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Takes in the settings of a reading."""
         if observed.sysctls is not None:
-            yield from self.settings.observing(observed.sysctls, ours)
+            yield from self.settings.observing(observed.sysctls)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
         """Sets each value that was not given up."""
@@ -65,12 +68,12 @@ class IpvsTimeouts(Kind):
     classes: ClassVar[tuple[type, ...]] = (Timeouts,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.TIMEOUTS}
 
-    def make_tables(self, unequal: dict[Table[Any, Any, Any], None]) -> Iterable[Table[str, Timeouts, Timeouts]]:
-        """One table. Timeouts are never removed."""
+    def __init__(self, all_tables: "Tables") -> None:
+        """Timeouts are never removed."""
         self.timeouts: Table[str, Timeouts, Timeouts] = Table(
-            lambda _: NODE_OWNER, lambda desired, observed: desired != observed, lambda _: True, unequal
+            lambda _: NODE_OWNER, lambda desired, observed: desired != observed, always, all_tables.unequal
         )
-        return (self.timeouts,)
+        super().__init__(all_tables, self.timeouts)
 
     def note(self, observed: Timeouts) -> None:
         """Takes in the timeouts. One whose desired value is 0 counts as equal."""
@@ -103,4 +106,4 @@ class Devices(PresenceKind):
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Takes in the device of a reading."""
         if observed.device is not None:
-            yield from self.tables[0].observing({Device(DEVICE): True} if observed.device else {}, ours)
+            yield from self.tables[0].observing({Device(DEVICE): True} if observed.device else {})

@@ -10,7 +10,7 @@ entry still gives its mark, as perhaps at an address of another Service, the vir
 import errno
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
@@ -28,6 +28,9 @@ from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, Circumstances, Differ
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import diff, ownership
 
+if TYPE_CHECKING:
+    from ipvsproxy.reconcile.kinds.node import Tables
+
 
 class VirtualServers(Kind):
     """Virtual servers and their real servers, in one table."""
@@ -39,20 +42,18 @@ class VirtualServers(Kind):
         Verb.REMOVE: Stage.VIRTUAL_SERVER_REMOVALS,
     }
 
-    def make_tables(
-        self, unequal: dict[Table[Any, Any, Any], None]
-    ) -> Iterable[Table[VirtualServerKey, VirtualServer, ObservedVirtualServer]]:
-        """One table. Excluded virtual servers, and those of a family that is not served, are never removed."""
-        tables, self._drains = self.all, self.all.drains
+    def __init__(self, all_tables: "Tables") -> None:
+        """Excluded virtual servers, and those of a family that is not served, are never removed."""
+        self._drains = all_tables.drains
         self.servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(
             lambda desired: desired.owner,
             lambda desired, observed: diff.differs(desired, observed, self._drains.may_remove),
-            lambda key: not tables.is_served(key.address.family) or tables.is_excluded(key),
-            unequal,
-            tables.rank_of,
+            lambda key: not all_tables.is_served(key.address.family) or all_tables.is_excluded(key),
+            all_tables.unequal,
+            all_tables.rank_of,
         )
         self.begin_settling(0)
-        return (self.servers,)
+        super().__init__(all_tables, self.servers)
 
     def begin_settling(self, now: float) -> None:
         """Begins to settle a plan."""
@@ -109,12 +110,7 @@ class VirtualServers(Kind):
 
     def _not_masqueraded_yet(self) -> Collection[VirtualServerKey]:
         """Virtual servers that must not get real servers while an undesired entry is still there (rule 2)."""
-        going = {
-            ownership.named_by(entry)
-            for name, table in self.all.unequal_entries()
-            if name in ownership.LOCAL_SETS
-            for entry in table.surplus
-        }
+        going = set(map(ownership.named_by, self.all.of_entries.surplus(ownership.LOCAL_SETS)))
         if not going:
             return frozenset()
         return {key for key in self.servers.pending if key in going or ownership.node_port(key) in going}
@@ -130,10 +126,6 @@ class VirtualServers(Kind):
             if key not in circumstances.still_given:
                 yield from diff.virtual_server_operations(key, None, self.servers.observed[key], self._drains.may_remove)
 
-    def note_attempt(self, item: Any) -> None:
-        """Keeps the virtual server from being gone at the end of a reading that has not shown it."""
-        self.servers.note_change(item.virtual_server if isinstance(item, RealServers) else item.key)
-
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
         """Books the change. Virtual servers are compared with desired state after the last one."""
         if isinstance(item, RealServers):
@@ -144,7 +136,8 @@ class VirtualServers(Kind):
             self._drains.end_all(item.key)
             self.servers.confirm(item.key, None)
         else:
-            self._added |= {item.key} if verb is Verb.ADD else set()
+            if verb is Verb.ADD:
+                self._added.add(item.key)
             observed = self.servers.observed.get(item.key)
             real_servers, thresholds = (observed.real_servers, observed.thresholds) if observed else ({}, None)
             self.servers.exchange(item.key, ObservedVirtualServer(item.settings, real_servers, thresholds=thresholds))
@@ -199,6 +192,7 @@ class VirtualServers(Kind):
     def settle_failure(self, outcome: Outcome) -> bool:
         """Books what a failure shows: the virtual server of real servers is gone, or a mark is another program's."""
         item, table = outcome.operation.item, self.servers
+        table.note_change(self.place(item)[1])
         # A virtual server that was added a moment ago and is missing again would be added in the same sync again and again.
         if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in self._added:
             if item.virtual_server not in table.observed:
@@ -217,7 +211,7 @@ class VirtualServers(Kind):
     def _compare(self, key: VirtualServerKey) -> None:
         """Compares both sides. They share the weights if these are equal."""
         desired, observed = self.servers.desired.get(key), self.servers.observed.get(key)
-        if desired is not None and observed is not None and observed.real_servers == desired.weights:
+        if desired and observed and observed.real_servers is not desired.weights and observed.real_servers == desired.weights:
             observed = observed.has(desired.weights)
         self.servers.confirm(key, observed)
 

@@ -105,7 +105,7 @@ class Scopes:
         concerned: dict[ServiceName, None] = {}
         for state in filter(None, map(self._states.get, changed)):
             for port, scopes in _ports(state).items():
-                if any(self._virtual_servers.is_owned_by(key, state.owner) for one in scopes for key in one.virtual_servers):
+                if any(self._virtual_servers.owner_of(key) == state.owner for one in scopes for key in one.virtual_servers):
                     self.marks.want(port)
                 elif self.marks.release(port):
                     concerned[port.service] = None
@@ -132,7 +132,7 @@ class Scopes:
             for state in self._states.values()
             for scope in state.rare.scopes
             for key in scope.virtual_servers
-            if key in marks and self._virtual_servers.is_owned_by(key, state.owner)
+            if key in marks and self._virtual_servers.owner_of(key) == state.owner
         )
         return sorted(entries, key=lambda one: (-entries[one], entries_of_mark[one[1]]))
 

@@ -11,7 +11,7 @@ may be hundreds of thousands of keys. So a ``PresenceTable`` does not store the 
 pending ones, and the undesired keys beside them.
 """
 
-import heapq
+import bisect
 import itertools
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,12 +20,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ipvsproxy.model.service import Owner
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 
-MOST_FORMER_TURNS = 8
-"""Former turns that the heap of a key may hold beyond one for each owner that waits."""
-
 K = TypeVar("K")
 V = TypeVar("V")
 W = TypeVar("W")
+
+
+def always(_: object) -> bool:
+    """Holds of every key."""
+    return True
 
 
 class Conflict(NamedTuple):
@@ -41,47 +43,26 @@ class Conflict(NamedTuple):
 
 
 class _Waiting(Generic[V]):
-    """The owners that wait for one key, each with its desired value. To find the next one takes a logarithmic time."""
+    """The owners that wait for one key, each with its desired value. All searches take a logarithmic time."""
 
     def __init__(self) -> None:
-        self._values: dict[Owner, V] = {}
-        self._turns: dict[Owner, tuple[Any, Owner]] = {}
-        self._heap: list[tuple[Any, Owner]] = []
-        """All turns, and former ones of owners that are gone or have another rank now."""
-
-    def __bool__(self) -> bool:
-        return bool(self._turns)
-
-    def __contains__(self, owner: Owner) -> bool:
-        return owner in self._turns
+        self.turns: list[tuple[Any, Owner]] = []
+        """Rank and owner of each, the next one first."""
+        self._values: dict[Owner, tuple[Any, V]] = {}
 
     def put(self, owner: Owner, rank: Any, value: V) -> None:
         """Let an owner of this rank wait with this value."""
-        self._values[owner] = value
-        if self._turns.get(owner) != (turn := (rank, owner)):
-            self._turns[owner] = turn
-            heapq.heappush(self._heap, turn)
-            if len(self._heap) > 2 * len(self._turns) + MOST_FORMER_TURNS:
-                self._heap = sorted(self._turns.values())
-
-    def rank(self, owner: Owner, rank: Any) -> None:
-        """Give a waiting owner another rank."""
-        self.put(owner, rank, self._values[owner])
+        self.pop(owner)
+        bisect.insort(self.turns, (rank, owner))
+        self._values[owner] = (rank, value)
 
     def pop(self, owner: Owner) -> V | None:
         """End the wait of an owner. Returns its value; None if it does not wait."""
-        self._turns.pop(owner, None)
-        return self._values.pop(owner, None)
-
-    def first(self) -> tuple[Any, Owner]:
-        """Rank and owner of the next one."""
-        while self._turns.get(self._heap[0][1]) is not self._heap[0]:
-            heapq.heappop(self._heap)
-        return self._heap[0]
-
-    def in_turn(self) -> Iterator[Owner]:
-        """All owners, the next one first."""
-        return (owner for _, owner in sorted(self._turns.values()))
+        if owner not in self._values:
+            return None
+        rank, value = self._values.pop(owner)
+        del self.turns[bisect.bisect_left(self.turns, (rank, owner))]
+        return value
 
 
 class Table(Generic[K, V, W]):
@@ -117,7 +98,6 @@ class Table(Generic[K, V, W]):
         self.drifted = 0
         """The number of drifted keys since the first observation: observed otherwise than before, and not as desired."""
         self._drifted_keys: list[K] = []
-        self._known_to_differ: Collection[K] = ()
 
     @property
     def desired(self) -> Mapping[K, V]:
@@ -151,26 +131,13 @@ class Table(Generic[K, V, W]):
     def conflict(self, key: K) -> Conflict | None:
         """The conflict about one key, if more than one owner desires it."""
         waiting = self._waiting.get(key)
-        return None if waiting is None else Conflict(key, self._owner_of(self._desired[key]), tuple(waiting.in_turn()))
+        if waiting is None:
+            return None
+        return Conflict(key, self._owner_of(self._desired[key]), tuple(owner for _, owner in waiting.turns))
 
     def replace(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> set[Owner]:
         """Replace the former desired values of an owner (``before``). Returns the other owners that gained or lost a key."""
-        return at_once(self.replacing(owner, before, after))
-
-    def replacing(self, owner: Owner, before: Mapping[K, V], after: Mapping[K, V]) -> Generator[None, None, set[Owner]]:
-        """As ``replace``, in steps."""
-        affected: set[Owner | None] = set()
-        for number, key in enumerate(before, 1):
-            if key not in after:
-                affected.add(self.release(key, owner))
-            if number % ITEMS_AT_ONCE == 0:
-                yield
-        for number, (key, value) in enumerate(after.items(), 1):
-            if before.get(key) != value:
-                affected.add(self.desire(key, owner, value))
-            if number % ITEMS_AT_ONCE == 0:
-                yield
-        return {other for other in affected if other}
+        return at_once(replacing(owner, [(self, before, after)]))
 
     @property
     def contested(self) -> int:
@@ -200,8 +167,8 @@ class Table(Generic[K, V, W]):
             self._desired.pop(key, None)
         elif waiting.pop(owner) is None:
             heir = self._give_to_first(key, waiting)
-        if not waiting:
-            self._waiting.pop(key, None)
+        if waiting is not None and not waiting.turns:
+            del self._waiting[key]
         self.touch(key)
         return heir
 
@@ -213,12 +180,13 @@ class Table(Generic[K, V, W]):
         waiting = self._waiting.get(key)
         if waiting is None:
             return set()
-        if owner in waiting:
-            waiting.rank(owner, self._rank(key, owner))
+        value = waiting.pop(owner)
+        if value is not None:
+            waiting.put(owner, self._rank(key, owner), value)
         desired = self._desired[key]
         winner = self._owner_of(desired)
         rank = self._rank(key, winner)
-        if rank < waiting.first()[0]:
+        if rank < waiting.turns[0][0]:
             return set()
         heir = self._give_to_first(key, waiting)
         waiting.put(winner, rank, desired)
@@ -226,7 +194,7 @@ class Table(Generic[K, V, W]):
         return {winner, heir}
 
     def _give_to_first(self, key: K, waiting: _Waiting[V]) -> Owner:
-        _, heir = waiting.first()
+        _, heir = waiting.turns[0]
         value = waiting.pop(heir)
         assert value is not None, "it was waiting"  # noqa: S101 - for the type checker
         self._desired[key] = value
@@ -237,37 +205,21 @@ class Table(Generic[K, V, W]):
         desired = self._desired.get(key)
         return None if desired is None else self._owner_of(desired)
 
-    def is_owned_by(self, key: K, owner: Owner) -> bool:
-        """Whether this owner has the key."""
-        return self.owner_of(key) == owner
-
     def owners_of(self, key: K) -> Sequence[Owner]:
         """All owners that desire a key; the first one has it."""
-        desired = self._desired.get(key)
-        if desired is None:
-            return ()
-        waiting = self._waiting.get(key)
-        return (self._owner_of(desired), *(waiting.in_turn() if waiting else ()))
+        owner, waiting = self.owner_of(key), self._waiting.get(key)
+        return (*([owner] if owner else ()), *((other for _, other in waiting.turns) if waiting else ()))
 
-    def observe(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> None:
-        """Replace the observed side. An observed key of ours that is still there stays ours."""
-        for _ in self.observing(listing, is_ours):
-            pass
+    def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
+        """Replace the observed side, in steps of ``ITEMS_AT_ONCE`` keys. Nothing else may be done to the table between two steps.
 
-    def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool]) -> Iterator[None]:
-        """As ``observe``, in steps of ``ITEMS_AT_ONCE`` keys. Nothing else may be done to the table between two steps.
-
-        An equal value keeps the known object.
+        An observed key of ours that is still there stays ours. An equal value keeps the known object.
         """
         self.begin_reading()
         yield from self.observing_some(listing, is_ours)
         gone = yield from self.ending_reading()
         yield from self.observing_some(gone, is_ours)
         self._was_observed = True
-
-    def observing_all(self, keys: AbstractSet[K], value: W, is_ours: Callable[[K], bool]) -> Iterator[None]:
-        """As ``observing``; all observed keys have this value."""
-        return self.observing(dict.fromkeys(keys, value), is_ours)
 
     def begin_reading(self) -> None:
         """Begins a complete reading, whose parts are passed to ``observing_some``."""
@@ -293,42 +245,38 @@ class Table(Generic[K, V, W]):
         if self._shown is not None:
             self._shown.add(key)
 
-    def observing_some(self, observed_now: Mapping[K, W | None], is_ours: Callable[[K], bool]) -> Iterator[None]:
+    def observing_some(self, observed_now: Mapping[K, W | None], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
         """As ``observing``, for some keys: None for an absent one. Other keys do not change."""
         observed, foreign, shown = self._observed, self._foreign, self._shown
-        self._known_to_differ = {key for key in observed_now if key in self._pending or key in self._surplus}
         for number, (key, value) in enumerate(observed_now.items(), 1):
             before = observed.get(key)
             if shown is not None and value is not None:
                 shown.add(key)
             if key in foreign or (before is not value and before != value):
-                if value is None:
-                    del observed[key]
-                    foreign.discard(key)
+                if value is not None and (before is None or key in foreign) and not is_ours(key):
+                    foreign.add(key)
                 else:
-                    if (before is None or key in foreign) and not is_ours(key):
-                        foreign.add(key)
-                    else:
-                        foreign.discard(key)
-                    observed[key] = value
-                self.touch(key)
-                if self._was_observed:
-                    self._count_drift(key, before)
+                    foreign.discard(key)
+                self._replace_observed(key, value, counts=self._was_observed and before != value)
             if number % ITEMS_AT_ONCE == 0:
                 yield
 
     def notice(self, key: K, value: W) -> None:
         """Take in the observed value of one key that can only be ours."""
-        before = self._observed.get(key)
-        self._known_to_differ = [key] if key in self._pending or key in self._surplus else []
-        self.confirm(key, value)
-        if before is not None:
-            self._count_drift(key, before)
+        self.note_change(key)
+        self._replace_observed(key, value, counts=self._observed.get(key, value) != value)
 
-    def _count_drift(self, key: K, before: W | None) -> None:
-        if (key in self._pending or key in self._surplus) and self._observed.get(key) != before:
+    def _replace_observed(self, key: K, value: W | None, *, counts: bool = False) -> None:
+        """Replace the observed value of a key. ``counts``: a value that is not the desired one is drift."""
+        differed = counts and (key in self._pending or key in self._surplus)
+        if value is None:
+            self._observed.pop(key, None)
+        else:
+            self._observed[key] = value
+        self.touch(key)
+        if counts and (key in self._pending or key in self._surplus):
             self.drifted += 1
-            if key not in self._known_to_differ:
+            if not differed:
                 self._drifted_keys.append(key)
 
     def take_drifted(self) -> Collection[K]:
@@ -341,11 +289,7 @@ class Table(Generic[K, V, W]):
         if self._foreign:
             self._foreign.discard(key)
         self.note_change(key)
-        if value is None:
-            self._observed.pop(key, None)
-        else:
-            self._observed[key] = value
-        self.touch(key)
+        self._replace_observed(key, value)
 
     def exchange(self, key: K, value: W) -> None:
         """Replace an observed value by an equal one that is about to change; ``confirm`` it after the change."""
@@ -355,36 +299,31 @@ class Table(Generic[K, V, W]):
         """Compare the two sides of a key again."""
         desired, observed = self._desired.get(key), self._observed.get(key)
         if desired is not None:
+            differing, others = self._pending, self._surplus
             differs = observed is None or self._differs(desired, observed)
-            is_pending, is_surplus = differs, False
         else:
-            is_pending, is_surplus = False, observed is not None and key not in self._foreign and not self._is_protected(key)
-        if is_pending:
-            self._pending[key] = None
-        elif key in self._pending:
-            del self._pending[key]
-            shrink(self._pending)
-        if is_surplus:
-            self._surplus[key] = None
-        elif key in self._surplus:
-            del self._surplus[key]
-            shrink(self._surplus)
-        self._note_inequality()
-
-    def _note_inequality(self) -> None:
+            differing, others = self._surplus, self._pending
+            differs = observed is not None and key not in self._foreign and not self._is_protected(key)
+        if differs:
+            differing[key] = None
+        elif key in differing:
+            discard(differing, key)
+        if key in others:
+            discard(others, key)
         if self._pending or self._surplus:
             self._unequal[self] = None
-        elif self in self._unequal:
-            del self._unequal[self]
+        else:
+            self._unequal.pop(self, None)
 
 
-def shrink(emptied: dict[K, None]) -> None:
-    """Clear an empty dictionary.
+def discard(keys: dict[K, None], key: K) -> None:
+    """Remove a key, if it is there.
 
-    Until then, Python walks it at its largest size: 60 µs after 100,000 keys.
+    An empty dictionary is cleared: until then, Python walks it at its largest size, for 60 µs after 100,000 keys.
     """
-    if not emptied:
-        emptied.clear()
+    keys.pop(key, None)
+    if not keys:
+        keys.clear()
 
 
 class Present(MutableMapping[K, bool]):
@@ -415,10 +354,8 @@ class Present(MutableMapping[K, bool]):
         return True if key in self else default
 
     def __setitem__(self, key: K, value: bool) -> None:
-        if key in self._pending:
-            del self._pending[key]
-            shrink(self._pending)
-        elif key not in self._desired:
+        discard(self._pending, key)
+        if key not in self._desired:
             self.undesired[key] = None
 
     def __delitem__(self, key: K) -> None:
@@ -427,13 +364,7 @@ class Present(MutableMapping[K, bool]):
         if key in self._desired:
             self._pending[key] = None
         else:
-            self.forget(key)
-
-    def forget(self, key: K) -> None:
-        """Remove a key from ``undesired``, if it is there."""
-        if key in self.undesired:
-            del self.undesired[key]
-            shrink(self.undesired)
+            discard(self.undesired, key)
 
     def __iter__(self) -> Iterator[K]:
         return itertools.chain(itertools.filterfalse(self._pending.__contains__, self._desired), self.undesired)
@@ -452,11 +383,15 @@ class PresenceTable(Table[K, Owner, bool]):
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
         """As in ``Table``; an observed, undesired key stays observed, and an absent one stays absent."""
-        if key not in self._desired and key not in self._present:
-            self._pending[key] = None
-        loser = super().desire(key, owner, value)
-        self._present.forget(key)
-        return loser
+        if key in self._desired:
+            return super().desire(key, owner, value)
+        self._desired[key] = owner
+        if key in self._present.undesired:
+            discard(self._present.undesired, key)
+            self.touch(key)
+        else:
+            self._pending[key] = self._unequal[self] = None
+        return None
 
     def release(self, key: K, owner: Owner) -> Owner | None:
         """As in ``Table``; an observed key stays observed."""
@@ -464,8 +399,28 @@ class PresenceTable(Table[K, Owner, bool]):
             self._present.undesired[key] = None
         heir = super().release(key, owner)
         if key in self._desired:
-            self._present.forget(key)
+            discard(self._present.undesired, key)
         return heir
+
+
+def replacing(
+    owner: Owner, parts: Iterable[tuple[Table[Any, Any, Any], Mapping[Any, Any], Mapping[Any, Any]]]
+) -> Generator[None, None, set[Owner]]:
+    """As ``Table.replace`` in several tables, each with the former values and the new ones, in steps."""
+    affected: set[Owner] = set()
+    for table, before, after in parts:
+        gone = itertools.filterfalse(after.__contains__, before)
+        for number, key in enumerate(itertools.chain(gone, after), 1):
+            value, other = after.get(key), None
+            if value is None:
+                other = table.release(key, owner)
+            elif not before or before.get(key) != value:
+                other = table.desire(key, owner, value)
+            if other is not None:
+                affected.add(other)
+            if number % ITEMS_AT_ONCE == 0:
+                yield
+    return affected
 
 
 def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:

@@ -13,7 +13,7 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
 
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
@@ -66,7 +66,7 @@ class Drains:
         return len(self._over)
 
     @property
-    def virtual_servers(self) -> Collection[VirtualServerKey]:
+    def virtual_servers(self) -> KeysView[VirtualServerKey]:
         """The virtual servers with a draining real server."""
         return self._drains.keys()
 

@@ -149,7 +149,7 @@ def test_each_real_server_that_differs_is_one_line() -> None:
 
 def test_an_undesired_real_server_of_udp_is_to_be_removed_at_once(reconciler: Reconciler) -> None:
     weights = {builders.backend("10.244.0.1", 53): 1, builders.backend("10.9.9.9", 53): 0}
-    reconciler._tables.virtual_servers.observe({KEY: examples.observed(weights)}, lambda _: True)
+    list(reconciler._tables.virtual_servers.observing({KEY: examples.observed(weights)}))
     assert [str(one) for one in differences(reconciler) if one.kind.endswith("server")] == [
         "real_server UDP 10.96.0.10:53 -> 10.9.9.9:53 of default/dns: desired nothing, observed weight 0"
     ]
@@ -158,19 +158,19 @@ def test_an_undesired_real_server_of_udp_is_to_be_removed_at_once(reconciler: Re
 def test_virtual_servers_of_other_programs_are_foreign_unless_a_service_desires_them(reconciler: Reconciler) -> None:
     foreign = [builders.frontend("203.0.113.9", 443), builders.frontend("203.0.113.9", 25)]
     observed = {key: examples.observed() for key in (*foreign, KEY)}
-    reconciler._tables.virtual_servers.observe(observed, lambda _: False)
+    list(reconciler._tables.virtual_servers.observing(observed, lambda _: False))
     assert list(reconciler.survey.foreign()) == [(foreign[1], examples.observed()), (foreign[0], examples.observed())]
 
 
 def test_a_missing_and_an_undesired_address_are_differences(reconciler: Reconciler) -> None:
     table = reconciler._tables.addresses
     nobodys = parse_address("10.96.9.9")
-    table.observe({nobodys: True}, lambda _: True)
+    list(table.observing({nobodys: True}))
     assert {one.name for one in differences(reconciler) if one.kind == "address"} == {
         str(KEY.address),
         str(nobodys),
     }
-    table.observe({KEY.address: True}, lambda _: True)
+    list(table.observing({KEY.address: True}))
     assert [one for one in differences(reconciler) if one.kind == "address"] == []
 
 
