@@ -21,6 +21,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.kernel.ipvs.test_readings import Table
@@ -114,7 +115,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         self.kernel = Kernel()
         self.driver = IpvsDriver(lambda _: fake_netlink.FakeSocket(self.kernel.answer), ask=self.kernel.ask)
         self.reconciler = Reconciler(Policy())
-        self.reconciler.observe(Observation(virtual_servers=self.driver.observe()), 0)
+        at_once(self.reconciler.observer.observing(Observation(virtual_servers=self.driver.observe()), 0))
 
     @stateful.rule(key=keys, weight=st.integers(0, 2))
     def others_write(self, key: VirtualServerKey, weight: int) -> None:
@@ -132,12 +133,12 @@ class AnyHistory(stateful.RuleBasedStateMachine):
             self.kernel.put(key, 1)
         self.driver._note(key, is_there=verb is Verb.ADD or bool(error))
         operation = Operation(verb, VirtualServer(key, SETTINGS))
-        self.reconciler.settle([Outcome(operation, error, errno.EIO if error else 0)], 0)
+        at_once(self.reconciler.settling([Outcome(operation, error, errno.EIO if error else 0)], 0))
 
     @stateful.rule(whole=st.booleans(), data=st.data())
     def poll(self, data: st.DataObject, *, whole: bool) -> None:
         for reading in self.driver.observe_changed(tuple(Family), whole=whole):
-            self.reconciler.observe(Observation(some_virtual_servers=reading), 0)
+            at_once(self.reconciler.observer.observing(Observation(some_virtual_servers=reading), 0))
             self._disturb(data)
 
     @stateful.rule(data=st.data(), failing=st.sets(st.sampled_from(Family)))
@@ -162,12 +163,12 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         assert {key: dict(one.real_servers) for key, one in observed.items()} == self.kernel.content
 
     def _audit(self, data: st.DataObject | None) -> None:
-        self.reconciler.begin_audit()
+        self.reconciler.observer.begin_audit()
         for reading in self.driver.observe_in_parts(tuple(Family)):
-            self.reconciler.observe(Observation(some_virtual_servers=reading), 0)
+            at_once(self.reconciler.observer.observing(Observation(some_virtual_servers=reading), 0))
             if data is not None:
                 self._disturb(data)
-        self.reconciler.observe(Observation(has_shown_virtual_servers=True), 0)
+        at_once(self.reconciler.observer.observing(Observation(has_shown_virtual_servers=True), 0))
 
     def _disturb(self, data: st.DataObject) -> None:
         match data.draw(st.sampled_from(["", "", "others", "gone", "write"])):

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Service
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
 from ipvsproxy.translate.settings import Settings, TrafficScopes
@@ -97,7 +98,7 @@ def assert_in_force(node: MemoryNode, state: Collection[Put]) -> None:
     assert memory_node.contents(node.kernel) == memory_node.from_scratch(alone, SETTINGS, node.kernel)
     reconciler = node.engine._reconciler
     assert reconciler.pending == 0
-    assert not reconciler.plan(loop().time()).operations
+    assert not at_once(reconciler.planning(loop().time())).operations
 
 
 async def deliver(states: Sequence[State], kernel: fake_kernel.FakeKernel, *, restarted: bool) -> None:

@@ -41,6 +41,7 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.store.objects import Changes, Guard, Store
@@ -104,7 +105,7 @@ class Comparison:
         """
         if self.store.may_lack_all:
             raise UnknownStateError("a first list of the API server is empty; it does not count before a second list confirms it")
-        sets, sysctls = self._reconciler.subjects()
+        sets, sysctls = self._reconciler.survey.subjects()
         observed = await self.kernel.call(lambda kernel: kernel.observe(sets, self.translation.families, sysctls))
         if observed.errors:
             raise UnknownStateError(*observed.errors)
@@ -117,7 +118,7 @@ class Comparison:
             self._translator.note_scheduler(name, reason, now)
         changes = self.store.take()
         await in_slices(self._translator.putting(changes.services), self._clock)
-        self._reconciler.observe(observed, self._clock())
+        at_once(self._reconciler.observer.observing(observed, self._clock()))
         self._reconciler.tend(self._clock())
         self._translator.put_skeletons(settled=True)
         self._reconciler.note_timeouts(timeouts)

@@ -1,6 +1,6 @@
 """Long work in steps, between which its caller may do something else: a generator yields after each of them."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 ITEMS_AT_ONCE = 100
@@ -10,7 +10,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def each(do: Callable[[T], object], items: Iterable[T]) -> Iterator[None]:
+def each(do: Callable[[T], object], items: Iterable[T]) -> Generator[None, None, None]:
     """Does something with each item, with a pause after ``ITEMS_AT_ONCE``."""
     for number, item in enumerate(items, 1):
         do(item)

@@ -13,16 +13,15 @@ import errno
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
-from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl, Timeouts
+from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, as_tried_again, count_objects, kind_of
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SetKind
-from ipvsproxy.model.state import Observation, ServiceState
+from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once, each
 from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, FirewallMark, VirtualServerKey
 from ipvsproxy.reconcile import survey
@@ -66,8 +65,9 @@ class Reconciler:
         self._pace = pace.Pace()
         self._tables = Tables(self._drains, self._is_excluded, lambda family: family in self._policy.families)
         self._tables.scopes.use_bits(policy.scope_bits)
-        self._observer = observer.Observer(self._tables, self._drains, self._drifts)
-        self.survey = survey.Survey(self._tables, self._drains)
+        self.observer = observer.Observer(self._tables, self._drains, self._drifts)
+        """Takes in what was read of the kernel."""
+        self.survey = survey.Survey(self._tables)
         """Answers questions about both sides; no other object reads the tables."""
 
     def _is_excluded(self, key: VirtualServerKey) -> bool:
@@ -91,12 +91,11 @@ class Reconciler:
         """The objects that the node needs with any Services: device, sets, settings."""
         self._tables.put_node(families, sysctls, timeouts)
 
-    def put(self, name: ServiceName, state: ServiceState | None) -> None:
-        """The desired state of a Service; None when it is gone."""
-        at_once(self.putting(name, state))
-
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
-        """As ``put``, in steps. Between two steps of this or another method, nothing else may change the reconciler."""
+        """Replaces the desired state of a Service, in steps; None when it is gone.
+
+        Between two steps of this or another method, nothing else may change the reconciler.
+        """
         return self._putting_drained(name, state) if self._drains else self._tables.putting(name, state)
 
     def _putting_drained(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
@@ -118,95 +117,15 @@ class Reconciler:
         """The desired rules of a family."""
         self._tables.put_skeleton(skeleton)
 
-    def put_node_port_ranges(self, ranges: tuple[Network, ...]) -> None:
-        """The ranges on whose addresses node ports are served: a virtual server there may be witnessed by its port."""
-        self._observer.node_port_ranges = ranges
-
-    def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
-        """The kinds of sets with an entry, or soon with one: rules follow. ``settled``: once everything is as desired."""
-        return self._tables.occupied(family, settled=settled)
-
-    def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers that this node itself may not use: rules follow. ``settled``: once everything is as desired."""
-        return self._tables.refused(settled=settled)
-
-    def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """Those of some virtual servers whose address is local by a route, or soon. ``settled``: as for ``refused``."""
-        return self._tables.routed(keys, settled=settled)
-
     # Observed state.
-
-    def subjects(self) -> tuple[list[str], list[str]]:
-        """The names of the sets, and the paths of the settings, that a reading of the kernel must include."""
-        return self._tables.set_names(), list(self._tables.sysctls.desired)
-
-    def begin_audit(self) -> None:
-        """Begins a reading of the whole kernel in parts: virtual servers that none of them shows are gone at its end."""
-        self._observer.begin_audit()
-
-    def observing(self, observed: Observation, now: float) -> Iterator[None]:
-        """Take in a reading of the kernel, or a part of one, with pauses."""
-        return self._observer.observing(observed, now)
-
-    def concluding(self, now: float) -> Iterator[None]:
-        """Draw the conclusions of a reading whose parts have all been taken in, with pauses."""
-        return self._observer.concluding(now)
-
-    def observe(self, observed: Observation, now: float) -> None:
-        """Take in a whole reading of the kernel at once."""
-        self._observer.observe(observed, now)
 
     def note_timeouts(self, observed: Timeouts) -> None:
         """Take in the IPVS timeouts, which no other reading shows. A timeout whose desired value is 0 counts as equal."""
         self._tables.of_timeouts.note(observed)
 
-    @property
-    def has_observed_all(self) -> bool:
-        """Whether every part of the kernel was read at least once, so that it is known which virtual servers are ours."""
-        return self._observer.has_observed_all
-
-    @property
-    def has_newcomers(self) -> bool:
-        """Whether the current reading has observed objects that may be witnesses of virtual servers not yet read."""
-        return bool(self._observer.newcomers)
-
     def take_drift_news(self) -> News:
         """The drift since the last call, and the places that are left alone."""
         return self._drifts.take_news()
-
-    @property
-    def settings_given_up(self) -> Mapping[str, str]:
-        """The settings that cannot be written, and are still as they were then: path and reason."""
-        return self._tables.of_sysctls.given_up
-
-    def unmet_settings(self) -> Mapping[str, str]:
-        """The indispensable settings (``INDISPENSABLE_SETTINGS``) that are not as they must be: path and observed value."""
-        sysctls = self._tables.sysctls
-        return {path: sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in sysctls.pending}
-
-    def lacking(self, families: Collection[Family]) -> frozenset[Family]:
-        """The families that lack the device, a set, the rules or a setting that all their Services need."""
-        tables = self._tables
-        if tables.devices.pending:
-            return frozenset(families)
-        unset = {family for path in self.unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
-        without_sets = {ip_set.family for ip_set in tables.sets.pending if ip_set.kind not in SCOPE_KINDS}
-        without_rules = {family for family in tables.skeletons.pending if tables.lacks_rules(family)}
-        return frozenset(families) & (unset | without_sets | without_rules)
-
-    def unserved(self, families: Collection[Family]) -> frozenset[Family]:
-        """The families of which the kernel lacks more than half of the desired virtual servers."""
-        table = self._tables.virtual_servers
-        absent = Counter(key.address.family for key in table.pending if key not in table.observed)
-        if not absent:
-            return frozenset()
-        desired = Counter(key.address.family for key in table.desired)
-        return frozenset(family for family in families if absent[family] * 2 > desired[family])
-
-    def lacking_entries(self, families: Collection[Family]) -> frozenset[Family]:
-        """The families of which a set lacks a desired entry."""
-        entries = self._tables.of_entries
-        return frozenset(families) & {IP_SETS[entries.names[table]].family for table in entries.unequal() if table.pending}
 
     # Draining.
 
@@ -250,24 +169,20 @@ class Reconciler:
         These are second scopes of external addresses, as far as there are marks, and weights of endpoints with slow start. Scopes
         that are not desired drain. Every Service must have been put.
         """
-        at_once(self._tables.scopes.tending(may_close=self._observer.has_observed_all))
+        at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))
         at_once(self._tables.slow_starts.tending(now, afresh=True))
 
-    def plan(self, now: float, *, only_additions: bool = False) -> Plan:
-        """The operations that are possible now, in their order.
+    def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Plan]:
+        """Plans the operations that are possible now, in their order; in steps.
 
         ``only_additions``: not every Service has been put yet, so an undesired object may still become desired.
         """
-        return at_once(self.planning(now, only_additions=only_additions))
-
-    def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Plan]:
-        """As ``plan``, in steps."""
-        yield from self._tables.scopes.tending(may_close=not only_additions and self._observer.has_observed_all)
+        yield from self._tables.scopes.tending(may_close=not only_additions and self.observer.has_observed_all)
         yield from self._tables.slow_starts.tending(now)
         room = self.room(now)
         yield from each(self._tables.virtual_servers.touch, self._drains.release(0 if only_additions else room))
         circumstances = Circumstances(
-            self._tables, has_observed_all=self._observer.has_observed_all, keeping=self._observer.newcomers
+            self._tables, has_observed_all=self.observer.has_observed_all, keeping=self.observer.newcomers
         )
         kinds = self._tables.kinds
         possible: Iterator[Operation] = itertools.chain.from_iterable(kind.additions(circumstances) for kind in kinds)
@@ -294,7 +209,7 @@ class Reconciler:
 
     def _identity(self, operation: Operation) -> tuple[str, object]:
         """The key of a failure: the objects, with any verb and any value."""
-        return kind_of(operation.item), self._tables.kind(operation.item).identity(operation.item)
+        return kind_of(operation.item), self._tables.by_class[type(operation.item)].identity(operation.item)
 
     def _takes_away(self, operation: Operation) -> bool:
         """Whether an operation takes something away that a Service which has not been put yet may need."""
@@ -312,12 +227,8 @@ class Reconciler:
         desired = item.chains
         return any(not set(rules) <= set(desired.get(chain, ())) for chain, rules in observed.chains.items())
 
-    def settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
-        """Take in the outcomes of the operations of a plan."""
-        return at_once(self.settling(outcomes, now))
-
     def settling(self, outcomes: Sequence[Outcome], now: float) -> Generator[None, None, Report]:
-        """As ``settle``, in steps."""
+        """Takes in the outcomes of the operations of a plan, in steps."""
         done: Counter[tuple[str, str]] = Counter()
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
@@ -330,7 +241,7 @@ class Reconciler:
                 yield
             operation = outcome.operation
             verb, item = operation
-            kind = self._tables.kind(item)
+            kind = self._tables.by_class[type(item)]
             verb_and_kind = (verb, kind_of(item))
             count = count_objects(item)
             if outcome.surprise:

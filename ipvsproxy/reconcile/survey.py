@@ -2,27 +2,32 @@
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ipvsproxy.model.kernel import BoundAddresses, FlowCleaning, HealthCheck, HealthCheckPort, LocalRoutes
+from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, BoundAddresses, FlowCleaning, HealthCheck, HealthCheckPort, LocalRoutes
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import KINDS, Item, Operation
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Owner, ServiceName
-from ipvsproxy.model.sets import SetEntry, mark_entry
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.kind import DescribeRule, Difference, Stage
 from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict, Table
-from ipvsproxy.reconcile.virtual_servers import ownership
-from ipvsproxy.reconcile.virtual_servers.drain import Drains
+from ipvsproxy.reconcile.virtual_servers import ownership, precedence
 
 COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.items() if object_class is not FlowCleaning))
 """The kinds of differences, as operations name them."""
+
+
+_OF_FAMILY: Mapping[Family, Sequence[IpSet]] = {
+    family: [ip_set for ip_set in IP_SETS.values() if ip_set.family is family] for family in Family
+}
 
 
 class Sides(NamedTuple):
@@ -69,9 +74,83 @@ class Statistics:
 class Survey:
     """Reads the tables of a reconciler."""
 
-    def __init__(self, tables: Tables, drains: Drains) -> None:
+    def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._drains = drains
+        self._drains = tables.drains
+
+    def subjects(self) -> tuple[list[str], list[str]]:
+        """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
+
+        The sets are the desired ones, and those that only scopes use, desired or not.
+        """
+        tables = self._tables
+        scoped = (one for family in tables.scopes.families for one in _OF_FAMILY[family] if one.kind in SCOPE_KINDS)
+        return list(dict.fromkeys(one.name for one in (*tables.sets.desired, *scoped))), list(tables.sysctls.desired)
+
+    def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
+        """The kinds of sets with an entry, or soon with one: rules follow. ``settled``: once everything is as desired.
+
+        A ``ForeignElement`` alone does not count: a rule for it would do to all packets what it does to those of some Services.
+        """
+        tables = self._tables
+
+        def is_occupied(ip_set: IpSet) -> bool:
+            entries = tables.entries[ip_set.name]
+            if settled:
+                return bool(entries.desired)
+            is_there = ip_set.kind not in SCOPE_KINDS or ip_set in tables.sets.observed
+            return is_there and any(not isinstance(entry, ForeignElement) for entry in entries.desired or entries.observed)
+
+        return frozenset(ip_set.kind for ip_set in _OF_FAMILY[family] if is_occupied(ip_set))
+
+    def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
+        """The virtual servers that this node itself may not use, and those that rules still name until they are removed.
+
+        ``settled``: without the latter, as once everything is as desired.
+        """
+        table, restricting, in_rules = self._tables.virtual_servers, self._tables.restricting, self._tables.in_rules
+        desired = {key for state in restricting.values() for key in state.rare.refused if table.owner_of(key) == state.owner}
+        going = () if settled else (key for keys in in_rules.values() for key in keys if key in table.surplus)
+        return frozenset(desired.union(going))
+
+    def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
+        """Those of some virtual servers whose address is local by a route, or soon. ``settled``: as for ``refused``."""
+        desired, observed = self._tables.routes.desired, {} if settled else self._tables.routes.observed
+        return frozenset(key for key in keys if key.address in desired or key.address in observed)
+
+    @property
+    def settings_given_up(self) -> Mapping[str, str]:
+        """The settings that cannot be written, and are still as they were then: path and reason."""
+        return self._tables.of_sysctls.given_up
+
+    def unmet_settings(self) -> Mapping[str, str]:
+        """The indispensable settings (``INDISPENSABLE_SETTINGS``) that are not as they must be: path and observed value."""
+        sysctls = self._tables.sysctls
+        return {path: sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in sysctls.pending}
+
+    def lacking(self, families: Collection[Family]) -> frozenset[Family]:
+        """The families that lack the device, a set, the rules or a setting that all their Services need."""
+        tables = self._tables
+        if tables.devices.pending:
+            return frozenset(families)
+        unset = {family for path in self.unmet_settings() for family in INDISPENSABLE_SETTINGS[path]}
+        without_sets = {ip_set.family for ip_set in tables.sets.pending if ip_set.kind not in SCOPE_KINDS}
+        without_rules = set(filter(tables.of_rules.lacks, tables.skeletons.pending))
+        return frozenset(families) & (unset | without_sets | without_rules)
+
+    def unserved(self, families: Collection[Family]) -> frozenset[Family]:
+        """The families of which the kernel lacks more than half of the desired virtual servers."""
+        table = self._tables.virtual_servers
+        absent = Counter(key.address.family for key in table.pending if key not in table.observed)
+        if not absent:
+            return frozenset()
+        desired = Counter(key.address.family for key in table.desired)
+        return frozenset(family for family in families if absent[family] * 2 > desired[family])
+
+    def lacking_entries(self, families: Collection[Family]) -> frozenset[Family]:
+        """The families of which a set lacks a desired entry."""
+        entries = self._tables.of_entries
+        return frozenset(families) & {IP_SETS[entries.names[table]].family for table in entries.unequal() if table.pending}
 
     @property
     def states(self) -> Mapping[ServiceName, ServiceState]:
@@ -146,11 +225,16 @@ class Survey:
 
     def conflicts(self) -> Iterator[Conflict]:
         """Virtual servers that several Services desire, with the reasons."""
-        return self._tables.conflicts()
+        return map(self._with_reasons, self._tables.virtual_servers.conflicts())
 
     def conflict(self, key: VirtualServerKey) -> Conflict | None:
         """The conflict about one virtual server, if several Services desire it."""
-        return self._tables.conflict(key)
+        conflict = self._tables.virtual_servers.conflict(key)
+        return conflict and self._with_reasons(conflict)
+
+    def _with_reasons(self, one: Conflict) -> Conflict:
+        winner, *waiting = (self._tables.rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
+        return one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
 
     def is_desired_entry(self, entry: SetEntry) -> bool:
         """Whether a set should have this entry."""
@@ -193,7 +277,7 @@ class Survey:
 
     def owner_of(self, item: Item) -> Owner | None:
         """The owner of a kernel object; ``NODE_OWNER`` if the node itself needs it, None if it is not desired."""
-        table, key = self._tables.kind(item).place(item)
+        table, key = self._tables.by_class[type(item)].place(item)
         return table.owner_of(key)
 
     def stage_of(self, operation: Operation) -> Stage:

@@ -20,7 +20,6 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.ipvs import message as ipvs_message
-from ipvsproxy.reconcile import reconciler
 from ipvsproxy.store import objects
 from ipvsproxy.translate.api import decode
 from scripts.benchmark import calls, recording
@@ -95,8 +94,6 @@ class Meter:
             (objects.Store, "deliver", "store"),
             (translator.Translator, "update_view", "view"),
             (translator.Translator, "put_skeletons", "rules"),
-            (reconciler.Reconciler, "plan", "plan"),
-            (reconciler.Reconciler, "settle", "settle"),
             (node.NodeKernel, "observe", "read"),
             (node.NodeKernel, "apply", "apply"),
             (ipvs_message.Encoder, "encode", "encode IPVS"),
@@ -104,6 +101,8 @@ class Meter:
             setattr(owner, function, self._timed(getattr(owner, function), name))
         for owner, function, name in (
             (engine.Engine, "_translate_all", "translate and desire"),
+            (engine.Engine, "_plan", "plan"),
+            (engine.Engine, "_settle", "settle"),
             (reader.KernelReader, "observe", "audit"),
         ):
             setattr(owner, function, self._timed_whole(getattr(owner, function), name))
@@ -133,12 +132,12 @@ class Meter:
 
     def _timed_whole(self, function: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
         @functools.wraps(function)
-        async def timed(*arguments: Any) -> Any:
+        async def timed(*arguments: Any, **named: Any) -> Any:
             if not self.times:
-                return await function(*arguments)
+                return await function(*arguments, **named)
             began = self._now()
             try:
-                return await function(*arguments)
+                return await function(*arguments, **named)
             finally:
                 self._book(name, began)
 

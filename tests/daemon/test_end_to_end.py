@@ -16,6 +16,7 @@ import pytest
 from ipvsproxy.daemon.sources import watch
 from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model.service import ObjectKind
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
 from tests.support import api_server, api_store, builders, memory_node
@@ -85,7 +86,7 @@ class World:
         async with asyncio.timeout(DEADLINE_S):
             await self.node.watcher.until(lambda: memory_node.contents(self.node.kernel) == self.desired())
         assert self.node.engine._reconciler.pending == 0
-        assert not self.node.engine._reconciler.plan(asyncio.get_running_loop().time()).operations
+        assert not at_once(self.node.engine._reconciler.planning(asyncio.get_running_loop().time())).operations
 
 
 @contextlib.asynccontextmanager

@@ -19,6 +19,7 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, ObjectKind, Put, Service
 from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import skeleton, view
@@ -53,10 +54,12 @@ def rules(data: bytes) -> None:
     reconciler = Reconciler(Policy())
     for service in services:
         translated = state.translate(service, [one for one in slices if one.service == service.name], node_view, settings)
-        reconciler.put(service.name, translated)
+        at_once(reconciler.putting(service.name, translated))
         _check_encoding(translated)
     for family, supported in ((Family.IPV4, _ALL_THERE), (Family.IPV6, _NOTHING_THERE)):
-        built = skeleton.build_skeleton(family, settings, node_view, reconciler.occupied(family), reconciler.refused())
+        built = skeleton.build_skeleton(
+            family, settings, node_view, reconciler.survey.occupied(family), reconciler.survey.refused()
+        )
         restore_text.check(iptables_syntax.render_restore(built, supported))
         restore_text.check(iptables_syntax.render_removal(built, supported))
 

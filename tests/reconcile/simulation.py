@@ -13,6 +13,7 @@ from ipvsproxy.model.rules import ChainKey, JumpTo, Rule, SetMatch, Side, Verdic
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.translate import skeleton
@@ -61,14 +62,14 @@ class SimulatedNode:
     def _new_reconciler(self) -> Reconciler:
         reconciler = Reconciler(self._policy)
         reconciler.put_node(self._families, (SYSCTL,), TIMEOUTS)
-        reconciler.observe(self.kernel.observe(), self.now)
+        at_once(reconciler.observer.observing(self.kernel.observe(), self.now))
         return reconciler
 
     def restart(self) -> None:
         """A new process, which only knows the API and the kernel."""
         self.reconciler = self._new_reconciler()
         for name, desired in self.states.items():
-            self.reconciler.put(name, desired)
+            at_once(self.reconciler.putting(name, desired))
 
     def put(self, service: Service, *slices: EndpointSlice, remembered: bool = False) -> None:
         """A Service has changed."""
@@ -89,27 +90,27 @@ class SimulatedNode:
     def put_state(self, desired: ServiceState) -> None:
         """The desired state of a Service has changed."""
         self.states[desired.owner.service] = desired
-        self.reconciler.put(desired.owner.service, desired)
+        at_once(self.reconciler.putting(desired.owner.service, desired))
 
     def remove(self, name: str) -> None:
         """A Service is gone."""
         key = ServiceName(builders.NAMESPACE, name)
         self.states.pop(key, None)
         self._translated.pop(key, None)
-        self.reconciler.put(key, None)
+        at_once(self.reconciler.putting(key, None))
 
     def observe(self, **changes: object) -> None:
         """Read the kernel; ``changes`` replace parts of the reading."""
-        self.reconciler.observe(dataclasses.replace(self.kernel.observe(), **changes), self.now)  # type: ignore[arg-type]  # names of fields
+        at_once(self.reconciler.observer.observing(dataclasses.replace(self.kernel.observe(), **changes), self.now))  # type: ignore[arg-type]  # names of fields
 
     def plan(self) -> Plan:
         """The operations that are possible now."""
         reconciler = self.reconciler
         for family in self._families:
-            refused = reconciler.refused()
-            inputs, routed = (reconciler.occupied(family), refused), reconciler.routed(refused)
+            refused = reconciler.survey.refused()
+            inputs, routed = (reconciler.survey.occupied(family), refused), reconciler.survey.routed(refused)
             reconciler.put_skeleton(skeleton.build_skeleton(family, self._settings, self._view, *inputs, routed=routed))
-        return reconciler.plan(self.now)
+        return at_once(reconciler.planning(self.now))
 
     def sync(self, *, after_s: float = 0) -> list[Operation]:
         """Plan, apply and settle until nothing can be done now. Returns the operations."""
@@ -118,7 +119,7 @@ class SimulatedNode:
         for _ in range(MOST_ROUNDS):
             plan = self.plan()
             if plan.operations:
-                self.reports.append(self.reconciler.settle(self.apply(plan.operations), self.now))
+                self.reports.append(at_once(self.reconciler.settling(self.apply(plan.operations), self.now)))
             elif due := self.reconciler.drains_due(self.now):
                 list(self.reconciler.noting_connections(self.kernel.connections(due), self.now))
             else:

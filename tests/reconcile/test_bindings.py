@@ -153,7 +153,7 @@ def test_routes_of_a_family_that_is_not_served_stay() -> None:
 def test_only_addresses_with_a_route_get_the_rule_for_routes() -> None:
     node = running(Binding.ADDRESSES)
     keys = [builders.frontend(address, 80) for address in ADDRESSES]
-    routed = node.reconciler.routed
+    routed = node.reconciler.survey.routed
     assert (routed(keys), routed(keys, settled=True)) == (frozenset(), frozenset())
     node.switch(Binding.ROUTES)
     assert (routed(keys), routed(keys, settled=True)) == (frozenset(keys), frozenset(keys))

@@ -18,8 +18,10 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.translate.settings import Binding
 from tests.reconcile import examples, simulation
@@ -367,12 +369,12 @@ def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]])
     for name, service, slices in changes:
         if service and slices:
             node.put(service, slices)
-        tables.put(builders.service(name).name, node.states[service.name] if service else None)
+        at_once(tables.putting(builders.service(name).name, node.states[service.name] if service else None))
     return {
         "desired": [table.desired for table in examples.tables_of(tables)],
         "owners": {key: desired.owner for key, desired in tables.virtual_servers.desired.items()},
         "waiting": frozenset(conflict for table in examples.tables_of(tables) for conflict in table.conflicts()),
-        "refused": tables.refused(),
+        "refused": Survey(tables).refused(),
     }
 
 

@@ -14,6 +14,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, ObservedSkeleton, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import SET_COPY, SetEntries, SetKind
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.reconcile import examples, simulation
@@ -127,9 +128,9 @@ def test_two_services_that_desire_one_address_and_port_do_not_flap() -> None:
 
 def test_additions_alone_take_nothing_away() -> None:
     node = running("10.244.0.1")
-    node.reconciler.put(builders.service("web").name, None)
+    at_once(node.reconciler.putting(builders.service("web").name, None))
     node.put_state(examples.state(examples.OLD, builders.frontend("10.96.0.99", 80), real_servers=[TWO]))
-    only_additions = node.reconciler.plan(node.now, only_additions=True).operations
+    only_additions = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
     assert {operation.verb for operation in only_additions} == {Verb.ADD}
     assert any(operation.verb is Verb.REMOVE for operation in node.plan().operations)
 
@@ -157,9 +158,9 @@ def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_los
     if observed is not None:
         image = ObservedSkeleton(family=Family.IPV4, chains=observed, jumps=frozenset())
         reconciler._tables.skeletons.notice(Family.IPV4, image)
-    planned = reconciler.plan(0, only_additions=True).operations
+    planned = at_once(reconciler.planning(0, only_additions=True)).operations
     assert planned == ([Operation(Verb.SET, desired_state)] if is_planned else [])
-    assert reconciler.plan(0).operations == [Operation(Verb.SET, desired_state)]
+    assert at_once(reconciler.planning(0)).operations == [Operation(Verb.SET, desired_state)]
 
 
 def test_rules_of_a_table_that_cannot_be_read_are_not_written_before_every_service_has_spoken() -> None:
@@ -168,8 +169,8 @@ def test_rules_of_a_table_that_cannot_be_read_are_not_written_before_every_servi
     reconciler.put_skeleton(desired)
     hidden = ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), hidden=frozenset({"filter"}))
     reconciler._tables.skeletons.notice(Family.IPV4, hidden)
-    assert reconciler.plan(0, only_additions=True).operations == []
-    assert reconciler.plan(0).operations == [Operation(Verb.SET, desired)]
+    assert at_once(reconciler.planning(0, only_additions=True)).operations == []
+    assert at_once(reconciler.planning(0)).operations == [Operation(Verb.SET, desired)]
 
 
 def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
@@ -186,13 +187,13 @@ def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
     key = builders.frontend("203.0.113.1", 80)
     assert not simulation.lets_node_in(node.kernel, key)
     node.remove("web")
-    assert node.reconciler.refused() == {key}
-    assert node.reconciler.refused(settled=True) == frozenset()
+    assert node.reconciler.survey.refused() == {key}
+    assert node.reconciler.survey.refused(settled=True) == frozenset()
     node.put(service)
     node.states.clear()
     node.restart()
     node.plan()  # puts the rules that are needed as long as nobody has spoken
-    early = node.reconciler.plan(node.now, only_additions=True).operations
+    early = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
     assert not [operation for operation in early if isinstance(operation.item, Skeleton)]
     node.put(service)
     node.sync()
@@ -204,7 +205,7 @@ def test_settings_are_set_before_every_service_has_spoken() -> None:
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.virtual_servers[KEY] = examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))
     node.observe()
-    early = node.reconciler.plan(node.now, only_additions=True).operations
+    early = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
     assert [(one.verb, type(one.item)) for one in early] == [(Verb.SET, Sysctl), (Verb.SET, VirtualServer)]
 
 
@@ -227,7 +228,7 @@ def test_a_real_server_that_changes_with_its_virtual_server_leaves_the_desired_w
     node.put(*web("10.244.0.1"))
     outcomes = [Outcome(one) for one in node.plan().operations]
     gone = Outcome(Operation(Verb.REMOVE, RealServers.of(KEY, builders.backend("10.244.0.1"))))
-    node.reconciler.settle([*outcomes, gone], node.now)
+    at_once(node.reconciler.settling([*outcomes, gone], node.now))
     assert node.reconciler._tables.virtual_servers.desired[KEY].weights == {builders.backend("10.244.0.1"): 1}
     assert node.reconciler._tables.virtual_servers.observed[KEY].real_servers == {}
 
@@ -236,7 +237,7 @@ def test_real_servers_that_were_there_stay_observed_when_all_desired_ones_are_ad
     node = draining()
     table = node.reconciler._tables.virtual_servers
     added = Outcome(Operation(Verb.ADD, RealServers(KEY, table.desired[KEY].weights)))
-    node.reconciler.settle([added], node.now)
+    at_once(node.reconciler.settling([added], node.now))
     assert table.observed[KEY].real_servers == {builders.backend("10.244.0.1"): 0, builders.backend("10.244.0.2"): 1}
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import Connections, RealServers
 from ipvsproxy.reconcile.reconciler import Policy
 from tests.reconcile.serving import BUSY, KEY, ONE, TWO, draining, removal, running, set_weight, web, weights
@@ -181,7 +182,7 @@ def test_a_real_server_that_is_gone_already_is_a_surprise_and_no_error() -> None
 def test_with_room_the_connections_of_a_new_drain_are_due_at_once() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     node.put(*web("10.244.0.2"))
-    node.reconciler.settle(node.apply(node.plan().operations), node.now)
+    at_once(node.reconciler.settling(node.apply(node.plan().operations), node.now))
     assert list(node.reconciler.drains_due(node.now)) == [KEY]
 
 

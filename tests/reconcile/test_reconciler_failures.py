@@ -7,6 +7,7 @@ from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.operations.retry import LONGEST_DELAY_S
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
@@ -78,23 +79,23 @@ def test_rules_of_both_families_that_fail_wait_both() -> None:
     reconciler = Reconciler(Policy())
     for family in Family:
         reconciler.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
-    failing = reconciler.plan(0).operations
+    failing = at_once(reconciler.planning(0)).operations
     assert [operation.item.family for operation in failing if isinstance(operation.item, Skeleton)] == list(Family)
-    reconciler.settle([Outcome(operation, "no such table", errno.ENOENT) for operation in failing], 0)
-    assert not reconciler.plan(0).operations
-    assert reconciler.plan(1).operations == failing
+    at_once(reconciler.settling([Outcome(operation, "no such table", errno.ENOENT) for operation in failing], 0))
+    assert not at_once(reconciler.planning(0)).operations
+    assert at_once(reconciler.planning(1)).operations == failing
 
 
 def test_rules_that_are_under_way_are_tried_again_when_they_have_ended() -> None:
     reconciler = Reconciler(Policy())
     for family in Family:
         reconciler.put_skeleton(Skeleton(family=family, chains={}, jumps=()))
-    begun = reconciler.plan(0).operations
-    reconciler.settle([Outcome(operation, "still at it", errno.EINPROGRESS) for operation in begun], 0)
-    assert not reconciler.plan(30).operations
+    begun = at_once(reconciler.planning(0)).operations
+    at_once(reconciler.settling([Outcome(operation, "still at it", errno.EINPROGRESS) for operation in begun], 0))
+    assert not at_once(reconciler.planning(30)).operations
     reconciler.rules_ended()
-    assert reconciler.plan(30).operations == begun
-    reconciler.settle([Outcome(operation) for operation in begun], 30)
+    assert at_once(reconciler.planning(30)).operations == begun
+    at_once(reconciler.settling([Outcome(operation) for operation in begun], 30))
     assert reconciler.pending == 0
 
 
@@ -130,7 +131,7 @@ def test_new_real_servers_whose_answer_was_lost_are_failures_each_and_wait_toget
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     operations = node.plan().operations
-    report = node.reconciler.settle([Outcome(one, "no answer") for one in operations], node.now)
+    report = at_once(node.reconciler.settling([Outcome(one, "no answer") for one in operations], node.now))
     assert report.failed["add", "real_server"] == 2
     assert not node.plan().operations
     assert node.reconciler.next_s() == node.now + 1
@@ -145,7 +146,7 @@ def test_new_real_servers_do_not_fail_with_their_virtual_server() -> None:
         missing = isinstance(operation.item, RealServers)
         failed = missing or isinstance(operation.item, VirtualServer)
         number = errno.ESRCH if missing else errno.ENOENT
-        node.reconciler.settle([Outcome(operation, "no", number) if failed else Outcome(operation)], node.now)
+        at_once(node.reconciler.settling([Outcome(operation, "no", number) if failed else Outcome(operation)], node.now))
     node.sync(after_s=1)
     assert len(node.kernel.virtual_servers[KEY].real_servers) == 2
 
@@ -154,9 +155,9 @@ def test_an_operation_that_has_succeeded_since_does_not_wake_the_loop() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1"))
     failing = node.plan().operations[-1]
-    node.reconciler.settle([Outcome(failing, "out of memory", errno.ENOMEM)], node.now)
+    at_once(node.reconciler.settling([Outcome(failing, "out of memory", errno.ENOMEM)], node.now))
     assert node.reconciler.next_s() == node.now + 1
-    node.reconciler.settle([Outcome(failing)], node.now + 1)
+    at_once(node.reconciler.settling([Outcome(failing)], node.now + 1))
     assert node.reconciler.next_s() is None
 
 
@@ -268,6 +269,6 @@ def test_a_surprise_is_counted_and_what_was_asked_is_in_force() -> None:
 def test_an_outcome_for_a_virtual_server_that_is_not_there_changes_nothing() -> None:
     node = running()
     elsewhere = RealServers.of(builders.frontend("10.96.0.99", 80), ONE)
-    report = node.reconciler.settle([Outcome(Operation(Verb.ADD, elsewhere))], node.now)
+    report = at_once(node.reconciler.settling([Outcome(Operation(Verb.ADD, elsewhere))], node.now))
     assert report.done == {("add", "real_server"): 1}
     assert not node.plan().operations

@@ -3,6 +3,7 @@
 import pytest
 
 from ipvsproxy.model.plan import Operation, Verb
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
 from ipvsproxy.reconcile.operations import pace
 from tests.reconcile import simulation
@@ -79,7 +80,7 @@ def test_what_may_not_be_removed_yet_takes_no_room_from_what_waits() -> None:
     put(node, POOL[10:20])
     node.now += 2 * pace.KEPT_S
     for _ in range(5):
-        assert not node.reconciler.plan(node.now, only_additions=True).operations
+        assert not at_once(node.reconciler.planning(node.now, only_additions=True)).operations
         assert node.reconciler._drains.waiting == 10 - ROOM
         wake_s = node.reconciler.next_s()
         assert wake_s is not None

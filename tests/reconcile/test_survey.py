@@ -9,6 +9,7 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import KINDS, Operation, Verb
 from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import Connections, VirtualServer
 from ipvsproxy.reconcile.kinds.kind import Stage
 from ipvsproxy.reconcile.operations.pace import MOST_KEPT, Pace
@@ -127,15 +128,15 @@ def test_statistics_are_a_copy_by_kind_of_kernel_object(node: simulation.Simulat
 def test_rules_and_families_without_them(node: simulation.SimulatedNode) -> None:
     reconciler = node.reconciler
     assert reconciler.survey.rules(Family.IPV4).family is Family.IPV4
-    assert reconciler.lacking(tuple(Family)) == frozenset()
+    assert reconciler.survey.lacking(tuple(Family)) == frozenset()
     node.kernel.chains[Family.IPV4].clear()
     node.observe()
     node.plan()
-    assert reconciler.lacking(tuple(Family)) == {Family.IPV4}
+    assert reconciler.survey.lacking(tuple(Family)) == {Family.IPV4}
 
 
 def test_a_family_lacks_entries_while_one_is_absent(node: simulation.SimulatedNode) -> None:
-    lacking = node.reconciler.lacking_entries
+    lacking = node.reconciler.survey.lacking_entries
     assert lacking(tuple(Family)) == frozenset()
     present = next(one for one in node.kernel.sets.values() if one.entries)
     present.entries.pop()
@@ -147,7 +148,7 @@ def test_a_family_lacks_entries_while_one_is_absent(node: simulation.SimulatedNo
 
 
 def test_a_family_is_unserved_while_more_than_half_of_its_virtual_servers_are_absent(node: simulation.SimulatedNode) -> None:
-    unserved = node.reconciler.unserved
+    unserved = node.reconciler.survey.unserved
     assert unserved(tuple(Family)) == frozenset()
     for number in (11, 12, 13):
         node.put(builders.service(f"web-{number}", cluster=(f"10.96.0.{number}",)))
@@ -163,47 +164,47 @@ def test_a_family_is_unserved_while_more_than_half_of_its_virtual_servers_are_ab
 
 
 def test_a_family_misses_entries_while_one_is_not_in_its_set(node: simulation.SimulatedNode) -> None:
-    assert node.reconciler.lacking_entries(tuple(Family)) == frozenset()
+    assert node.reconciler.survey.lacking_entries(tuple(Family)) == frozenset()
     node.kernel.sets["KUBE-CLUSTER-IP"].entries.clear()
     node.observe()
-    assert node.reconciler.lacking_entries(tuple(Family)) == {Family.IPV4}
+    assert node.reconciler.survey.lacking_entries(tuple(Family)) == {Family.IPV4}
     node.sync()
-    assert node.reconciler.lacking_entries(tuple(Family)) == frozenset()
+    assert node.reconciler.survey.lacking_entries(tuple(Family)) == frozenset()
     node.kernel.sets["KUBE-CLUSTER-IP"].entries.add(SetEntry("KUBE-CLUSTER-IP", parse_address("10.96.9.9"), Protocol.TCP, 80))
     node.observe()
-    assert node.reconciler.lacking_entries(tuple(Family)) == frozenset(), "one too many is not missing"
+    assert node.reconciler.survey.lacking_entries(tuple(Family)) == frozenset(), "one too many is not missing"
 
 
 def test_without_the_device_every_family_is_lacking(node: simulation.SimulatedNode) -> None:
     node.kernel.device = False
     node.observe()
-    assert node.reconciler.lacking(tuple(Family)) == frozenset(Family)
+    assert node.reconciler.survey.lacking(tuple(Family)) == frozenset(Family)
 
 
 def test_an_unmet_setting_is_shown_with_its_value_and_is_lacking_in_its_families(node: simulation.SimulatedNode) -> None:
     path = simulation.SYSCTL.path
     assert path in INDISPENSABLE_SETTINGS
-    assert node.reconciler.unmet_settings() == {}
+    assert node.reconciler.survey.unmet_settings() == {}
     node.kernel.sysctls[path] = "0"
     node.observe()
-    assert node.reconciler.unmet_settings() == {path: "0"}
-    assert node.reconciler.lacking([Family.IPV4]) == {Family.IPV4} & set(INDISPENSABLE_SETTINGS[path])
+    assert node.reconciler.survey.unmet_settings() == {path: "0"}
+    assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4} & set(INDISPENSABLE_SETTINGS[path])
 
 
 def test_a_reading_is_asked_for_the_sets_and_settings_that_are_desired(node: simulation.SimulatedNode) -> None:
-    sets, sysctls = node.reconciler.subjects()
+    sets, sysctls = node.reconciler.survey.subjects()
     assert IpSet(SetKind.CLUSTER_IP, Family.IPV4).name in sets
     assert sysctls == [simulation.SYSCTL.path]
 
 
 def test_a_reading_in_parts_counts_drift_once_and_keeps_newcomers_until_it_is_concluded(node: simulation.SimulatedNode) -> None:
     reconciler = node.reconciler
-    assert reconciler.has_observed_all
+    assert reconciler.observer.has_observed_all
     node.kernel.virtual_servers.clear()
     reading = dataclasses.replace(node.kernel.observe(), virtual_servers=None, some_virtual_servers={KEY: None})
-    list(reconciler.observing(reading, node.now))
-    list(reconciler.concluding(node.now))
-    assert not reconciler.has_newcomers
+    list(reconciler.observer.observing(reading, node.now))
+    list(reconciler.observer.concluding(node.now))
+    assert not reconciler.observer.newcomers
     assert reconciler.take_drift_news().drifted
     assert not reconciler.take_drift_news().drifted
 
@@ -224,9 +225,9 @@ def test_a_health_check_node_port_has_the_count_of_local_endpoints() -> None:
 
 
 def test_node_ports_are_witnessed_on_addresses_of_their_ranges_alone(node: simulation.SimulatedNode) -> None:
-    node.reconciler.put_node_port_ranges(builders.networks("192.0.2.0/24"))
-    assert node.reconciler._observer.node_port_ranges == builders.networks("192.0.2.0/24")
-    assert node.reconciler.settings_given_up == {}
+    node.reconciler.observer.node_port_ranges = builders.networks("192.0.2.0/24")
+    assert node.reconciler.observer.node_port_ranges == builders.networks("192.0.2.0/24")
+    assert node.reconciler.survey.settings_given_up == {}
     assert parse_address("192.0.2.1") not in node.reconciler.survey.statistics(node.now).addresses
 
 
@@ -245,5 +246,5 @@ def test_statistics_count_conflicts_once_and_drains_that_wait_apart_from_the_oth
     node.sync(after_s=60)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     node.kernel.connection_counts[KEY, builders.backend("10.244.0.3", 8080)] = Connections(1, 0)
-    node.reconciler.settle(node.apply(node.plan().operations), node.now)
+    at_once(node.reconciler.settling(node.apply(node.plan().operations), node.now))
     assert node.reconciler.survey.draining_connections() == [Draining(KEY, SECOND, Connections(2, 1))], "the others are unknown"

@@ -2,6 +2,7 @@
 
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 
@@ -10,4 +11,4 @@ def show_draining(reconciler: Reconciler, key: VirtualServerKey, *real_servers: 
     """Show a desired virtual server with exactly these real servers at weight 0."""
     settings = reconciler.survey.virtual_servers[key].settings
     observed = ObservedVirtualServer(settings, dict.fromkeys(real_servers, 0))
-    reconciler.observe(Observation(some_virtual_servers={key: observed}), now)
+    at_once(reconciler.observer.observing(Observation(some_virtual_servers={key: observed}), now))

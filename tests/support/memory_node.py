@@ -29,6 +29,7 @@ from ipvsproxy.model.service import (
     Service,
     ServiceName,
 )
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Guard, Store
 from ipvsproxy.translate import skeleton, view
@@ -249,18 +250,18 @@ def from_scratch(store: Store, settings: Settings, like: FakeKernel) -> Contents
     node_view = view.view_node(settings, builders.THIS_NODE, store.node(builders.THIS_NODE), kernel.host_addresses, api_servers)
     reconciler = Reconciler(Policy())
     reconciler.put_node(settings.families, SYSCTLS, TIMEOUTS)
-    reconciler.observe(kernel.observe(), 0)
+    at_once(reconciler.observer.observing(kernel.observe(), 0))
     for name, service in store.services.items():
-        reconciler.put(name, state.translate(service, store.slices_of(name), node_view, settings))
+        at_once(reconciler.putting(name, state.translate(service, store.slices_of(name), node_view, settings)))
     while True:
         for family in settings.families:
-            refused = reconciler.refused()
-            occupied, routed = reconciler.occupied(family), reconciler.routed(refused)
+            refused = reconciler.survey.refused()
+            occupied, routed = reconciler.survey.occupied(family), reconciler.survey.routed(refused)
             rules = skeleton.build_skeleton(family, settings, node_view, occupied, refused, routed=routed)
             reconciler.put_skeleton(rules)
-        operations = reconciler.plan(0).operations
+        operations = at_once(reconciler.planning(0)).operations
         if not operations:
             assert reconciler.pending == 0
             return contents(kernel)
-        report = reconciler.settle(kernel.apply(operations), 0)
+        report = at_once(reconciler.settling(kernel.apply(operations), 0))
         assert not report.failed, report

@@ -276,17 +276,17 @@ class Engine:
         report = await self._program(translated, done_before)
         without_scope = self._reconciler.take_without_scope()
         self._journal.log_without_scope(without_scope)
-        self._journal.log_settings(self._reconciler.settings_given_up)
+        self._journal.log_settings(self._reconciler.survey.settings_given_up)
         is_audit = self._reader.has_audited
         self._reader.synced(report)
         summary = SyncSummary(
             is_audit=is_audit,
             report=report,
             changes=changes,
-            lacking=self._reconciler.lacking(self._translator.settings.families),
-            unmet_settings=self._reconciler.unmet_settings(),
+            lacking=self._reconciler.survey.lacking(self._translator.settings.families),
+            unmet_settings=self._reconciler.survey.unmet_settings(),
             unserved=self._unserved(),
-            incomplete=self._reconciler.lacking_entries(self._translator.settings.families),
+            incomplete=self._reconciler.survey.lacking_entries(self._translator.settings.families),
             states=self._reconciler.survey.states,
             health_checks=self._reconciler.survey.health_checks,
             view=node_view,
@@ -314,7 +314,7 @@ class Engine:
 
     def _unserved(self) -> Collection[Family]:
         families = self._translator.settings.families
-        return families if self._store.may_lack_all else self._reconciler.unserved(families)
+        return families if self._store.may_lack_all else self._reconciler.survey.unserved(families)
 
     async def _add(self, total: Report) -> Report:
         """Apply the additions that are possible now; others must wait for these. Returns ``total`` with their report."""

@@ -172,7 +172,7 @@ class KernelReader:
     async def read_on(self) -> None:
         """Read one part of an audit or a poll. Begins one if none is under way."""
         now, used_s = self._clock(), self._processor_clock()
-        if self._reading is None and self._audit_due_s <= now and not self._reconciler.has_observed_all:
+        if self._reading is None and self._audit_due_s <= now and not self._reconciler.observer.has_observed_all:
             # Only all witnesses, read at once, show which virtual servers are ours.
             await self.observe()
             self._has_audited = True
@@ -186,7 +186,7 @@ class KernelReader:
                 self._whole_poll_due_s = math.inf
             if is_audit:
                 self._audit_due_s = math.inf
-                self._reconciler.begin_audit()
+                self._reconciler.observer.begin_audit()
             sets, families, sysctls = self._subjects()
             parts = await self._kernel.call(
                 lambda kernel: kernel.poll(sets, families, sysctls, thorough=is_audit, whole=is_whole)
@@ -206,8 +206,8 @@ class KernelReader:
     async def _finish(self, done: _Reading) -> None:
         now = self._clock()
         if not done.lacks_witnesses:
-            self._has_drifted |= self._reconciler.has_newcomers
-            await in_slices(self._reconciler.concluding(now), self._clock)
+            self._has_drifted |= bool(self._reconciler.observer.newcomers)
+            await in_slices(self._reconciler.observer.concluding(now), self._clock)
         poll_cost_s = 0.0
         if done.is_audit:
             self._audit_due_s = min(self._audit_due_s, done.began_s + max(self._audit_interval_s, done.cost_s / AUDIT_SHARE))
@@ -229,12 +229,12 @@ class KernelReader:
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
         """The variable subjects of a reading: sets, families, settings."""
-        sets, sysctls = self._reconciler.subjects()
+        sets, sysctls = self._reconciler.survey.subjects()
         return sets, self._families, sysctls
 
     async def _take_in(self, part: Observation) -> None:
         now = self._clock()
-        await in_slices(self._reconciler.observing(part, now), self._clock)
+        await in_slices(self._reconciler.observer.observing(part, now), self._clock)
         news = self._reconciler.take_drift_news()
         self._journal.log_drift(news)
         self._has_drifted |= bool(news.drifted)

@@ -157,7 +157,7 @@ class Translator:
         return node_view
 
     def _put_node_port_ranges(self, node: Node | None) -> None:
-        self._reconciler.put_node_port_ranges(view.node_port_ranges(self.settings, node))
+        self._reconciler.observer.node_port_ranges = view.node_port_ranges(self.settings, node)
 
     def _log_unknown_pods(self, node_view: view.NodeView) -> None:
         """Log the families whose local pods cannot be distinguished from others, once until they change."""
@@ -214,10 +214,11 @@ class Translator:
         """
         if self._view is None:
             return
-        refused = self._reconciler.refused(settled=settled)
-        routed = self._reconciler.routed(refused, settled=settled)
+        survey = self._reconciler.survey
+        refused = survey.refused(settled=settled)
+        routed = survey.routed(refused, settled=settled)
         for family in self.settings.families:
-            inputs = _SkeletonInputs(self._view, self._reconciler.occupied(family, settled=settled), refused, routed)
+            inputs = _SkeletonInputs(self._view, survey.occupied(family, settled=settled), refused, routed)
             if self._skeleton_inputs.get(family) != inputs:
                 self._skeleton_inputs[family] = inputs
                 self._reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, **inputs._asdict()))

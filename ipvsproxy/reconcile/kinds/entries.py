@@ -10,10 +10,9 @@ Rule 3: a packet gets a mark only while the virtual server of the mark has its r
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Item, Operation, Verb
 from ipvsproxy.model.service import Owner, ServiceName
-from ipvsproxy.model.sets import IP_SETS, ForeignElement, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.kinds.kind import Circumstances, PresenceKind, Stage
 from ipvsproxy.reconcile.tables.table import Table
@@ -42,10 +41,6 @@ class Entries(PresenceKind):
     def __init__(self, all_tables: "Tables") -> None:
         super().__init__(all_tables, IP_SETS)
         self.by_set = {name: table for table, name in self.names.items()}
-        self._of_family = {
-            family: [(ip_set.kind, self.by_set[name]) for name, ip_set in IP_SETS.items() if ip_set.family is family]
-            for family in Family
-        }
 
     def table(self, item: SetEntries) -> Table[SetEntry, Owner, bool]:
         """The table of the entries' set."""
@@ -64,18 +59,6 @@ class Entries(PresenceKind):
     def surplus(self, sets: Collection[str]) -> Iterator[SetEntry]:
         """The surplus entries of some sets."""
         return (entry for table in self.unequal() if self.names[table] in sets for entry in table.surplus)
-
-    def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
-        """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired.
-
-        A ``ForeignElement`` alone does not count: a rule for it would do to all packets what it does to those of some Services.
-        """
-        return frozenset(
-            kind
-            for kind, table in self._of_family[family]
-            if table.desired
-            or (not settled and table.observed and any(not isinstance(entry, ForeignElement) for entry in table.observed))
-        )
 
     def take_in(self, observed: Observation) -> Iterator[None]:
         """Takes in the entries of all sets, or of some."""

@@ -117,7 +117,7 @@ class Circumstances:
     @functools.cached_property
     def _without_rules(self) -> Collection[object]:
         tables = self._tables
-        return {family for family in tables.skeletons.pending if tables.lacks_rules(family)}
+        return {family for family in tables.skeletons.pending if tables.of_rules.lacks(family)}
 
     @functools.cached_property
     def lacking_ranges(self) -> Collection[VirtualServerKey | None]:

@@ -22,12 +22,12 @@ from ipvsproxy.model.kernel import (
     Timeouts,
 )
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.plan import Item, Operation
+from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.steps import at_once, each
+from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.addresses import Addresses, Routes
 from ipvsproxy.reconcile.kinds.entries import Entries
@@ -39,7 +39,7 @@ from ipvsproxy.reconcile.kinds.settings import Devices, IpvsTimeouts, Sysctls
 from ipvsproxy.reconcile.kinds.virtual_servers import VirtualServers
 from ipvsproxy.reconcile.tables.scopes import Scopes
 from ipvsproxy.reconcile.tables.slow_start import SlowStarts
-from ipvsproxy.reconcile.tables.table import Conflict, Table, presence, replacing
+from ipvsproxy.reconcile.tables.table import Table, presence, replacing
 from ipvsproxy.reconcile.virtual_servers import ownership, precedence
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
@@ -81,8 +81,9 @@ class Tables:
         """The entries of Services that do not have all of their virtual servers, and so fewer entries than in their state."""
         self._entries_by_service: dict[ServiceName, frozenset[SetEntry]] = {}
         """The entries of Services that were compared with others for a virtual server."""
-        self._restricting: dict[ServiceName, ServiceState] = {}
-        self._in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
+        self.restricting: dict[ServiceName, ServiceState] = {}
+        """The Services with virtual servers that this node itself may not use."""
+        self.in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
         """The virtual servers that the desired rules of a family name one by one."""
         self.unequal: dict[Table[Any, Any, Any], None] = {}
         """The tables with pending or surplus keys: of four dozen, most of the time none."""
@@ -104,7 +105,7 @@ class Tables:
             self.of_flows,
         )
         """All kinds. Adding one means a module here, and a driver in ``kernel``."""
-        self._kinds: Mapping[type, Kind] = {object_class: one for one in self.kinds for object_class in one.classes}
+        self.by_class: Mapping[type, Kind] = {object_class: one for one in self.kinds for object_class in one.classes}
         self.virtual_servers = self.of_virtual_servers.servers
         self.entries = self.of_entries.by_set
         self.addresses: Table[Address, Owner, bool] = of_addresses.tables[0]
@@ -130,17 +131,13 @@ class Tables:
         """Second scopes of external addresses."""
         self.slow_starts = SlowStarts(self.virtual_servers, self._putting)
 
-    def kind(self, item: Item) -> Kind:
-        """The kind of an item."""
-        return self._kinds[type(item)]
-
     def stage(self, operation: Operation) -> Stage:
         """The stage of an operation.
 
         Raises:
             KeyError: such an operation is never planned.
         """
-        return self._kinds[type(operation.item)].stage(operation)
+        return self.by_class[type(operation.item)].stage(operation)
 
     @property
     def states(self) -> Mapping[ServiceName, ServiceState]:
@@ -157,26 +154,16 @@ class Tables:
         self.sysctls.replace(NODE_OWNER, dict(self.sysctls.desired), {item.path: item for item in sysctls})
         self.timeouts.replace(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
 
-    def set_names(self) -> list[str]:
-        """The sets that a reading must include: those that are desired, and those that only scopes use, desired or not."""
-        families = self.scopes.families
-        scoped = (ip_set for ip_set in IP_SETS.values() if ip_set.kind in SCOPE_KINDS and ip_set.family in families)
-        return list(dict.fromkeys(ip_set.name for ip_set in (*self.sets.desired, *scoped)))
-
     def put_skeleton(self, skeleton: Skeleton) -> None:
         """The desired rules of a family."""
         family = skeleton.family
         before = self.skeletons.desired.get(family)
         rules = itertools.chain.from_iterable(skeleton.chains.values())
-        self._in_rules[family] = frozenset(rule.virtual_server for rule in rules if rule.virtual_server)
+        self.in_rules[family] = frozenset(rule.virtual_server for rule in rules if rule.virtual_server)
         self.skeletons.replace(NODE_OWNER, {family: before} if before else {}, {family: skeleton})
 
-    def put(self, name: ServiceName, state: ServiceState | None) -> None:
-        """The desired state of a Service; None when it is gone."""
-        at_once(self.putting(name, state))
-
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
-        """As ``put``, in steps."""
+        """Replaces the desired state of a Service, in steps; None when it is gone."""
         if self.scopes.concern(name, state):
             state = self.scopes.resolve(name, state)
         if self.slow_starts or (state is not None and state.rare.slow_start_s):
@@ -186,7 +173,7 @@ class Tables:
     def _putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
         before = self._states.pop(name, None)
         self._entries_by_service.pop(name, None)
-        self._restricting.pop(name, None)
+        self.restricting.pop(name, None)
         affected: set[Owner] = set()
         if before and (state is None or before.owner != state.owner):
             affected |= yield from self._desiring(before.owner, before, _NOTHING)
@@ -194,7 +181,7 @@ class Tables:
         if state:
             self._states[name] = state
             if state.rare.refused:
-                self._restricting[name] = state
+                self.restricting[name] = state
             affected |= yield from self._desiring(state.owner, before or _NOTHING, state)
             affected |= self._rank_again(state)
         for owner in affected:
@@ -259,59 +246,6 @@ class Tables:
             for entry in state.entries
             if ownership.virtual_server_of(entry) not in lost and ownership.node_port_of(entry) not in lost_ports
         )
-
-    def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
-        """The kinds of sets with an entry, or soon with one. ``settled``: once everything is as desired."""
-        return frozenset(
-            kind
-            for kind in self.of_entries.occupied(family, settled=settled)
-            if settled or kind not in SCOPE_KINDS or IpSet(kind, family) in self.sets.observed
-        )
-
-    def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers that this node itself may not use, and those that rules still name until they are removed.
-
-        ``settled``: without the latter, as once everything is as desired.
-        """
-        desired = {
-            key
-            for state in self._restricting.values()
-            for key in state.rare.refused
-            if self.virtual_servers.owner_of(key) == state.owner
-        }
-        if settled:
-            return frozenset(desired)
-        going = {key for keys in self._in_rules.values() for key in keys if self.is_going(key)}
-        return frozenset(desired | going)
-
-    def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """Those of some virtual servers whose address is local by a route, or soon.
-
-        ``settled``: as for ``refused``.
-        """
-        desired, observed = self.routes.desired, {} if settled else self.routes.observed
-        return frozenset(key for key in keys if key.address in desired or key.address in observed)
-
-    def lacks_rules(self, family: Family) -> bool:
-        """Whether rules of a family are not in force, apart from those that give packets a mark."""
-        return self.of_rules.lacks(family)
-
-    def is_going(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server is still observed although it is no longer desired."""
-        return key in self.virtual_servers.surplus
-
-    def conflicts(self) -> Iterator[Conflict]:
-        """Virtual servers that several Services desire, with the reasons."""
-        return map(self._with_reasons, self.virtual_servers.conflicts())
-
-    def conflict(self, key: VirtualServerKey) -> Conflict | None:
-        """The conflict about one virtual server."""
-        conflict = self.virtual_servers.conflict(key)
-        return conflict and self._with_reasons(conflict)
-
-    def _with_reasons(self, one: Conflict) -> Conflict:
-        winner, *waiting = (self.rank_of(one.key, owner) for owner in (one.winner, *one.waiting))
-        return one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
 
 
 def _checks(owner: Owner, state: ServiceState) -> Mapping[HealthCheckPort, HealthCheck]:

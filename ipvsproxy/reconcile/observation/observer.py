@@ -5,7 +5,7 @@ that one part of a reading finds stays until the whole reading is done.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.plan import Item
@@ -38,13 +38,8 @@ class Observer:
         self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
         """Node ports are served on the addresses of this host in these ranges."""
 
-    def observe(self, observed: Observation, now: float) -> None:
-        """Replace the observed state by a reading. Parts that could not be read do not change."""
-        for _ in self.observing(observed, now):
-            pass
-
-    def observing(self, observed: Observation, now: float) -> Iterator[None]:
-        """As ``observe``, with a pause every few hundred keys. The reconciler must not be changed during a pause.
+    def observing(self, observed: Observation, now: float) -> Generator[None, None, None]:
+        """Replaces the observed state by a reading, in steps. Parts that could not be read do not change.
 
         An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
         """
@@ -78,7 +73,7 @@ class Observer:
         yield from self._recall_drains(some.items(), now)
         yield from self._tables.virtual_servers.observing_some(some, self._is_ours({}))
 
-    def concluding(self, now: float) -> Iterator[None]:
+    def concluding(self, now: float) -> Generator[None, None, None]:
         """Conclude a reading after its last part: only the whole reading shows which virtual servers are foreign.
 
         With pauses as in ``observing``.
@@ -128,6 +123,6 @@ class Observer:
 
 def healed_place(tables: Tables, item: Item) -> tuple[DriftPlace, object]:
     """The place of the drift that an operation on this item repairs, and the desired value there."""
-    kind = tables.kind(item)
+    kind = tables.by_class[type(item)]
     table, key = kind.place(item)
     return DriftPlace(kind.name, key), table.desired.get(key)

@@ -14,7 +14,6 @@ pending ones, and the undesired keys beside them.
 import bisect
 import itertools
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ipvsproxy.model.service import Owner

@@ -20,6 +20,7 @@ from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.kinds.node import Tables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.support import builders, http_client
@@ -55,11 +56,11 @@ class Ports:
 
     def put(self, *states: ServiceState) -> None:
         for one in states:
-            self._tables.put(one.owner.service, one)
+            at_once(self._tables.putting(one.owner.service, one))
         self.checks.put(self._tables.health_checks.desired)
 
     def remove(self, name: str) -> None:
-        self._tables.put(ServiceName(builders.NAMESPACE, name), None)
+        at_once(self._tables.putting(ServiceName(builders.NAMESPACE, name), None))
         self.checks.put(self._tables.health_checks.desired)
 
     def ask(self, where: str) -> tuple[int, str, int]:

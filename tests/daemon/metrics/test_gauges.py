@@ -18,6 +18,7 @@ from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.service import ObjectKind, Owner, Put, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import Observation, ServiceState
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import Connections, ObservedVirtualServer, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
@@ -48,7 +49,11 @@ class Figures:
     def put_web(self) -> None:
         """Desire a virtual server without real servers."""
         settings = VirtualServerSettings("rr")
-        self.reconciler.put(OWNER.service, ServiceState(owner=OWNER, served=(VirtualServer(WEB_KEY, settings, owner=OWNER),)))
+        at_once(
+            self.reconciler.putting(
+                OWNER.service, ServiceState(owner=OWNER, served=(VirtualServer(WEB_KEY, settings, owner=OWNER),))
+            )
+        )
 
     def read(self) -> dict[str, dict[tuple[str, ...], float]]:
         sources = Sources(
@@ -92,19 +97,21 @@ def test_virtual_and_real_servers_are_counted_by_family_without_foreign_ones() -
     figures = Figures()
     ours = builders.frontend("10.96.0.10", 80), builders.frontend("fd00:10:96::10", 80)
     foreign = builders.frontend("192.0.2.1", 80)
-    figures.reconciler.observe(
-        Observation(
-            virtual_servers={
-                ours[0]: _server("10.244.0.5", "10.244.0.6"),
-                ours[1]: _server("fd00:10:244::5"),
-                foreign: _server("10.244.0.7"),
-            },
-            sets={},
-            addresses=frozenset(key.address for key in ours),
-            routes=frozenset({ours[1].address}),
-            interface_addresses=(),
-        ),
-        now=0,
+    at_once(
+        figures.reconciler.observer.observing(
+            Observation(
+                virtual_servers={
+                    ours[0]: _server("10.244.0.5", "10.244.0.6"),
+                    ours[1]: _server("fd00:10:244::5"),
+                    foreign: _server("10.244.0.7"),
+                },
+                sets={},
+                addresses=frozenset(key.address for key in ours),
+                routes=frozenset({ours[1].address}),
+                interface_addresses=(),
+            ),
+            now=0,
+        )
     )
     values = figures.read()
     assert values["ipvsproxy_virtual_servers"] == {("IPv4",): 1, ("IPv6",): 1}
@@ -118,7 +125,7 @@ def test_entries_are_counted_by_set_and_pending_objects_by_kind() -> None:
     figures.reconciler.put_node(BOTH, (), None)
     assert figures.read()["ipvsproxy_pending"][("set",)] == 34
     entry = SetEntry(CLUSTER_IPS, parse_address("10.96.0.10"), None, 80)
-    figures.reconciler.observe(Observation(sets={CLUSTER_IPS: frozenset({entry})}, device=True), now=0)
+    at_once(figures.reconciler.observer.observing(Observation(sets={CLUSTER_IPS: frozenset({entry})}, device=True), now=0))
     values = figures.read()
     assert len(values["ipvsproxy_set_entries"]) == 34
     assert values["ipvsproxy_set_entries"][CLUSTER_IPS,] == 1
@@ -178,9 +185,9 @@ def test_watches_show_whether_they_are_open_and_the_age_of_their_last_contact() 
 def test_drift_is_counted_by_kind() -> None:
     figures = Figures()
     address = parse_address("10.96.0.10")
-    figures.reconciler.put(OWNER.service, ServiceState(owner=OWNER, addresses=(address,)))
+    at_once(figures.reconciler.putting(OWNER.service, ServiceState(owner=OWNER, addresses=(address,))))
     for addresses in (frozenset({address}), frozenset()):
-        figures.reconciler.observe(Observation(addresses=addresses), now=0)
+        at_once(figures.reconciler.observer.observing(Observation(addresses=addresses), now=0))
     drift = figures.read()["ipvsproxy_drift_total"]
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}
 
@@ -188,12 +195,14 @@ def test_drift_is_counted_by_kind() -> None:
 def test_counting_many_objects_pauses() -> None:
     figures, many = Figures(), 3 * OBJECTS_AT_ONCE
     addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
-    figures.reconciler.observe(
-        Observation(
-            virtual_servers={builders.frontend(one, 80): _server() for one in addresses},
-            addresses=frozenset(builders.addresses(*addresses)),
-        ),
-        0,
+    at_once(
+        figures.reconciler.observer.observing(
+            Observation(
+                virtual_servers={builders.frontend(one, 80): _server() for one in addresses},
+                addresses=frozenset(builders.addresses(*addresses)),
+            ),
+            0,
+        )
     )
     sources = Sources(survey=figures.reconciler.survey, store=figures.store, status=figures.status, clock=figures.clock)
     assert sum(one is None for one in metrics.gauges(sources, BOTH)) == 3 + 3

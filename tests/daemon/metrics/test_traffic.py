@@ -26,6 +26,7 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceType
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
@@ -107,7 +108,7 @@ class Scene:
 
     def put(self, service: Service) -> None:
         self.store.deliver([put(service)], 0)
-        self.reconciler.put(service.name, state.translate(service, (), builders.node_view(), Settings()))
+        at_once(self.reconciler.putting(service.name, state.translate(service, (), builders.node_view(), Settings())))
 
     async def scrape(self) -> Mapping[str, int]:
         self.clock.now += 10
@@ -171,7 +172,7 @@ async def test_a_deleted_service_has_no_series() -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(1)}
     assert f"ipvsproxy_service_connections_total{{{HTTP}}}" in await scene.scrape()
-    scene.reconciler.put(WEB.name, None)
+    at_once(scene.reconciler.putting(WEB.name, None))
     assert f"ipvsproxy_service_connections_total{{{HTTP}}}" not in await scene.scrape()
 
 
@@ -195,7 +196,7 @@ async def test_ports_beyond_the_limit_are_counted_together_and_their_number_is_s
     assert samples['ipvsproxy_traffic_listed{kind="service"}'] == 2
     assert samples['ipvsproxy_traffic_unlisted{kind="service"}'] == 3
     # A free place goes to the next port with traffic; the common total keeps its count.
-    scene.reconciler.put(builders.service("s1").name, None)
+    at_once(scene.reconciler.putting(builders.service("s1").name, None))
     scene.kernel.counters[builders.frontend("10.96.0.5", 80)] = Counters(11)
     samples = await scene.scrape()
     own = 'namespace="default",service="s5",port="",protocol="TCP"'

@@ -13,6 +13,7 @@ from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, RealServers, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.kinds.kind import Difference
@@ -36,7 +37,7 @@ def reconciler() -> Reconciler:
     made._tables.put_node(tuple(Family), (), None)
     port = builders.endpoint_port(53, Protocol.UDP)
     slices = [builders.endpoint_slice(builders.endpoint("10.244.0.1"), service="dns", ports=[port])]
-    made.put(SERVICE.name, state.translate(SERVICE, slices, builders.node_view(), BY_CLUSTER))
+    at_once(made.putting(SERVICE.name, state.translate(SERVICE, slices, builders.node_view(), BY_CLUSTER)))
     return made
 
 

@@ -11,9 +11,11 @@ from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetKind
 from ipvsproxy.model.state import Rarities, ServiceState
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.flows import Keep
 from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
@@ -36,7 +38,7 @@ def new_claims() -> Tables:
 
 def put(tables: Tables, *states: ServiceState) -> None:
     for state in states:
-        tables.put(state.owner.service, state)
+        at_once(tables.putting(state.owner.service, state))
 
 
 def entries(tables: Tables, owner: Owner) -> set[object]:
@@ -84,7 +86,9 @@ def test_sets_of_scopes_stay_desired_when_the_node_is_put_again_as_far_as_it_ser
 def test_a_reading_includes_the_sets_of_scopes_of_the_families_in_use_although_nobody_desires_them() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [], None)
-    assert sorted(tables.set_names()) == sorted(name for name, ip_set in IP_SETS.items() if ip_set.family is Family.IPV4)
+    assert sorted(Survey(tables).subjects()[0]) == sorted(
+        name for name, ip_set in IP_SETS.items() if ip_set.family is Family.IPV4
+    )
 
 
 def skeleton(family: Family, *rules: Rule) -> Skeleton:
@@ -108,20 +112,20 @@ def test_set_entries_follow_the_virtual_server_to_its_winner(order: tuple[Servic
     assert tables.virtual_servers.desired[KEY].real_servers == {ONE}
     assert entries(tables, OLD) == {LOAD_BALANCER, FIREWALL}
     assert entries(tables, YOUNG) == set()
-    assert tables.refused() == {KEY}
-    assert [conflict.waiting for conflict in tables.conflicts()] == [(YOUNG,)]
+    assert Survey(tables).refused() == {KEY}
+    assert [conflict.waiting for conflict in Survey(tables).conflicts()] == [(YOUNG,)]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
 def test_the_other_takes_over_with_its_own_entries_when_the_winner_goes(order: tuple[ServiceState, ServiceState]) -> None:
     tables = new_claims()
     put(tables, *order)
-    tables.put(OLD.service, None)
+    at_once(tables.putting(OLD.service, None))
     assert tables.virtual_servers.desired[KEY].real_servers == {TWO}
     assert entries(tables, YOUNG) == {LOAD_BALANCER}
     assert entries(tables, OLD) == set()
-    assert tables.refused() == frozenset()
-    assert not list(tables.conflicts())
+    assert Survey(tables).refused() == frozenset()
+    assert not list(Survey(tables).conflicts())
 
 
 def test_a_service_made_anew_is_as_young_as_it_is() -> None:
@@ -133,7 +137,7 @@ def test_a_service_made_anew_is_as_young_as_it_is() -> None:
     assert entries(tables, YOUNG) == {LOAD_BALANCER}
     assert entries(tables, again) == entries(tables, OLD) == set()
     assert set(tables.states) == {OLD.service, YOUNG.service}
-    tables.put(YOUNG.service, None)
+    at_once(tables.putting(YOUNG.service, None))
     assert tables.virtual_servers.desired[KEY].owner == again
 
 
@@ -151,9 +155,9 @@ def test_a_set_entry_that_two_services_share_stays_until_both_are_gone() -> None
     for owner, key in ((OLD, KEY), (YOUNG, CLUSTER_IP)):
         put(tables, examples.state(owner, key, entries=[shared]))
     table = tables.entries[shared.set]
-    tables.put(OLD.service, None)
+    at_once(tables.putting(OLD.service, None))
     assert table.desired == {shared: YOUNG}
-    tables.put(YOUNG.service, None)
+    at_once(tables.putting(YOUNG.service, None))
     assert not table.desired
 
 
@@ -169,7 +173,7 @@ def test_the_desired_state_of_a_service_replaces_its_former_one() -> None:
 
 def test_an_unknown_service_may_go() -> None:
     tables = new_claims()
-    tables.put(ServiceName("default", "unknown"), None)
+    at_once(tables.putting(ServiceName("default", "unknown"), None))
     assert not tables.states
 
 
@@ -219,19 +223,19 @@ def test_a_node_port_keeps_its_entries_when_something_else_of_that_number_is_los
 
 def test_a_set_is_occupied_from_the_first_desired_to_the_last_observed_entry() -> None:
     tables = new_claims()
-    assert tables.occupied(Family.IPV4) == frozenset()
+    assert Survey(tables).occupied(Family.IPV4) == frozenset()
     put(tables, free(OLD))
-    assert tables.occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
-    assert tables.occupied(Family.IPV4, settled=True) == {SetKind.LOAD_BALANCER}
-    assert tables.occupied(Family.IPV6) == frozenset()
+    assert Survey(tables).occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
+    assert Survey(tables).occupied(Family.IPV4, settled=True) == {SetKind.LOAD_BALANCER}
+    assert Survey(tables).occupied(Family.IPV6) == frozenset()
     tables.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, True)
-    tables.put(OLD.service, None)
-    assert tables.occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
-    assert tables.occupied(Family.IPV4, settled=True) == frozenset()
+    at_once(tables.putting(OLD.service, None))
+    assert Survey(tables).occupied(Family.IPV4) == {SetKind.LOAD_BALANCER}
+    assert Survey(tables).occupied(Family.IPV4, settled=True) == frozenset()
     tables.entries[LOAD_BALANCER.set].confirm(LOAD_BALANCER, None)
-    assert tables.occupied(Family.IPV4) == frozenset()
+    assert Survey(tables).occupied(Family.IPV4) == frozenset()
     tables.entries[LOAD_BALANCER.set].confirm(ForeignElement(LOAD_BALANCER.set), True)
-    assert tables.occupied(Family.IPV4) == frozenset(), "no rule is written for that"
+    assert Survey(tables).occupied(Family.IPV4) == frozenset(), "no rule is written for that"
 
 
 def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
@@ -239,14 +243,14 @@ def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
     put(tables, restricted(OLD))
     tables.put_skeleton(skeleton(Family.IPV4, Rule(target=Verdict.DROP, virtual_server=KEY), Rule(target=Verdict.RETURN)))
     tables.virtual_servers.confirm(KEY, examples.observed({ONE: 1}))
-    assert tables.refused(settled=True) == {KEY}
-    tables.put(OLD.service, None)
-    assert tables.refused() == {KEY}
-    assert tables.refused(settled=True) == frozenset()
-    assert tables.is_going(KEY)
+    assert Survey(tables).refused(settled=True) == {KEY}
+    at_once(tables.putting(OLD.service, None))
+    assert Survey(tables).refused() == {KEY}
+    assert Survey(tables).refused(settled=True) == frozenset()
+    assert KEY in tables.virtual_servers.surplus
     tables.virtual_servers.confirm(KEY, None)
-    assert tables.refused() == frozenset()
-    assert not tables.is_going(KEY)
+    assert Survey(tables).refused() == frozenset()
+    assert KEY not in tables.virtual_servers.surplus
 
 
 def put_flow(tables: Tables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
@@ -318,7 +322,7 @@ def test_contested_flows_are_those_of_the_winner_and_are_cleaned_for_its_success
     clean(tables)
     put_flow(tables, {ONE, TWO}, YOUNG)
     assert not tables.flows.pending
-    tables.put(OLD.service, None)
+    at_once(tables.putting(OLD.service, None))
     assert not tables.flows.pending
     put_flow(tables, {TWO}, YOUNG)
     assert list(tables.flows.pending) == [FLOW]
@@ -326,11 +330,11 @@ def test_contested_flows_are_those_of_the_winner_and_are_cleaned_for_its_success
 
 def test_a_service_that_waits_does_not_refuse_what_another_one_has() -> None:
     tables = new_claims()
-    tables.put(OLD.service, examples.state(OLD, KEY))
-    tables.put(YOUNG.service, examples.state(YOUNG, KEY, refused=[KEY]))
-    assert tables.refused() == frozenset()
-    tables.put(OLD.service, None)
-    assert tables.refused() == {KEY}
+    at_once(tables.putting(OLD.service, examples.state(OLD, KEY)))
+    at_once(tables.putting(YOUNG.service, examples.state(YOUNG, KEY, refused=[KEY])))
+    assert Survey(tables).refused() == frozenset()
+    at_once(tables.putting(OLD.service, None))
+    assert Survey(tables).refused() == {KEY}
 
 
 def test_a_setting_that_is_no_longer_desired_is_left_as_it_is() -> None:
@@ -390,7 +394,7 @@ def test_a_health_check_port_answers_for_the_oldest_service_that_desires_it_and_
     assert tables.health_checks.desired == {port: HealthCheck(OLD, 1)}
     put(tables, health_checked(OLD, 0))
     assert tables.health_checks.desired == {port: HealthCheck(OLD, 0)}
-    tables.put(OLD.service, None)
+    at_once(tables.putting(OLD.service, None))
     assert tables.health_checks.desired == {port: HealthCheck(YOUNG, 2)}
     put(tables, ServiceState(owner=YOUNG))
     assert tables.health_checks.desired == {}
@@ -400,4 +404,4 @@ def test_a_health_check_port_is_no_kernel_object_so_nothing_of_it_is_pending() -
     tables = new_claims()
     put(tables, health_checked(YOUNG, 2), health_checked(OLD, 1))
     assert list(tables.unequal) == []
-    assert list(tables.conflicts()) == []
+    assert list(Survey(tables).conflicts()) == []

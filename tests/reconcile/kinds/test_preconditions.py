@@ -16,6 +16,7 @@ from ipvsproxy.model.rules import ChainKey, Rule, SetMatch, Side, Skeleton, Take
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, MarkedEntry, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import ClusterScope, Rarities, ServiceState
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.kind import Circumstances
 from ipvsproxy.reconcile.kinds.node import Tables
@@ -263,7 +264,7 @@ def test_a_policy_that_was_changed_meanwhile_waits_with_endpoints_elsewhere_unti
     node.put(*shop(Protocol.TCP, local=False))
     node.restart()
     node.plan()
-    additions = node.reconciler.plan(node.now, only_additions=True).operations
+    additions = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
     assert [str(operation) for operation in additions if isinstance(operation.item, RealServers)] == []
 
 
@@ -397,7 +398,7 @@ def test_a_flow_waits_for_the_virtual_server_of_its_mark_and_of_no_other(port: i
         rare=Rarities(flows={flow: frozenset()}, scopes=(scope,)),
     )
     tables = Tables(Drains())
-    tables.put(examples.OLD.service, state)
+    at_once(tables.putting(examples.OLD.service, state))
     tables.virtual_servers.confirm(key, ObservedVirtualServer(examples.ROUND_ROBIN, {}))
     tables.flows.confirm(flow, frozenset([builders.backend("10.244.0.9")]))
     cleaning = [Operation(Verb.REMOVE, FlowCleaning(flow, frozenset()))]
@@ -415,6 +416,6 @@ def test_a_foreign_element_in_a_set_of_source_ranges_admits_nobody_and_goes() ->
 
 def test_rules_that_are_in_force_or_not_desired_are_not_lacking() -> None:
     tables = Tables(Drains())
-    assert not tables.lacks_rules(Family.IPV4)
+    assert not tables.of_rules.lacks(Family.IPV4)
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=()))
-    assert tables.lacks_rules(Family.IPV4)
+    assert tables.of_rules.lacks(Family.IPV4)

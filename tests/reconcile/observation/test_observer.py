@@ -10,7 +10,7 @@ from ipvsproxy.model.kernel import BoundAddresses, InterfaceAddress
 from ipvsproxy.model.plan import Operation, Verb, kind_of
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.steps import ITEMS_AT_ONCE
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.translate.settings import Binding
@@ -213,7 +213,7 @@ def test_a_poll_of_many_virtual_servers_pauses_while_it_recalls_drains_finds_cha
     keys = [builders.frontend(builders.CLUSTER_IP, port) for port in range(1, number + 1)]
     node.put_state(examples.state(examples.OLD, *keys))
     reading = Observation(virtual_servers={key: examples.observed({}) for key in keys})
-    assert sum(1 for _ in node.reconciler._observer.observing(reading, node.now)) == pauses
+    assert sum(1 for _ in node.reconciler.observer.observing(reading, node.now)) == pauses
 
 
 def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_virtual_servers_that_are_the_same_objects_as_before_are_not_compared_ag
 
 def poll(node: simulation.SimulatedNode, told: Mapping[VirtualServerKey, ObservedVirtualServer | None]) -> None:
     """A part of a poll with these virtual servers."""
-    node.reconciler.observe(Observation(some_virtual_servers=told), node.now)
+    at_once(node.reconciler.observer.observing(Observation(some_virtual_servers=told), node.now))
 
 
 def test_a_virtual_server_that_no_part_of_an_audit_has_shown_is_gone_unless_it_was_written_meanwhile() -> None:
@@ -252,21 +252,21 @@ def test_a_virtual_server_that_no_part_of_an_audit_has_shown_is_gone_unless_it_w
     other = builders.frontend("10.96.0.7", 80)
     observed = node.reconciler._tables.virtual_servers.observed
     shown = dict(observed)
-    node.reconciler.begin_audit()
+    node.reconciler.observer.begin_audit()
     poll(node, {KEY: shown[KEY]})
-    node.reconciler.observe(Observation(has_shown_virtual_servers=True), node.now)
+    at_once(node.reconciler.observer.observing(Observation(has_shown_virtual_servers=True), node.now))
     assert observed.keys() == {KEY}
-    node.reconciler.begin_audit()
+    node.reconciler.observer.begin_audit()
     poll(node, {KEY: shown[KEY]})
     node.kernel.virtual_servers.pop(other)
     node.sync()
-    node.reconciler.observe(Observation(has_shown_virtual_servers=True), node.now)
+    at_once(node.reconciler.observer.observing(Observation(has_shown_virtual_servers=True), node.now))
     assert observed.keys() == {KEY, other}, "it was added after its part of the table was read"
 
 
 def test_without_the_last_part_of_an_audit_nothing_is_gone() -> None:
     node = running("10.244.0.1")
-    node.reconciler.begin_audit()
+    node.reconciler.observer.begin_audit()
     poll(node, {})
     node.observe(virtual_servers=None)
     assert KEY in node.reconciler._tables.virtual_servers.observed
@@ -310,12 +310,12 @@ def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})
     bound = frozenset({KEY.address, stray.address})
-    node.reconciler.observe(Observation(addresses=bound, device=True), node.now)
-    assert node.reconciler._observer.newcomers
+    at_once(node.reconciler.observer.observing(Observation(addresses=bound, device=True), node.now))
+    assert node.reconciler.observer.newcomers
     assert not node.plan().operations
-    for _ in node.reconciler._observer.concluding(node.now):
+    for _ in node.reconciler.observer.concluding(node.now):
         pass
-    assert not node.reconciler.has_newcomers
+    assert not node.reconciler.observer.newcomers
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
@@ -323,10 +323,10 @@ def test_a_whole_reading_leaves_no_newcomer() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     node.kernel.addresses.add(stray.address)
-    node.reconciler.observe(Observation(addresses=frozenset(node.kernel.addresses)), node.now)
-    assert node.reconciler._observer.newcomers
+    at_once(node.reconciler.observer.observing(Observation(addresses=frozenset(node.kernel.addresses)), node.now))
+    assert node.reconciler.observer.newcomers
     node.observe()
-    assert not node.reconciler.has_newcomers
+    assert not node.reconciler.observer.newcomers
     assert node.plan().operations == [Operation(Verb.REMOVE, BoundAddresses.of(stray.address))]
 
 
@@ -334,12 +334,12 @@ def test_a_route_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     poll(node, {stray: examples.observed({ONE: 1})})
-    node.reconciler.observe(Observation(routes=frozenset({stray.address})), node.now)
-    assert node.reconciler._observer.newcomers
+    at_once(node.reconciler.observer.observing(Observation(routes=frozenset({stray.address})), node.now))
+    assert node.reconciler.observer.newcomers
     assert not node.plan().operations
-    for _ in node.reconciler._observer.concluding(node.now):
+    for _ in node.reconciler.observer.concluding(node.now):
         pass
-    assert not node.reconciler.has_newcomers
+    assert not node.reconciler.observer.newcomers
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 

@@ -215,7 +215,7 @@ def test_a_family_does_not_lack_the_sets_that_only_scopes_use() -> None:
     del node.kernel.sets[lost.name]
     node.observe()
     assert list(node.reconciler._tables.sets.pending) == [lost]
-    assert node.reconciler.lacking([Family.IPV4]) == frozenset()
+    assert node.reconciler.survey.lacking([Family.IPV4]) == frozenset()
 
 
 def test_a_process_that_only_reads_desires_the_sets_of_scopes() -> None:
@@ -224,7 +224,7 @@ def test_a_process_that_only_reads_desires_the_sets_of_scopes() -> None:
     node.sync()
     reader = node._new_reconciler()
     for name, state in node.states.items():
-        reader.put(name, state)
+        at_once(reader.putting(name, state))
     reader.tend(node.now)
     assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if one.kind == "set"]
     assert {ip_set.kind for ip_set in reader._tables.sets.desired} >= SCOPE_KINDS
@@ -240,13 +240,13 @@ def test_no_mark_is_given_before_every_service_has_been_put() -> None:
     def marks() -> list[VirtualServerKey]:
         return [key for key in tables.virtual_servers.desired if isinstance(key, FirewallMark)]
 
-    tables.put(state.owner.service, state)
+    at_once(tables.putting(state.owner.service, state))
     at_once(tables.scopes.tending(may_close=False))
     assert marks() == []
-    tables.put(state.owner.service, None)
+    at_once(tables.putting(state.owner.service, None))
     at_once(tables.scopes.tending(may_close=True))
     assert marks() == []
-    tables.put(state.owner.service, state)
+    at_once(tables.putting(state.owner.service, state))
     at_once(tables.scopes.tending(may_close=True))
     assert marks() == [FirewallMark.of(Family.IPV4, 3)]
 
@@ -280,9 +280,11 @@ def test_a_set_stays_while_a_rule_names_it(rule: ObservedRule) -> None:
     node.observe()
     skeleton = node.kernel.observe().skeletons[Family.IPV4]
     chains = {**skeleton.chains, ChainKey("mangle", "KUBE-IPVSPROXY-MARK"): (rule,)}
-    node.reconciler.observe(
-        dataclasses.replace(node.kernel.observe(), skeletons={Family.IPV4: dataclasses.replace(skeleton, chains=chains)}),
-        node.now,
+    at_once(
+        node.reconciler.observer.observing(
+            dataclasses.replace(node.kernel.observe(), skeletons={Family.IPV4: dataclasses.replace(skeleton, chains=chains)}),
+            node.now,
+        )
     )
     assert Operation(Verb.REMOVE, ip_set) not in node.plan().operations
     assert ip_set not in destroyable(node.reconciler._tables)
@@ -315,7 +317,7 @@ def test_flows_are_cleaned_after_the_second_scope_has_lost_their_endpoint() -> N
 
     planned = node.plan().operations
     assert any(map(is_of_mark, planned))
-    node.reconciler.settle(node.apply([one for one in planned if not is_of_mark(one)]), node.now)
+    at_once(node.reconciler.settling(node.apply([one for one in planned if not is_of_mark(one)]), node.now))
     later = node.plan().operations
     assert any(map(is_of_mark, later))
     assert not any(map(cleans, later))
@@ -341,8 +343,8 @@ def plan_additions(node: SimulatedNode) -> None:
 
 
 def add(node: SimulatedNode) -> None:
-    while operations := node.reconciler.plan(node.now, only_additions=True).operations:
-        node.reconciler.settle(node.apply(operations), node.now)
+    while operations := at_once(node.reconciler.planning(node.now, only_additions=True)).operations:
+        at_once(node.reconciler.settling(node.apply(operations), node.now))
 
 
 def test_a_mark_that_the_kernel_still_has_for_one_service_leads_to_no_endpoint_of_another() -> None:
@@ -421,7 +423,7 @@ def test_no_scope_closes_before_every_service_has_been_put() -> None:
     node.sync()
     node.states.clear()
     node.restart()
-    node.reconciler.plan(node.now, only_additions=True)
+    at_once(node.reconciler.planning(node.now, only_additions=True))
     assert not [key for key in node.reconciler._tables.virtual_servers.desired if isinstance(key, FirewallMark)]
     assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
 
@@ -597,11 +599,11 @@ def test_source_ranges_are_in_force_on_a_kernel_that_refuses_rules_of_marks() ->
     node.observe(skeletons={Family.IPV4: skeleton})
     tables = node.reconciler._tables
     assert Family.IPV4 in tables.skeletons.pending
-    assert not tables.lacks_rules(Family.IPV4)
-    assert node.reconciler.lacking([Family.IPV4]) == frozenset()
+    assert not tables.of_rules.lacks(Family.IPV4)
+    assert node.reconciler.survey.lacking([Family.IPV4]) == frozenset()
     node.observe(skeletons={Family.IPV4: skeleton.without("filter")})
-    assert tables.lacks_rules(Family.IPV4)
-    assert node.reconciler.lacking([Family.IPV4]) == {Family.IPV4}
+    assert tables.of_rules.lacks(Family.IPV4)
+    assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4}
 
 
 def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_left_to_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 from ipvsproxy.model.annotations import Annotation, ServiceAnnotations, WeightRules
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
-from ipvsproxy.model.steps import ITEMS_AT_ONCE
+from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
 from ipvsproxy.reconcile.tables import slow_start
 from tests.reconcile.simulation import SimulatedNode
@@ -184,10 +184,10 @@ def test_a_process_that_only_reads_desires_the_weights_on_their_way_up() -> None
     node.sync(after_s=DURATION_S / 2)
     reader = node._new_reconciler()
     for name, state in node.states.items():
-        reader.put(name, state)
+        at_once(reader.putting(name, state))
     for seconds in (0, DURATION_S / 4, DURATION_S / 4):
         node.sync(after_s=seconds)
-        reader.observe(node.kernel.observe(), node.now)
+        at_once(reader.observer.observing(node.kernel.observe(), node.now))
         reader.tend(node.now)
         assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if "weight" in one.desired]
 
@@ -248,12 +248,12 @@ def test_a_process_that_only_reads_goes_by_the_weights_in_the_kernel_each_time()
     node.put(web(), pods(1, 2))
     reader = node._new_reconciler()
     for name, state in node.states.items():
-        reader.put(name, state)
+        at_once(reader.putting(name, state))
     reader.tend(node.now)
     node.now += DURATION_S / 4
     node.sync()
     node.sync(after_s=DURATION_S / 2)
-    reader.observe(node.kernel.observe(), node.now)
+    at_once(reader.observer.observing(node.kernel.observe(), node.now))
     reader.tend(node.now)
     assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if "weight" in one.desired]
 

@@ -190,7 +190,6 @@ def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
     assert list(table().observing(almost, ours())) == []
 
 
-
 def observe_some(numbers: Table[str, tuple[Owner, int], int], observed: Mapping[str, int | None], *known: str) -> None:
     for _ in numbers.observing_some(observed, ours(*known)):
         pass

@@ -8,7 +8,9 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers import precedence
 from ipvsproxy.reconcile.virtual_servers.precedence import Role
 from tests.reconcile import examples
@@ -68,11 +70,11 @@ def test_an_allotted_address_goes_before_an_older_external_address(
     assert owner_of(tables) == YOUNG
     assert entries(tables, YOUNG) == set(by(YOUNG, allotted).entries)
     assert entries(tables, OLD) == set()
-    (conflict,) = tables.conflicts()
+    (conflict,) = Survey(tables).conflicts()
     assert (conflict.winner, conflict.waiting) == (YOUNG, (OLD,))
     address = "cluster IP" if allotted is SetKind.CLUSTER_IP else "node port"
     assert conflict.reasons == (f"has it as its {address}",)
-    tables.put(YOUNG.service, None)
+    at_once(tables.putting(YOUNG.service, None))
     assert owner_of(tables) == OLD
     assert entries(tables, OLD) == set(by(OLD, asked_for).entries)
 
@@ -82,10 +84,10 @@ def test_those_that_wait_wait_by_the_same_rule(order: tuple[int, ...]) -> None:
     tables = new_claims()
     states = (by(YOUNG, SetKind.CLUSTER_IP), by(OLDEST, SetKind.EXTERNAL_IP), by(OLD, SetKind.NODE_PORT_TCP))
     put(tables, *(states[number] for number in order))
-    (conflict,) = tables.conflicts()
+    (conflict,) = Survey(tables).conflicts()
     assert (conflict.winner, *conflict.waiting) == (YOUNG, OLD, OLDEST)
     assert tables.virtual_servers.owners_of(KEY) == (YOUNG, OLD, OLDEST)
-    tables.put(YOUNG.service, None)
+    at_once(tables.putting(YOUNG.service, None))
     assert owner_of(tables) == OLD
 
 
@@ -94,7 +96,7 @@ def test_of_two_with_the_same_right_the_older_one_goes_first(kind: SetKind) -> N
     tables = new_claims()
     put(tables, by(YOUNG, kind), by(OLD, kind))
     assert owner_of(tables) == OLD
-    assert [conflict.reasons for conflict in tables.conflicts()] == [("is older and has it",)]
+    assert [conflict.reasons for conflict in Survey(tables).conflicts()] == [("is older and has it",)]
 
 
 def test_a_service_whose_role_has_changed_gains_or_loses_a_virtual_server() -> None:
@@ -125,7 +127,7 @@ def test_a_listed_service_goes_before_a_remembered_one() -> None:
     put(tables, by(OLD, SetKind.CLUSTER_IP), by(YOUNG, SetKind.CLUSTER_IP))
     put(tables, by(OLD.remembered, SetKind.CLUSTER_IP))
     assert owner_of(tables) == YOUNG
-    (conflict,) = tables.conflicts()
+    (conflict,) = Survey(tables).conflicts()
     assert conflict.waiting == (OLD.remembered,)
     assert conflict.reasons == ("is on the newest list, which lacks the other, and has it",)
     put(tables, by(OLD, SetKind.CLUSTER_IP))
@@ -136,7 +138,7 @@ def test_of_two_that_are_only_remembered_the_older_one_stays_first() -> None:
     tables = new_claims()
     put(tables, by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG.remembered, SetKind.CLUSTER_IP))
     assert owner_of(tables) == OLD.remembered
-    assert [conflict.reasons for conflict in tables.conflicts()] == [("is older and has it",)]
+    assert [conflict.reasons for conflict in Survey(tables).conflicts()] == [("is older and has it",)]
 
 
 def test_a_remembered_cluster_ip_is_not_taken_by_an_external_address() -> None:
