@@ -229,7 +229,7 @@ def _demonstrate(
         "ipvsproxy programs the kernel",
         f"Its source is the {len(list(manifests.iterdir()))} files of manifests/demo instead of an API server.",
     )
-    running = program.Program(manifests, log, *FLAGS)
+    running = program.Program(manifests, log, *FLAGS, starter=program.STARTER)
     screen.command(f"ipvsproxy --proxy-mode=ipvs --manifests={MANIFESTS} {' '.join(FLAGS)}")
     begin = time.monotonic()
     with running:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 
-from tests.support import old_kernel, patience
+from tests.support import forked, old_kernel, patience
 from tests.support.program import OLD_KERNEL
 
 # The duration of an example depends more on the load of the machine than on the code.
@@ -53,6 +53,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     if os.geteuid() != 0 or not pathlib.Path("/proc/net/ip_vs").exists():
         _refuse("needs root and a kernel with ip_vs: scripts/kernel .venv/bin/pytest -m kernel")
+    forked.prepare()  # before a fixture moves this thread to another network namespace
 
 
 @pytest.fixture

@@ -163,10 +163,10 @@ def clear() -> None:
 class Cluster:
     """The ``lab``, and the program while the block runs. The node's kernel is empty before.
 
-    ``starter`` are the arguments of Python before the flags, which run the program.
+    ``starter`` is that of ``program.Program``.
     """
 
-    def __init__(self, laboratory: lab.Lab, directory: Path, *flags: str, starter: Sequence[str] = program.STARTER) -> None:
+    def __init__(self, laboratory: lab.Lab, directory: Path, *flags: str, starter: Sequence[str] = ()) -> None:
         self.lab = laboratory
         self._starter = starter
         self._manifests = directory / "manifests"

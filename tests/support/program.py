@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from tests.support import patience
+from tests.support import forked, patience
 
 SYNCED_WITHIN_S = patience.seconds(120.0)
 STOPPED_WITHIN_S = patience.seconds(30.0)
@@ -21,19 +22,13 @@ STARTER = ("-m", "tests.support.old_program", OLD_KERNEL) if OLD_KERNEL else ("-
 """The arguments of Python that run the program."""
 OTHER_VERSION = os.environ.get("IPVSPROXY_TEST_PROGRAM", "")
 """A folder with the package of another version, which is the program under test then; empty for this one."""
+FORKS = not OLD_KERNEL and not OTHER_VERSION
+"""Whether the program under test is the package that a fork has imported."""
 PYTHON = (sys.executable, "-P") if OTHER_VERSION else (sys.executable,)
 """Python, which imports that version in the ``python_environment``."""
-_ONE_AFTER_THE_OTHER = """
-import contextlib, io, json, os, sys
-from ipvsproxy import cli
-end = os._exit
-os._exit = lambda status: None  # called by a command with a thread that has not ended yet, which is not the end of this process
-for arguments in json.loads(sys.argv.pop()):
-    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()) as error:
-        status = cli.main(arguments)
-    print(json.dumps([status, output.getvalue(), error.getvalue()]), flush=True)
-end(0)
-"""
+
+
+AnyProcess = forked.Forked | subprocess.Popen[bytes]
 
 
 class Ended(NamedTuple):
@@ -55,17 +50,24 @@ def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
     Raises:
         subprocess.SubprocessError: one of them ended the process, or they took too long.
     """
-    command = [*PYTHON, "-c", _ONE_AFTER_THE_OTHER, json.dumps(commands)]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=patience.seconds(within_s),
-        env=python_environment(),
-    )
-    return [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
+    arguments = [json.dumps(commands)]
+    with tempfile.TemporaryFile() as output:
+        if FORKS:
+            process: AnyProcess = forked.Forked(
+                "tests.support.in_turn", arguments, output=output.fileno(), environment=os.environ
+            )
+        else:
+            command = [*PYTHON, "-m", "tests.support.in_turn", *arguments]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, env=python_environment())
+        try:
+            status = process.wait(patience.seconds(within_s))
+        finally:
+            process.kill()
+        output.seek(0)
+        text = output.read().decode()
+    if status != 0:
+        raise subprocess.CalledProcessError(status, arguments, text)
+    return [Ended(*json.loads(line)) for line in text.splitlines()]
 
 
 class ProgramError(Exception):
@@ -77,7 +79,7 @@ class Program:
 
     With ``manifests`` None, the flags name the source. Output is appended to the file ``log``, or goes to ``output``, a
     descriptor, which is closed here after the start. ``path`` is put in front of PATH, and ``environment`` is added to ours.
-    ``starter`` are the arguments of Python before the flags, which run the program.
+    ``starter`` are the arguments of Python before the flags, which run the program; without, it is a fork (``forked.py``).
     """
 
     def __init__(
@@ -87,11 +89,13 @@ class Program:
         *flags: str,
         path: str | None = None,
         environment: Mapping[str, str] | None = None,
-        starter: Sequence[str] = STARTER,
+        starter: Sequence[str] = (),
         output: int | None = None,
     ) -> None:
         source = [f"--manifests={manifests}"] if manifests else []
-        self._command = [*PYTHON, *starter, "--proxy-mode=ipvs", *source, *flags]
+        self._is_fork = FORKS and not starter
+        self._flags = ["--proxy-mode=ipvs", *source, *flags]
+        self._command = [*PYTHON, *(starter or STARTER), *self._flags]
         self._log = log
         self._output = output
         self._environment = python_environment() | (dict(environment or {}))
@@ -100,10 +104,14 @@ class Program:
 
     def __enter__(self) -> Self:
         with self._log.open("ab") if self._output is None else open(self._output, "wb") as log:  # noqa: PTH123 - no path
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
-            )
+            self._process = self._fork(log.fileno()) if self._is_fork else self._start(log.fileno())
         return self
+
+    def _fork(self, log: int) -> AnyProcess:
+        return forked.Forked("ipvsproxy.cli", self._flags, output=log, environment=self._environment)
+
+    def _start(self, log: int) -> AnyProcess:
+        return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
         if self._process.poll() is None:
