@@ -1,10 +1,11 @@
 """Packets while the API changes: source ranges, backends of UDP clients, affinity, Services with one address, invalid objects.
 
-One run of the program for all tests; each test begins with its own objects only.
+One run of the program with each binding for all tests; each test begins with its own objects only.
 """
 
 import ipaddress
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,12 +15,11 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.settings import Binding
+from tests.packets.bindings import by_family, with_addresses
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Endpoint, Manifest, service, slices
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
-
-by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 
 UDP_TIMEOUT_S = 2
 LOAD_TIMEOUT_S = 0.25
@@ -277,21 +277,24 @@ INVALID: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize("about", INVALID)
-def test_invalid_objects_are_reported_and_do_not_affect_others(running: Cluster, about: str) -> None:
-    spec, reason = INVALID[about]
-    broken = service("broken", 9, "p1")
-    broken[0]["spec"] |= {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ipFamilies": ["IPv4"]} | spec
+@with_addresses
+def test_invalid_objects_are_reported_and_do_not_affect_others(running: Cluster) -> None:
+    broken = []
+    for number, (spec, _) in enumerate(INVALID.values()):
+        manifests = service(f"broken-{number}", 9, "p1")
+        manifests[0]["spec"] |= {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ipFamilies": ["IPv4"]} | spec
+        broken.append(manifests)
     running.have(service("web", 1, "p1"))
     before, logged = _invalid_objects(), len(running.logged("event=part_not_used"))
-    running.have(broken, service("web", 1, "r1"))
+    running.have(*broken, service("web", 1, "r1"))
     lines = running.logged("event=part_not_used")[logged:]
-    assert any("default/broken" in line for line in lines)
-    assert running.logged(reason)[-1] in lines
-    assert _invalid_objects() > before
+    for number, (about, (_, reason)) in enumerate(INVALID.items()):
+        assert any(re.search(f"default/broken-{number}.*{reason}", line) for line in lines), about
+    assert _invalid_objects() >= before + len(INVALID)
     assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", Family.IPV4), 80).backends == ("10.244.1.11",)
 
 
+@with_addresses
 def test_endpoints_of_another_family_and_ten_megabytes_of_them_do_not_affect_others(running: Cluster) -> None:
     broken = service("broken", 9, protocols=["TCP"])
     mixed = Endpoint("p1").manifest(Family.IPV6)
@@ -309,6 +312,7 @@ def test_endpoints_of_another_family_and_ten_megabytes_of_them_do_not_affect_oth
     assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", Family.IPV4), 80).backends == ("10.244.1.11",)
 
 
+@with_addresses
 def test_an_endpoint_slice_without_a_service_is_programmed_once_its_service_comes(running: Cluster) -> None:
     running.have(slices("late", "p1"), service("web", 1, "p1"))
     running.have(service("late", 5, "p1"), service("web", 1, "p1"))

@@ -11,6 +11,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.settings import Binding
+from tests.packets.bindings import with_addresses, with_routes
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
@@ -45,6 +46,7 @@ def _weights(running: Cluster, family: Family) -> dict[str, int]:
     return running.real_servers("TCP", cluster.address("cluster 1", family), 80)
 
 
+@with_routes
 def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cluster) -> None:
     pods = {family: (cluster.address("p1", family), cluster.address("r1", family)) for family in Family}
     running.have(service("web", 1, "p1"))
@@ -83,6 +85,7 @@ def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cl
     assert _drains() == 0
 
 
+@with_addresses
 def test_connections_end_at_the_deadline_that_a_restart_begins_anew(running: Cluster) -> None:
     address, (going, staying) = cluster.address("cluster 1", Family.IPV4), ("10.244.0.11", "10.244.1.11")
     running.have(service("web", 1, "p1"))

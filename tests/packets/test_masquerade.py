@@ -1,8 +1,9 @@
 """The source address that backends observe for cluster IPs, with ``--masquerade-all`` and each way to detect local pods.
 
-``test_services.py`` covers all other kinds of address, in one of these modes.
+``test_services.py`` covers all other kinds of address, in one of these modes with each binding. Here the binding alternates.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -53,19 +54,17 @@ MODES: Mapping[str, tuple[list[str], Mapping[str, str]]] = {
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
-    directory = tmp_path_factory.mktemp("masquerade")
-    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
-        running.have([NODE], SERVICES)
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("masquerade")) as running:
         yield running
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_backends_observe_the_node_or_the_sender_itself(running: Cluster, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "binding"), list(zip(MODES, itertools.cycle(Binding), strict=False)), ids=list(MODES))
+def test_backends_observe_the_node_or_the_sender_itself(running: Cluster, mode: str, binding: Binding) -> None:
     flags, expected = MODES[mode]
     running.program.kill()
     running.objects = [cluster.node() if mode == NO_NETWORKS else NODE, *SERVICES]
-    running.start(*flags)
+    running.start(*flags, f"--ipvs-vip-binding={binding}")
     questions = [(sender, family) for sender in expected for family in Family]
     for sender, family in questions:
         from_, to = SENDERS[sender]

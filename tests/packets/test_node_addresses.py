@@ -8,6 +8,7 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.settings import Binding
 from ipvsproxy.translate.view import GRACE_S
+from tests.packets.bindings import by_family, with_addresses, with_routes
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
@@ -50,6 +51,7 @@ def _bare(text: str) -> str:
 OWN = {"172.18.0.2", "10.244.0.1", "fc00:f853:ccd::2", "fd00:10:244::1"}
 
 
+@with_routes
 def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
     assert _node_port_addresses(running) == _node_port_addresses(running, "SCTP") == OWN
 
@@ -74,7 +76,7 @@ def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
     _follow(lambda: _node_port_addresses(running) == OWN, "a device that went", after_s=GRACE_S)
 
 
-@pytest.mark.parametrize("family", list(Family))
+@by_family
 def test_a_connection_through_a_node_port_outlives_an_address_that_blinks(running: Cluster, family: Family) -> None:
     """As with netplan, a DHCP client or keepalived; connections without their virtual server would end.
 
@@ -119,6 +121,7 @@ def test_a_service_address_on_another_device_of_the_node_is_not_bound_again(runn
         _follow(lambda: _node_port_addresses(running) == OWN, "no address of the node any more", after_s=GRACE_S)
 
 
+@with_addresses
 def test_node_ports_answer_on_the_configured_addresses(running: Cluster) -> None:
     """One kernel for all, so that each start must remove the node ports of its predecessor."""
     for choice, addresses in (

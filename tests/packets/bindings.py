@@ -1,0 +1,19 @@
+"""Marks for tests of a module whose program has a ``binding``; without one, a test runs with both of them (``conftest.py``)."""
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.translate.settings import Binding
+
+by_family = pytest.mark.parametrize(
+    ("family", "binding"),
+    list(zip(Family, Binding, strict=True)),
+    indirect=["binding"],
+    scope="module",
+    ids=[family.label for family in Family],
+)
+"""Once for each family, with one binding each, because rules, flows and sets do not depend on how an address becomes local."""
+with_addresses, with_routes = (
+    pytest.mark.parametrize("binding", [one], indirect=True, scope="module", ids=str)
+    for one in (Binding.ADDRESSES, Binding.ROUTES)
+)
