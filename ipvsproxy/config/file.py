@@ -14,8 +14,19 @@ from collections.abc import Callable, Mapping
 import yaml
 
 from ipvsproxy.config import catalogue
-from ipvsproxy.config import option as options
-from ipvsproxy.config.option import Given, Kind, Option, Problem, Source, Status, Value, quoted
+from ipvsproxy.config.option import (
+    Given,
+    Kind,
+    Option,
+    Problem,
+    Source,
+    Status,
+    Value,
+    parse_level,
+    parse_number,
+    quoted,
+    render_duration,
+)
 from ipvsproxy.config.settings import Config
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
@@ -168,40 +179,31 @@ def _scalar(node: yaml.Node, tags: tuple[str, ...], expected: str) -> str:
     return str(node.value)
 
 
-_TEXT = ((_STRING, _TIMESTAMP), "a string")
+_TEXTS = (_STRING, _TIMESTAMP)
 
 
-def _string(node: yaml.Node) -> str:
-    return _scalar(node, *_TEXT)
-
-
-def _read_boolean(node: yaml.Node) -> bool:
-    return _scalar(node, (_BOOLEAN,), "true or false").lower() in _TRUE
+def _read_boolean(node: yaml.Node, expected: str = "true or false") -> bool:
+    return _scalar(node, (_BOOLEAN,), expected).lower() in _TRUE
 
 
 def _read_number(node: yaml.Node) -> Value:
     # 1e+06, as Go writes a million, is text to PyYAML.
     is_plain = isinstance(node, yaml.ScalarNode) and not node.style
     tags = (_INTEGER, _FLOAT, _STRING) if is_plain else (_INTEGER, _FLOAT)
-    return options.parse_number(_scalar(node, tags, "a number").replace("_", ""))
+    return parse_number(_scalar(node, tags, "a number").replace("_", ""))
 
 
 def _read_list(node: yaml.Node) -> Value:
     if not isinstance(node, yaml.SequenceNode):
         raise _WrongTypeError("a list")
-    try:
-        return tuple(_string(element) for element in node.value)
-    except _WrongTypeError as error:
-        raise _WrongTypeError("one of strings, in quotes") from error
+    return tuple(_scalar(element, _TEXTS, "one of strings, in quotes") for element in node.value)
 
 
 def _read_gates(node: yaml.Node) -> Value:
+    expected = "a mapping of names to true or false"
     if not isinstance(node, yaml.MappingNode):
-        raise _WrongTypeError("a mapping of names to true or false")
-    try:
-        return {_string(key): _read_boolean(value) for key, value in node.value}
-    except _WrongTypeError as error:
-        raise _WrongTypeError("a mapping of names to true or false") from error
+        raise _WrongTypeError(expected)
+    return {_scalar(key, _TEXTS, expected): _read_boolean(value, expected) for key, value in node.value}
 
 
 def _read_patterns(node: yaml.Node) -> Value:
@@ -214,18 +216,17 @@ def _read_patterns(node: yaml.Node) -> Value:
         fields = {key.value: value for key, value in pairs if isinstance(key, yaml.ScalarNode)}
         if not {"filePattern", "verbosity"} <= fields.keys():
             raise _WrongTypeError(expected)
-        pattern = _string(fields["filePattern"])
+        pattern = _scalar(fields["filePattern"], *_SCALARS[Kind.TEXT])
         if not pattern or "," in pattern or "=" in pattern:
             raise _WrongTypeError(f"{expected}, where no filePattern is empty or has a comma or equals sign")
-        patterns.append(f"{pattern}={options.parse_level(_scalar(fields['verbosity'], *_WHOLE))}")
+        patterns.append(f"{pattern}={parse_level(_scalar(fields['verbosity'], *_SCALARS[Kind.LEVEL]))}")
     return tuple(patterns)
 
 
-_WHOLE = ((_INTEGER,), "a whole number")
 _SCALARS: Mapping[Kind, tuple[tuple[str, ...], str]] = {
-    Kind.TEXT: _TEXT,
-    Kind.INTEGER: _WHOLE,
-    Kind.LEVEL: _WHOLE,
+    Kind.TEXT: (_TEXTS, "a string"),
+    Kind.INTEGER: ((_INTEGER,), "a whole number"),
+    Kind.LEVEL: ((_INTEGER,), "a whole number"),
     Kind.DURATION: ((_STRING,), "a duration such as 30s, 1m30s or 1h"),
     Kind.QUANTITY: ((_STRING, _INTEGER, _FLOAT), "a number of bytes such as 512, 1k or 2Ki"),
 }
@@ -288,7 +289,7 @@ def _flag_value(option: Option, value: Value) -> str:
 
 def _plain(option: Option, value: Value) -> object:
     if option.kind is Kind.DURATION and isinstance(value, float):
-        return options.render_duration(value)
+        return render_duration(value)
     if option.kind is Kind.PATTERNS and isinstance(value, tuple):
         return [{"filePattern": name, "verbosity": int(level)} for name, _, level in (item.partition("=") for item in value)]
     if isinstance(value, tuple):

@@ -163,7 +163,12 @@ def load(
         problems += tuple(content.problems)
         readable = all(problem.key for problem in content.problems)
         notices = (*content.notices, *_ignored(given))
-        given = _merged(given, content.given)
+        flags = {key: flag for key, flag in given.items() if catalogue.BY_KEY[key].overrides_file}
+        for key in [key for key in flags.keys() & content.given if catalogue.BY_KEY[key].kind in _APPENDED]:
+            flags[key] = Given(
+                _appended(catalogue.BY_KEY[key].kind, flags[key].value, content.given[key].value), flags[key].source
+            )
+        given = content.given | flags
     broken = {problem.key for problem in problems if problem.key}
     config, broken_rules = validate.resolve(given, broken, hostname=hostname, config_file=path)
     if problems or broken_rules:
@@ -185,15 +190,3 @@ def _ignored(given: Mapping[str, Given]) -> list[str]:
         for key, value in given.items()
         if key != "config" and not catalogue.BY_KEY[key].overrides_file
     ]
-
-
-def _merged(given: Mapping[str, Given], from_file: Mapping[str, Given]) -> Mapping[str, Given]:
-    merged = dict(from_file)
-    for key, flag in given.items():
-        if not catalogue.BY_KEY[key].overrides_file:
-            continue
-        if catalogue.BY_KEY[key].kind is Kind.PATTERNS and key in from_file:  # both count, the flag's patterns first
-            merged[key] = flag._replace(value=_appended(Kind.PATTERNS, flag.value, from_file[key].value))
-        else:
-            merged[key] = flag
-    return merged

@@ -64,11 +64,6 @@ class Values:
             raise TypeError(f"{key} is not of type {kind.__name__}")
         return value
 
-    def gates(self) -> Mapping[str, bool]:
-        """The feature gates that were given."""
-        value = self.value("featureGates")
-        return value if isinstance(value, Mapping) else {}
-
     def source(self, key: str) -> Source:
         """The place of the value, or the place where the user could give it."""
         if key in self.given:
@@ -363,13 +358,9 @@ def _detect_local(values: Values) -> dict[str, object]:
         name = names[of_mode] = values.get(key, str)
         if mode is of_mode and not name:
             values.refuse(key, f"is required with {values.source('detectLocalMode').name} {mode}")
-        elif mode is of_mode and not _is_interface(name, longest):
+        elif mode is of_mode and not (name.isprintable() and len(name.encode()) <= longest and _INTERFACE.fullmatch(name)):
             values.refuse(key, f"{quoted(name)} must be a name of 1 to {longest} characters that an interface can have")
     return {"cluster_networks": networks, "local_interface": names.get(mode, "")}
-
-
-def _is_interface(name: str, longest: int) -> bool:
-    return name.isprintable() and len(name.encode()) <= longest and bool(_INTERFACE.fullmatch(name))
 
 
 def _node_ports(values: Values) -> dict[str, object]:
@@ -383,11 +374,11 @@ def _node_ports(values: Values) -> dict[str, object]:
 
 
 def _gates(values: Values) -> bool:
-    gates = values.gates()
+    gates = values.get("featureGates", dict)
     for name in _LOCKED_GATES:
         if gates.get(name, True) is False:
             values.refuse("featureGates", f"{name} must be true; it can no longer be turned off")
-    return gates.get(_EXTERNAL_IPS_GATE, True)
+    return bool(gates.get(_EXTERNAL_IPS_GATE, True))
 
 
 def _without_effect(given: Mapping[str, Given]) -> Iterable[str]:
