@@ -14,12 +14,10 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.daemon.loop.kernel import Kernel
 from ipvsproxy.kernel import backends, host
-from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.driver import IptablesDriver
 from ipvsproxy.kernel.ipvs.driver import AbsentIpvs
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.node import NodeKernel
@@ -120,7 +118,7 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
     has_choice = backend is Backend.IPTABLES and shutil.which("iptables")  # a choice may make the kernel load its modules
     commands = iptables_variant.choose(skeleton.CHAINS).commands if has_choice else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
-    chosen = ChosenBackend(backend, commands)
+    chosen = backends.ChosenBackend(backend, commands)
     made = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, chosen=chosen, ipvs=ipvs, route_protocol=route_protocol)
     with contextlib.closing(made) as kernel:
         programs = {}
@@ -130,7 +128,7 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
             except KernelError as error:
                 skipped.append(f"{family.label} rules: {error.detail}")
         others = [
-            IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=names)
+            iptables.IptablesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS, commands=names)
             for names in map(iptables_variant.commands, variants)
             if names != commands
         ]

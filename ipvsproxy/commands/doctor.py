@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Answer, Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.kernel import backends, host
-from ipvsproxy.kernel.backends import BackendChoice
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, gather
@@ -198,7 +196,7 @@ def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
     )
 
 
-def _choice(choice: BackendChoice, config: Config) -> str:
+def _choice(choice: backends.BackendChoice, config: Config) -> str:
     """The backend that this command's configuration chooses, and why. That of ``run`` may be another one."""
     asked = config.drivers.rules_backend
     rests_on = f"--rules-backend={asked}" + (f": {choice.reason}" if asked is Backend.AUTO else "")
@@ -421,7 +419,7 @@ async def _source(config: Config) -> Finding:
     return ok("source", f"{source.describe()} answers: {len(store.services)} Services")
 
 
-def describe(node_name: str, findings: Sequence[Finding]) -> Document:
+def describe(node_name: str, findings: Sequence[Finding]) -> inspection.Document:
     """The result as a document."""
     return {
         **inspection.head("doctor", node_name),
@@ -430,7 +428,7 @@ def describe(node_name: str, findings: Sequence[Finding]) -> Document:
     }
 
 
-def render(document: Document) -> Iterator[str]:
+def render(document: inspection.Document) -> Iterator[str]:
     """The result for people."""
     for one in document["findings"]:
         remedy = f"; {one['remedy']}" if one["remedy"] else ""
@@ -443,6 +441,8 @@ def run(config: Config) -> int:
     return inspection.execute(config, _answer(config), render, "not all checks could be made", failed=FAILING)
 
 
-async def _answer(config: Config) -> Answer:
+async def _answer(config: Config) -> inspection.Answer:
     findings = await examine(config)
-    return Answer(describe(config.node_name, findings), FAILING if any(one.level is Level.FAIL for one in findings) else FINE)
+    return inspection.Answer(
+        describe(config.node_name, findings), FAILING if any(one.level is Level.FAIL for one in findings) else FINE
+    )

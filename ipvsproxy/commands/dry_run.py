@@ -15,19 +15,15 @@ from collections import Counter
 import structlog
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Comparison, Inspected, UnknownStateError
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.process import lifecycle
-from ipvsproxy.daemon.process.lifecycle import Signals
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.daemon.sources.source import Source
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.plan import Report
 from ipvsproxy.reconcile import survey
@@ -47,7 +43,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class DryRun:
     """Compares again and again, and reports differences in log, metrics and health."""
 
-    def __init__(self, comparison: Comparison, status: Status, metrics: Metrics, *, node_name: str, interval_s: float) -> None:
+    def __init__(
+        self, comparison: inspection.Comparison, status: Status, metrics: Metrics, *, node_name: str, interval_s: float
+    ) -> None:
         """``interval_s`` is the time between two comparisons while nothing changes."""
         self._node_name = node_name
         self._comparison = comparison
@@ -84,7 +82,7 @@ class DryRun:
         self._status.syncing(began_s)
         try:
             changes = await self._comparison.read()
-        except (UnknownStateError, KernelError) as error:
+        except (inspection.UnknownStateError, KernelError) as error:
             log.error("kernel_unreadable", error=str(error))
             return
         self._report(changes, time.monotonic() - began_s)
@@ -126,7 +124,7 @@ def run(config: Config) -> int:
     return lifecycle.run(config, functools.partial(_serve, config))
 
 
-async def _serve(config: Config, signals: Signals) -> int:
+async def _serve(config: Config, signals: lifecycle.Signals) -> int:
     metrics = Metrics()
     source = await sources.make(config, metrics)
     try:
@@ -139,7 +137,7 @@ async def _serve(config: Config, signals: Signals) -> int:
     return 0
 
 
-async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: Signals) -> None:
+async def _serve_on(node: inspection.Inspected, source: sources.Source, metrics: Metrics, signals: lifecycle.Signals) -> None:
     config, comparison = node.config, node.comparison()
     families, period_s = node.choices.translation.families, config.engine.audit_interval_s
     status = Status(
@@ -163,13 +161,7 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
     async def follow() -> None:
         async with inspection.following(source, node.store, dry_run.changed, sources.log_silence) as following:
             status.listed(time.monotonic())
-            comparing = asyncio.create_task(dry_run.run())
-            try:
-                done, _ = await asyncio.wait({comparing, following}, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                comparing.cancel()
+            await asyncio.gather(following, dry_run.run())
 
     configured = config.servers
     listen = dataclasses.replace(
@@ -180,8 +172,8 @@ async def _serve_on(node: Inspected, source: Source, metrics: Metrics, signals: 
     for name, address in (("health", listen.health), ("metrics", listen.metrics)):
         if address:
             log.info("serves", name=name, address=str(address))
-    health = HealthRoutes(status.health, metrics.healthz, metrics.livez)
-    servers = routes.servers(listen, health.answer, MetricsRoutes(config, metrics.expose).answer)
+    health = routes.HealthRoutes(status.health, metrics.healthz, metrics.livez)
+    servers = routes.servers(listen, health.answer, routes.MetricsRoutes(config, metrics.expose).answer)
     await lifecycle.until_stopped(signals.stopping, status, [follow()], servers)
 
 

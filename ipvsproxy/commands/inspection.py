@@ -25,14 +25,10 @@ from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.kernel import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.daemon.process import requirements
-from ipvsproxy.daemon.process.requirements import FALLBACK_SCHEDULER
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.daemon.sources.source import Source, Trouble
 from ipvsproxy.kernel import backends, host
-from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.driver import Program
@@ -217,17 +213,17 @@ async def inspect(config: Config, kernel: KernelThread[NodeKernel]) -> Inspected
 
 def expected_scheduler(configured: str) -> str:
     """The scheduler that ``run`` would use for the configured one, as far as the files of the kernel's modules show it."""
-    if modules.module_state(f"ip_vs_{configured}") is not ModuleState.MISSING:
+    if modules.module_state(f"ip_vs_{configured}") is not modules.ModuleState.MISSING:
         return configured
     hint = f"this kernel has no module ip_vs_{configured}"
-    log.warning("scheduler_not_found", desired=configured, used=FALLBACK_SCHEDULER, hint=hint)
-    return FALLBACK_SCHEDULER
+    log.warning("scheduler_not_found", desired=configured, used=requirements.FALLBACK_SCHEDULER, hint=hint)
+    return requirements.FALLBACK_SCHEDULER
 
 
 class NoListener:
     """A ``source.Listener`` that counts nothing: a command has no metrics."""
 
-    def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
+    def watch_restarted(self, kind: ObjectKind, trouble: sources.Trouble) -> None:
         """As ``source.Listener``."""
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
@@ -236,7 +232,7 @@ class NoListener:
 
 @contextlib.asynccontextmanager
 async def following(
-    source: Source,
+    source: sources.Source,
     store: Store,
     changed: Callable[[], object] = lambda: None,
     silent: Callable[[str], object] = sources.give_up,
@@ -290,7 +286,7 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
             NodeKernel,
             skeleton.CHAINS,
             skeleton.JUMPS,
-            chosen=ChosenBackend(backend, choice.commands) if choice else ChosenBackend(backend),
+            chosen=backends.ChosenBackend(backend, choice.commands) if choice else backends.ChosenBackend(backend),
             route_protocol=config.drivers.route_protocol,
         )
         kernel = await KernelThread.start(make)

@@ -7,7 +7,6 @@ from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspecte
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.ipvs.rows import MASQUERADED, RealServerRow, Rows, VirtualServerRow
@@ -15,7 +14,6 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.translate.api.targets import Targets
 
@@ -45,30 +43,16 @@ class _Names:
     def virtual_server(self, key: VirtualServerKey) -> Document:
         """Whose virtual server it is; without an owner all names are null."""
         sides = self._survey.sides(key)
-        service, port, is_scope = None, "", isinstance(key, FirewallMark)
-        if sides.desired:
-            service = sides.desired.owner.service
-            port = self._port(service, key)
-        owner = "service" if service else "other" if sides.is_foreign else "stale" if sides.observed else "unknown"
+        name = sides.desired.owner.service if sides.desired else None
+        service = self._services.get(name) if name else None
+        port = self._survey.service_port(service, key) if service else None
+        is_scope = isinstance(key, FirewallMark)
         return {
-            "owner": owner,
-            "service": str(service) if service else None,
-            "servicePort": port or None,
-            "secondScope": is_scope and service is not None,
+            "owner": "service" if name else "other" if sides.is_foreign else "stale" if sides.observed else "unknown",
+            "service": str(name) if name else None,
+            "servicePort": (port.name or str(port.port)) if port else str(key.port) if name and not is_scope else None,
+            "secondScope": is_scope and name is not None,
         }
-
-    def _port(self, name: ServiceName, key: VirtualServerKey) -> str:
-        """Name of the Service port, or its number if it has none."""
-        service = self._services.get(name)
-        if isinstance(key, FirewallMark):
-            marked = self._survey.port_of(key)
-            protocol, number, is_node_port = (marked.protocol, marked.port, False) if marked else (key.protocol, 0, False)
-        else:
-            protocol, number, is_node_port = key.protocol, key.port, bool(service and key.address not in service.addresses)
-        for port in service.ports if service else ():
-            if port.protocol is protocol and number == (port.node_port if is_node_port else port.port):
-                return port.name or str(port.port)
-        return str(number) if number else ""
 
     def real_server(self, key: VirtualServerKey, row: RealServerRow) -> Document:
         """What is behind a real server, and why it is there."""
@@ -229,7 +213,7 @@ async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> 
         problem, targets = "", {}
         try:
             targets = dict(await source.targets())
-        except ApiError as error:
+        except sources.ApiError as error:
             problem = f"the names of pods cannot be read: {error}"
         rows = await kernel.call(lambda _: ipvs_rows.read())
         document = await describe(node, rows, targets)

@@ -12,7 +12,6 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 
 from ipvsproxy.commands import inspection, top_data
-from ipvsproxy.commands.inspection import Document
 from ipvsproxy.commands.top_data import Details, Picture, Question
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.daemon.base.errors import complain
@@ -56,7 +55,7 @@ class Daemon:
         self._timeout_s = timeout_s
         self._viewer = f"top-{secrets.token_hex(4)}"
 
-    async def get(self, what: str, /, **query: str | float) -> Document:
+    async def get(self, what: str, /, **query: str | float) -> inspection.Document:
         """The document of this name, with these parameters.
 
         Raises:
@@ -103,7 +102,7 @@ class Daemon:
             raise ValueError("the answer is not HTTP")
         return int(status[:3]), body
 
-    async def documents(self, question: Question) -> tuple[Document, Document]:
+    async def documents(self, question: Question) -> tuple[inspection.Document, inspection.Document]:
         """``node.json`` and ``services.json``.
 
         Raises:
@@ -144,7 +143,7 @@ class Daemon:
         with _reading(self.url):
             return top_data.details(document)
 
-    async def with_rates(self, question: Question) -> tuple[Document, Document]:
+    async def with_rates(self, question: Question) -> tuple[inspection.Document, inspection.Document]:
         """As ``documents``, after the second reading of the counters, if it comes soon.
 
         Raises:
@@ -232,7 +231,7 @@ def is_terminal() -> bool:
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
 
 
-def _print_once(url: str, node: Document, services: Document, *, as_json: bool) -> None:
+def _print_once(url: str, node: inspection.Document, services: inspection.Document, *, as_json: bool) -> None:
     document = {"version": inspection.JSON_VERSION, "command": "top", "node": node, "services": services}
     with _reading(url):
         picture = top_data.picture(node, services)

@@ -11,7 +11,7 @@ from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import KINDS, Item, Operation
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.service import Owner, ServiceName
+from ipvsproxy.model.service import Owner, Service, ServiceName, ServicePort
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
@@ -176,6 +176,19 @@ class Survey:
     def port_of(self, key: FirewallMark) -> MarkedPort | None:
         """The Service port whose second scope a virtual server is."""
         return self._tables.scopes.marks.port_of(key.mark)
+
+    def service_port(self, service: Service, key: VirtualServerKey) -> ServicePort | None:
+        """The port of a Service that one of its virtual servers serves."""
+        protocol, number, is_node_port = key.protocol, key.port, key.address not in service.addresses
+        if isinstance(key, FirewallMark):
+            marked = self.port_of(key)
+            if marked is None:
+                return None
+            protocol, number, is_node_port = marked.protocol, marked.port, False
+        for port in service.ports:
+            if port.protocol is protocol and number == (port.node_port if is_node_port else port.port):
+                return port
+        return None
 
     @property
     def health_checks(self) -> Mapping[HealthCheckPort, HealthCheck]:

@@ -25,7 +25,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
-from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, Connections, Counters, FirewallMark, VirtualServerKey
+from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, Connections, Counters, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
@@ -334,10 +334,9 @@ class Traffic:
             return None
         if before and before[0] is service:
             return before
-        port = self._survey.port_of(key) if isinstance(key, FirewallMark) else None
-        if port is not None:
-            key = VirtualServerKey(port.protocol, service.cluster_addresses[0], port.port)
-        return service, _describe(service, key)
+        port = self._survey.service_port(service, key)
+        name, protocol = (port.name, port.protocol) if port else ("", key.protocol)
+        return service, _labels(service.name.namespace, service.name.name, name, protocol.name)
 
     def render(self, *, openmetrics: bool) -> Iterator[bytes]:
         """The series in one of Prometheus's formats, in parts of ``LINES_AT_ONCE``."""
@@ -383,20 +382,6 @@ def _gauges(metric: Metric, by_kind: Mapping[str, int]) -> Iterator[str]:
 def _heading(metric: Metric, *, openmetrics: bool = False) -> str:
     name = metric.name.removesuffix("_total") if openmetrics else metric.name
     return f"# HELP {name} {metric.meaning}\n# TYPE {name} {metric.type.value}\n"
-
-
-def _describe(service: Service, key: VirtualServerKey) -> str:
-    """The labels of the Service port that a virtual server serves."""
-    is_node_port = key.address not in service.addresses
-    name = next(
-        (
-            port.name
-            for port in service.ports
-            if port.protocol is key.protocol and key.port == (port.node_port if is_node_port else port.port)
-        ),
-        "",
-    )
-    return _labels(service.name.namespace, service.name.name, name, key.protocol.name)
 
 
 def _labels(namespace: str, service: str, port: str, protocol: str) -> str:
