@@ -151,7 +151,7 @@ class Node:
             process.kill()
             process.join()
         if spoiled:
-            lacking = self._lacking(hides_rules=hides_rules)
+            lacking = lacking and self._lacking(hides_rules=hides_rules)
             missing |= self._missing()
         done = acts.read(written)
         text = log.read_text()

@@ -88,31 +88,6 @@ def test_where_pods_cannot_be_told_from_others_nobody_is_dropped(laboratory: lab
         assert ask(running, "p2", "balancer 2").backends == backends("r1")
 
 
-def test_a_packet_whose_mark_others_have_changed_fares_as_with_kube_proxy(laboratory: lab.Lab, tmp_path: Path) -> None:
-    rule = ("filter", "INPUT", "-i", "cni0", "-j", "MARK", "--set-xmark", "0x10000/0xffff0000")
-    with cluster.Cluster(laboratory, tmp_path, *API) as running:
-        running.have(SERVICES)
-        laboratory.run("node", "iptables", "-t", rule[0], "-I", *rule[1:])
-        try:
-            assert ask(running, "p2", "balancer 1").backends == backends("p1")
-            assert ask(running, "p2", "balancer 2").backends == backends("r1")
-            assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")
-        finally:
-            laboratory.run("node", "iptables", "-t", rule[0], "-D", *rule[1:])
-
-
-def test_a_process_that_marks_its_own_packets_reaches_where_it_wants(laboratory: lab.Lab, tmp_path: Path) -> None:
-    """IPVS takes a packet by its mark, wherever it is bound for; many programs use the mark 1."""
-    with cluster.Cluster(laboratory, tmp_path, *API) as running, socket.socket() as client:
-        running.have(service("web", 1, "p1", balancer=True, **LOCAL))
-        client.settimeout(5)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 1)
-        p2 = cluster.address("p2", Family.IPV4)
-        client.connect((p2, 8080))
-        client.sendall(b"?\n")
-        assert f'"backend": "{p2}"' in client.recv(200).decode()
-
-
 def test_a_process_of_this_host_reaches_all_endpoints_of_a_balancer_on_another_interface(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
@@ -199,17 +174,53 @@ def test_connections_outlive_a_restart_and_the_end_of_scopes_which_leaves_no_tra
         running.program.__exit__(None, None, None)
 
 
-def test_a_service_that_turns_to_policy_cluster_keeps_its_connections(laboratory: lab.Lab, tmp_path: Path) -> None:
-    with cluster.Cluster(laboratory, tmp_path, *API) as running:
-        running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
-        held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
-        running.have(service("web", 1, *BOTH, balancer=True))
-        assert [one.ask() for one in held] == [one.backend for one in held]
-        running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
-        assert [one.ask() for one in held] == [one.backend for one in held]
-        assert ask(running, "p2", "balancer 1").backends == backends("p1", "r1")
-        for one in held:
-            one.abort()
+@pytest.fixture(name="running", scope="module")
+def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
+    """One program for the tests that do not choose its flags; each begins with its own objects only.
+
+    They come last, because the others start programs of their own.
+    """
+    with cluster.Cluster(laboratory, tmp_path_factory.mktemp("scopes"), *API) as running:
+        yield running
+
+
+def test_a_packet_whose_mark_others_have_changed_fares_as_with_kube_proxy(running: cluster.Cluster) -> None:
+    rule = ("filter", "INPUT", "-i", "cni0", "-j", "MARK", "--set-xmark", "0x10000/0xffff0000")
+    running.have()
+    running.have(SERVICES)
+    running.lab.run("node", "iptables", "-t", rule[0], "-I", *rule[1:])
+    try:
+        assert ask(running, "p2", "balancer 1").backends == backends("p1")
+        assert ask(running, "p2", "balancer 2").backends == backends("r1")
+        assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")
+    finally:
+        running.lab.run("node", "iptables", "-t", rule[0], "-D", *rule[1:])
+
+
+def test_a_process_that_marks_its_own_packets_reaches_where_it_wants(running: cluster.Cluster) -> None:
+    """IPVS takes a packet by its mark, wherever it is bound for; many programs use the mark 1."""
+    running.have()
+    with socket.socket() as client:
+        running.have(service("web", 1, "p1", balancer=True, **LOCAL))
+        client.settimeout(5)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 1)
+        p2 = cluster.address("p2", Family.IPV4)
+        client.connect((p2, 8080))
+        client.sendall(b"?\n")
+        assert f'"backend": "{p2}"' in client.recv(200).decode()
+
+
+def test_a_service_that_turns_to_policy_cluster_keeps_its_connections(running: cluster.Cluster) -> None:
+    running.have()
+    running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
+    held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
+    running.have(service("web", 1, *BOTH, balancer=True))
+    assert [one.ask() for one in held] == [one.backend for one in held]
+    running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
+    assert [one.ask() for one in held] == [one.backend for one in held]
+    assert ask(running, "p2", "balancer 1").backends == backends("p1", "r1")
+    for one in held:
+        one.abort()
 
 
 def with_balancers(manifests: list[cluster.Manifest], *numbers: int) -> list[cluster.Manifest]:
@@ -247,52 +258,48 @@ def restart_under_load(running: cluster.Cluster, *questions: tuple[int, str]) ->
     assert json.loads(verified.output)["differences"] == []
 
 
-def test_after_a_restart_two_services_with_one_address_answer_for_themselves(laboratory: lab.Lab, tmp_path: Path) -> None:
-    with cluster.Cluster(laboratory, tmp_path, *API) as running:
-        old = service("a", 1, "p1", balancer=True, **LOCAL)
-        young = with_balancers(service("b", 2, "r1", balancer=True, **LOCAL), 1, 2)
-        running.have(young, old)
-        before = sorted(traces(running))
-        for _ in range(2):
-            restart_under_load(running, (1, "p1"), (2, "r1"))
-            assert sorted(traces(running)) == before
+def test_after_a_restart_two_services_with_one_address_answer_for_themselves(running: cluster.Cluster) -> None:
+    running.have()
+    old = service("a", 1, "p1", balancer=True, **LOCAL)
+    young = with_balancers(service("b", 2, "r1", balancer=True, **LOCAL), 1, 2)
+    running.have(young, old)
+    before = sorted(traces(running))
+    for _ in range(2):
+        restart_under_load(running, (1, "p1"), (2, "r1"))
+        assert sorted(traces(running)) == before
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
 def test_an_address_that_moved_while_no_process_ran_leads_no_other_client_to_its_new_service(
-    laboratory: lab.Lab, tmp_path: Path, names: str
+    running: cluster.Cluster, names: str
 ) -> None:
-    with cluster.Cluster(laboratory, tmp_path, *API) as running:
-        giver, taker = (
-            service(name, number, pod, balancer=True, **LOCAL) for name, number, pod in (("a", 1, "p1"), ("b", 2, "r1"))
-        )
-        running.have(with_balancers(taker, 2), with_balancers(giver, 1, 3))
-        both = [with_balancers(taker, 1, 2), with_balancers(giver, 3)]
-        running.objects = [one for manifests in (both if names == "ba" else both[::-1]) for one in manifests]
-        before = marks(running)
-        restart_under_load(running, (2, "r1"), (3, "p1"))
-        assert ask(running, "p2", "balancer 1").backends == backends("r1")
-        moved = cluster.address("balancer 1", Family.IPV4)
-        assert [one for one in marks(running) if not one.startswith(moved)] == [
-            one for one in before if not one.startswith(moved)
-        ]
+    running.have()
+    giver, taker = (service(name, number, pod, balancer=True, **LOCAL) for name, number, pod in (("a", 1, "p1"), ("b", 2, "r1")))
+    running.have(with_balancers(taker, 2), with_balancers(giver, 1, 3))
+    both = [with_balancers(taker, 1, 2), with_balancers(giver, 3)]
+    running.objects = [one for manifests in (both if names == "ba" else both[::-1]) for one in manifests]
+    before = marks(running)
+    restart_under_load(running, (2, "r1"), (3, "p1"))
+    assert ask(running, "p2", "balancer 1").backends == backends("r1")
+    moved = cluster.address("balancer 1", Family.IPV4)
+    assert [one for one in marks(running) if not one.startswith(moved)] == [one for one in before if not one.startswith(moved)]
 
 
 def test_a_service_whose_balancer_is_its_cluster_ip_or_a_node_port_of_its_own_serves_all_its_clients(
-    laboratory: lab.Lab, tmp_path: Path
+    running: cluster.Cluster,
 ) -> None:
-    with cluster.Cluster(laboratory, tmp_path, *API) as running:
-        same = service("same", 1, "r1", balancer=True, protocols=["TCP"], **LOCAL)
-        same[0]["status"] = {"loadBalancer": {"ingress": [{"ip": cluster.address("cluster 1", Family.IPV4)}]}}
-        crossed = service("crossed", 2, "r1", balancer=True, protocols=["TCP"], **LOCAL)
-        crossed[0]["status"] = {"loadBalancer": {"ingress": [{"ip": cluster.address("node", Family.IPV4)}]}}
-        crossed[0]["spec"]["ports"][0]["nodePort"] = 30080
-        crossed[0]["spec"]["ports"].append({"name": "other", "protocol": "TCP", "port": 30080, "nodePort": 30081})
-        running.have(same, crossed)
-        # Only an address of the cluster's own is reached from outside without a local endpoint.
-        assert ask(running, "client", "cluster 1").backends == backends("r1")
-        for client in ("p2", "host"):
-            assert ask(running, client, "cluster 1").backends == backends("r1")
-            assert ask(running, client, "node", 30080).backends == backends("r1")
-        (verified,) = running.run("verify --output=json")
-        assert json.loads(verified.output)["differences"] == []
+    running.have()
+    same = service("same", 1, "r1", balancer=True, protocols=["TCP"], **LOCAL)
+    same[0]["status"] = {"loadBalancer": {"ingress": [{"ip": cluster.address("cluster 1", Family.IPV4)}]}}
+    crossed = service("crossed", 2, "r1", balancer=True, protocols=["TCP"], **LOCAL)
+    crossed[0]["status"] = {"loadBalancer": {"ingress": [{"ip": cluster.address("node", Family.IPV4)}]}}
+    crossed[0]["spec"]["ports"][0]["nodePort"] = 30080
+    crossed[0]["spec"]["ports"].append({"name": "other", "protocol": "TCP", "port": 30080, "nodePort": 30081})
+    running.have(same, crossed)
+    # Only an address of the cluster's own is reached from outside without a local endpoint.
+    assert ask(running, "client", "cluster 1").backends == backends("r1")
+    for client in ("p2", "host"):
+        assert ask(running, client, "cluster 1").backends == backends("r1")
+        assert ask(running, client, "node", 30080).backends == backends("r1")
+    (verified,) = running.run("verify --output=json")
+    assert json.loads(verified.output)["differences"] == []

@@ -15,6 +15,7 @@ from tests.packets.test_scope_changes import ask, backends, traces, wait_until
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
 from tests.support import cluster, golden_state, harm, lab
 from tests.support.cluster import service
+from tests.support.program import Ended
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
@@ -80,40 +81,34 @@ def test_a_reload_switches_scopes_off_and_on_without_a_lost_connection(laborator
         assert running.program.is_alive
 
 
-def _differences(running: cluster.Cluster) -> list[str]:
-    (verified,) = running.run("verify --output=json")
+def _differences(verified: Ended) -> list[str]:
     found = [" ".join((one["kind"], one["object"])) for one in json.loads(verified.output)["differences"]]
     return [one for one in found if not BESIDE.search(one)]
 
 
-def test_plan_and_verify_know_scopes_and_their_drift(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_plan_and_verify_know_scopes_and_their_drift_and_cleanup_removes_no_mark_of_others(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
         running.have(SERVED)
         laboratory.run("node", *FOREIGN)
         running.program.__exit__(None, None, None)
-        assert _differences(running) == []
+        assert _differences(*running.run("verify --output=json")) == []
         marks = [line.split()[1] for line in Path("/proc/net/ip_vs").read_text().splitlines() if line.startswith("FWM")]
         lost = next(str(int(mark, 16)) for mark in marks if int(mark, 16) != int(FOREIGN[3]))
         entry = golden_state.read_state(("ipsets",), cluster.BACKEND)["ipsets"]["KUBE-IPVSPROXY-SCOPE"]["members"][0]
         laboratory.run("node", "ipvsadm", "-D", "-f", lost)
         laboratory.run("node", *harm.remove_entry("KUBE-IPVSPROXY-SCOPE", entry.split()[0]))
         laboratory.run("node", *harm.flush_chain("mangle", "KUBE-IPVSPROXY-ARRIVAL"))
-        found = _differences(running)
-        (planned,) = running.run("plan --output=json")
+        verified, planned = running.run("verify --output=json", "plan --output=json")
+        found = _differences(verified)
         operations = [one for one in json.loads(planned.output)["operations"] if not BESIDE.search(one["kind"])]
         assert {one.split()[0] for one in found} == {"virtual_server", "set_entry", "rules"}
         assert {one["kind"] for one in operations} == {"virtual_server", "real_server", "set_entry", "rules"}
         assert not [one for one in operations if one["verb"] not in ("add", "set")]
         running.start()
         running.program.__exit__(None, None, None)
-        assert _differences(running) == []
-
-
-def test_cleanup_removes_scopes_and_no_virtual_server_by_mark_of_others(laboratory: lab.Lab, tmp_path: Path) -> None:
-    with cluster.Cluster(laboratory, tmp_path, *API) as running:
-        running.have(SERVED)
-        laboratory.run("node", *FOREIGN)
-        running.program.__exit__(None, None, None)
+        assert _differences(*running.run("verify --output=json")) == []
         assert len(traces(running)) > 1
         command = (sys.executable, "-m", "ipvsproxy", "--cleanup", *API)
         subprocess.run(command, check=True, capture_output=True, timeout=60)
