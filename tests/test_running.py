@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 
 import pytest
+import yaml
 
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS
@@ -42,6 +43,7 @@ UNPRIVILEGED = (
     "sh",
 )
 """As in the second container of manifests/base: one capability, no way to gain more, read-only kernel settings."""
+CLEANUP_JOB = pathlib.Path(__file__).parents[1] / "manifests/cleanup/job.yaml"
 MANIFESTS = """
 apiVersion: v1
 kind: Node
@@ -162,6 +164,24 @@ def test_without_init_only_unwritable_indispensable_settings_end_it_and_others_c
     assert "settings=net/ipv4/vs/expire_nodest_conn," in warning
     assert "Read-only file system" in warning
     assert "--init-only" in warning
+
+
+def test_the_cleanup_job_is_refused_beside_the_program_and_removes_everything_after_it(folder: pathlib.Path) -> None:
+    pod = yaml.safe_load(CLEANUP_JOB.read_text())["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    name, *words = container["command"]
+    assert name == "ipvsproxy"
+    clean = (*UNPRIVILEGED, sys.executable, "-m", name, *words, *container["args"])
+    with Started(folder, *FLAGS) as program:
+        program.wait_until_synced()
+        before = virtual_servers()
+        assert "is running in this network namespace" in run(*clean, status=1)
+        assert virtual_servers() == before != []
+        assert program.stop() == 0
+    run(*clean)
+    assert virtual_servers() == []
+    assert "kube-ipvs0" not in run("ip", "link", "show")
+    assert "KUBE-" not in run("ipset", "list", "-name") + run("iptables-save")
 
 
 def test_init_only_names_the_settings_that_it_cannot_write_and_fails(folder: pathlib.Path) -> None:
