@@ -10,11 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import assert_never
 
 from ipvsproxy.config import commands, file, load
 from ipvsproxy.config.option import ConfigError, Given, Problem, Source
-from ipvsproxy.config.settings import Command, Config
+from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import complain
 from ipvsproxy.daemon.loop import garbage
 
@@ -70,19 +69,15 @@ def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]
 
 def _run(config: Config, read_again: Callable[[], Config]) -> int:
     """Serve, or do the task that a flag selects. Each task imports what only it needs."""
-    match config.command:
-        case Command.RUN if config.dry_run:
-            return _end(load_module("ipvsproxy.commands.dry_run").run(config))
-        case Command.RUN:
-            return _end(load_module("ipvsproxy.daemon.app").run(config, read_again))
-        case Command.WRITE_CONFIG:
-            return _write_config(config)
-        case Command.CLEANUP:
-            return int(load_module("ipvsproxy.commands.cleanup").run(config))
-        case Command.INIT_ONLY:
-            return _end(load_module("ipvsproxy.daemon.process.requirements").init_only(config))
-        case never:
-            assert_never(never)
+    if config.write_config_to:
+        return _write_config(config)
+    if config.cleanup:
+        return int(load_module("ipvsproxy.commands.cleanup").run(config))
+    if config.init_only:
+        return _end(load_module("ipvsproxy.daemon.process.requirements").init_only(config))
+    if config.dry_run:
+        return _end(load_module("ipvsproxy.commands.dry_run").run(config))
+    return _end(load_module("ipvsproxy.daemon.app").run(config, read_again))
 
 
 def complete(arguments: Sequence[str]) -> int:

@@ -180,6 +180,33 @@ def test_package_can_be_run_as_a_module() -> None:
     assert done.stdout.startswith("ipvsproxy ")
 
 
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [
+        ([], 7),
+        (["--dry-run"], 5),
+        (["--init-only", "--dry-run"], 6),
+        (["--init-only", "--cleanup"], 1),
+        (["--cleanup", "--write-config-to={path}"], 0),
+        (["--cleanup=false"], 7),
+    ],
+)
+def test_writing_comes_before_a_clean_up_and_that_before_a_preparation(
+    served: list[Config],
+    cleaned: list[tuple[tuple[str, ...], bool, bool]],
+    modules: Modules,
+    tmp_path: pathlib.Path,
+    *,
+    flags: list[str],
+    status: int,
+) -> None:
+    modules.functions["daemon.process.requirements"] = lambda _: 6
+    modules.functions["commands.dry_run"] = lambda _: 5
+    arguments = [flag.format(path=tmp_path / "written.yaml") for flag in flags]
+    assert cli.main(["--proxy-mode=ipvs", *arguments]) == status
+    assert (len(served), len(cleaned)) == (status == 7, status == 1)
+
+
 @pytest.fixture
 def inspections(modules: Modules) -> list[tuple[str, str, bool]]:
     """Calls of commands that only inspect: name, subject, JSON. They end with status 3."""

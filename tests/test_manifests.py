@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ipvsproxy.config import load
-from ipvsproxy.config.settings import Command, Config
+from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.sources import reflector, watch
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.model.annotations import Annotation
@@ -210,7 +210,7 @@ def test_the_cleanup_has_the_privileges_of_the_serving_container_and_its_command
     assert container["command"] == ["ipvsproxy", "cleanup"]
     for given, dry_run in ((container["args"], False), (["--dry-run=true"], True)):
         config = load.load(["--cleanup", *given], hostname="node-1", read_file=lambda _: b"", command="cleanup")
-        assert (config.command, config.dry_run) == (Command.CLEANUP, dry_run)
+        assert (config.cleanup, config.dry_run) == (True, dry_run)
 
 
 def test_every_mount_is_a_volume_and_every_volume_is_mounted() -> None:

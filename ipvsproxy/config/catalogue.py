@@ -6,7 +6,7 @@ kubernetes/kubernetes), in the order in which they are written to a file.
 
 from collections.abc import Mapping
 
-from ipvsproxy.config.option import Group, Kind, Option, Status
+from ipvsproxy.config.option import Kind, Option, Status
 from ipvsproxy.config.settings import Format, Sort
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
@@ -23,10 +23,10 @@ CONFIGURATION = (
     Option("write-config-to", "", Kind.TEXT, "", "FILE", to="write_config_to", overrides_file=True).explained(
         "Write the resulting configuration to this file and exit."
     ),
-    Option("cleanup", "", Kind.BOOLEAN, "false", overrides_file=True).explained(
+    Option("cleanup", "", Kind.BOOLEAN, "false", to="cleanup", overrides_file=True).explained(
         "Remove everything that ipvsproxy or kube-proxy has left in the kernel and exit."
     ),
-    Option("init-only", "", Kind.BOOLEAN, "false", overrides_file=True).explained(
+    Option("init-only", "", Kind.BOOLEAN, "false", to="init_only", overrides_file=True).explained(
         "Do only what needs full root (sysctls, modules) and exit; CAP_NET_ADMIN alone is then enough to run."
     ),
     Option("version", "", Kind.TEXT, "false", "BOOL", overrides_file=True, implied="true").explained(
@@ -367,23 +367,23 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
 them, and kept: a configuration written by ``--write-config-to`` still means the same to kube-proxy.
 """
 
-OPTIONS: Mapping[Group, tuple[Option, ...]] = {
-    Group.CONFIGURATION: CONFIGURATION,
-    Group.SOURCE: SOURCE,
-    Group.OWN: tuple(option._replace(field=f"ipvsproxy.{option.field}", status=Status.OWN) for option in OWN),
-    Group.NODE: NODE,
-    Group.IPVS: IPVS,
-    Group.TRAFFIC: TRAFFIC,
-    Group.CONNTRACK: tuple(
+OPTIONS: Mapping[str, tuple[Option, ...]] = {
+    "Configuration and commands": CONFIGURATION,
+    "Where Services come from": SOURCE,
+    "ipvsproxy's own options": tuple(option._replace(field=f"ipvsproxy.{option.field}", status=Status.OWN) for option in OWN),
+    "This node": NODE,
+    "IPVS": IPVS,
+    "Masquerading and node ports": TRAFFIC,
+    "Connection tracking, set once at the start": tuple(
         option._replace(field=f"conntrack.{option.field}", to=f"conntrack.{option.to}") for option in CONNTRACK
     ),
-    Group.SERVERS: SERVERS,
-    Group.LOGGING: LOGGING,
-    Group.WITHOUT_EFFECT: tuple(
+    "Health and metrics": SERVERS,
+    "Logging": LOGGING,
+    "Accepted without effect, so that existing command lines work": tuple(
         option._replace(help=why, status=Status.WITHOUT_EFFECT) for why, options in WITHOUT_EFFECT.items() for option in options
     ),
 }
-"""The options of ``run`` by section."""
+"""The options of ``run`` by section of ``--help``, in its order."""
 
 OF_COMMANDS = tuple(
     option._replace(status=Status.OWN, overrides_file=True)

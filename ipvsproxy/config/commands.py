@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from ipvsproxy.config import catalogue
-from ipvsproxy.config.option import Group, Kind, Option, Status
+from ipvsproxy.config.option import Kind, Option, Status
 
 
 class Command(NamedTuple):
@@ -165,8 +165,7 @@ def render_help() -> str:
     sections = [_HEAD.format(commands=others)]
     for group, options in catalogue.OPTIONS.items():
         lines = [f"{group}:", *(line for option in options for line in _option_lines(option) if option.flag)]
-        if group is Group.WITHOUT_EFFECT:
-            fields = ", ".join(option.field for option in options if not option.flag)
+        if fields := ", ".join(option.field for option in options if not option.flag):
             lines.append(
                 textwrap.fill(f"Fields of the file only: {fields}.", _WIDTH, initial_indent="  ", subsequent_indent="  ")
             )

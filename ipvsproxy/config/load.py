@@ -10,7 +10,7 @@ at the first error), hence our own loop.
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.config import catalogue, file, validate
@@ -18,39 +18,7 @@ from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, S
 from ipvsproxy.config.settings import Config
 
 _SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output"}
-END = "--"
-"""Ends the flags: every argument after it is a word."""
 _APPENDED = frozenset((Kind.LIST, Kind.GATES, Kind.PATTERNS))
-
-
-class Piece(NamedTuple):
-    """A flag with its value, a word, or the two dashes that end the flags; ``argument`` is the original one, without the value.
-
-    A word has no ``name``. A flag's name is normalised; its ``value`` is None if the command line gives none.
-    """
-
-    argument: str
-    name: str | None = None
-    value: str | None = None
-
-
-def pieces(arguments: Sequence[str]) -> Iterator[Piece]:
-    """Split a command line."""
-    rest = list(reversed(arguments))
-    while rest:
-        argument = rest.pop()
-        if argument == END:
-            yield Piece(END, END)
-            yield from map(Piece, reversed(rest))
-            return
-        if not argument.startswith("-") or argument == "-":
-            yield Piece(argument)
-            continue
-        name, value = _split(argument)
-        option = catalogue.BY_FLAG.get(name)
-        if value is None and option is not None and not option.implied_value and rest:
-            value = rest.pop()
-        yield Piece(argument, name, value)
 
 
 class Parsed(NamedTuple):
@@ -67,25 +35,33 @@ def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool =
     given: dict[str, Given] = {}
     problems: list[Problem] = []
     words: list[str] = []
-    previous: Option | None = None
-    for argument, name, value in pieces(arguments):
-        if name == END:
-            previous = None
+    switch: Option | None = None
+    rest = list(reversed(arguments))
+    is_over = False
+    while rest:
+        argument = rest.pop()
+        if argument == "--" and not is_over:
+            switch, is_over = None, True
             continue
-        if name is None:
-            if previous is not None and previous.implied_value and argument.lower() in ("true", "false"):
-                flag = f"--{previous.flag}"
+        if is_over or not argument.startswith("-") or argument == "-":
+            if switch and argument.lower() in ("true", "false"):
+                flag = f"--{switch.flag}"
                 problems.append(Problem(Source(flag), f"takes its value after an equals sign: {flag}={argument}"))
             elif takes_words:
                 words.append(argument)
             else:
                 problems.append(Problem(Source(quoted(argument)), "is neither a flag nor a command"))
             continue
-        source = Source(f"--{name}")
-        option = previous = known.get(name)
-        if option is None:
+        name, value = _split(argument)
+        option = catalogue.BY_FLAG.get(name)
+        if option and value is None and not option.implied_value and rest:
+            value = rest.pop()
+        if option is None or name not in known:
+            switch = None
             problems.append(_unknown_problem(argument, name, known))
             continue
+        switch = option if option.implied_value else None
+        source = Source(f"--{name}")
         if value is None and not option.implied_value:
             problems.append(Problem(source, f"needs a value, such as --{name}={_example(option)}", option.key))
             continue

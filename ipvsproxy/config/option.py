@@ -48,6 +48,7 @@ _FALSE = frozenset(("0", "f", "F", "FALSE", "false", "False"))
 _INTEGER = re.compile(r"([+-]?)(0[xXbBoO]|0(?=[0-9_])|)([0-9a-fA-F_]+)", re.ASCII)
 _BASES: Mapping[str, int] = {"": 10, "0": 8, "0o": 8, "0x": 16, "0b": 2}
 _DURATION_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+_PATTERN = re.compile(r"[^=]+=0*([0-9]{1,10})", re.ASCII)
 _QUANTITY = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?", re.ASCII)
 _UNITS_NS: Mapping[str, int] = {
     "ns": 1,
@@ -171,12 +172,8 @@ def parse_patterns(text: str) -> tuple[str, ...]:
     """Read ``pattern=N,pattern=N`` of ``--vmodule``; empty elements are dropped."""
     patterns = tuple(filter(None, text.split(",")))
     for pattern in patterns:
-        name, _, level = pattern.partition("=")
-        try:
-            parse_level(level)
-        except ValueError as error:
-            raise ValueError("a list such as pattern=2,other=4") from error
-        if not name:
+        match = _PATTERN.fullmatch(pattern)
+        if match is None or int(match[1]) > LEVEL_MAX:
             raise ValueError("a list such as pattern=2,other=4")
     return patterns
 
@@ -210,21 +207,6 @@ class Status(enum.StrEnum):
     PARTIAL = "in part"
     OWN = "own"
     WITHOUT_EFFECT = "without effect"
-
-
-class Group(enum.StrEnum):
-    """The sections of ``--help``, in its order."""
-
-    CONFIGURATION = "Configuration and commands"
-    SOURCE = "Where Services come from"
-    OWN = "ipvsproxy's own options"
-    NODE = "This node"
-    IPVS = "IPVS"
-    TRAFFIC = "Masquerading and node ports"
-    CONNTRACK = "Connection tracking, set once at the start"
-    SERVERS = "Health and metrics"
-    LOGGING = "Logging"
-    WITHOUT_EFFECT = "Accepted without effect, so that existing command lines work"
 
 
 AT_START = frozenset(("source", "servers", "drivers", "traffic_metrics", "node_name", "translation.allowed_addresses"))

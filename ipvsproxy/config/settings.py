@@ -17,15 +17,6 @@ from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate.settings import ConntrackChoices, Settings, conntrack_sysctls, ipvs_sysctls
 
 
-class Command(enum.Enum):
-    """The task of the process."""
-
-    RUN = "run"
-    INIT_ONLY = "init-only"
-    CLEANUP = "cleanup"
-    WRITE_CONFIG = "write-config"
-
-
 class Format(enum.StrEnum):
     """The format of log lines, or of a command's output: for people, or for programs."""
 
@@ -149,7 +140,8 @@ class Config:
 
     ``translation``, ``policy`` and ``engine`` are as for any host; ``on_host`` completes them. An unspecified bind address
     (0.0.0.0, ::) leaves the choice of the primary address to the Node object. ``node_name`` is the override or the host's name,
-    in lower case. ``oom_score_adj`` is -1000..1000. ``config_file`` and ``write_config_to`` are paths, empty when not given.
+    in lower case. ``oom_score_adj`` is -1000..1000. ``config_file`` and ``write_config_to`` are paths, empty when not given. With
+    the latter, ``cleanup`` or ``init_only``, of which the first counts, the process does only that.
     ``dry_run``, ``output`` and ``top`` are no settings: they are for commands, and no file has them.
 
     ``without_effect`` names the options that differ from their default and have no effect here; ``notices`` tell the
@@ -165,9 +157,10 @@ class Config:
     drivers: Drivers
     conntrack: ConntrackChoices
     strict_arp: bool
-    command: Command = Command.RUN
     config_file: str = ""
     write_config_to: str = ""
+    cleanup: bool = False
+    init_only: bool = False
     source: ServiceSource = ServiceSource()
     oom_score_adj: int = -999
     traffic_metrics: TrafficMetrics = TrafficMetrics()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ipvsproxy.config import catalogue, settings
 from ipvsproxy.config.option import Given, Kind, Option, Problem, Source, Status, Value, quoted, render_duration
-from ipvsproxy.config.settings import Command, Config, ListenAddress
+from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
@@ -92,15 +92,14 @@ def resolve(
     values = Values(given, broken, config_file)
     _check_bounds(values)
     fields = _fields(values)
-    command = _command(values)
-    _check_mode(values, command)
+    _check_mode(values)
     bind_address = _bind_address(values)
     fields["servers"] |= {
         "health": _listen(values, "healthzBindAddress", bind_address, ("0.0.0.0", "::"), HEALTH_PORT),  # noqa: S104 - as kube-proxy
         "metrics": _listen(values, "metricsBindAddress", bind_address, ("127.0.0.1", "::1"), METRICS_PORT),
     }
     servers = settings.Servers(**fields["servers"])
-    _check_writable(values, command, servers)
+    _check_writable(values, servers)
     node_name = _node_name(values, hostname)
     _check_source(values)
     _check_periods(values)
@@ -122,7 +121,6 @@ def resolve(
     config = Config(
         **fields[""] | {"node_name": node_name},
         servers=servers,
-        command=command,
         config_file=config_file,
         source=settings.ServiceSource(**fields["source"]),
         translation=Settings(**fields["translation"]),
@@ -176,28 +174,16 @@ def _shown(option: Option, value: Value) -> str:
     return quoted(value) if isinstance(value, str) else str(value)
 
 
-def _command(values: Values) -> Command:
-    if values.get("write-config-to", str):
-        return Command.WRITE_CONFIG
-    if values.get("cleanup", bool):
-        return Command.CLEANUP
-    return Command.INIT_ONLY if values.get("init-only", bool) else Command.RUN
-
-
-def _check_mode(values: Values, command: Command) -> None:
+def _check_mode(values: Values) -> None:
     mode = values.get("mode", str)
-    if mode == "ipvs" or not values.known("mode"):
-        return
     known = not mode or mode in _OTHER_MODES
-    if command is Command.CLEANUP and known:
+    cleans = values.get("cleanup", bool) and not values.get("write-config-to", str)
+    if mode == "ipvs" or not values.known("mode") or (cleans and known):
         return
-    remedy = "set mode: ipvs in the file" if values.config_file else "set --proxy-mode=ipvs"
+    reason = f"{quoted(mode)} is " + ("a mode that ipvsproxy does not support" if known else "no mode")
     if not mode:
-        values.refuse("mode", f"is not set, and ipvs is the only mode that ipvsproxy supports; {remedy}")
-    elif known:
-        values.refuse("mode", f"{quoted(mode)} is a mode that ipvsproxy does not support; {remedy}")
-    else:
-        values.refuse("mode", f"{quoted(mode)} is no mode; {remedy}")
+        reason = "is not set, and ipvs is the only mode that ipvsproxy supports"
+    values.refuse("mode", f"{reason}; set " + ("mode: ipvs in the file" if values.config_file else "--proxy-mode=ipvs"))
 
 
 def _bind_address(values: Values) -> Address:
@@ -249,8 +235,8 @@ def _parse_listen(text: str, default_port: int) -> ListenAddress:
         raise ValueError(rule) from error
 
 
-def _check_writable(values: Values, command: Command, servers: settings.Servers) -> None:
-    if command is Command.WRITE_CONFIG:
+def _check_writable(values: Values, servers: settings.Servers) -> None:
+    if values.get("write-config-to", str):
         for key, server in (("healthz-port", servers.health), ("metrics-port", servers.metrics)):
             if server is None and key in values.given:
                 values.refuse(key, "0 cannot be written to a file: v1alpha1 has no way to say that a server is off")
@@ -259,10 +245,8 @@ def _check_writable(values: Values, command: Command, servers: settings.Servers)
 def _node_name(values: Values, hostname: str) -> str:
     override = values.get("hostnameOverride", str)
     name = (override or hostname).strip().lower()
-    if not name and override:
-        values.refuse("hostnameOverride", "must not be blank")
-    elif not name:
-        values.refuse("hostnameOverride", "must be set, because this host has no name")
+    if not name:
+        values.refuse("hostnameOverride", "must not be blank" if override else "must be set, because this host has no name")
     return name
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, strategies
 
 from ipvsproxy.config import catalogue, load
 from ipvsproxy.config.option import ConfigError, Kind, Option, Value
-from ipvsproxy.config.settings import Command, Format
+from ipvsproxy.config.settings import Format
 from tests.config.loading import HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
@@ -26,7 +26,7 @@ def test_flags_that_override_the_file() -> None:
     assert (config.logging.verbosity, config.logging.format) == (5, Format.JSON)
     assert config.values["logging.vmodule"] == ("y=2", "x=1")
     assert config.source.api_server == "https://m"
-    assert config.command is Command.INIT_ONLY
+    assert config.init_only
     assert config.notices == ()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ipvsproxy.config import load
 from ipvsproxy.config.option import ConfigError
-from ipvsproxy.config.settings import Command, Drivers, EngineSettings, Format, ListenAddress, Logging, ServiceSource
+from ipvsproxy.config.settings import Drivers, EngineSettings, Format, ListenAddress, Logging, ServiceSource
 from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import parse_address, parse_network
@@ -187,21 +187,7 @@ def test_unknown_mode_is_refused_even_by_cleanup() -> None:
 
 @pytest.mark.parametrize("mode", ["", "iptables", "nftables", "ipvs"])
 def test_cleanup_needs_no_mode(mode: str) -> None:
-    assert from_flags(f"--proxy-mode={mode}", "--cleanup").command is Command.CLEANUP
-
-
-@pytest.mark.parametrize(
-    ("flags", "command"),
-    [
-        ([], Command.RUN),
-        (["--init-only"], Command.INIT_ONLY),
-        (["--init-only", "--cleanup"], Command.CLEANUP),
-        (["--cleanup", "--write-config-to=/x"], Command.WRITE_CONFIG),
-        (["--cleanup=false"], Command.RUN),
-    ],
-)
-def test_write_config_takes_precedence_over_cleanup_over_init_only(flags: list[str], command: Command) -> None:
-    assert from_flags(*flags).command is command
+    assert from_flags(f"--proxy-mode={mode}", "--cleanup").cleanup
 
 
 @pytest.mark.parametrize(
