@@ -138,7 +138,7 @@ async def _serve(config: Config, signals: lifecycle.Signals) -> int:
 
 
 async def _serve_on(node: inspection.Inspected, source: sources.Source, metrics: Metrics, signals: lifecycle.Signals) -> None:
-    config, comparison = node.config, node.comparison()
+    config, comparison = node.config, inspection.Comparison(node)
     families, period_s = node.choices.translation.families, config.engine.audit_interval_s
     status = Status(
         families=families,

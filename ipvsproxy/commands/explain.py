@@ -62,7 +62,7 @@ async def describe(node: Inspected, subject: Subject) -> Document:
     Raises:
         UnknownStateError: the kernel could not be read.
     """
-    comparison = node.comparison()
+    comparison = Comparison(node)
     await comparison.read()
     survey = comparison.survey
     if isinstance(subject, ServiceName):
@@ -80,7 +80,7 @@ async def describe(node: Inspected, subject: Subject) -> Document:
         translation=comparison.translation,
         view=comparison.view,
         counts=counts,
-        is_carried=comparison.is_carried,
+        is_carried=comparison.carried.__contains__,
     )
     return {
         **inspection.head("explain", node.config.node_name),

@@ -64,15 +64,10 @@ class Comparison:
 
     view: views.NodeView
 
-    def __init__(
-        self,
-        choices: Choices,
-        store: Store,
-        kernel: KernelThread[ReadableKernel],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.store = store
-        self.kernel = kernel
+    def __init__(self, node: "Inspected", clock: Callable[[], float] = time.monotonic) -> None:
+        choices = node.choices
+        self.store = node.store
+        self.kernel = node.kernel
         self._reconciler = Reconciler(choices.policy)
         self.survey = self._reconciler.survey
         self._clock = clock
@@ -81,11 +76,12 @@ class Comparison:
             settings=choices.translation,
             sysctls=choices.settings.sysctls,
             timeouts=choices.settings.timeouts,
-            store=store,
+            store=node.store,
             reconciler=self._reconciler,
         )
         self._translator.put_node()
-        self._carried: frozenset[Address] = frozenset()
+        self.carried: frozenset[Address] = frozenset()
+        """The addresses of this node's interfaces."""
 
     @property
     def translation(self) -> Settings:
@@ -107,7 +103,7 @@ class Comparison:
             raise UnknownStateError(*observed.errors)
         timeouts = await self.kernel.call(lambda kernel: kernel.read_timeouts())
         now = self._clock()
-        self._carried = observed.local.union(one.address for one in observed.interface_addresses or ())
+        self.carried = observed.local.union(one.address for one in observed.interface_addresses or ())
         self.view = self._translator.update_view(observed.interface_addresses or (), now)
         for name in sorted(self._translator.unknown_schedulers):
             reason = await self.kernel.call(operator.methodcaller("why_missing", name))
@@ -120,17 +116,13 @@ class Comparison:
         self._reconciler.note_timeouts(timeouts)
         return self._translator.with_refusals(changes)
 
-    def is_carried(self, address: Address) -> bool:
-        """Whether an interface of this node had this address at the last ``read``."""
-        return address in self._carried
-
     @property
     def may_linger(self) -> bool:
         """Whether a stale virtual server has an address that this node lacks.
 
         ``run`` keeps the node ports of a lost address for a while.
         """
-        return not all(self.is_carried(key.address) for key in self.survey.stale())
+        return not self.carried.issuperset(key.address for key in self.survey.stale())
 
     def differences(self) -> list[Difference]:
         """The differences at the last ``read``."""
@@ -145,10 +137,6 @@ class Inspected:
     store: Store
     kernel: KernelThread[ReadableKernel]
     choices: Choices
-
-    def comparison(self) -> Comparison:
-        """Its desired and its observed state."""
-        return Comparison(self.choices, self.store, self.kernel)
 
 
 def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
@@ -328,4 +316,4 @@ def show(document: Document, lines: Iterable[str], *, as_json: bool) -> None:
 
 def printable(line: str) -> str:
     """The line without control characters: names come from users, and a terminal obeys control characters."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+    return logs.printable(line)

@@ -27,7 +27,7 @@ async def describe(node: Inspected, rows: Rows, targets: Targets) -> Document:
     Raises:
         UnknownStateError: a part of the kernel could not be read.
     """
-    comparison = node.comparison()
+    comparison = Comparison(node)
     await comparison.read()
     return table(node.config.node_name, rows, _Names(comparison, targets))
 

@@ -88,6 +88,6 @@ def run(config: Config) -> int:
 
 
 async def _answer(node: Inspected) -> Answer:
-    comparison = node.comparison()
+    comparison = Comparison(node)
     differences = await lasting_differences(comparison, SECOND_READING_S + node.config.engine.min_interval_s)
     return Answer(describe(node.config.node_name, comparison, differences), DIFFERENT if differences else EQUAL)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.commands import plan
+from ipvsproxy.commands.inspection import Comparison
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
@@ -104,7 +105,7 @@ async def tell(node: MemoryNode, before: State, after: State) -> None:
 
 async def assert_all_agree(node: MemoryNode, objects: State) -> None:
     seen = inspected(node.kernel, *objects, translation=node.settings)
-    comparison = seen.comparison()
+    comparison = Comparison(seen)
     for _ in range(2):  # the second look of a command must not find otherwise than its first one
         await comparison.read()
         assert list(map(str, comparison.differences())) == []
@@ -155,7 +156,7 @@ async def test_after_each_phase_of_the_recordings_commands_desire_what_run_desir
 
 async def test_addresses_of_api_servers_are_refused_and_told_with_what_has_changed() -> None:
     objects = (builders.node(), *api_servers(builders.NODE_ADDRESS))
-    comparison = inspected(memory_node.new_kernel(), *objects).comparison()
+    comparison = Comparison(inspected(memory_node.new_kernel(), *objects))
     changes = await comparison.read()
     assert {str(key) for key in comparison._reconciler._tables.virtual_servers.desired} == {
         "TCP 10.96.0.1:443",
@@ -177,7 +178,7 @@ async def test_what_must_still_go_calls_for_no_rule_however_often_it_is_looked_a
     async with node.running():
         await node.quiet()
         seen = inspected(node.kernel, builders.node(), restricted)
-        comparison = seen.comparison()
+        comparison = Comparison(seen)
         await comparison.read()
         assert comparison.differences() == []
         seen.store.deliver([Gone(ObjectKind.SERVICE, restricted.name)], 0)

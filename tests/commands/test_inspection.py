@@ -7,7 +7,7 @@ import pytest
 import structlog.testing
 
 from ipvsproxy.commands import dry_run, inspection, plan
-from ipvsproxy.commands.inspection import Inspected, UnknownStateError
+from ipvsproxy.commands.inspection import Comparison, Inspected, UnknownStateError
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.source import WatchStatus
@@ -90,7 +90,7 @@ async def test_an_empty_first_list_is_asked_for_again_and_no_command_goes_by_it(
         assert source.asked_again.keys() == {ObjectKind.SERVICE, ObjectKind.ENDPOINT_SLICE}
         assert min(source.asked_again.values()) > CONFIRMED_AFTER_S
         with pytest.raises(UnknownStateError, match="is empty; it does not count"):
-            await node.comparison().read()
+            await Comparison(node).read()
         planned = await plan.plan(node)
     assert [one for one in planned.operations if one.verb is Verb.REMOVE] == []
 
@@ -106,6 +106,6 @@ async def test_a_dry_run_compares_nothing_with_a_list_that_is_not_believed() -> 
     status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
     async with inspection.following(EmptySource(), node.store):
         with structlog.testing.capture_logs() as logs:
-            await dry_run.DryRun(node.comparison(), status, Metrics(), node_name=builders.THIS_NODE, interval_s=30).compare()
+            await dry_run.DryRun(Comparison(node), status, Metrics(), node_name=builders.THIS_NODE, interval_s=30).compare()
     assert [line["event"] for line in logs] == ["first_list_not_believed"]
     assert status.health().updated_s is None

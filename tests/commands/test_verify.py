@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from ipvsproxy.commands import verify
-from ipvsproxy.commands.inspection import Document, UnknownStateError
+from ipvsproxy.commands.inspection import Comparison, Document, UnknownStateError
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
@@ -37,7 +37,7 @@ UNUSED = "weight 0 (its endpoint is not used; its connections may end)"
 
 
 async def _verify(kernel: FakeKernel, *objects: object) -> Document:
-    comparison = inspected(kernel, *(objects or WEB)).comparison()  # type: ignore[arg-type]  # API objects of three kinds
+    comparison = Comparison(inspected(kernel, *(objects or WEB)))  # type: ignore[arg-type]  # API objects of three kinds
     return verify.describe(builders.THIS_NODE, comparison, await verify.lasting_differences(comparison, 0, 0))
 
 

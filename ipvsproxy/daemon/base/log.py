@@ -194,7 +194,10 @@ def _printable_text(_logger: object, _name: str, event: structlog.typing.EventDi
     """Escape control characters: terminals and line readers act on carriage returns and escape sequences."""
     for key, value in event.items():
         if isinstance(value, str) and not value.isprintable():
-            event[key] = "".join(
-                character if character.isprintable() else character.encode("unicode_escape").decode() for character in value
-            )
+            event[key] = printable(value)
     return event
+
+
+def printable(text: str) -> str:
+    """The text with its control characters escaped."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

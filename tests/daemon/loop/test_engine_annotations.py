@@ -5,7 +5,7 @@ from typing import Any
 
 import structlog.testing
 
-from ipvsproxy.commands.inspection import Comparison
+from ipvsproxy.commands.inspection import Comparison, Inspected
 from ipvsproxy.config.settings import Choices
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnnotations
@@ -13,6 +13,7 @@ from ipvsproxy.model.service import Service
 from ipvsproxy.model.virtual_servers import VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate.settings import Settings
+from tests.config import loading
 from tests.support import builders, fake_kernel, memory_node
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
@@ -132,12 +133,13 @@ async def test_a_command_asks_for_no_module_and_finds_no_difference_while_an_end
         await node.quiet()
         node.put(builders.endpoint_slice(ONE, TWO))
         await node.quiet(41)
-        comparison = Comparison(
-            Choices(node.engine._settings, Settings(), Policy()),
-            node.store,
-            KernelThread(memory_node.InlineExecutor(), node.kernel),
-            clock=node._now,
+        seen = Inspected(
+            config=loading.from_flags(),
+            store=node.store,
+            kernel=KernelThread(memory_node.InlineExecutor(), node.kernel),
+            choices=Choices(node.engine._settings, Settings(), Policy()),
         )
+        comparison = Comparison(seen, clock=node._now)
         for _ in range(2):
             node.store.touch_all(0)
             await comparison.read()
