@@ -111,9 +111,9 @@ OWN = (
         "Answer load balancers with 503 on /healthz and health-check node ports while a watch is stale."
     ),
     Option(
-        "service-metrics-limit", "serviceMetricsLimit", Kind.INTEGER, "20000", to="traffic_metrics.limit", minimum=0
+        "service-metrics-limit", "serviceMetricsLimit", Kind.INTEGER, "20000", to="servers.service_metrics_limit", minimum=0
     ).explained("How many Service ports, and how many endpoints, have their own traffic metrics; 0 turns these metrics off."),
-    Option("endpoint-metrics", "endpointMetrics", Kind.BOOLEAN, "false", to="traffic_metrics.of_endpoints").explained(
+    Option("endpoint-metrics", "endpointMetrics", Kind.BOOLEAN, "false", to="servers.endpoint_metrics").explained(
         "Export traffic metrics for each endpoint, too, not only for each Service port."
     ),
     Option("ui", "ui", Kind.BOOLEAN, "true", to="servers.ui").explained(

@@ -33,7 +33,7 @@ def _inspecting(name: str, summary: str, text: str, subject: str = "") -> Comman
 
 
 def _help_of(option: Option) -> str:
-    value = "" if option.kind is Kind.BOOLEAN else f" {option.placeholder or option.kind.value}"
+    value = "" if option.kind is Kind.BOOLEAN else f" {option.placeholder or option.kind.placeholder}"
     return f"\n  --{option.flag}{value}\n        {option.help}"
 
 
@@ -175,7 +175,7 @@ def render_help() -> str:
 
 def _option_lines(option: Option) -> Iterator[str]:
     dashes = "-" if option.flag == "v" else "--"
-    value = "" if option.kind is Kind.BOOLEAN else f" {option.placeholder or option.kind.value}"
+    value = "" if option.kind is Kind.BOOLEAN else f" {option.placeholder or option.kind.placeholder}"
     star = " *" if option.overrides_file else ""
     field = f"  [{option.field}]" if option.field else ""
     yield f"  {dashes}{option.flag}{value}{star}{field}"

@@ -25,7 +25,6 @@ from ipvsproxy.config.option import (
     parse_level,
     parse_number,
     quoted,
-    render_duration,
 )
 from ipvsproxy.config.settings import Config
 
@@ -275,21 +274,12 @@ def document(config: Config) -> Document:
 def flags_of(config: Config) -> Mapping[str, str]:
     """The effective value of each flag that has a field in the file, as text for a command line."""
     options = ((catalogue.BY_KEY[key], value) for key, value in config.values.items())
-    return {option.flag: _flag_value(option, value) for option, value in options if option.flag}
-
-
-def _flag_value(option: Option, value: Value) -> str:
-    if isinstance(value, Mapping):
-        return ",".join(f"{name}={str(choice).lower()}" for name, choice in value.items())
-    if isinstance(value, tuple):
-        return ",".join(value)
-    plain = _plain(option, value)
-    return str(plain).lower() if isinstance(plain, bool) else str(plain)
+    return {option.flag: option.written(value) for option, value in options if option.flag}
 
 
 def _plain(option: Option, value: Value) -> object:
-    if option.kind is Kind.DURATION and isinstance(value, float):
-        return render_duration(value)
+    if option.kind is Kind.DURATION:
+        return option.written(value)
     if option.kind is Kind.PATTERNS and isinstance(value, tuple):
         return [{"filePattern": name, "verbosity": int(level)} for name, _, level in (item.partition("=") for item in value)]
     if isinstance(value, tuple):

@@ -102,7 +102,7 @@ def _appended(kind: Kind, before: Value, new: Value) -> Value:
 
 
 def _example(option: Option) -> str:
-    return option.choices[0] if option.choices else option.default or option.placeholder or option.kind.value
+    return option.choices[0] if option.choices else option.default or option.placeholder or option.kind.placeholder
 
 
 def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Problem:

@@ -11,22 +11,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self
 
-
-class Kind(enum.Enum):
-    """The syntax of a value; the enum's value is what ``--help`` shows for it."""
-
-    TEXT = "TEXT"
-    BOOLEAN = "BOOL"
-    INTEGER = "INT"
-    NUMBER = "NUMBER"
-    LEVEL = "LEVEL"
-    DURATION = "DURATION"
-    LIST = "ITEM,..."
-    GATES = "NAME=BOOL,..."
-    PATTERNS = "PATTERN=LEVEL,..."
-    QUANTITY = "BYTES"
-
-
 Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
 """A setting's value after its syntax is parsed. Durations are seconds; addresses and ranges are still text."""
 
@@ -185,18 +169,23 @@ def parse_quantity(text: str) -> str:
     return text
 
 
-_PARSERS: Mapping[Kind, Callable[[str], Value]] = {
-    Kind.TEXT: str,
-    Kind.BOOLEAN: parse_boolean,
-    Kind.INTEGER: parse_integer,
-    Kind.NUMBER: parse_number,
-    Kind.LEVEL: parse_level,
-    Kind.DURATION: parse_duration,
-    Kind.LIST: parse_list,
-    Kind.GATES: parse_gates,
-    Kind.PATTERNS: parse_patterns,
-    Kind.QUANTITY: parse_quantity,
-}
+class Kind(enum.Enum):
+    """The syntax of a value: what ``--help`` shows for it, and what reads it as a flag writes it."""
+
+    TEXT = ("TEXT", str)
+    BOOLEAN = ("BOOL", parse_boolean)
+    INTEGER = ("INT", parse_integer)
+    NUMBER = ("NUMBER", parse_number)
+    LEVEL = ("LEVEL", parse_level)
+    DURATION = ("DURATION", parse_duration)
+    LIST = ("ITEM,...", parse_list)
+    GATES = ("NAME=BOOL,...", parse_gates)
+    PATTERNS = ("PATTERN=LEVEL,...", parse_patterns)
+    QUANTITY = ("BYTES", parse_quantity)
+
+    def __init__(self, placeholder: str, parse: Callable[[str], Value]) -> None:
+        self.placeholder = placeholder
+        self.parse = parse
 
 
 class Status(enum.StrEnum):
@@ -209,7 +198,7 @@ class Status(enum.StrEnum):
     WITHOUT_EFFECT = "without effect"
 
 
-AT_START = frozenset(("source", "servers", "drivers", "traffic_metrics", "node_name", "translation.allowed_addresses"))
+AT_START = frozenset(("source", "servers", "drivers", "node_name", "translation.allowed_addresses"))
 """The parts of ``Config``, and single attributes, that a process reads once."""
 
 
@@ -254,7 +243,7 @@ class Option(NamedTuple):
 
     def parse(self, text: str) -> Value:
         """Reads a value as a flag writes it."""
-        return _PARSERS[self.kind](text)
+        return self.kind.parse(text)
 
     @property
     def key(self) -> str:
@@ -270,6 +259,16 @@ class Option(NamedTuple):
     def restart(self) -> bool:
         """Whether a change of the file takes effect at the next start."""
         return self.to in AT_START or self.to.partition(".")[0] in AT_START
+
+    def written(self, value: Value) -> str:
+        """A value as a flag writes it."""
+        if isinstance(value, Mapping):
+            return ",".join(f"{name}={str(choice).lower()}" for name, choice in value.items())
+        if isinstance(value, tuple):
+            return ",".join(value)
+        if self.kind is Kind.DURATION and isinstance(value, float):
+            return render_duration(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     def default_in(self, *, file: bool) -> str:
         """The default in a file or among flags, written as a flag's value."""

@@ -106,7 +106,8 @@ class Servers:
     """HTTP servers; None turns one off. ``bind_hard_fail``: an address that cannot be bound ends the process.
 
     A watch without contact for ``stale_watch_s`` is stale (0: never); ``stale_watch_unhealthy``: the health checks of load
-    balancers then fail. ``ui``: the metrics server shows the node as a page.
+    balancers then fail. ``ui``: the metrics server shows the node as a page. Service ports have traffic metrics, at most
+    ``service_metrics_limit`` of them (0: none) series of their own; so have endpoints with ``endpoint_metrics``.
     """
 
     health: ListenAddress | None
@@ -115,14 +116,8 @@ class Servers:
     stale_watch_s: float = 900
     stale_watch_unhealthy: bool = False
     ui: bool = True
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficMetrics:
-    """Traffic by Service port, and ``of_endpoints``. ``limit`` bounds how many of each have their own series; 0: none."""
-
-    limit: int = 20_000
-    of_endpoints: bool = False
+    service_metrics_limit: int = 20_000
+    endpoint_metrics: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +158,6 @@ class Config:
     init_only: bool = False
     source: ServiceSource = ServiceSource()
     oom_score_adj: int = -999
-    traffic_metrics: TrafficMetrics = TrafficMetrics()
     logging: Logging = Logging()
     dry_run: bool = False
     output: Format = Format.TEXT

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ipvsproxy.config import catalogue, settings
-from ipvsproxy.config.option import Given, Kind, Option, Problem, Source, Status, Value, quoted, render_duration
+from ipvsproxy.config.option import Given, Problem, Source, Status, Value, quoted, render_duration
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Timeouts
@@ -104,8 +104,8 @@ def resolve(
     _check_source(values)
     _check_periods(values)
     scheduler = _scheduler(values)
-    excluded = _networks(values, "ipvs.excludeCIDRs", values.get("ipvs.excludeCIDRs", tuple))
-    allowed = _networks(values, "ipvsproxy.allowServiceAddresses", values.get("ipvsproxy.allowServiceAddresses", tuple))
+    excluded = _networks(values, "ipvs.excludeCIDRs")
+    allowed = _networks(values, "ipvsproxy.allowServiceAddresses")
     bits = _scope_bits(values)
     fields["translation"] |= {
         "bind_address": bind_address,
@@ -128,7 +128,6 @@ def resolve(
         engine=settings.EngineSettings(timeouts=timeouts if any(timeouts) else None, **fields["engine"]),
         drivers=settings.Drivers(**fields["drivers"]),
         conntrack=ConntrackChoices(**fields["conntrack"]),
-        traffic_metrics=settings.TrafficMetrics(**fields["traffic_metrics"]),
         logging=settings.Logging(**fields["logging"]),
         top=settings.TopOptions(**fields["top"] | {"server": _top_server(values)}),
         without_effect=tuple(_without_effect(given)),
@@ -156,22 +155,15 @@ def _fields(values: Values) -> dict[str, dict[str, Any]]:
 def _check_bounds(values: Values) -> None:
     for key, (value, _) in values.given.items():
         option = catalogue.BY_KEY[key]
-        shown = _shown(option, value)
         if (option.choices and value and value not in option.choices) or (
             isinstance(value, int | float) and not isinstance(value, bool) and not option.allows(value)
         ):
-            values.refuse(key, f"{shown} must be {option.allowed}")
+            values.refuse(key, f"{quoted(value) if isinstance(value, str) else option.written(value)} must be {option.allowed}")
         if option.deprecated:
             values.notices.append(f"{values.source(key)}: deprecated; {option.deprecated}")
     version = values.get("showHiddenMetricsForVersion", str)
     if version and not _VERSION.fullmatch(version):
         values.refuse("showHiddenMetricsForVersion", f"{quoted(version)} must be MAJOR.MINOR, such as 1.35")
-
-
-def _shown(option: Option, value: Value) -> str:
-    if option.kind is Kind.DURATION and isinstance(value, float):
-        return render_duration(value)
-    return quoted(value) if isinstance(value, str) else str(value)
 
 
 def _check_mode(values: Values) -> None:
@@ -316,10 +308,11 @@ def _scope_bits(values: Values) -> int:
     return bits
 
 
-def _networks(values: Values, key: str, texts: Iterable[str]) -> tuple[Network, ...]:
+def _networks(values: Values, key: str, texts: Iterable[str] | None = None) -> tuple[Network, ...]:
+    """The ranges of an option, or of its parts."""
     networks = []
     source = values.source(key)
-    for index, text in enumerate(texts):
+    for index, text in enumerate(values.get(key, tuple) if texts is None else texts):
         try:
             networks.append(parse_network(text))
         except ValueError as error:

@@ -52,7 +52,7 @@ def run(config: Config, read_again: Callable[[], Config]) -> int:
 
 async def _serve(config: Config, read_again: Callable[[], Config], signals: Signals) -> int:
     metrics = Metrics()
-    source = await sources.make(config, metrics)
+    source = await sources.make(config, metrics.watch_restarted, metrics.requested)
     with requirements.only_instance():
         late_rules = asyncio.Event()
         async with requirements.running_kernel(config.drivers, metrics.applied, late_rules.set, listen=True) as kernel:
@@ -268,8 +268,8 @@ class _Node:
             survey=engine.survey,
             store=self._store,
             clock=time.monotonic,
-            limit=self._config.traffic_metrics.limit,
-            of_endpoints=self._config.traffic_metrics.of_endpoints,
+            limit=self._config.servers.service_metrics_limit,
+            of_endpoints=self._config.servers.endpoint_metrics,
         )
         self._metrics.show(self._programs, figures, traffic)
         return Pages(

@@ -292,7 +292,7 @@ async def test_each_option_that_needs_a_restart_keeps_its_value_beside_one_that_
     (config,) = process.applied
     assert config.policy.drain_deadline_s == 9
     assert (config.translation.allowed_addresses, config.drivers.route_protocol) == ((), ROUTE_PROTOCOL)
-    assert config.traffic_metrics.limit == 20_000
+    assert config.servers.service_metrics_limit == 20_000
 
 
 async def test_a_flag_overrides_a_changed_file_as_well(path: pathlib.Path, logs: Logs) -> None:
