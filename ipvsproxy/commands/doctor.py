@@ -408,7 +408,7 @@ async def _source(config: Config) -> Finding:
     """Check the source of Services."""
     store = Store(started_s=0)
     try:
-        source = await sources.make(config, inspection.NoListener())
+        source = await sources.make(config)
         async with inspection.following(source, store):
             node = store.node(config.node_name)
     except CannotStartError as error:

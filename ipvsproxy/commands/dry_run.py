@@ -64,13 +64,10 @@ class DryRun:
         """Compare for ever."""
         while True:
             await self.compare()
-            await self._pause()
-
-    async def _pause(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._interval_s):
-                await self._changed.wait()
-        await asyncio.sleep(PATIENCE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._changed.wait()
+            await asyncio.sleep(PATIENCE_S)
 
     async def compare(self) -> None:
         """Compare once. If the kernel cannot be read, or a first list is doubted, log it, and keep the last figures."""
@@ -126,7 +123,7 @@ def run(config: Config) -> int:
 
 async def _serve(config: Config, signals: lifecycle.Signals) -> int:
     metrics = Metrics()
-    source = await sources.make(config, metrics)
+    source = await sources.make(config, metrics.watch_restarted, metrics.requested)
     try:
         async with inspection.readable_kernel(config) as kernel:
             node = await inspection.inspect(config, kernel)

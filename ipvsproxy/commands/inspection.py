@@ -36,7 +36,7 @@ from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.model.service import Event
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.reconcile.reconciler import Reconciler
@@ -180,7 +180,7 @@ def execute(
 
 
 async def _run(config: Config, answer: Callable[[Inspected], Awaitable[Answer]]) -> Answer:
-    source = await sources.make(config, NoListener())
+    source = await sources.make(config)
     async with readable_kernel(config) as kernel:
         node = await inspect(config, kernel)
         async with following(source, node.store):
@@ -206,16 +206,6 @@ def expected_scheduler(configured: str) -> str:
     hint = f"this kernel has no module ip_vs_{configured}"
     log.warning("scheduler_not_found", desired=configured, used=requirements.FALLBACK_SCHEDULER, hint=hint)
     return requirements.FALLBACK_SCHEDULER
-
-
-class NoListener:
-    """A ``source.Listener`` that counts nothing: a command has no metrics."""
-
-    def watch_restarted(self, kind: ObjectKind, trouble: sources.Trouble) -> None:
-        """As ``source.Listener``."""
-
-    def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
-        """As ``source.Listener``."""
 
 
 @contextlib.asynccontextmanager

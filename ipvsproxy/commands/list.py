@@ -207,7 +207,7 @@ async def _read(config: Config) -> Answer:
 
 
 async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> Answer:
-    source = await sources.make(config, inspection.NoListener())
+    source = await sources.make(config)
     node = await inspection.inspect(config, kernel)
     async with inspection.following(source, node.store):
         problem, targets = "", {}

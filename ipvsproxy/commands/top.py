@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.top_data import Details, Picture, Question
@@ -32,6 +32,7 @@ NO_TEXTUAL = (
 )
 
 
+OTHER_DAEMON = "it is kube-proxy, or an ipvsproxy that is older or runs with --ui=false"
 PATH = "/ui/api"
 TIMEOUT_S = 5.0
 """The longest wait for a whole answer."""
@@ -73,7 +74,13 @@ class Daemon:
         except ValueError:
             document = None
         if status != http.HTTPStatus.OK:
-            sentence = document.get("error") if isinstance(document, dict) else _HINTS.get(status)
+            sentence = (
+                document.get("error")
+                if isinstance(document, dict)
+                else OTHER_DAEMON
+                if status == http.HTTPStatus.NOT_FOUND
+                else ""
+            )
             kind = NotThereError if status == http.HTTPStatus.NOT_FOUND and isinstance(document, dict) else NoAnswerError
             raise kind(f"{self.url} answers {PATH}/{what}.json with status {status}" + (f": {sentence}" if sentence else ""))
         if not isinstance(document, dict):
@@ -159,11 +166,6 @@ class Daemon:
         return documents
 
 
-_HINTS: Mapping[int, str] = {
-    http.HTTPStatus.NOT_FOUND: "it is kube-proxy, or an ipvsproxy that is older or runs with --ui=false",
-}
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
@@ -209,7 +211,11 @@ def run(config: Config) -> int:
     daemon, question = Daemon(url), Question(sort=options.sort, filter=options.filter)
     try:
         if config.as_json or options.once:
-            _print_once(url, *asyncio.run(daemon.with_rates(question)), as_json=config.as_json)
+            node, services = asyncio.run(daemon.with_rates(question))
+            with _reading(url):
+                lines = render(top_data.picture(node, services))
+            document = {"version": inspection.JSON_VERSION, "command": "top", "node": node, "services": services}
+            inspection.show(document, lines, as_json=config.as_json)
             return SHOWN
         asyncio.run(daemon.documents(question))
     except NoAnswerError as error:
@@ -229,13 +235,6 @@ def run(config: Config) -> int:
 def is_terminal() -> bool:
     """Whether a screen can be drawn, which Textual does on standard error, and keys can be read."""
     return all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
-
-
-def _print_once(url: str, node: inspection.Document, services: inspection.Document, *, as_json: bool) -> None:
-    document = {"version": inspection.JSON_VERSION, "command": "top", "node": node, "services": services}
-    with _reading(url):
-        picture = top_data.picture(node, services)
-    inspection.show(document, render(picture), as_json=as_json)
 
 
 def _refuse(reason: str) -> int:

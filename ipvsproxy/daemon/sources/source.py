@@ -126,18 +126,12 @@ class Source(Protocol):
         """The status of each watch; empty without watches."""
 
 
-class Listener(Protocol):
-    """Observes requests to an API server: metrics."""
-
-    def watch_restarted(self, kind: ObjectKind, trouble: Trouble) -> None:
-        """A list or watch was started again."""
-
-    def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
-        """A request has ended, with or without an answer."""
-
-
-async def make(config: Config, listener: Listener) -> Source:
-    """Make the configured source.
+async def make(
+    config: Config,
+    on_restart: Callable[[ObjectKind, Trouble], None] = lambda _kind, _trouble: None,
+    on_request: Callable[[str, str, float, str], None] = lambda _host, _code, _duration_s, _method: None,
+) -> Source:
+    """Make the configured source. Of an API server it reports restarts of watches and requests, for metrics.
 
     Raises:
         CannotStartError: it cannot work.
@@ -156,8 +150,8 @@ async def make(config: Config, listener: Listener) -> Source:
         node_name=config.node_name,
         kubeconfig=config.source.kubeconfig,
         master=config.source.api_server,
-        on_restart=listener.watch_restarted,
-        on_request=listener.requested,
+        on_restart=on_restart,
+        on_request=on_request,
     )
     try:
         await source.check()
