@@ -35,10 +35,6 @@ from ipvsproxy.model.sets import IP_SETS, SetKind
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
-_NO_TABLE = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
-"""The errors that mean: no such table, or no nf_tables."""
-
-
 _WITH_EXCEPTIONS = frozenset(
     {
         SetKind.IPVS_IPS,
@@ -77,23 +73,6 @@ def choose(asked: Backend) -> BackendChoice:
     return BackendChoice(Backend.IPTABLES, "this host has iptables and ipset")
 
 
-def holds_table() -> bool:
-    """Whether there is a table ``inet ipvsproxy``.
-
-    Raises:
-        KernelError: the kernel did not say.
-    """
-    channel = netlink.Channel(NETLINK_NETFILTER)
-    with contextlib.closing(channel):
-        try:
-            channel.ask(nft.table_query(), "read the table inet ipvsproxy")
-        except KernelError as error:
-            if error.errno in _NO_TABLE:
-                return False
-            raise
-        return True
-
-
 def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/")) -> tuple[Backend, ...]:
     """The backends that may hold something of ours; where none does, the one that needs no module that is not loaded.
 
@@ -102,7 +81,7 @@ def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/"
     Raises:
         KernelError: the kernel did not say whether it has our table.
     """
-    found = [Backend.NFTABLES] if holds_table() else []
+    found = [Backend.NFTABLES] if nft_tables.has_own_table() else []
     found += [Backend.IPTABLES] if _may_hold_iptables(chains, root) else []
     return tuple(found) or ((Backend.NFTABLES,) if _answers() else (Backend.IPTABLES,))
 
@@ -113,7 +92,7 @@ def _may_hold_iptables(chains: Collection[ChainKey], root: pathlib.Path) -> bool
         return True
     try:
         return any(iptables_tables.names(family, root / "proc") for family in Family) or (
-            nft_tables.is_loaded(root) and any(iptables_tables.has_chain(family, chains.__contains__) for family in Family)
+            modules.may_have_nf_tables(root) and any(iptables_tables.has_chain(family, chains.__contains__) for family in Family)
         )
     except KernelError as error:
         return error.errno != errno.EINVAL  # no module has registered this subsystem
@@ -148,7 +127,7 @@ def remove_table() -> bool:
             except KernelError as error:
                 if error.errno == errno.EINVAL:
                     modules.note_no_nf_tables()
-                if error.errno in _NO_TABLE:
+                if error.errno in nft_tables.ABSENT:
                     return False
                 raise
             if content is None or not content.has_ours:
@@ -175,7 +154,7 @@ def held_sets(backend: Backend, names: Collection[str], root: pathlib.Path = pat
             return {}
         with contextlib.closing(IpsetDriver()) as driver:
             return driver.observe(names)
-    if not nft_tables.is_loaded(root) or not holds_table():
+    if not modules.may_have_nf_tables(root) or not nft_tables.has_own_table():
         return {}
     with contextlib.closing(NftSetsDriver()) as native:
         return native.observe(names)
@@ -188,7 +167,7 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
         KernelError: it could not be read.
     """
     if used is Backend.IPTABLES:
-        return "the table inet ipvsproxy" if nft_tables.is_loaded(root) and _table_has_ours() else ""
+        return "the table inet ipvsproxy" if modules.may_have_nf_tables(root) and _table_has_ours() else ""
     count = len(held_sets(Backend.IPTABLES, list(IP_SETS), root))
     return f"{count} ipset{'s' if count > 1 else ''} of ours" if count else ""
 
@@ -200,13 +179,8 @@ def _table_has_ours() -> bool:
         KernelError: it could not be read.
     """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
-        try:
-            content = nft_tables.own_table(channel)
-        except KernelError as error:
-            if error.errno in _NO_TABLE:
-                return False
-            raise
-        return content is not None and content.has_ours
+        content = nft_tables.own_table(channel)
+    return content is not None and content.has_ours
 
 
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:

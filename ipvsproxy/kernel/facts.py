@@ -5,8 +5,8 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.backends import BackendChoice, ChosenBackend
@@ -38,6 +38,9 @@ _OURS = re.compile(r"KUBE-(IPVSPROXY-|MARK-|POSTROUTING$)")
 _MARK = re.compile(r"-j (?:MARK --set-xmark|TPROXY .*--tproxy-mark) (0x[0-9a-f]+)/(0x[0-9a-f]+)")
 _RESTORED = re.compile(r"-j CONNMARK --restore-mark(?: --nfmask (0x[0-9a-f]+))?")
 _MAPPED = re.compile(r"-j SET --map-set \S+ \S+ .*--map-mark")
+
+
+T = TypeVar("T")
 
 
 class MarkRule(NamedTuple):
@@ -147,9 +150,10 @@ def gather(
     except KernelError as error:
         unreadable = str(error)
     listings, unread_listings = _listings(choice)
-    foreign_tables, unread_nft_tables = _nft_tables()
-    other_backend, unread_backend = _other_backend(chosen)
-    host_ports, unread_host_ports = _host_ports(choice)
+    foreign_tables, unread_nft_tables = _attempt(nft_tables.read_tables, tuple[NftTable, ...]())
+    other_backend, unread_backend = _attempt(lambda: backends.describe_other(chosen.backend) if chosen else "", "")
+    variants = dict.fromkeys(Family, choice.variant) if choice else {}
+    host_ports, unread_host_ports = _attempt(lambda: iptables_tables.host_ports_before_services(variants), tuple[str, ...]())
     return Facts(
         release=pathlib.Path("/proc/sys/kernel/osrelease").read_text().strip(),
         version=host.kernel_version(),
@@ -172,26 +176,18 @@ def gather(
         backend=chosen,
         other_backend=other_backend,
         unread_tables=(*unread_listings, *unread_nft_tables, *unread_host_ports),
-        unread_backend=unread_backend,
+        unread_backend="".join(unread_backend),
         lacks=lacks,
         host_ports=host_ports,
     )
 
 
-def _host_ports(choice: iptables_variant.VariantChoice | None) -> tuple[tuple[str, ...], Sequence[str]]:
-    """The places of hostPort rules that come before ours, or why they are unknown."""
+def _attempt(read: Callable[[], T], otherwise: T) -> tuple[T, tuple[str, ...]]:
+    """What was read, and why it is unknown, such as by a program that changes its tables all the time."""
     try:
-        return iptables_tables.host_ports_before_services(dict.fromkeys(Family, choice.variant) if choice else {}), ()
+        return read(), ()
     except KernelError as error:
-        return (), (str(error),)
-
-
-def _other_backend(chosen: BackendChoice | None) -> tuple[str, str]:
-    """What the other backend holds of ours, and why that is unknown."""
-    try:
-        return (backends.describe_other(chosen.backend) if chosen else ""), ""
-    except KernelError as error:
-        return "", str(error)
+        return otherwise, (str(error),)
 
 
 def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
@@ -273,14 +269,6 @@ def _chains(saved: str) -> Iterator[ChainKey]:
             table = line[1:]
         elif line.startswith(":"):
             yield ChainKey(table, line[1:].partition(" ")[0])
-
-
-def _nft_tables() -> tuple[Sequence[NftTable], Sequence[str]]:
-    """The tables of nf_tables, or why they are unknown, such as by a program that changes its tables all the time."""
-    try:
-        return nft_tables.read_tables(), ()
-    except KernelError as error:
-        return (), (str(error),)
 
 
 def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.VariantChoice | None) -> Iterator[NftTable]:

@@ -1,9 +1,7 @@
 """All drivers of this node in one object: it observes the kernel and applies operations. All calls block; see ``thread``."""
 
 import contextlib
-import functools
 import itertools
-import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -18,7 +16,6 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets import ObservedSet
 from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs.driver import IpvsDriver
@@ -27,9 +24,8 @@ from ipvsproxy.kernel.network import routes
 from ipvsproxy.kernel.network.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.network.conntrack import ConntrackDriver
 from ipvsproxy.kernel.network.routes import RouteDriver
-from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.kernel.nftables.tables import LeftoverTables
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
 from ipvsproxy.model.kind import DriverName
@@ -52,7 +48,12 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class NodeKernel:
-    """The kernel of this node, in the network namespace of the thread that makes this object."""
+    """The kernel of this node, in the network namespace of the thread that makes this object.
+
+    ``backend`` holds rules and sets, and is never ``AUTO``; ``rules`` reads and writes the rules. ``rules_changes`` are
+    changes of our table of nftables by others, None without notifications. ``leftover_rules`` and ``leftover_tables`` read and
+    remove what a proxy has left behind.
+    """
 
     def __init__(
         self,
@@ -86,10 +87,14 @@ class NodeKernel:
         self._backend = BackendDrivers.open(
             chains, jumps, chosen, patience_s=rules_patience_s, on_late_end=on_late_rules, listen=listen
         )
+        self.backend = self._backend.backend
+        self.rules: RulesBackend = self._backend.rules
+        self.rules_changes = self._backend.changes
+        self.leftover_rules = self._backend.leftover_rules
         self.leftover_tables = LeftoverTables()
         self.ipvs = ipvs or IpvsDriver()
-        self._addresses = AddressDriver(functools.partial(self._open_noted, netlink.open_socket))
-        self._routes = RouteDriver(functools.partial(self._open_noted, routes.open_socket), route_protocol)
+        self._addresses = AddressDriver(netlink.noting(self.ports, netlink.open_socket))
+        self._routes = RouteDriver(netlink.noting(self.ports, routes.open_socket), route_protocol)
         self._sysctls = SysctlDriver()
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
@@ -110,35 +115,9 @@ class NodeKernel:
         self._drivers = {object_class: drivers[kind.driver] for object_class, kind in KINDS.items()}
 
     @property
-    def backend(self) -> Backend:
-        """The backend that holds rules and sets, never ``AUTO``."""
-        return self._backend.backend
-
-    @property
-    def rules(self) -> RulesBackend:
-        """Reads and writes the rules."""
-        return self._backend.rules
-
-    @property
-    def rules_changes(self) -> NftChanges | None:
-        """The changes of our table of nftables by others; None without notifications."""
-        return self._backend.changes
-
-    @property
-    def leftover_rules(self) -> LeftoverRules:
-        """Reads and removes rules of iptables that a proxy has left behind."""
-        return self._backend.leftover_rules
-
-    @property
     def traffic(self) -> TrafficReader:
         """The reader of IPVS's counters, with a socket of its own."""
         return self.ipvs.traffic
-
-    def _open_noted(self, connect: Callable[[int], socket.socket], protocol: int) -> socket.socket:
-        """Open a socket and add its port id to ``ports``: its changes are our own."""
-        opened = connect(protocol)
-        self.ports.add(opened.getsockname()[0])
-        return opened
 
     def close(self) -> None:
         """Close all sockets."""

@@ -107,8 +107,8 @@ class Meter:
         ):
             setattr(owner, function, self._timed_whole(getattr(owner, function), name))
         netlink.Channel.run = self._run(netlink.Channel.run)  # type: ignore[method-assign]  # as above
-        netlink.Channel._gather = self._counted(  # type: ignore[method-assign]  # as above
-            self._timed(netlink.Channel._gather, "dump"), "dumps"
+        netlink.Channel.gather = self._counted(  # type: ignore[method-assign]  # as above
+            self._timed(netlink.Channel.gather, "dump"), "dumps"
         )
         ipvs.IpvsDriver.refusal_with = self._asking(ipvs.IpvsDriver.refusal_with)  # type: ignore[method-assign]  # as above
         iptables_process.run = self._rules(iptables_process.run)

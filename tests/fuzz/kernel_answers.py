@@ -4,6 +4,7 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
@@ -77,7 +78,7 @@ def _answers(chooser: Chooser) -> Callable[[bytes], Iterator[bytes]]:
         sequence = fake_netlink.sequences(sent)[-1]
         if chooser.chance(4):
             raw = bytearray(chooser.take(chooser.integer(0, 200)))
-            if len(raw) >= message.HEADER_SIZE and not chooser.chance(4):
+            if len(raw) >= message.HEADER.size and not chooser.chance(4):
                 struct.pack_into("=I", raw, message.SEQUENCE_OFFSET, sequence)
             yield bytes(raw)
         for _ in range(chooser.integer(0, 4)):
@@ -188,7 +189,7 @@ class _Events:
 
 
 def _read_changes(chooser: Chooser) -> None:
-    with notify.ChangeListener(connect=lambda: _Events(chooser.rest())) as listener:
+    with notify.ChangeListener(connect=lambda: cast("Any", _Events(chooser.rest()))) as listener:
         for change in listener.read():
             if isinstance(change, notify.AddressAppeared | notify.AddressVanished):
                 _check(change.address.address)

@@ -7,14 +7,11 @@ from typing import NoReturn
 
 import pytest
 
-from ipvsproxy.kernel import backends, facts
-from ipvsproxy.kernel.backends import BackendChoice
+from ipvsproxy.kernel import facts
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
-from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import Backend
 from tests.support import neighbours
 
 
@@ -76,14 +73,11 @@ def test_only_legacy_tables_are_read_from_what_a_program_prints(program: str, va
     assert [str(table) for table in found] == ([f"{program} filter"] if is_legacy else [])
 
 
-def test_what_could_not_be_read_of_nf_tables_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_read_is_told() -> None:
     def fail(*_: object) -> NoReturn:
         raise KernelError(action="read the tables", detail="the answer is incomplete")
 
-    monkeypatch.setattr(nft_tables, "read_tables", fail)
-    monkeypatch.setattr(backends, "describe_other", fail)
-    assert facts._nft_tables() == ((), ("read the tables: the answer is incomplete",))
-    assert facts._other_backend(BackendChoice(Backend.NFTABLES, "")) == ("", "read the tables: the answer is incomplete")
+    assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
 def test_a_program_of_iptables_that_gave_no_answer_is_told_and_one_without_tables_is_not(

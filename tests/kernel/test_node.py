@@ -258,7 +258,7 @@ def test_the_interface_of_arrival_is_missed_only_by_rules_in_nftables_that_tell_
     del kernel
     monkeypatch.setattr(host, "kernel_version", lambda: (5, 4))
     target = new_node()
-    monkeypatch.setattr(node.NodeKernel, "backend", backend)
+    monkeypatch.setattr(target, "backend", backend)
     names = [one.name for one in target.lacking(by_interface=by_interface)]
     assert ("arrival-behind-ipvs" in names) == (by_interface and backend is Backend.NFTABLES)
     assert "prompt-reuse" in names

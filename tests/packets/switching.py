@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ipvsproxy.kernel import backends
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.support import cluster, lab
@@ -38,7 +38,7 @@ def holds(laboratory: lab.Lab, backend: Backend) -> bool:
     sets = laboratory.run("node", "ipset", "list", "-name")
     in_iptables = (":KUBE-SERVICES" in chains, "KUBE-CLUSTER-IP" in sets)
     wanted = backend is Backend.IPTABLES
-    return in_iptables == (wanted, wanted) and backends.holds_table() is not wanted
+    return in_iptables == (wanted, wanted) and nft_tables.has_own_table() is not wanted
 
 
 REFUSED_WITHIN_S = 0.25

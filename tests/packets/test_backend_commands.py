@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.kernel import backends
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.packets.test_backends import SERVICES
@@ -117,5 +118,5 @@ def test_cleanup_after_a_move_that_was_killed_leaves_nothing_in_both(
 def _holds(backend: Backend) -> bool:
     """Whether a backend has a set of ours."""
     if backend is Backend.NFTABLES:
-        return backends.holds_table()
+        return nft_tables.has_own_table()
     return "KUBE-CLUSTER-IP" in backends.held_sets(backend, ["KUBE-CLUSTER-IP"])

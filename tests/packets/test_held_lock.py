@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ipvsproxy.kernel import backends
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
@@ -100,7 +100,7 @@ def holds(laboratory: lab.Lab, backend: Backend) -> bool:
     rules = "".join(laboratory.run("node", f"{program}-save") for program in PROGRAMS)
     in_iptables = (":KUBE-SERVICES" in rules, "KUBE-CLUSTER-IP" in laboratory.run("node", "ipset", "list", "-name"))
     wanted = backend is Backend.IPTABLES
-    return in_iptables == (wanted, wanted) and backends.holds_table() is not wanted
+    return in_iptables == (wanted, wanted) and nft_tables.has_own_table() is not wanted
 
 
 def wrong(laboratory: lab.Lab) -> list[str] | bool:

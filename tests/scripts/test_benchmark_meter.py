@@ -22,12 +22,12 @@ GENERIC_CONTROL, FAMILY_ID = 16, 1
 class Slow:
     # A kernel that is slow to take a batch, and slower to answer.
     def send(self, data):
-        self.sequence = netlink._HEADER.unpack_from(data, len(data) - 16)[3]
+        self.sequence = message.HEADER.unpack_from(data, len(data) - 16)[3]
         time.sleep(SLOW_S)
         return len(data)
 
     def recv_into(self, buffer, size, flags):
-        answer = netlink._HEADER.pack(20, 2, 0, self.sequence, 0) + bytes(4)
+        answer = message.HEADER.pack(20, 2, 0, self.sequence, 0) + bytes(4)
         buffer[:20] = answer
         time.sleep(SLOW_S)
         return 20
@@ -38,17 +38,17 @@ class Slow:
     def close(self):
         pass
 
-understood = netlink._messages
+understood = message.messages
 
 def slowly(data):
     time.sleep(4 * SLOW_S)
     return understood(data)
 
-netlink._messages = slowly
+message.messages = slowly
 measured = meter.Meter()
 measured.times = False
 channel = netlink.Channel(0, lambda _: Slow())
-header = netlink._HEADER.pack(16, 20, 1, 0, 0)
+header = message.HEADER.pack(16, 20, 1, 0, 0)
 sequences = channel.sequences(2)
 failed = channel.run([message.numbered(header, sequence) for sequence in sequences])
 assert not failed, failed
@@ -60,7 +60,7 @@ assert counts["calls"] == 3, counts
 
 assert counts["written"] == 2, counts
 
-netlink._messages = understood
+message.messages = understood
 
 def answer(sent):
     (sequence,) = fake_netlink.sequences(sent)
@@ -76,7 +76,7 @@ assert (counts["messages"], counts.get("written", 0)) == (1, 0), "asking for a s
 
 measured.reset()
 real = netlink.Channel(0)
-request = netlink._HEADER.pack(20, 18, netlink.REQUEST | netlink.DUMP, 0, 0) + bytes(4)  # interfaces
+request = message.HEADER.pack(20, 18, netlink.REQUEST | netlink.DUMP, 0, 0) + bytes(4)  # interfaces
 assert real.dump(request, "list interfaces")
 counts = measured.all_counts()
 assert counts["dumps"] == counts["sends"] == counts["messages"] == 1, counts

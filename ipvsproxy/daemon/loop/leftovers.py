@@ -26,7 +26,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, RulesPlace
-from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables, TablePlace
+from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Removal
 from ipvsproxy.reconcile.operations import retry

@@ -8,7 +8,6 @@ import ctypes
 import socket
 import struct
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 READS_AT_ONCE = 64
 """The most datagrams that a reader takes at once, so that a storm of events leaves its thread some time for other work."""
@@ -22,22 +21,6 @@ _SO_ATTACH_FILTER = 26
 _INSTRUCTION = struct.Struct("=HBBI")  # sock_filter: code, instructions to skip if true, if false, operand
 _LOAD_HALF, _LOAD_BYTE, _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x28, 0x30, 0x20, 0x15, 0x06
 _PORT_OFFSET = 12  # nlmsg_pid of struct nlmsghdr
-
-
-class EventSocket(Protocol):
-    """The methods of such a socket that all of its readers use."""
-
-    def fileno(self) -> int:
-        """As of a socket."""
-
-    def recv(self, size: int, flags: int = 0, /) -> bytes:
-        """As of a socket."""
-
-    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
-        """As of a socket."""
-
-    def close(self) -> None:
-        """As of a socket."""
 
 
 def open_event_socket(protocol: int, groups: Collection[int], receive_buffer: int) -> socket.socket:
@@ -63,7 +46,7 @@ def open_event_socket(protocol: int, groups: Collection[int], receive_buffer: in
     return made
 
 
-def attach(filtered: EventSocket, program: Sequence[bytes]) -> None:
+def attach(filtered: socket.socket, program: Sequence[bytes]) -> None:
     """Give a socket these instructions as its filter, in the place of another one.
 
     Raises:

@@ -4,21 +4,28 @@ The format itself comes from pyroute2: a template is compiled from bytes that on
 takes 300 µs for a message that the kernel handles in 2 µs.
 """
 
+import errno
 import operator
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.model.net import Family
 
-HEADER_SIZE = 16
-"""The length of ``struct nlmsghdr``."""
+HEADER = struct.Struct("=IHHII")
+"""``struct nlmsghdr``: length, type, flags, sequence number, port id."""
+NETFILTER_HEADER = 4
+"""The length of ``struct nfgenmsg``, behind the header of a message of netfilter. With nf_tables it has the generation."""
 SEQUENCE_OFFSET = 8
 """The position of ``nlmsg_seq`` in ``struct nlmsghdr``."""
+NESTED = 0x8000
+"""The bit of an attribute's type that means: it holds others."""
 KIND_MASK = 0x3FFF
 """The bits of an attribute's type that are its number; the others mean nested, and network order."""
 
 _ATTRIBUTE = struct.Struct("=HH")
+_NETFILTER = struct.Struct(">BBH")
 
 Sample = tuple[Any, Any]
 """Two values of one field, as pyroute2 takes them, that differ in every byte."""
@@ -80,6 +87,49 @@ def encode(message: Any, kind: int, flags: int) -> bytes:
 def numbered(data: bytes, sequence: bytes) -> bytes:
     """The message with this sequence number."""
     return data[:SEQUENCE_OFFSET] + sequence + data[SEQUENCE_OFFSET + 4 :]
+
+
+def attribute(number: int, payload: bytes) -> bytes:
+    """An attribute with this payload, and its padding."""
+    return _ATTRIBUTE.pack(4 + len(payload), number) + payload + bytes(-len(payload) & 3)
+
+
+def nested(number: int, *parts: bytes) -> bytes:
+    """An attribute that holds others, and is marked so."""
+    return attribute(number | NESTED, b"".join(parts))
+
+
+def string(number: int, value: str) -> bytes:
+    """A string attribute, with its NUL."""
+    return attribute(number, value.encode() + b"\0")
+
+
+def integer(number: int, value: int) -> bytes:
+    """An attribute of 32 bits in network order, signed or not."""
+    return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
+
+
+def netfilter(kind: int, flags: int, family: int, payload: bytes, *, sequence: int = 0, resource: int = 0) -> bytes:
+    """A message of netfilter, with its ``struct nfgenmsg``."""
+    size = HEADER.size + NETFILTER_HEADER + len(payload)
+    return HEADER.pack(size, kind, flags, sequence, 0) + _NETFILTER.pack(family, 0, resource) + payload
+
+
+def messages(data: bytes) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Type, flags, sequence number, port id, payload start and payload end of each message in a datagram.
+
+    Raises:
+        OSError: a message is malformed.
+    """
+    position, size = 0, len(data)
+    while position + HEADER.size <= size:
+        length, kind, flags, sequence, port = HEADER.unpack_from(data, position)
+        if length < HEADER.size or position + length > size:
+            break
+        yield kind, flags, sequence, port, position + HEADER.size, position + length
+        position += (length + 3) & ~3
+    if position < size:
+        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
 
 
 def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -209,8 +259,3 @@ class Layout:
 def text(data: bytes, at: tuple[int, int]) -> str:
     """A string attribute, up to its NUL."""
     return data[at[0] : at[1]].split(b"\0", 1)[0].decode(errors="replace")
-
-
-def unsigned(data: bytes, at: tuple[int, int]) -> int:
-    """An unsigned integer attribute in network order, of any width."""
-    return int.from_bytes(data[at[0] : at[1]], "big")

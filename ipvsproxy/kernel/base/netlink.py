@@ -59,7 +59,6 @@ _SO_RCVBUFFORCE = 33
 _SOL_NETLINK = 270
 _CAP_ACK = 10
 _REPLY_COST = 1024  # receive buffer of one error reply: 768 bytes, and some to spare
-_HEADER = struct.Struct("=IHHII")
 _INTEGER = struct.Struct("=i")
 _SEQUENCE = struct.Struct("=I")
 _SEQUENCE_END = 1 << 32
@@ -107,6 +106,17 @@ def open_socket(protocol: int) -> socket.socket:
     opened.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
     opened.bind((0, 0))
     return opened
+
+
+def noting(ports: set[int], connect: Callable[[int], socket.socket]) -> Callable[[int], socket.socket]:
+    """As ``connect``, but notes the port id of each socket: the changes through it are our own."""
+
+    def connect_and_note(protocol: int) -> socket.socket:
+        opened = connect(protocol)
+        ports.add(opened.getsockname()[0])
+        return opened
+
+    return connect_and_note
 
 
 class Channel:
@@ -166,7 +176,7 @@ class Channel:
         failed: dict[int, int] = {}
         first: int = _SEQUENCE.unpack_from(messages[0], message.SEQUENCE_OFFSET)[0]
         final = bytearray(messages[-1])
-        _, _, flags, last, _ = _HEADER.unpack_from(final)
+        _, _, flags, last, _ = message.HEADER.unpack_from(final)
         struct.pack_into("=H", final, 6, flags | ACKNOWLEDGE)
         try:
             self._open().send(b"".join((*messages[:-1], final)))
@@ -179,10 +189,15 @@ class Channel:
                 failed.setdefault(index, UNANSWERED)
         return failed
 
+    def run_all(self, messages: Sequence[bytes], at_once: int = CHUNK_LIMIT) -> dict[int, int]:
+        """As ``run``, for any number of messages: at most ``at_once`` in one ``send``."""
+        step = min(at_once, self.limit) if messages else 1
+        runs = ((first, self.run(messages[first : first + step])) for first in range(0, len(messages), step))
+        return {first + index: number for first, failed in runs for index, number in failed.items()}
+
     def do(self, request: bytes) -> int:
         """Have the kernel handle one message, with any sequence number. Returns 0, the error number, or ``UNANSWERED``."""
-        (sequence,) = self.sequences(1)
-        return self.run([message.numbered(request, sequence)]).get(0, 0)
+        return self.run([self._numbered(request)[0]]).get(0, 0)
 
     def ask(self, request: bytes, action: str) -> Reply:
         """Send a request that one message answers, and return the answer.
@@ -196,11 +211,11 @@ class Channel:
         try:
             self._open().send(request)
             data = self._receive()
-            messages = list(_messages(data))
+            messages = list(message.messages(data))
         except OSError as error:
             self.close()
             raise KernelError(action=action, errno=error.errno or 0) from error
-        for kind, _, sequence, start, end in messages:
+        for kind, _, sequence, _, start, end in messages:
             if sequence == expected:
                 if kind == _ERROR:
                     with parsing(action):
@@ -227,8 +242,12 @@ class Channel:
         for pause_s in pauses_s:
             if pause_s:
                 self._sleep(pause_s)
+            results: list[T] = []
+            is_disturbed = False
             try:
-                results = self._gather(request, action, read)
+                for part, is_interrupted in self._received(request, action):
+                    results += read(part)
+                    is_disturbed |= is_interrupted
             except OSError as error:
                 self.close()
                 number, detail = error.errno or 0, f"the dump broke off: {os.strerror(error.errno or 0)}"
@@ -238,7 +257,7 @@ class Channel:
                 self._loses_answers = False
                 raise
             self._loses_answers = False
-            if results is not None:
+            if not is_disturbed:
                 return results
             number, detail = errno.EINTR, "the data changed during each attempt"
         self._loses_answers = lost == len(pauses_s)
@@ -297,7 +316,7 @@ class Channel:
                     return False
                 complete = False
                 continue
-            for kind, _, sequence, start, end in _messages(data):
+            for kind, _, sequence, _, start, end in message.messages(data):
                 if kind != _ERROR or not first <= sequence <= last or end - start < _INTEGER.size:
                     continue
                 number = -_INTEGER.unpack_from(data, start)[0]
@@ -309,15 +328,6 @@ class Channel:
                 if sequence == last:
                     return complete
 
-    def _gather(self, request: bytes, action: str, read: Callable[[list[Reply]], Iterable[T]]) -> list[T] | None:
-        """One attempt; None if the kernel reports that its data changed meanwhile."""
-        results: list[T] = []
-        interrupted = False
-        for part, is_disturbed in self._received(request, action):
-            results += read(part)
-            interrupted |= is_disturbed
-        return None if interrupted else results
-
     def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Reply], bool]]:
         """The messages of each datagram of a dump, and whether the kernel reports there that its data has changed meanwhile."""
         request, expected = self._numbered(request)
@@ -327,7 +337,7 @@ class Channel:
             data = self._receive()
             replies: list[Reply] = []
             interrupted = False
-            for kind, flags, sequence, start, end in _messages(data):
+            for kind, flags, sequence, _, start, end in message.messages(data):
                 if sequence != expected:
                     continue
                 interrupted = interrupted or bool(flags & _DUMP_INTERRUPTED)
@@ -339,23 +349,6 @@ class Channel:
                     break
                 replies.append(Reply(data, start, end))
             yield replies, interrupted
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, int, int, int, int]]:
-    """Type, flags, sequence number, payload start and payload end of each message in a datagram.
-
-    Raises:
-        OSError: a message is malformed.
-    """
-    position, size = 0, len(data)
-    while position + message.HEADER_SIZE <= size:
-        length, kind, flags, sequence, _ = _HEADER.unpack_from(data, position)
-        if length < message.HEADER_SIZE or position + length > size:
-            raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
-        yield kind, flags, sequence, position + message.HEADER_SIZE, position + length
-        position += (length + 3) & ~3
-    if position < size:
-        raise OSError(errno.EBADMSG, os.strerror(errno.EBADMSG))
 
 
 def digest(replies: Iterable[Reply], skip: int = 0, beside: object = "") -> bytes:

@@ -1,7 +1,7 @@
 """nf_tables messages as bytes: transactions of tables, chains, rules, sets and elements, and expressions of rules.
 
-pyroute2 knows neither concatenated keys nor transactions, so the few attributes that are used are encoded here. Numbers and
-layouts: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network order unless a register holds them.
+Numbers and layouts: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network order unless a register
+holds them.
 """
 
 import enum
@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import message, netlink
+from ipvsproxy.kernel.base.message import attribute, integer, nested, string
 
 TABLE = "ipvsproxy"
 """Our table, of the family inet. Nothing else is ever changed, except tables that kube-proxy has left behind."""
-HEADER_SIZE = 4
-"""The length of ``struct nfgenmsg``, behind the netlink header."""
 ELEMENTS_LIMIT = 60_000
 """The most bytes of elements in one message; the kernel's limit is 65,535."""
 TEXT_LIMIT = 250
@@ -51,7 +50,6 @@ _BEGIN, _END = 16, 17
 NFTA_GEN_ID = 1
 _APPEND = 0x800
 INET = 1  # NFPROTO_INET
-_NESTED = 0x8000
 _DATA_OF_THE_HOST = struct.pack("=BBI", 1, 4, 1)  # NFTNL_UDATA_SET_DATABYTEORDER, BYTEORDER_HOST_ENDIAN: programs print it so
 _COMMENT = 0  # NFTNL_UDATA_RULE_COMMENT, also of tables and elements: programs print it as their comment
 _LONG_TEXT = 0x69  # our own: programs leave out the types of user data that they do not know
@@ -89,26 +87,6 @@ class VerdictCode(enum.IntEnum):
     RETURN = -5
 
 
-def attribute(number: int, value: bytes) -> bytes:
-    """An attribute with this payload."""
-    return struct.pack("=HH", 4 + len(value), number) + value + bytes(-len(value) % 4)
-
-
-def nested(number: int, *parts: bytes) -> bytes:
-    """An attribute that holds others."""
-    return attribute(number | _NESTED, b"".join(parts))
-
-
-def text(number: int, value: str) -> bytes:
-    """A string attribute."""
-    return attribute(number, value.encode() + b"\0")
-
-
-def integer(number: int, value: int) -> bytes:
-    """An attribute of 32 bits, signed or not."""
-    return attribute(number, struct.pack(">I", value & 0xFFFFFFFF))
-
-
 class Message(NamedTuple):
     """A message of a transaction, without its sequence number."""
 
@@ -119,12 +97,11 @@ class Message(NamedTuple):
 
     def numbered(self, sequence: int) -> bytes:
         """The message with this sequence number."""
-        return _whole(_SUBSYSTEM | self.kind, self.payload, flags=self.flags, sequence=sequence, family=self.family)
+        return _whole(self.kind, self.payload, self.flags, self.family, sequence)
 
 
-def _whole(kind: int, payload: bytes, *, flags: int = 0, sequence: int = 0, family: int = INET, resource: int = 0) -> bytes:
-    head = struct.pack("=IHHII", 20 + len(payload), kind, netlink.REQUEST | flags, sequence, 0)
-    return head + struct.pack(">BBH", family, 0, resource) + payload
+def _whole(kind: int, payload: bytes, flags: int = 0, family: int = INET, sequence: int = 0) -> bytes:
+    return message.netfilter(_SUBSYSTEM | kind, netlink.REQUEST | flags, family, payload, sequence=sequence)
 
 
 def transaction(messages: Sequence[Message], first: int, generation: int | None = None) -> list[bytes]:
@@ -135,9 +112,12 @@ def transaction(messages: Sequence[Message], first: int, generation: int | None 
     kernel refuse the transaction with ``STALE`` if it has another one by then.
     """
     named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
-    begin = _whole(_BEGIN, named, sequence=first, family=socket.AF_UNSPEC, resource=_SUBSYSTEM >> 8)
+    begin, end = (
+        message.netfilter(kind, netlink.REQUEST, socket.AF_UNSPEC, attributes, sequence=sequence, resource=_SUBSYSTEM >> 8)
+        for kind, attributes, sequence in ((_BEGIN, named, first), (_END, b"", first + len(messages) + 1))
+    )
     numbered = [one.numbered(first + index) for index, one in enumerate(messages, 1)]
-    numbered[-1] += _whole(_END, b"", sequence=first + len(messages) + 1, family=socket.AF_UNSPEC, resource=_SUBSYSTEM >> 8)
+    numbered[-1] += end
     return [begin, *numbered]
 
 
@@ -159,20 +139,20 @@ def trial(family: int, table: str) -> list[Message]:
     """A table of a family and a chain in it, and at last a removal that the kernel refuses (ENOENT), so that nothing remains."""
     chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
     return [
-        Message(NFT_MSG_NEWTABLE, netlink.CREATE, text(1, table), family),
-        Message(NFT_MSG_NEWCHAIN, netlink.CREATE, text(NFTA_CHAIN_TABLE, table) + text(NFTA_CHAIN_NAME, chain_name), family),
-        Message(NFT_MSG_DELCHAIN, 0, text(NFTA_CHAIN_TABLE, table) + text(NFTA_CHAIN_NAME, absent), family),
+        Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, table), family),
+        Message(NFT_MSG_NEWCHAIN, netlink.CREATE, string(NFTA_CHAIN_TABLE, table) + string(NFTA_CHAIN_NAME, chain_name), family),
+        Message(NFT_MSG_DELCHAIN, 0, string(NFTA_CHAIN_TABLE, table) + string(NFTA_CHAIN_NAME, absent), family),
     ]
 
 
 def table() -> Message:
     """Creates our table, or wakes it if it is dormant."""
-    return Message(NFT_MSG_NEWTABLE, netlink.CREATE, text(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
+    return Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
 
 
 def table_removal(name: str = TABLE, family: int = INET) -> Message:
     """Removes a table with all that it holds."""
-    return Message(NFT_MSG_DELTABLE, 0, text(NFTA_TABLE_NAME, name), family)
+    return Message(NFT_MSG_DELTABLE, 0, string(NFTA_TABLE_NAME, name), family)
 
 
 class Hook(NamedTuple):
@@ -185,26 +165,26 @@ class Hook(NamedTuple):
 
 def chain(name: str, hook: Hook | None = None) -> Message:
     """Creates a chain that does not exist yet, and leaves one that does as it is."""
-    payload = text(NFTA_CHAIN_TABLE, TABLE) + text(NFTA_CHAIN_NAME, name)
+    payload = string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name)
     if hook is not None:
         payload += nested(NFTA_CHAIN_HOOK, integer(NFTA_HOOK_HOOKNUM, hook.number), integer(NFTA_HOOK_PRIORITY, hook.priority))
-        payload += integer(NFTA_CHAIN_POLICY, ACCEPT_POLICY) + text(NFTA_CHAIN_TYPE, hook.kind)
+        payload += integer(NFTA_CHAIN_POLICY, ACCEPT_POLICY) + string(NFTA_CHAIN_TYPE, hook.kind)
     return Message(NFT_MSG_NEWCHAIN, netlink.CREATE, payload)
 
 
 def chain_removal(name: str) -> Message:
     """Removes an empty chain that no rule leads to."""
-    return Message(NFT_MSG_DELCHAIN, 0, text(NFTA_CHAIN_TABLE, TABLE) + text(NFTA_CHAIN_NAME, name))
+    return Message(NFT_MSG_DELCHAIN, 0, string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name))
 
 
 def flushing(name: str) -> Message:
     """Removes all rules of a chain."""
-    return Message(NFT_MSG_DELRULE, 0, text(NFTA_RULE_TABLE, TABLE) + text(NFTA_RULE_CHAIN, name))
+    return Message(NFT_MSG_DELRULE, 0, string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name))
 
 
 def rule(name: str, expressions: Sequence[bytes], carried: str) -> Message:
     """Appends a rule to a chain. Programs print the carried text as the comment of the rule, if it is short enough for one."""
-    payload = text(NFTA_RULE_TABLE, TABLE) + text(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, *expressions)
+    payload = string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, *expressions)
     payload += attribute(NFTA_RULE_USERDATA, _user_data(carried))
     return Message(NFT_MSG_NEWRULE, netlink.CREATE | _APPEND, payload)
 
@@ -217,7 +197,7 @@ def _user_data(carried: str) -> bytes:
 def read(part: netlink.Reply) -> message.Attributes:
     """The attributes of one message of an answer."""
     data, start, end = part
-    return message.Attributes(data, start + HEADER_SIZE, end)
+    return message.Attributes(data, start + message.NETFILTER_HEADER, end)
 
 
 def text_of(user_data: bytes) -> str:
@@ -244,11 +224,13 @@ class SetShape(NamedTuple):
     is_plain: bool = True
 
 
+def _set(name: str) -> bytes:
+    return string(NFTA_SET_TABLE, TABLE) + string(NFTA_SET_NAME, name)
+
+
 def new_set(name: str, shape: SetShape, number: int) -> Message:
     """Creates a set. It fails if one of that name exists. ``number`` is another one for each set of a transaction."""
-    payload = (
-        text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name) + integer(NFTA_SET_FLAGS, IS_MAP if shape.data_length else 0)
-    )
+    payload = _set(name) + integer(NFTA_SET_FLAGS, IS_MAP if shape.data_length else 0)
     payload += integer(NFTA_SET_KEY_TYPE, shape.key_type) + integer(NFTA_SET_KEY_LEN, shape.key_length)
     if shape.data_length:
         payload += integer(NFTA_SET_DATA_TYPE, shape.data_type) + integer(NFTA_SET_DATA_LEN, shape.data_length)
@@ -258,7 +240,7 @@ def new_set(name: str, shape: SetShape, number: int) -> Message:
 
 def set_removal(name: str) -> Message:
     """Removes a set that no rule uses, with its elements."""
-    return Message(NFT_MSG_DELSET, 0, text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name))
+    return Message(NFT_MSG_DELSET, 0, _set(name))
 
 
 def element(key: bytes, data: bytes = b"", comment: str = "") -> bytes:
@@ -273,6 +255,11 @@ def element_for_all_others() -> bytes:
     return nested(NFTA_LIST_ELEM, integer(NFTA_SET_ELEM_FLAGS, _FOR_ALL_OTHERS))
 
 
+def _elements(name: str, encoded: bytes = b"") -> bytes:
+    listed = nested(NFTA_SET_ELEM_LIST_ELEMENTS, encoded) if encoded else b""
+    return string(NFTA_SET_ELEM_LIST_TABLE, TABLE) + string(NFTA_SET_ELEM_LIST_SET, name) + listed
+
+
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
     """Adds elements to a set, or removes them from it; at most ``ELEMENTS_LIMIT`` bytes.
 
@@ -280,80 +267,63 @@ def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool 
     that the element has. It refuses the removal of an absent one.
     """
     flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
-    payload = (
-        text(NFTA_SET_ELEM_LIST_TABLE, TABLE) + text(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, encoded)
-    )
-    return Message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, payload)
+    return Message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, _elements(name, encoded))
 
 
-def is_for_all_others(data: bytes, start: int, end: int) -> bool:
+def is_for_all_others(found: message.Attributes) -> bool:
     """Whether an element stands for all keys that its set does not have, and so has no key."""
-    parts = message.attributes(data, start, end)
-    return NFTA_SET_ELEM_FLAGS in parts and bool(message.unsigned(data, parts[NFTA_SET_ELEM_FLAGS]) & _FOR_ALL_OTHERS)
+    return bool(found.number(NFTA_SET_ELEM_FLAGS, 0) & _FOR_ALL_OTHERS)
 
 
-def read_element(data: bytes, start: int, end: int) -> tuple[bytes, bytes, str]:
+def read_element(found: message.Attributes) -> tuple[bytes, bytes, str]:
     """The key of an element, what it is mapped to, and its comment.
 
     Raises:
         KeyError: the element has no key.
     """
-    parts = message.attributes(data, start, end)
-    key = message.attributes(data, *parts[NFTA_SET_ELEM_KEY])[NFTA_DATA_VALUE]
-    mapped = (
-        message.attributes(data, *parts[NFTA_SET_ELEM_DATA]).get(NFTA_DATA_VALUE, (0, 0))
-        if NFTA_SET_ELEM_DATA in parts
-        else (0, 0)
-    )
-    comment = text_of(data[slice(*parts[NFTA_SET_ELEM_USERDATA])]) if NFTA_SET_ELEM_USERDATA in parts else ""
-    return data[slice(*key)], data[slice(*mapped)], comment
+    key = found.inside(NFTA_SET_ELEM_KEY).payload(NFTA_DATA_VALUE)
+    mapped = found.inside(NFTA_SET_ELEM_DATA).payload(NFTA_DATA_VALUE, b"")
+    return key, mapped, text_of(found.payload(NFTA_SET_ELEM_USERDATA, b""))
 
 
 def table_query(name: str = TABLE, family: int = INET) -> bytes:
     """The question for a table; the kernel answers ENOENT if there is none."""
-    return _whole(_SUBSYSTEM | NFT_MSG_GETTABLE, text(NFTA_TABLE_NAME, name), family=family)
+    return _whole(NFT_MSG_GETTABLE, string(NFTA_TABLE_NAME, name), family=family)
 
 
 def tables_query() -> bytes:
     """The request for a dump of the tables of all families."""
-    return _whole(_SUBSYSTEM | NFT_MSG_GETTABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
+    return _whole(NFT_MSG_GETTABLE, b"", flags=netlink.DUMP, family=socket.AF_UNSPEC)
 
 
 def chains_query(family: int = INET) -> bytes:
     """The request for a dump of the chains of all tables of a family: ours, or that of the rules of iptables-nft."""
-    return _whole(_SUBSYSTEM | NFT_MSG_GETCHAIN, b"", flags=netlink.DUMP, family=family)
+    return _whole(NFT_MSG_GETCHAIN, b"", flags=netlink.DUMP, family=family)
 
 
 def rules_query(table: str = TABLE, family: int = INET) -> bytes:
     """The request for a dump of the rules of a table."""
-    return _whole(_SUBSYSTEM | NFT_MSG_GETRULE, text(NFTA_RULE_TABLE, table), flags=netlink.DUMP, family=family)
+    return _whole(NFT_MSG_GETRULE, string(NFTA_RULE_TABLE, table), flags=netlink.DUMP, family=family)
 
 
 def set_query(name: str) -> bytes:
     """The question for the parameters of a set; the kernel answers ENOENT if there is none."""
-    return _whole(_SUBSYSTEM | NFT_MSG_GETSET, text(NFTA_SET_TABLE, TABLE) + text(NFTA_SET_NAME, name))
+    return _whole(NFT_MSG_GETSET, _set(name))
 
 
 def sets_query(table: str = TABLE, family: int = INET) -> bytes:
     """The request for a dump of the parameters of a table's sets."""
-    return _whole(_SUBSYSTEM | NFT_MSG_GETSET, text(NFTA_SET_TABLE, table), flags=netlink.DUMP, family=family)
+    return _whole(NFT_MSG_GETSET, string(NFTA_SET_TABLE, table), flags=netlink.DUMP, family=family)
 
 
 def elements_query(name: str) -> bytes:
     """The request for a dump of the elements of a set."""
-    return _whole(
-        _SUBSYSTEM | NFT_MSG_GETSETELEM,
-        text(NFTA_SET_ELEM_LIST_TABLE, TABLE) + text(NFTA_SET_ELEM_LIST_SET, name),
-        flags=netlink.DUMP,
-    )
+    return _whole(NFT_MSG_GETSETELEM, _elements(name), netlink.DUMP)
 
 
 def element_query(name: str, encoded: bytes, sequence: int) -> bytes:
     """The question for an element; the kernel answers ENOENT if the set does not have it, or if there is no such set."""
-    payload = (
-        text(NFTA_SET_ELEM_LIST_TABLE, TABLE) + text(NFTA_SET_ELEM_LIST_SET, name) + nested(NFTA_SET_ELEM_LIST_ELEMENTS, encoded)
-    )
-    return _whole(_SUBSYSTEM | NFT_MSG_GETSETELEM, payload, sequence=sequence)
+    return _whole(NFT_MSG_GETSETELEM, _elements(name, encoded), sequence=sequence)
 
 
 def generation(channel: netlink.Channel) -> int:
@@ -363,7 +333,7 @@ def generation(channel: netlink.Channel) -> int:
         KernelError: the kernel has no nf_tables (EINVAL), or did not answer.
     """
     action = "read the generation of nf_tables"
-    answer = channel.ask(_whole(_SUBSYSTEM | NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
+    answer = channel.ask(_whole(NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
     with netlink.parsing(action):
         return read(answer).number(NFTA_GEN_ID)
 
@@ -377,7 +347,7 @@ def _register(place: int = 0) -> int:
 
 
 def _expression(name: str, *attributes: bytes) -> bytes:
-    return nested(NFTA_LIST_ELEM, text(NFTA_EXPR_NAME, name), nested(NFTA_EXPR_DATA, *attributes))
+    return nested(NFTA_LIST_ELEM, string(NFTA_EXPR_NAME, name), nested(NFTA_EXPR_DATA, *attributes))
 
 
 def payload(base: Base, offset: int, length: int, register: int = 0) -> bytes:
@@ -439,14 +409,14 @@ def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
 
 def verdict(code: VerdictCode, target: str = "") -> bytes:
     """Decide; ``target`` is the chain of a jump."""
-    parts = integer(NFTA_VERDICT_CODE, code) + (text(NFTA_VERDICT_CHAIN, target) if target else b"")
+    parts = integer(NFTA_VERDICT_CODE, code) + (string(NFTA_VERDICT_CHAIN, target) if target else b"")
     return _expression("immediate", integer(1, _VERDICT_REGISTER), nested(2, nested(NFTA_DATA_VERDICT, parts)))
 
 
 def lookup(name: str, *, maps_to: int | None = None) -> bytes:
     """Go on if a set has the key in the first registers. From a map, load what the key is mapped to."""
     destination = integer(3, _register(maps_to)) if maps_to is not None else b""
-    return _expression("lookup", text(1, name), integer(2, _register()), destination)
+    return _expression("lookup", string(1, name), integer(2, _register()), destination)
 
 
 def reject() -> bytes:

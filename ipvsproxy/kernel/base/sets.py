@@ -9,14 +9,11 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import netlink
+from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, outcomes
 from ipvsproxy.model.sets import SET_CAPACITY, IpSet, SetCopy, SetEntries, SetEntry, SetType
-
-NETFILTER_HEADER = 4
-"""The length of ``struct nfgenmsg``, behind the netlink header. With nf_tables it has the generation."""
 
 
 class ObservedSet(NamedTuple):
@@ -82,7 +79,7 @@ class SetsDriver(abc.ABC):
             if parts is None:
                 changed[name] = None
                 continue
-            digest = netlink.digest(parts, NETFILTER_HEADER)
+            digest = netlink.digest(parts, message.NETFILTER_HEADER)
             if self._digests.get(name) != digest:
                 changed[name] = self._read(name, parts)
                 digests[name] = digest

@@ -159,7 +159,7 @@ class IpsetDriver(SetsDriver):
         # Not a ``set``: it takes twice the memory, and while it grows, no other thread runs.
         entries: dict[SetEntry, None] = {}
         for data, start, end in parts:
-            found = message.Attributes(data, start + ipset_message.HEADER_SIZE, end)
+            found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
             if ipset_message.TYPE_NAME in found:
                 observed = observed or _header(found, entries.keys())
             if observed is not None and not observed.differs_from(IP_SETS[name]):
@@ -209,32 +209,28 @@ class EntryBatch:
     def flush(self) -> None:
         """Send the batch to the kernel."""
         pending, self._pending, self._size = self._pending, [], 0
-        limit = self._channel.limit if pending else 1
-        for start in range(0, len(pending), limit):
-            chunk = pending[start : start + limit]
-            for index, number in self._run(chunk).items():
-                one = chunk[index]
-                if len(one.entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
-                    for entry in one.entries:
-                        self._report(one.verb, entry, number)
-                else:
-                    self._repeat(one, limit)
+        for index, number in self._run(pending).items():
+            one = pending[index]
+            if len(one.entries) == 1 or number in (errno.ENOENT, netlink.UNANSWERED):
+                for entry in one.entries:
+                    self._report(one.verb, entry, number)
+            else:
+                self._repeat(one)
 
-    def _repeat(self, several: "_Entries", limit: int) -> None:
+    def _repeat(self, several: "_Entries") -> None:
         """Send each entry in a message of its own, for an outcome of its own."""
         verb, entries, encoded = several
         parts = real_servers.pieces(encoded, len(encoded) // len(entries))
         alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
-        for start in range(0, len(alone), limit):
-            for index, number in self._run(alone[start : start + limit]).items():
-                self._report(verb, entries[start + index], number)
+        for index, number in self._run(alone).items():
+            self._report(verb, entries[index], number)
 
-    def _run(self, chunk: Sequence["_Entries"]) -> dict[int, int]:
-        sequences = self._channel.sequences(len(chunk))
-        return self._channel.run(
+    def _run(self, several: Sequence["_Entries"]) -> dict[int, int]:
+        sequences = self._channel.sequences(len(several))
+        return self._channel.run_all(
             [
                 ipset_message.codec(entries[0].set).request(verb, encoded, sequence)
-                for (verb, entries, encoded), sequence in zip(chunk, sequences, strict=True)
+                for (verb, entries, encoded), sequence in zip(several, sequences, strict=True)
             ]
         )
 

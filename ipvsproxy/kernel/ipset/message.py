@@ -22,8 +22,6 @@ CONTAINER_LIMIT = 60_000
 """The most bytes of entries in one message; the kernel's limit is 65,535."""
 HASH_SIZE = 1024
 """The initial ``hashsize`` of a hash set, as in kube-proxy; the kernel enlarges it as the set fills."""
-HEADER_SIZE = 4
-"""The length of ``struct nfgenmsg``, behind the netlink header."""
 PROTOCOL, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 1, 3, 4, 5, 7, 8, 10
 """Attributes of a message."""
 OLDEST_PROTOCOL = LOWEST_REVISION
@@ -214,7 +212,7 @@ class EntryCodec:
         if at is None:
             return None
         if self._type is SetType.PORT:
-            return SetEntry(self._name, port=message.unsigned(data, at))
+            return SetEntry(self._name, port=int.from_bytes(data[slice(*at)], "big"))
         packed = data[at[0] + 4 : at[1]]
         return SetEntry(self._name, Address(packed)) if len(packed) == self._size else None
 
@@ -239,7 +237,7 @@ class EntryCodec:
                 attributes.append([_NAMES[field], divmod(value, 1 << 32) if field == "skbmark" else value])
         entry = ["IPSET_ATTR_DATA", {"attrs": attributes}]
         data = _encoded(ipset.IPSET_CMD_ADD, self._family, [["IPSET_ATTR_ADT", {"attrs": [entry]}]], 0)
-        start, end = message.attributes(data, message.HEADER_SIZE + HEADER_SIZE, len(data))[ENTRIES]
+        start, end = message.attributes(data, message.HEADER.size + message.NETFILTER_HEADER, len(data))[ENTRIES]
         return data[start:end]
 
     def _head(self, command: int) -> bytes:
@@ -285,7 +283,7 @@ def protocols(channel: netlink.Channel) -> Range:
     action = "ask for the protocol of ipset"
     data, start, end = channel.ask(protocol_query(), action)
     with netlink.parsing(action):
-        found = message.Attributes(data, start + HEADER_SIZE, end)
+        found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
         newest = _byte(found.payload(PROTOCOL))
         return Range(_byte(found.payload(OLDEST_PROTOCOL)) if OLDEST_PROTOCOL in found else newest, newest)
 
@@ -304,7 +302,7 @@ def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Ra
             raise
         return None
     with netlink.parsing(action):
-        found = message.Attributes(data, start + HEADER_SIZE, end)
+        found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
         return Range(_byte(found.payload(LOWEST_REVISION)), _byte(found.payload(REVISION)))
 
 

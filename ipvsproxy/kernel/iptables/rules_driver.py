@@ -57,20 +57,31 @@ class RulesDriver:
         self._on_late_end = on_late_end
         self._patience_s = patience_s
         known = dict(programs)  # both families' programs are mostly one file, whose version is read once
-        self._families = {
-            family: _FamilyRules(family, chains=chains, jumps=jumps, commands=commands, programs=known) for family in Family
+        self._changes = {family: RuleChanges() for family in Family}
+        self._drivers = {
+            family: IptablesDriver(chains=chains, jumps=jumps, commands=commands, fingerprint=self._fingerprint, programs=known)
+            for family in Family
         }
+        # A thread starts with its first call, and so in the network namespace of the thread that makes this object.
+        self._threads = {family: concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}") for family in Family}
         self._under_way: dict[Family, _UnderWay] = {}
         self._slow: set[Family] = set()
 
     def close(self) -> None:
         """Close all sockets, without waiting for a running program."""
-        for rules in self._families.values():
-            rules.close()
+        for family, thread in self._threads.items():
+            thread.submit(self._changes[family].close)
+            thread.shutdown(wait=False)
+
+    def _fingerprint(self, family: Family) -> object:
+        """The fingerprint of the rules, read in the family's thread; None if the kernel does not show one."""
+        with contextlib.suppress(KernelError):
+            return self._changes[family].fingerprint(family, self._drivers[family].program(family).variant)
+        return None
 
     def known_program(self, family: Family) -> Program | None:
         """The family's program if its version is known already. Starts nothing."""
-        return self._families[family].known_program()
+        return self._drivers[family].known_program(family)
 
     def program(self, family: Family) -> Program:
         """As in ``IptablesDriver``.
@@ -78,15 +89,15 @@ class RulesDriver:
         Raises:
             KernelError: also if it takes too long.
         """
-        return self.known_program(family) or self._ask(family, "program", self._families[family].driver.program, family)
+        return self.known_program(family) or self._ask(family, "program", self._drivers[family].program, family)
 
     def usable(self, family: Family) -> Refusal | None:
         """As in ``IptablesDriver``. A program that takes too long is no certain refusal."""
-        return self._try(family, self._families[family].driver.usable)
+        return self._try(family, self._drivers[family].usable)
 
     def try_writing(self, family: Family) -> Refusal | None:
         """As in ``IptablesDriver``. A program that takes too long is no certain refusal."""
-        return self._try(family, self._families[family].driver.try_writing)
+        return self._try(family, self._drivers[family].try_writing)
 
     def _try(self, family: Family, method: Callable[[Family], Refusal | None]) -> Refusal | None:
         try:
@@ -99,7 +110,7 @@ class RulesDriver:
         rules: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):
-                rules += self._ask(family, ("rules", text), self._families[family].driver.rules_with, text, (family,))
+                rules += self._ask(family, ("rules", text), self._drivers[family].rules_with, text, (family,))
         return rules
 
     def observe(self, family: Family) -> ObservedSkeleton:
@@ -108,7 +119,7 @@ class RulesDriver:
         Raises:
             KernelError: also if it takes too long.
         """
-        return self._ask(family, "observe", self._families[family].driver.observe, family)
+        return self._ask(family, "observe", self._drivers[family].observe, family)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As in ``IptablesDriver``. An operation that takes too long fails with EINPROGRESS, and goes on."""
@@ -117,7 +128,7 @@ class RulesDriver:
             if isinstance(operation.item, Skeleton):
                 family = operation.item.family
                 try:
-                    under_way = self._begin(family, operation, self._families[family].driver.apply, [operation])
+                    under_way = self._begin(family, operation, self._drivers[family].apply, [operation])
                 except KernelError as error:
                     begun.append((operation, family, error))
                 else:
@@ -137,7 +148,7 @@ class RulesDriver:
         return answer
 
     def _begin(self, family: Family, question: object, method: Callable[..., T], *arguments: object) -> _UnderWay:
-        """Raises KernelError while another program of this family runs."""
+        """Raises KernelError while another program of this family runs, or if no thread can be started now."""
         before = self._under_way.get(family)
         if before is not None:
             if before.question == question:
@@ -145,7 +156,10 @@ class RulesDriver:
             if not before.future.done():
                 raise _in_progress(family)
             del self._under_way[family]
-        return _UnderWay(question, self._families[family].submit(method, *arguments))
+        try:
+            return _UnderWay(question, self._threads[family].submit(method, *arguments))
+        except RuntimeError as error:
+            raise KernelError(action="start a thread for iptables", errno=errno.EAGAIN, detail=str(error)) from error
 
     def _wait(self, family: Family, under_way: _UnderWay) -> Any:
         patience_s = self._patience_s
@@ -175,52 +189,3 @@ def _in_progress(family: Family) -> KernelError:
         f"a program of {family.label} is still running: it waits for the lock of iptables, or hangs; nothing else waits for it"
     )
     return KernelError(action="iptables", errno=errno.EINPROGRESS, detail=detail)
-
-
-class _FamilyRules:
-    """The driver of one family, its thread, and the socket by which that thread sees changes."""
-
-    def __init__(
-        self,
-        family: Family,
-        *,
-        chains: Collection[ChainKey],
-        jumps: Collection[Jump],
-        commands: Mapping[Family, str],
-        programs: dict[str, Program],
-    ) -> None:
-        self._family = family
-        self._changes = RuleChanges()
-        self.driver = IptablesDriver(
-            chains=chains,
-            jumps=jumps,
-            commands=commands,
-            fingerprint=self._fingerprint,
-            programs=programs,
-        )
-        # The thread starts with the first call, and so in the network namespace of the thread that makes this object.
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, f"iptables {family.label}")
-
-    def submit(self, method: Callable[..., T], *arguments: object) -> concurrent.futures.Future[T]:
-        """Call a method in the thread of this family.
-
-        Raises:
-            KernelError: the thread cannot be started now.
-        """
-        try:
-            return self._thread.submit(method, *arguments)
-        except RuntimeError as error:
-            raise KernelError(action="start a thread for iptables", errno=errno.EAGAIN, detail=str(error)) from error
-
-    def known_program(self) -> Program | None:
-        return self.driver.known_program(self._family)
-
-    def close(self) -> None:
-        self._thread.submit(self._changes.close)
-        self._thread.shutdown(wait=False)
-
-    def _fingerprint(self, family: Family) -> object:
-        """The fingerprint of the rules, read in the driver's thread; None if the kernel does not show one."""
-        with contextlib.suppress(KernelError):
-            return self._changes.fingerprint(family, self.driver.program(family).variant)
-        return None

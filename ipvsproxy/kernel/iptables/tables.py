@@ -34,7 +34,7 @@ TRIED_TABLE = "nat"
 """The table in which every program writes rules."""
 
 _GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same numbers for IPv6
-_INFO = struct.Struct("=32sI40xII")  # ipt_getinfo: name, a bit for each hook, number of entries, their size in bytes
+_INFO = struct.Struct("=80xI")  # ipt_getinfo: the size of the entries in bytes
 _ENTRIES_OFFSET = 40
 _NAME = 32
 _COUNTERS = bytes(16)
@@ -100,27 +100,21 @@ def digest(family: Family, table: str) -> bytes:
 
 def _entries(family: Family, table: str) -> bytearray:
     with _asking(family, table) as asking:
-        info = _ask_info(asking, family, table)
-        question = struct.pack("=32sI4x", table.encode(), info.size) + bytes(info.size)
+        size = _size(asking, family, table)
+        question = struct.pack("=32sI4x", table.encode(), size) + bytes(size)
         return bytearray(
             sockopt.ask(asking, _LAYOUTS[family].level, _GET_ENTRIES, question, _action(family, table))[_ENTRIES_OFFSET:]
         )
 
 
-class _Info(NamedTuple):
-    """What the kernel says about a table: a bit for each hook, the number of entries, and their size in bytes."""
-
-    hooks: int
-    entries: int
-    size: int
-
-
-def _ask_info(asking: socket.socket, family: Family, table: str) -> _Info:
+def _size(asking: socket.socket, family: Family, table: str) -> int:
+    """The size of a table's entries in bytes."""
     question = table.encode().ljust(_NAME, b"\0").ljust(_INFO.size, b"\0")
     answer = sockopt.ask(asking, _LAYOUTS[family].level, _GET_INFO, question, _action(family, table))
     if len(answer) != _INFO.size:
         raise KernelError(action=_action(family, table), detail="the answer is incomplete")
-    return _Info(*_INFO.unpack(answer)[1:])
+    (size,) = _INFO.unpack(answer)
+    return int(size)
 
 
 def _action(family: Family, table: str) -> str:

@@ -9,7 +9,7 @@ import enum
 import shutil
 import time
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base.errors import KernelError
@@ -84,7 +84,7 @@ def choose(chains: Collection[ChainKey]) -> VariantChoice:
     programs: dict[str, Program] = {}
     if len(variants) < len(Variant):
         return VariantChoice(iptables.COMMANDS, _default(programs), "it is the variant in PATH", programs=programs)
-    evidence = {variant: count("\n".join(_save_all(variant)), chains) for variant in variants}
+    evidence = {variant: count("\n".join(map(_save, commands(variant).values())), chains) for variant in variants}
     choice = decide(evidence, _default(programs))._replace(programs=programs)
     other = other_than(choice.variant)
     if choice.commands == iptables.COMMANDS and not _takes_rules(choice.variant, programs) and _takes_rules(other, programs):
@@ -130,11 +130,6 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
             else:
                 others += 1
     return Evidence(hint, ours, others)
-
-
-def _save_all(variant: Variant) -> Iterator[str]:
-    """The rules of both families in one variant."""
-    return map(_save, commands(variant).values())
 
 
 def _save(command: str) -> str:

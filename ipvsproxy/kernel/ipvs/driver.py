@@ -291,11 +291,7 @@ class IpvsDriver:
                 return {0: ipvs_operations.Failure(errno.EINVAL, str(error))}
             alone = ((index, self._run_chunk([operation])) for index, operation in enumerate(singles))
             return {index: failed[0] for index, failed in alone if failed}
-        numbers: dict[int, int] = {}
-        limit = self._channel.limit
-        for start in range(0, len(messages), limit):
-            for index, number in self._channel.run(messages[start : start + limit]).items():
-                numbers[start + index] = number
+        numbers = self._channel.run_all(messages)
         failed = {index: ipvs_operations.Failure(number) for index, number in sorted(numbers.items())}
         unknown = [index for index, number in numbers.items() if number == errno.ENOENT]
         if unknown and self._renew_quietly():

@@ -173,14 +173,8 @@ class AddressDriver:
             observed = self._read(*self._dump()).addresses
             if observed <= {operation.item.key for operation in operations}:
                 return self._empty_device(operations, observed)
-        reported: dict[Operation, Outcome] = {}
-        index = _pack_index(link.number)
-        step = min(BATCH_SIZE, self._channel.limit)
-        for first in range(0, len(operations), step):
-            chunk = operations[first : first + step]
-            for place, number in self._channel.run(self._encode(chunk, index)).items():
-                reported[chunk[place]] = _outcome(chunk[place], number)
-        return reported
+        failed = self._channel.run_all(self._encode(operations, _pack_index(link.number)), BATCH_SIZE)
+        return {operations[place]: _outcome(operations[place], number) for place, number in failed.items()}
 
     def _empty_device(self, operations: Sequence[Operation], observed: AbstractSet[Address]) -> Mapping[Operation, Outcome]:
         """Remove all addresses of the device. Returns as ``_apply_addresses``; ``observed`` are those that the device has."""
@@ -192,9 +186,9 @@ class AddressDriver:
         absent = (operation for operation in operations if operation.item.key not in observed)
         return {operation: Outcome(operation, surprise=True) for operation in absent}
 
-    def _encode(self, chunk: Sequence[Operation], index: bytes) -> list[bytes]:
+    def _encode(self, operations: Sequence[Operation], index: bytes) -> list[bytes]:
         messages: list[bytes] = []
-        for (verb, item), sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True):
+        for (verb, item), sequence in zip(operations, self._channel.sequences(len(operations)), strict=True):
             if not isinstance(item, BoundAddresses):
                 raise TypeError(f"not a device or an address: {item}")
             address = item.key

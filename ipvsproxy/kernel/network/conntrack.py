@@ -23,7 +23,6 @@ _NO_FILTER = 1 << 31
 """A flag of ``CTA_FILTER`` that no kernel knows."""
 
 _SUBSYSTEM = NFNL_SUBSYS_CTNETLINK << 8
-_HEADER_SIZE = 4
 _ORIGINAL, _REPLY, _ZONE = 1, 2, 18
 _IP, _PROTO = 1, 2
 _FILTER_DESTINATION, _FILTER_PROTOCOL, _FILTER_PORT = 0x02, 0x08, 0x20
@@ -95,10 +94,23 @@ class ConntrackDriver:
         return outcomes
 
     def _clean(self, family: Family, cleanings: Mapping[int, FlowCleaning], outcomes: list[Outcome]) -> None:
-        judge = _Judge(family, cleanings)
+        keeps = {position: cleaning.keep for position, cleaning in cleanings.items()}
+        frontends = {
+            (cleaning.flow.protocol, cleaning.flow.address, cleaning.flow.port.to_bytes(2, "big")): position
+            for position, cleaning in cleanings.items()
+        }
+        layout, head = _layout(family), _head(family)
 
         def delete_stale(part: Iterable[netlink.Reply]) -> Iterable[Never]:
-            self._delete(judge.stale(part), outcomes)
+            stale: list[_Stale] = []
+            for data, header, end in part:
+                start = header + message.NETFILTER_HEADER
+                values = layout.read(data, start, end)
+                position = frontends.get(values[:3]) if values else None
+                # The key of a real server is its address and port, in the form that a flow has them.
+                if values and position is not None and values[3] + values[4] not in keeps[position]:
+                    stale.append(_Stale(position, _deletion(head, data, start, end)))
+            self._delete(stale, outcomes)
             return ()
 
         action = f"list the {family.label} connections"
@@ -117,47 +129,17 @@ class ConntrackDriver:
             raise
 
     def _delete(self, stale: Sequence[_Stale], outcomes: list[Outcome]) -> None:
-        step = min(BATCH_SIZE, self._deleting.limit) if stale else 1
-        for start in range(0, len(stale), step):
-            chunk = stale[start : start + step]
-            sequences = self._deleting.sequences(len(chunk))
-            messages = [message.numbered(flow.deletion, sequence) for flow, sequence in zip(chunk, sequences, strict=True)]
-            failed = self._deleting.run(messages)
-            for index, flow in enumerate(chunk):
-                number = failed.get(index, 0)
-                outcome = outcomes[flow.position]
-                if number == 0:
-                    outcomes[flow.position] = outcome._replace(removed=outcome.removed + 1)
-                elif number != errno.ENOENT and not outcome.error:
-                    error = f"{outcome.operation}: {netlink.explain(number)}"
-                    outcomes[flow.position] = outcome._replace(error=error, errno=max(number, 0))
-
-
-class _Judge:
-    """Finds stale flows in a listing of one family. ``cleanings`` are by the position of their operation."""
-
-    def __init__(self, family: Family, cleanings: Mapping[int, FlowCleaning]) -> None:
-        self._keeps = {position: cleaning.keep for position, cleaning in cleanings.items()}
-        self._frontends = {
-            (cleaning.flow.protocol, cleaning.flow.address, cleaning.flow.port.to_bytes(2, "big")): position
-            for position, cleaning in cleanings.items()
-        }
-        self._layout = _layout(family)
-        self._head = _head(family)
-
-    def stale(self, part: Iterable[netlink.Reply]) -> list[_Stale]:
-        """The message that deletes it, for each stale flow, and the position of the operation that asks for it."""
-        result: list[_Stale] = []
-        read, position_of = self._layout.read, self._frontends.get
-        for data, start, end in part:
-            values = read(data, start + _HEADER_SIZE, end)
-            if values is None:
-                continue
-            position = position_of(values[:3])
-            # The key of a real server is its address and port, in the form that a flow has them.
-            if position is not None and values[3] + values[4] not in self._keeps[position]:
-                result.append(_Stale(position, _deletion(self._head, data, start + _HEADER_SIZE, end)))
-        return result
+        sequences = self._deleting.sequences(len(stale))
+        messages = [message.numbered(flow.deletion, sequence) for flow, sequence in zip(stale, sequences, strict=True)]
+        failed = self._deleting.run_all(messages, BATCH_SIZE)
+        for index, flow in enumerate(stale):
+            number = failed.get(index, 0)
+            outcome = outcomes[flow.position]
+            if number == 0:
+                outcomes[flow.position] = outcome._replace(removed=outcome.removed + 1)
+            elif number != errno.ENOENT and not outcome.error:
+                error = f"{outcome.operation}: {netlink.explain(number)}"
+                outcomes[flow.position] = outcome._replace(error=error, errno=max(number, 0))
 
 
 def _layout(family: Family) -> message.Layout:

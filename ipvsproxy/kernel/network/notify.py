@@ -11,11 +11,10 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from ipvsproxy.kernel.base import event_socket, message
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.event_socket import EventSocket
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
@@ -27,7 +26,6 @@ _GROUPS = (1, 5, 9, 7, 11)  # RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IF
 _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _DELADDR = 16, 17, 18, 20, 21
 _NEWROUTE, _DELROUTE = 24, 25
 _REQUEST_DUMP = 0x1 | 0x300
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence number, port id
 _LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, type, index, flags, change
 _ROUTE = struct.Struct("=BBBBBBBBI")  # rtmsg: family, lengths, tos, table, protocol, scope, type, flags
 _ROUTE_PROTOCOL = 5
@@ -66,13 +64,6 @@ class Overrun(NamedTuple):
 Change = AddressAppeared | AddressVanished | DeviceVanished | RoutesChanged | Overrun
 
 
-class AskingSocket(EventSocket, Protocol):
-    """An ``EventSocket`` that also takes a request."""
-
-    def send(self, data: bytes, /) -> int:
-        """As of a socket."""
-
-
 def open_socket() -> socket.socket:
     """A socket that receives events about interfaces, addresses and routes.
 
@@ -95,7 +86,7 @@ class ChangeListener:
         own_ports: Collection[int] = (),
         device: str = DEVICE,
         route_protocol: int = ROUTE_PROTOCOL,
-        connect: Callable[[], AskingSocket] = open_socket,
+        connect: Callable[[], socket.socket] = open_socket,
     ) -> None:
         """``route_protocol`` is the protocol number of our routes."""
         self._own_ports = own_ports
@@ -148,8 +139,8 @@ class ChangeListener:
 
     def _ask_for_names(self) -> None:
         # The answer comes through the same socket, in order with the events.
-        length = _HEADER.size + _LINK.size
-        request = _HEADER.pack(length, _GETLINK, _REQUEST_DUMP, 1, 0) + _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+        length = message.HEADER.size + _LINK.size
+        request = message.HEADER.pack(length, _GETLINK, _REQUEST_DUMP, 1, 0) + _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
         try:
             self._socket.send(request)
         except OSError as error:
@@ -166,20 +157,16 @@ class ChangeListener:
             event_socket.attach(self._socket, _filter_of(tuple(self._own_ports), self._route_protocol))
 
     def _decode(self, data: bytes) -> Iterator[Change]:
-        position = 0
-        while position + _HEADER.size <= len(data):
-            length, kind, _, _, port = _HEADER.unpack_from(data, position)
-            body, end = position + _HEADER.size, position + length
-            if length < _HEADER.size or end > len(data):
-                yield Overrun()  # its content is lost
-                return
-            if kind in (_NEWLINK, _DELLINK) and end - body >= _LINK.size:
-                yield from self._link(kind, port, data, body, end)
-            elif kind in (_NEWADDR, _DELADDR) and end - body >= _ADDRESS.size:
-                yield from self._address(kind, port, data, body, end)
-            elif kind in (_NEWROUTE, _DELROUTE) and end - body >= _ROUTE.size:
-                yield from self._route(port, data, body)
-            position += length + 3 & ~3
+        try:
+            for kind, _, _, port, body, end in message.messages(data):
+                if kind in (_NEWLINK, _DELLINK) and end - body >= _LINK.size:
+                    yield from self._link(kind, port, data, body, end)
+                elif kind in (_NEWADDR, _DELADDR) and end - body >= _ADDRESS.size:
+                    yield from self._address(kind, port, data, body, end)
+                elif kind in (_NEWROUTE, _DELROUTE) and end - body >= _ROUTE.size:
+                    yield from self._route(port, data, body)
+        except OSError:
+            yield Overrun()  # its content is lost
 
     def _link(self, kind: int, port: int, data: bytes, body: int, end: int) -> Iterator[Change]:
         _, _, index, flags, changed = _LINK.unpack_from(data, body)
@@ -235,7 +222,7 @@ def _filter_of(ports: Collection[int], route_protocol: int) -> list[bytes]:
             for kind, skipped in ((_NEWADDR, 6), (_DELADDR, 5), (_NEWROUTE, 2), (_DELROUTE, 1))
         ),
         event_socket.end(event_socket.PASS),
-        event_socket.load_byte(_HEADER.size + _ROUTE_PROTOCOL),
+        event_socket.load_byte(message.HEADER.size + _ROUTE_PROTOCOL),
         event_socket.jump(route_protocol, 0, len(by_port) - 1),
         *by_port,
     ]

@@ -130,32 +130,26 @@ class RouteDriver:
         """
         self._digest = b""
         single = list(one_by_one(operations))
-        failed: dict[Operation, int] = {}
-        step = min(BATCH_SIZE, self._channel.limit)
-        for first in range(0, len(single), step):
-            chunk = single[first : first + step]
-            for place, number in self._channel.run(self._encode(chunk)).items():
-                failed[chunk[place]] = number
-        present = self._present_of(operation for operation, number in failed.items() if number == errno.EEXIST)
+        numbers = self._channel.run_all(self._encode(single), BATCH_SIZE)
+        failed = {single[place]: number for place, number in numbers.items()}
+        # A route that is present may be that of another program.
+        present = self._present() if errno.EEXIST in failed.values() else frozenset()
         return outcomes(operations, {one: _outcome(one, number, present) for one, number in failed.items()})
 
-    def _encode(self, chunk: Sequence[Operation]) -> list[bytes]:
+    def _encode(self, operations: Sequence[Operation]) -> list[bytes]:
         messages: list[bytes] = []
-        for (verb, item), sequence in zip(chunk, self._channel.sequences(len(chunk)), strict=True):
+        for (verb, item), sequence in zip(operations, self._channel.sequences(len(operations)), strict=True):
             if not isinstance(item, LocalRoutes):
                 raise TypeError(f"not a local route: {item}")
             messages.append(self._template(verb is Verb.REMOVE, item.key.family).encode((sequence, item.key)))
         return messages
 
-    def _present_of(self, operations: Iterable[Operation]) -> AbstractSet[Address]:
-        """Our routes, if any of these operations found its route present: it may be that of another program."""
-        if not any(True for _ in operations):
-            return frozenset()
+    def _present(self) -> AbstractSet[Address]:
+        """Our routes, as far as they can be read: without, the operations count as failed, and are repeated."""
         try:
-            present = self._read(self._dump())
+            return self._read(self._dump())
         except KernelError:
-            return frozenset()  # the operations count as failed, and are repeated
-        return present
+            return frozenset()
 
     def _query(self, family: Family) -> bytes:
         request = rtmsg()

@@ -8,21 +8,18 @@ include/uapi/linux/netfilter; each message about a table or a part of it has the
 import contextlib
 import errno
 import socket
-import struct
 from collections.abc import Callable, Collection
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import event_socket, message
+from ipvsproxy.kernel.base import event_socket, message, netlink
 from ipvsproxy.kernel.base import nft_message as nft
-from ipvsproxy.kernel.base.event_socket import EventSocket
 
 RECEIVE_BUFFER = 4 << 20
 """The bytes of notifications that may wait. More are an overrun, which counts as a change."""
 
 _GROUP = 7  # NFNLGRP_NFTABLES
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
-_HEADER = struct.Struct("=IHHII")
 _NAME = 1
 _DATAGRAM = 1 << 17
 
@@ -43,13 +40,13 @@ class NftChanges:
     of the sockets by which we change the table; it may grow.
     """
 
-    def __init__(self, own_ports: Collection[int], connect: Callable[[], EventSocket] = open_socket) -> None:
+    def __init__(self, own_ports: Collection[int], connect: Callable[[], socket.socket] = open_socket) -> None:
         self.count: int | None = 0
         self.reason = ""
         """Why there are no notifications; empty while there are."""
         self._own_ports = own_ports
         self._filtered = 0
-        self._socket: EventSocket | None = None
+        self._socket: socket.socket | None = None
         try:
             self._socket = connect()
         except OSError as error:
@@ -100,15 +97,12 @@ class NftChanges:
                 event_socket.attach(self._socket, event_socket.dropping(self._own_ports))
 
     def _concerns_us(self, data: bytes) -> bool:
-        position = 0
-        while position + _HEADER.size + nft.HEADER_SIZE <= len(data):
-            length, kind, _, _, port = _HEADER.unpack_from(data, position)
-            body, end = position + _HEADER.size + nft.HEADER_SIZE, position + length
-            if length < _HEADER.size + nft.HEADER_SIZE or end > len(data):
-                return True  # its content is lost
-            if kind >> 8 == _SUBSYSTEM and data[body - nft.HEADER_SIZE] == nft.INET and port not in self._own_ports:
-                found = message.attributes(data, body, end)
-                if _NAME in found and message.text(data, found[_NAME]) == nft.TABLE:
-                    return True
-            position += length + 3 & ~3
-        return False
+        try:
+            return any(self._is_of_others(data, *header) for header in message.messages(data))
+        except OSError:
+            return True  # its content is lost
+
+    def _is_of_others(self, data: bytes, kind: int, _flags: int, _sequence: int, port: int, start: int, end: int) -> bool:
+        if kind >> 8 != _SUBSYSTEM or port in self._own_ports or start == end or data[start] != nft.INET:
+            return False
+        return nft.read(netlink.Reply(data, start, end)).text(_NAME, "") == nft.TABLE

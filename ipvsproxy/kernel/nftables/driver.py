@@ -5,7 +5,6 @@ changes stand between additions and removals: a sync that has both takes two tra
 one or two more, because their entries come before and behind a virtual server.
 """
 
-import functools
 import itertools
 import pathlib
 import socket
@@ -45,16 +44,10 @@ class NftDriver:
     ) -> None:
         self._ports: set[int] = set()
         self.changes = NftChanges(self._ports) if listen else None
-        noted = functools.partial(self._open_noted, connect)
+        noted = netlink.noting(self._ports, connect)
         self.rules = NftRulesDriver(chains=chains, jumps=jumps, connect=noted, proc=proc)
         self.sets = NftSetsDriver(noted, changes=self.changes)
         self._channel = netlink.Channel(NETLINK_NETFILTER, noted)
-
-    def _open_noted(self, connect: Callable[[int], socket.socket], protocol: int) -> socket.socket:
-        """Open a socket and note its port id: its changes are our own."""
-        opened = connect(protocol)
-        self._ports.add(opened.getsockname()[0])
-        return opened
 
     def close(self) -> None:
         """Close all sockets."""

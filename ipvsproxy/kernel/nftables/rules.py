@@ -107,9 +107,7 @@ class NftRulesDriver:
         """The kernel itself, with its version."""
         return self._program
 
-    def program(self, _family: Family) -> Program:
-        """As ``known_program``."""
-        return self._program
+    program = known_program
 
     def usable(self, family: Family) -> Refusal | None:
         """The reason why the kernel cannot have rules of this family; None if it can, as far as reading shows it."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel.base import netlink, sets
+from ipvsproxy.kernel.base import message, netlink, sets
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message, SetShape
@@ -154,7 +154,7 @@ class NftSetsDriver(SetsDriver):
             if pause_s:
                 self._sleep(pause_s)
             parts = self._channel.dump(nft.elements_query(name), action)
-            digest = netlink.digest(parts, nft.HEADER_SIZE)
+            digest = netlink.digest(parts, message.NETFILTER_HEADER)
             if len(parts) <= 1 or digest == before:
                 return parts
             before = digest
@@ -170,12 +170,13 @@ class NftSetsDriver(SetsDriver):
         entries: dict[SetEntry, None] = {}
         action = f"list the set {name}"
         for part in parts[1:]:
-            for data, first, last in nft.read(part).parts(nft.NFTA_SET_ELEM_LIST_ELEMENTS):
-                if nft.is_for_all_others(data, first, last):
+            for element in nft.read(part).parts(nft.NFTA_SET_ELEM_LIST_ELEMENTS):
+                found = message.Attributes(*element)
+                if nft.is_for_all_others(found):
                     entries[ForeignElement(name)] = None
                     continue
                 with netlink.parsing(action):
-                    entries[decode(ip_set, *nft.read_element(data, first, last))] = None
+                    entries[decode(ip_set, *nft.read_element(found))] = None
         return ObservedSet(*sets.parameters(ip_set), entries.keys())
 
 

@@ -1,8 +1,13 @@
-"""Reads tables of nf_tables: those of other programs, and what of ours is ours. Starts no process, and loads no module.
+"""Reads tables of nf_tables, those of other programs as well, and removes what kube-proxy has left. Starts no process.
 
 For ``doctor`` it also says which chains of other programs refuse packets of Services that no rule of theirs accepts. nf_tables is
 read by netlink, which shows the rules of iptables-nft as well. The tables of iptables-legacy are read from what its program
 prints. Whether packets reach a chain is not followed.
+
+Rule 1: an unreadable table is an error, never an absent one.
+Rule 2: a table is removed only in the generation in which it was recognised. Otherwise it is read again.
+Rule 3: nf_tables is not loaded for a reading, unless the files of this host's modules are not visible. A kernel that could not
+load it is not asked again before the module shows.
 """
 
 import contextlib
@@ -11,7 +16,7 @@ import errno
 import pathlib
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
@@ -20,11 +25,15 @@ from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message
+from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.model.sets import IP_SETS
 
+VARIANT = "nftables"
+"""What stands for the variant of iptables in metrics."""
+ATTEMPTS = 5
 OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
 """The beginnings of the names of our chains."""
 
@@ -33,7 +42,7 @@ _FAMILIES: Mapping[int, str] = {1: "inet", socket.AF_INET: "ip", 3: "arp", 5: "n
 _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 """The hooks of ``inet``, ``ip`` and ``ip6`` by number (NF_INET_*)."""
 _IP_FAMILIES = frozenset({"inet", "ip", "ip6"})
-_ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUPPORT})
+ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUPPORT})
 """Errors that mean: no such table, or no nf_tables."""
 
 
@@ -71,11 +80,6 @@ class TableName(NamedTuple):
     comment: str = ""
 
 
-def is_loaded(root: pathlib.Path = pathlib.Path("/")) -> bool:
-    """Whether the kernel may have tables. A question to one that could only load nf_tables now would load it."""
-    return modules.may_have_nf_tables(root)
-
-
 def names(channel: netlink.Channel) -> list[TableName]:
     """All tables of this network namespace.
 
@@ -86,7 +90,7 @@ def names(channel: netlink.Channel) -> list[TableName]:
     try:
         parts = channel.dump(nft.tables_query(), action)
     except KernelError as error:
-        if error.errno in _ABSENT:
+        if error.errno in ABSENT:
             return []
         raise
     with netlink.parsing(action):
@@ -100,12 +104,8 @@ def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
         KernelError: it could not be read.
     """
     action = f"read the table {family_name(family)} {name}"
-    try:
-        answer = channel.ask(nft.table_query(name, family), action)
-    except KernelError as error:
-        if error.errno in _ABSENT:
-            return None
-        raise
+    if (answer := _answer(channel, family, name)) is None:
+        return None
     with netlink.parsing(action):
         comment = _table_name(answer).comment
         return NftTable(
@@ -121,6 +121,25 @@ def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
         )
 
 
+def _answer(channel: netlink.Channel, family: int, name: str) -> netlink.Reply | None:
+    try:
+        return channel.ask(nft.table_query(name, family), f"read the table {family_name(family)} {name}")
+    except KernelError as error:
+        if error.errno in ABSENT:
+            return None
+        raise
+
+
+def has_own_table() -> bool:
+    """Whether there is a table ``inet ipvsproxy``.
+
+    Raises:
+        KernelError: the kernel did not say.
+    """
+    with _channel() as channel:
+        return _answer(channel, nft.INET, nft.TABLE) is not None
+
+
 def own_table(channel: netlink.Channel) -> TableContent | None:
     """The content of our table; None if there is none. It is complete only if the generation has not changed meanwhile.
 
@@ -128,12 +147,17 @@ def own_table(channel: netlink.Channel) -> TableContent | None:
         KernelError: it could not be read.
     """
     action = f"read the table inet {nft.TABLE}"
-    listed = table(channel, nft.INET, nft.TABLE)
+    try:
+        listed = table(channel, nft.INET, nft.TABLE)
+        with netlink.parsing(action):
+            found = [nft.read(part) for part in channel.dump(nft.sets_query(), action)]
+            sets = [one.text(nft.NFTA_SET_NAME) for one in found if one.text(nft.NFTA_SET_TABLE) == nft.TABLE]
+    except KernelError as error:  # it may be removed meanwhile
+        if error.errno in ABSENT:
+            return None
+        raise
     if listed is None:
         return None
-    with netlink.parsing(action):
-        found = map(nft.read, channel.dump(nft.sets_query(), action))
-        sets = [one.text(nft.NFTA_SET_NAME) for one in found if one.text(nft.NFTA_SET_TABLE) == nft.TABLE]
     chains = [name for name in listed.chains if name.startswith(OUR_CHAINS)]
     ours = [name for name in sets if name in IP_SETS]
     return TableContent(chains, ours, has_others=len(chains) < len(listed.chains) or len(ours) < len(sets))
@@ -206,9 +230,9 @@ def read_tables() -> tuple[NftTable, ...]:
     Raises:
         KernelError: they could not be read.
     """
-    if not is_loaded():
+    if not modules.may_have_nf_tables():
         return ()
-    with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
+    with _channel() as channel:
         found = [read(channel, name) for name in names(channel)]
     foreign = (_without_our_chains(table) if str(table) == _OURS else table for table in found if table)
     return tuple(table for table in foreign if table.chains or str(table) != _OURS)
@@ -274,3 +298,97 @@ def legacy_filters(program: str, saved: str) -> Iterator[NftTable]:
     closed = [chain for chain, place in places.items() if place.drops or _LEGACY_REFUSAL.match(last.get(chain, ""))]
     if places:
         yield NftTable(family=program, name="filter", chains=places, closed=tuple(closed))
+
+
+class TablePlace(NamedTuple):
+    """The table of a family: ``ip kube-proxy`` or ``ip6 kube-proxy``."""
+
+    family: Family
+    name: str
+
+    @property
+    def variant(self) -> str:
+        """What stands for the variant of iptables in metrics."""
+        return VARIANT
+
+    @property
+    def where(self) -> str:
+        """The place for people, without the family."""
+        return f"the table {self.table}"
+
+    @property
+    def table(self) -> str:
+        """Family and name, as the program ``nft`` takes them."""
+        return f"{family_name(self.family)} {self.name}"
+
+    def __str__(self) -> str:
+        return f"{VARIANT} {self.family.label}"
+
+
+class LeftoverTables:
+    """Reads and removes tables in the network namespace of the calling thread. Calls may come from different threads."""
+
+    def __init__(self, root: pathlib.Path = pathlib.Path("/")) -> None:
+        self._root = root
+
+    def fingerprint(self, _place: TablePlace) -> object:
+        """A fingerprint that changes with any table; None if the kernel does not show one."""
+        if not modules.may_have_nf_tables(self._root):
+            return NO_SUBSYSTEM
+        try:
+            with _channel() as channel:
+                return nft.generation(channel)
+        except KernelError as error:
+            if error.errno != errno.EINVAL:
+                return None
+            modules.note_no_nf_tables()
+            return NO_SUBSYSTEM
+
+    def read(self, place: TablePlace) -> NftTable | None:
+        """The table; None if there is none.
+
+        Raises:
+            KernelError: it could not be read just now.
+        """
+        if self.fingerprint(place) == NO_SUBSYSTEM:
+            return None
+        with _channel() as channel:
+            return _read(channel, place)[1]
+
+    def remove(self, place: TablePlace, is_left: Callable[[NftTable], bool]) -> None:
+        """Remove the table with all that it holds, if ``is_left`` is still true of it.
+
+        Raises:
+            KernelError: it is there, and was not removed.
+        """
+        action = f"remove the table {place.table}"
+        with _channel() as channel:
+            for _ in range(ATTEMPTS):
+                generation, found = _read(channel, place)
+                if found is None or not is_left(found):
+                    return
+                failed = nft.run(channel, [nft.table_removal(place.name, place.family)], generation)
+                if not failed:
+                    return
+                number = failed[min(failed)]
+                if number != nft.STALE:
+                    raise KernelError(action=action, errno=max(number, 0), detail=nft.explain(number))
+        raise KernelError(action=action, errno=nft.STALE, detail=nft.explain(nft.STALE))
+
+
+def _channel() -> "contextlib.closing[netlink.Channel]":
+    return contextlib.closing(netlink.Channel(NETLINK_NETFILTER))
+
+
+def _read(channel: netlink.Channel, place: TablePlace) -> tuple[int, NftTable | None]:
+    """The table, and the generation that has it.
+
+    Raises:
+        KernelError: it could not be read, or other tables changed during each attempt.
+    """
+    for _ in range(ATTEMPTS):
+        generation = nft.generation(channel)
+        found = table(channel, place.family, place.name)
+        if nft.generation(channel) == generation:
+            return generation, found
+    raise KernelError(action=f"read the table {place.table}", errno=errno.EAGAIN, detail=nft.explain(nft.STALE))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipvsproxy.kernel.base import netlink, sets
+from ipvsproxy.kernel.base import message, netlink, sets
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
 from ipvsproxy.model.net import Family, Protocol, parse_address
@@ -29,11 +29,11 @@ class InMemory(SetsDriver):
         if name in self.failing:
             raise KernelError(action=f"list the set {name}", detail="the answer was lost")
         ports = sorted(self.kernel.get(name, ()))
-        data = bytes(sets.NETFILTER_HEADER) + struct.pack(f"={len(ports)}H", *ports) * (not header_only)
+        data = bytes(message.NETFILTER_HEADER) + struct.pack(f"={len(ports)}H", *ports) * (not header_only)
         return [netlink.Reply(data, 0, len(data))] if name in self.kernel else None
 
     def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet:
-        numbers = struct.iter_unpack("=H", parts[0].data[sets.NETFILTER_HEADER :])
+        numbers = struct.iter_unpack("=H", parts[0].data[message.NETFILTER_HEADER :])
         entries = frozenset(SetEntry(name, port=port) for (port,) in numbers)
         return ObservedSet(*sets.parameters(IP_SETS[name]), entries)
 

@@ -6,10 +6,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import Any, NoReturn, cast
 
 import pytest
 
-from ipvsproxy.kernel.nftables import changes as nft_changes
+from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.driver import NftDriver
 from ipvsproxy.model.net import Address, Protocol
@@ -156,14 +157,14 @@ class Failing:
 
 
 def test_lost_notifications_count_as_a_change() -> None:
-    changes = NftChanges((), lambda: Failing(errno.ENOBUFS))
+    changes = NftChanges((), lambda: cast("Any", Failing(errno.ENOBUFS)))
     assert changes.read()
     assert (changes.count, changes.fileno()) == (1, 77)
 
 
 def test_a_broken_socket_is_given_up_and_the_generation_decides() -> None:
     failing = Failing(errno.EBADF)
-    changes = NftChanges((), lambda: failing)
+    changes = NftChanges((), lambda: cast("Any", failing))
     assert changes.read()
     assert (changes.count, changes.fileno(), changes.reason) == (None, None, "Bad file descriptor")
     assert failing.is_closed
@@ -171,7 +172,7 @@ def test_a_broken_socket_is_given_up_and_the_generation_decides() -> None:
 
 
 def test_a_kernel_that_sends_no_notifications_is_no_error() -> None:
-    def refuse() -> Failing:
+    def refuse() -> NoReturn:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     changes = NftChanges((), refuse)
@@ -182,7 +183,7 @@ def test_a_kernel_that_sends_no_notifications_is_no_error() -> None:
 def test_a_new_port_of_ours_is_filtered() -> None:
     ports: set[int] = set()
     failing = Failing()
-    changes = NftChanges(ports, lambda: failing)
+    changes = NftChanges(ports, lambda: cast("Any", failing))
     changes.read()
     assert failing.options == []
     ports.add(4711)
@@ -197,6 +198,6 @@ def test_a_cut_message_counts_as_a_change() -> None:
             if self.options:
                 raise BlockingIOError
             self.options.append(0)
-            return nft_changes._HEADER.pack(400, 10 << 8, 0, 0, 0) + bytes(40)
+            return message.HEADER.pack(400, 10 << 8, 0, 0, 0) + bytes(40)
 
-    assert NftChanges((), Cut).read()
+    assert NftChanges((), lambda: cast("Any", Cut())).read()

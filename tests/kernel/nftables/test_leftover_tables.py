@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from ipvsproxy.kernel.base import nft_message
+from ipvsproxy.kernel.base import modules, nft_message
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
-from ipvsproxy.kernel.nftables import tables as nft_tables
-from ipvsproxy.kernel.nftables.leftover_tables import LeftoverTables, TablePlace
+from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.reconcile.removal import leftover_tables
@@ -145,7 +144,7 @@ def test_a_kernel_that_would_have_to_load_nf_tables_is_not_asked(
     directory.mkdir(parents=True)
     for name, text in files.items():
         (directory / name).write_text(text)
-    assert nft_tables.is_loaded(tmp_path) is may_have
+    assert modules.may_have_nf_tables(tmp_path) is may_have
     if not may_have:
         monkeypatch.setattr(nft_message, "generation", asked)
         assert LeftoverTables(tmp_path).fingerprint(IPV4) == NO_SUBSYSTEM

@@ -369,11 +369,11 @@ def test_a_jump_is_written_once_for_each_family() -> None:
 
 def test_the_table_goes_with_the_last_of_it(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
-    assert backends.holds_table()
+    assert nft_tables.has_own_table()
     apply(driver, Verb.REMOVE, few_rules(Family.IPV4))
     with contextlib.closing(NftSetsDriver()) as sets:
         assert not [one for one in sets.apply([Operation(Verb.REMOVE, ip_set) for ip_set in IP_SETS.values()]) if one.error]
-    assert not backends.holds_table()
+    assert not nft_tables.has_own_table()
     assert not backends.remove_table()
 
 

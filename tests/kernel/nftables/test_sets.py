@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ipvsproxy.kernel.base import netlink, nft_message
+from ipvsproxy.kernel.base import message, netlink, nft_message
 from ipvsproxy.kernel.nftables import sets as nft_sets
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Address, Protocol, parse_address
@@ -387,7 +387,7 @@ def test_a_key_with_other_padding_is_no_entry_of_ours(garbled: int) -> None:
     ip_set = IP_SETS["KUBE-CLUSTER-IP"]
     entry = SetEntry(ip_set.name, parse_address("10.0.0.1"), Protocol.TCP, 80)
     encoded = nft_sets.encode(ip_set, entry)
-    key, data, comment = nft_message.read_element(encoded, 4, len(encoded))
+    key, data, comment = nft_message.read_element(message.Attributes(encoded, 4, len(encoded)))
     assert nft_sets.decode(ip_set, key, data, comment) == entry
     strange = bytearray(key)
     strange[garbled] = 1
@@ -397,6 +397,6 @@ def test_a_key_with_other_padding_is_no_entry_of_ours(garbled: int) -> None:
 def test_every_key_has_the_length_that_the_kernel_is_told() -> None:
     for ip_set in IP_SETS.values():
         encoded = nft_sets.encode(ip_set, an_entry_of(ip_set))
-        key, data, comment = nft_message.read_element(encoded, 4, len(encoded))
+        key, data, comment = nft_message.read_element(message.Attributes(encoded, 4, len(encoded)))
         assert (len(key), len(data)) == (nft_sets.shape(ip_set).key_length, nft_sets.shape(ip_set).data_length)
         assert nft_sets.decode(ip_set, key, data, comment) == an_entry_of(ip_set)

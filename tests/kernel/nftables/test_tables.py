@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.rules import BaseChain, NftTable
 from tests.support import neighbours
@@ -71,7 +72,7 @@ def test_our_own_table_is_not_among_them_and_all_families_are() -> None:
 
 
 def test_where_nf_tables_is_not_loaded_there_are_no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nft_tables, "is_loaded", lambda: False)
+    monkeypatch.setattr(modules, "may_have_nf_tables", lambda: False)
     assert nft_tables.read_tables() == ()
 
 
