@@ -1,14 +1,13 @@
-"""nf_tables messages as bytes: transactions of tables, chains, rules, sets and elements, and expressions of rules.
+"""nf_tables messages as bytes: transactions of tables, chains, rules, sets and elements, and questions for them.
 
 Numbers and layouts: include/uapi/linux/netfilter/nf_tables.h and nfnetlink.h. Numbers are in network order unless a register
 holds them.
 """
 
-import enum
 import errno
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import message, netlink
@@ -58,33 +57,6 @@ NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
 NFTA_DATA_VALUE, NFTA_DATA_VERDICT, NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2, 1, 2
 NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_DATA, NFTA_SET_ELEM_FLAGS, NFTA_SET_ELEM_USERDATA = 1, 2, 3, 6
 _FOR_ALL_OTHERS = 0x2
-
-_VERDICT_REGISTER = 0
-
-
-class Base(enum.IntEnum):
-    """The header of a packet from which ``payload`` counts."""
-
-    NETWORK = 1
-    TRANSPORT = 2
-
-
-class Meta(enum.IntEnum):
-    """What ``meta`` reads or writes."""
-
-    MARK = 3
-    INTERFACE_OF_ARRIVAL = 6
-    FAMILY = 15
-    PROTOCOL = 16
-
-
-class VerdictCode(enum.IntEnum):
-    """What becomes of a packet."""
-
-    DROP = 0
-    ACCEPT = 1
-    JUMP = -3
-    RETURN = -5
 
 
 class Message(NamedTuple):
@@ -336,145 +308,6 @@ def generation(channel: netlink.Channel) -> int:
     answer = channel.ask(_whole(NFT_MSG_GETGEN, b"", family=socket.AF_UNSPEC), action)
     with netlink.parsing(action):
         return read(answer).number(NFTA_GEN_ID)
-
-
-# Expressions of rules. Registers are numbered from 0, in units of four bytes.
-
-
-def _register(place: int = 0) -> int:
-    """The kernel's number of one of sixteen registers of four bytes. It prints every fourth one with the number of a long one."""
-    return 1 + place // 4 if place % 4 == 0 else 8 + place
-
-
-def _expression(name: str, *attributes: bytes) -> bytes:
-    return nested(NFTA_LIST_ELEM, string(NFTA_EXPR_NAME, name), nested(NFTA_EXPR_DATA, *attributes))
-
-
-def payload(base: Base, offset: int, length: int, register: int = 0) -> bytes:
-    """Load bytes of the packet."""
-    place = integer(2, base) + integer(3, offset) + integer(4, length)
-    return _expression("payload", integer(1, _register(register)), place)
-
-
-def meta(key: Meta, register: int = 0) -> bytes:
-    """Load a property of the packet, in the order of the host."""
-    return _expression("meta", integer(1, _register(register)), integer(2, key))
-
-
-def meta_set(key: Meta, register: int = 0) -> bytes:
-    """Set a property of the packet."""
-    return _expression("meta", integer(2, key), integer(3, _register(register)))
-
-
-def connection_state() -> bytes:
-    """Load the bit of the packet's class in connection tracking, in the order of the host."""
-    return _expression("ct", integer(1, _register()), integer(2, 0))
-
-
-def original_destination(family: int, register: int = 0) -> bytes:
-    """Load the destination of the connection's first packet on its arrival."""
-    key = 20 if family == socket.AF_INET else 22  # NFT_CT_DST_IP, NFT_CT_DST_IP6
-    return _expression("ct", integer(1, _register(register)), integer(2, key), attribute(3, b"\0"))
-
-
-def original_port(register: int = 0) -> bytes:
-    """Load the destination port of the connection's first packet on its arrival."""
-    return _expression("ct", integer(1, _register(register)), integer(2, 12), attribute(3, b"\0"))
-
-
-def direction() -> bytes:
-    """Load the direction of the packet in its connection: 0 for those of the client."""
-    return _expression("ct", integer(1, _register()), integer(2, 1))
-
-
-def address_type(*, is_source: bool) -> bytes:
-    """Load the type of route to an address of the packet, in the order of the host."""
-    return _expression("fib", integer(1, _register()), integer(2, 3), integer(3, 1 if is_source else 2))
-
-
-def _value(value: bytes) -> bytes:
-    return attribute(NFTA_DATA_VALUE, value)
-
-
-def compare(value: bytes, *, equal: bool = True) -> bytes:
-    """Go on if the first registers hold this value, or if they do not."""
-    return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, _value(value)))
-
-
-def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
-    """Keep the bits of ``mask``, then invert those of ``inverted``."""
-    registers = integer(1, _register(register)) + integer(2, _register(register)) + integer(3, len(mask))
-    return _expression("bitwise", registers, nested(4, _value(mask)), nested(5, _value(inverted)))
-
-
-def verdict(code: VerdictCode, target: str = "") -> bytes:
-    """Decide; ``target`` is the chain of a jump."""
-    parts = integer(NFTA_VERDICT_CODE, code) + (string(NFTA_VERDICT_CHAIN, target) if target else b"")
-    return _expression("immediate", integer(1, _VERDICT_REGISTER), nested(2, nested(NFTA_DATA_VERDICT, parts)))
-
-
-def lookup(name: str, *, maps_to: int | None = None) -> bytes:
-    """Go on if a set has the key in the first registers. From a map, load what the key is mapped to."""
-    destination = integer(3, _register(maps_to)) if maps_to is not None else b""
-    return _expression("lookup", string(1, name), integer(2, _register()), destination)
-
-
-def reject() -> bytes:
-    """Answer with "port unreachable" of the packet's family."""
-    return _expression("reject", integer(1, 2), attribute(2, b"\1"))  # NFT_REJECT_ICMPX_UNREACH, NFT_REJECT_ICMPX_PORT_UNREACH
-
-
-def masquerade(*, fully_random: bool) -> bytes:
-    """Replace the source address."""
-    return _expression("masq", integer(1, 1 << 4) if fully_random else b"")
-
-
-def destination_nat(family: int) -> bytes:
-    """Set the destination to the address in the first registers, which ends the search for another one."""
-    return _expression("nat", integer(1, 1), integer(2, family), integer(3, _register()))
-
-
-def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
-    """The expressions of a rule, sent or read: name, and the payload of each attribute by the numbers on the path to it.
-
-    What the kernel adds when it prints a rule is left out: numbers that are 0, and the register of a target address's end.
-    """
-    found: list[tuple[str, Mapping[tuple[int, ...], bytes]]] = []
-    for _, first, last in message.walk(data, 0, len(data)):
-        parts = message.attributes(data, first, last)
-        if NFTA_EXPR_NAME not in parts:
-            continue
-        name = message.text(data, parts[NFTA_EXPR_NAME])
-        values = dict(_values(data, parts[NFTA_EXPR_DATA], name, ())) if NFTA_EXPR_DATA in parts else {}
-        found.append((name, {path: value for path, value in values.items() if any(value)}))
-    return found
-
-
-_NESTS = {("cmp", (3,)), ("bitwise", (4,)), ("bitwise", (5,)), ("immediate", (2,)), ("immediate", (2, NFTA_DATA_VERDICT))}
-_IGNORED = {("nat", (4,)), ("nat", (7,)), ("lookup", (4,))}
-
-
-def _values(data: bytes, at: tuple[int, int], name: str, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bytes]]:
-    for number, start, end in message.walk(data, *at):
-        here = (*path, number)
-        if (name, here) in _NESTS:
-            yield from _values(data, (start, end), name, here)
-        elif (name, here) not in _IGNORED:
-            yield here, data[start:end]
-
-
-def decision(name: str, values: Mapping[tuple[int, ...], bytes]) -> str:
-    """The verdict of an expression as ``nft`` names it, with the chain that it leads to; else the name of the expression."""
-    if name != "immediate" or (2, NFTA_DATA_VALUE) in values:
-        return name
-    code = int.from_bytes(
-        values.get((2, NFTA_DATA_VERDICT, NFTA_VERDICT_CODE), b""), "big", signed=True
-    )  # 0 is left out of what is read
-    chain = values.get((2, NFTA_DATA_VERDICT, NFTA_VERDICT_CHAIN), b"").rstrip(b"\0").decode(errors="replace")
-    return f"{_VERDICT_NAMES.get(code, name)} {chain}".rstrip()
-
-
-_VERDICT_NAMES: Mapping[int, str] = {-4: "goto", -2: "break", -1: "continue", **{code: code.name.lower() for code in VerdictCode}}
 
 
 def explain(number: int) -> str:

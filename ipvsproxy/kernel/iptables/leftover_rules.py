@@ -100,7 +100,7 @@ class LeftoverRules:
         if _is_surely_empty(place):
             return NO_SUBSYSTEM
         try:
-            tables = () if place.variant is Variant.NF_TABLES else self._legacy_tables(place.family)
+            tables = () if place.variant is Variant.NF_TABLES else iptables_tables.names(place.family, self._proc)
             with contextlib.closing(RuleChanges()) as changes:
                 return tables, changes.fingerprint(place.family, place.variant, [name for name in TABLES if name in tables])
         except KernelError as error:
@@ -115,7 +115,7 @@ class LeftoverRules:
         Raises:
             KernelError: the rules could not be read just now.
         """
-        if _is_surely_empty(place) or (place.variant is Variant.LEGACY and not self._legacy_tables(place.family)):
+        if _is_surely_empty(place) or (place.variant is Variant.LEGACY and not iptables_tables.names(place.family, self._proc)):
             return LeftRules()
         if place.variant is Variant.NF_TABLES and not self._may_have_chain(place.family, concerns):
             return LeftRules()
@@ -155,9 +155,6 @@ class LeftoverRules:
             return self._used.program(family).variant
         except KernelError:
             return ""
-
-    def _legacy_tables(self, family: Family) -> tuple[str, ...]:
-        return iptables_tables.names(family, self._proc)
 
     def _may_have_chain(self, family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
         """Whether a program must show the rules of nf_tables.

@@ -152,7 +152,7 @@ def _parse(words: list[str]) -> Rule:
             fields["not_from_bridge_port"] = is_inverted
             is_inverted = False
         else:
-            values = words[position : position + _VALUES.get(option, 1)]
+            values = words[position : position + (2 if option == "--match-set" else 1)]
             position += len(values)
             name, value = _MATCHES[f"! {option}" if is_inverted else option](*values)
             (virtual_server if name in _VIRTUAL_SERVER and option.startswith("--v") else fields)[name] = value
@@ -161,9 +161,6 @@ def _parse(words: list[str]) -> Rule:
         fields["virtual_server"] = VirtualServerKey(*(virtual_server[name] for name in _VIRTUAL_SERVER))
     return Rule(target=_parse_target(words[position + 1 :]), **fields)
 
-
-_VALUES: Mapping[str, int] = {"--match-set": 2}
-"""The number of values of an option, if it is not one."""
 
 _MATCHES: Mapping[str, Callable[..., tuple[str, object]]] = {
     "-s": lambda text: ("source", parse_network(text)),

@@ -15,13 +15,14 @@ The program ``nft`` can load again what it prints of these rules, so that a save
 no constant within a key, and knows a port of connection tracking only where the protocol has been asked for.
 """
 
-import socket
+import enum
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import assert_never
 
+from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.base import nft_message as nft
-from ipvsproxy.kernel.base.nft_message import Base, Meta, VerdictCode
+from ipvsproxy.kernel.base.message import attribute, integer, nested, string
 from ipvsproxy.model.net import Family, Network, Protocol
 from ipvsproxy.model.rules import (
     ConnectionState,
@@ -42,6 +43,34 @@ from ipvsproxy.model.sets import IP_SETS, SetType
 
 Expressions = Sequence[bytes]
 
+_VERDICT_REGISTER = 0
+
+
+class Base(enum.IntEnum):
+    """The header of a packet from which ``payload`` counts."""
+
+    NETWORK = 1
+    TRANSPORT = 2
+
+
+class Meta(enum.IntEnum):
+    """What ``meta`` reads or writes."""
+
+    MARK = 3
+    INTERFACE_OF_ARRIVAL = 6
+    FAMILY = 15
+    PROTOCOL = 16
+
+
+class VerdictCode(enum.IntEnum):
+    """What becomes of a packet."""
+
+    DROP = 0
+    ACCEPT = 1
+    JUMP = -3
+    RETURN = -5
+
+
 _OFFSETS: Mapping[Family, Mapping[Side, int]] = {
     Family.IPV4: {Side.SOURCE: 12, Side.DESTINATION: 16},
     Family.IPV6: {Side.SOURCE: 8, Side.DESTINATION: 24},
@@ -51,7 +80,6 @@ _PORTS: Mapping[Side, int] = {Side.SOURCE: 0, Side.DESTINATION: 2}
 """The places of the ports, which all three protocols have in common."""
 _STATES: Mapping[ConnectionState, int] = {ConnectionState.ESTABLISHED: 2, ConnectionState.RELATED: 4, ConnectionState.NEW: 8}
 _LOCAL = struct.pack("=I", 2)  # RTN_LOCAL
-_FAMILY_NUMBERS: Mapping[Family, int] = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 _NAME_SIZE = 16
 _ALL = 0xFFFFFFFF
 _VERDICTS: Mapping[Verdict, VerdictCode] = {
@@ -81,12 +109,12 @@ def expand(rule: Rule, family: Family, table: str) -> list[Expressions]:
 
 def jump(to: Jump, family: Family) -> Expressions:
     """The rule that leads packets of a family from a base chain to a chain of ours."""
-    return (*_of_family(family), nft.verdict(VerdictCode.JUMP, chain_name(family, to.table, to.target)))
+    return (*_of_family(family), verdict(VerdictCode.JUMP, chain_name(family, to.table, to.target)))
 
 
 def _of_family(family: Family) -> Expressions:
     """The match on a family, which jumps need; in all other rules it only tells programs how to print what follows."""
-    return nft.meta(Meta.FAMILY), nft.compare(bytes([_FAMILY_NUMBERS[family]]))
+    return meta(Meta.FAMILY), compare(bytes([family]))
 
 
 def _matches(rule: Rule, family: Family) -> Iterator[bytes]:
@@ -104,38 +132,38 @@ def _matches(rule: Rule, family: Family) -> Iterator[bytes]:
     yield from _marks(rule)
     if rule.connection_states:
         states = sum(_STATES[state] for state in rule.connection_states)
-        yield nft.connection_state()
-        yield nft.bitwise(struct.pack("=I", states), bytes(4))
-        yield nft.compare(bytes(4), equal=False)
+        yield connection_state()
+        yield bitwise(struct.pack("=I", states), bytes(4))
+        yield compare(bytes(4), equal=False)
     if rule.original_destination:
-        yield nft.original_destination(_FAMILY_NUMBERS[family])
-        yield nft.compare(rule.original_destination)
+        yield original_destination(family)
+        yield compare(rule.original_destination)
     if rule.virtual_server:
         key = rule.virtual_server
         yield from _protocol(key.protocol)
-        yield nft.original_destination(_FAMILY_NUMBERS[family])
-        yield nft.compare(bytes(key.address))
-        yield nft.original_port()
-        yield nft.compare(struct.pack(">H", key.port))
-        yield nft.direction()
-        yield nft.compare(bytes(1))
+        yield original_destination(family)
+        yield compare(bytes(key.address))
+        yield original_port()
+        yield compare(struct.pack(">H", key.port))
+        yield direction()
+        yield compare(bytes(1))
     for is_asked, is_source, equal in (
         (rule.from_this_host, True, True),
         (rule.from_elsewhere, True, False),
         (rule.to_this_host, False, True),
     ):
         if is_asked:
-            yield nft.address_type(is_source=is_source)
-            yield nft.compare(_LOCAL, equal=equal)
+            yield address_type(is_source=is_source)
+            yield compare(_LOCAL, equal=equal)
 
 
 def _network(network: Network, side: Side, *, equal: bool = True) -> Iterator[bytes]:
     family = network.family
     size = family.bits // 8
-    yield nft.payload(Base.NETWORK, _OFFSETS[family][side], size)
+    yield payload(Base.NETWORK, _OFFSETS[family][side], size)
     if network.prefix_length < family.bits:
-        yield nft.bitwise(_mask(family, network.prefix_length), bytes(size))
-    yield nft.compare(bytes(network.address), equal=equal)
+        yield bitwise(_mask(family, network.prefix_length), bytes(size))
+    yield compare(bytes(network.address), equal=equal)
 
 
 def _mask(family: Family, prefix_length: int) -> bytes:
@@ -145,13 +173,13 @@ def _mask(family: Family, prefix_length: int) -> bytes:
 
 def _interface(match: InterfaceMatch, *, equal: bool = True) -> Iterator[bytes]:
     name = match.name.encode()
-    yield nft.meta(Meta.INTERFACE_OF_ARRIVAL)
-    yield nft.compare(name if match.is_prefix else name.ljust(_NAME_SIZE, b"\0"), equal=equal)
+    yield meta(Meta.INTERFACE_OF_ARRIVAL)
+    yield compare(name if match.is_prefix else name.ljust(_NAME_SIZE, b"\0"), equal=equal)
 
 
 def _protocol(protocol: Protocol) -> Iterator[bytes]:
-    yield nft.meta(Meta.PROTOCOL)
-    yield nft.compare(bytes([protocol]))
+    yield meta(Meta.PROTOCOL)
+    yield compare(bytes([protocol]))
 
 
 def _marks(rule: Rule) -> Iterator[bytes]:
@@ -162,9 +190,9 @@ def _marks(rule: Rule) -> Iterator[bytes]:
         (rule.no_mark, 0, True),
     ):
         if bits is not None:
-            yield nft.meta(Meta.MARK)
-            yield nft.bitwise(struct.pack("=I", bits), bytes(4))
-            yield nft.compare(struct.pack("=I", wanted or 0), equal=equal)
+            yield meta(Meta.MARK)
+            yield bitwise(struct.pack("=I", bits), bytes(4))
+            yield compare(struct.pack("=I", wanted or 0), equal=equal)
 
 
 def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iterator[Expressions]:
@@ -174,7 +202,7 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
         raise ValueError(f"no set {match.set} of {family.label}")
     size, words = family.bits // 8, family.bits // 32
 
-    find = nft.lookup(match.set)
+    find = lookup(match.set)
     if ip_set.type is SetType.ADDRESS:
         yield _address(match.sides[0], family, 0), find
         return
@@ -187,56 +215,56 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
         for one in Protocol:
             yield from ((*_protocol(one), *found) for found in _lookups(match, family, one))
         return
-    key = (_address(match.sides[0], family, 0), nft.meta(Meta.PROTOCOL, words), _port(match.sides[1], words + 1))
+    key = (_address(match.sides[0], family, 0), meta(Meta.PROTOCOL, words), _port(match.sides[1], words + 1))
     if ip_set.type is SetType.ADDRESS_PORT:
         if not ip_set.gives_marks:
             yield (*key, find)
             return
-        unmarked = (nft.meta(Meta.MARK), nft.compare(bytes(4)))
-        yield (*unmarked, *key, nft.lookup(match.set, maps_to=0), nft.meta_set(Meta.MARK))
+        unmarked = (meta(Meta.MARK), compare(bytes(4)))
+        yield (*unmarked, *key, lookup(match.set, maps_to=0), meta_set(Meta.MARK))
         return
     other = _address(match.sides[2], family, words + 2)
     if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
         yield (*key, other, find)
         return
     for prefix_length in range(family.bits, 0, -1):  # as ipset: one look-up for each length; the narrowest first
-        mask = nft.bitwise(_mask(family, prefix_length), bytes(size), words + 2)
+        mask = bitwise(_mask(family, prefix_length), bytes(size), words + 2)
         yield (*key, other, *(() if prefix_length == family.bits else (mask,)), *_constant(prefix_length, 2 * words + 2), find)
 
 
 def _constant(number: int, register: int) -> Iterator[bytes]:
     """Load a number: as the mark of the packet, each bit of which is replaced."""
-    yield nft.meta(Meta.MARK, register)
-    yield nft.bitwise(bytes(4), struct.pack("=I", number), register)
+    yield meta(Meta.MARK, register)
+    yield bitwise(bytes(4), struct.pack("=I", number), register)
 
 
 def _address(side: Side, family: Family, register: int) -> bytes:
     """Load an address of a packet, or of its connection."""
     if side is Side.ORIGINAL_DESTINATION:
-        return nft.original_destination(_FAMILY_NUMBERS[family], register)
-    return nft.payload(Base.NETWORK, _OFFSETS[family][side], family.bits // 8, register)
+        return original_destination(family, register)
+    return payload(Base.NETWORK, _OFFSETS[family][side], family.bits // 8, register)
 
 
 def _port(side: Side, register: int) -> bytes:
     """Load a port of a packet, or of its connection."""
     if side is Side.ORIGINAL_DESTINATION:
-        return nft.original_port(register)
-    return nft.payload(Base.TRANSPORT, _PORTS[side], 2, register)
+        return original_port(register)
+    return payload(Base.TRANSPORT, _PORTS[side], 2, register)
 
 
 def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
     match target:
         case Verdict.REJECT:
-            yield nft.reject()
+            yield reject()
         case Verdict.ACCEPT if table == "nat":
-            yield nft.payload(Base.NETWORK, _OFFSETS[family][Side.DESTINATION], family.bits // 8)
-            yield nft.destination_nat(_FAMILY_NUMBERS[family])
+            yield payload(Base.NETWORK, _OFFSETS[family][Side.DESTINATION], family.bits // 8)
+            yield destination_nat(family)
         case Verdict():
-            yield nft.verdict(_VERDICTS[target])
+            yield verdict(_VERDICTS[target])
         case JumpTo(chain):
-            yield nft.verdict(VerdictCode.JUMP, chain_name(family, table, chain))
+            yield verdict(VerdictCode.JUMP, chain_name(family, table, chain))
         case Masquerade(fully_random):
-            yield nft.masquerade(fully_random=fully_random)
+            yield masquerade(fully_random=fully_random)
         case SetMark(bits):
             yield from _change_mark(_ALL & ~bits, bits)
         case InvertMark(bits):
@@ -248,6 +276,145 @@ def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
 
 
 def _change_mark(mask: int, inverted: int) -> Iterator[bytes]:
-    yield nft.meta(Meta.MARK)
-    yield nft.bitwise(struct.pack("=I", mask), struct.pack("=I", inverted))
-    yield nft.meta_set(Meta.MARK)
+    yield meta(Meta.MARK)
+    yield bitwise(struct.pack("=I", mask), struct.pack("=I", inverted))
+    yield meta_set(Meta.MARK)
+
+
+# Expressions of rules. Registers are numbered from 0, in units of four bytes.
+
+
+def _register(place: int = 0) -> int:
+    """The kernel's number of one of sixteen registers of four bytes. It prints every fourth one with the number of a long one."""
+    return 1 + place // 4 if place % 4 == 0 else 8 + place
+
+
+def _expression(name: str, *attributes: bytes) -> bytes:
+    return nested(nft.NFTA_LIST_ELEM, string(nft.NFTA_EXPR_NAME, name), nested(nft.NFTA_EXPR_DATA, *attributes))
+
+
+def payload(base: Base, offset: int, length: int, register: int = 0) -> bytes:
+    """Load bytes of the packet."""
+    place = integer(2, base) + integer(3, offset) + integer(4, length)
+    return _expression("payload", integer(1, _register(register)), place)
+
+
+def meta(key: Meta, register: int = 0) -> bytes:
+    """Load a property of the packet, in the order of the host."""
+    return _expression("meta", integer(1, _register(register)), integer(2, key))
+
+
+def meta_set(key: Meta, register: int = 0) -> bytes:
+    """Set a property of the packet."""
+    return _expression("meta", integer(2, key), integer(3, _register(register)))
+
+
+def connection_state() -> bytes:
+    """Load the bit of the packet's class in connection tracking, in the order of the host."""
+    return _expression("ct", integer(1, _register()), integer(2, 0))
+
+
+def original_destination(family: Family, register: int = 0) -> bytes:
+    """Load the destination of the connection's first packet on its arrival."""
+    key = 20 if family is Family.IPV4 else 22  # NFT_CT_DST_IP, NFT_CT_DST_IP6
+    return _expression("ct", integer(1, _register(register)), integer(2, key), attribute(3, b"\0"))
+
+
+def original_port(register: int = 0) -> bytes:
+    """Load the destination port of the connection's first packet on its arrival."""
+    return _expression("ct", integer(1, _register(register)), integer(2, 12), attribute(3, b"\0"))
+
+
+def direction() -> bytes:
+    """Load the direction of the packet in its connection: 0 for those of the client."""
+    return _expression("ct", integer(1, _register()), integer(2, 1))
+
+
+def address_type(*, is_source: bool) -> bytes:
+    """Load the type of route to an address of the packet, in the order of the host."""
+    return _expression("fib", integer(1, _register()), integer(2, 3), integer(3, 1 if is_source else 2))
+
+
+def _value(value: bytes) -> bytes:
+    return attribute(nft.NFTA_DATA_VALUE, value)
+
+
+def compare(value: bytes, *, equal: bool = True) -> bytes:
+    """Go on if the first registers hold this value, or if they do not."""
+    return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, _value(value)))
+
+
+def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
+    """Keep the bits of ``mask``, then invert those of ``inverted``."""
+    registers = integer(1, _register(register)) + integer(2, _register(register)) + integer(3, len(mask))
+    return _expression("bitwise", registers, nested(4, _value(mask)), nested(5, _value(inverted)))
+
+
+def verdict(code: VerdictCode, target: str = "") -> bytes:
+    """Decide; ``target`` is the chain of a jump."""
+    parts = integer(nft.NFTA_VERDICT_CODE, code) + (string(nft.NFTA_VERDICT_CHAIN, target) if target else b"")
+    return _expression("immediate", integer(1, _VERDICT_REGISTER), nested(2, nested(nft.NFTA_DATA_VERDICT, parts)))
+
+
+def lookup(name: str, *, maps_to: int | None = None) -> bytes:
+    """Go on if a set has the key in the first registers. From a map, load what the key is mapped to."""
+    destination = integer(3, _register(maps_to)) if maps_to is not None else b""
+    return _expression("lookup", string(1, name), integer(2, _register()), destination)
+
+
+def reject() -> bytes:
+    """Answer with "port unreachable" of the packet's family."""
+    return _expression("reject", integer(1, 2), attribute(2, b"\1"))  # NFT_REJECT_ICMPX_UNREACH, NFT_REJECT_ICMPX_PORT_UNREACH
+
+
+def masquerade(*, fully_random: bool) -> bytes:
+    """Replace the source address."""
+    return _expression("masq", integer(1, 1 << 4) if fully_random else b"")
+
+
+def destination_nat(family: Family) -> bytes:
+    """Set the destination to the address in the first registers, which ends the search for another one."""
+    return _expression("nat", integer(1, 1), integer(2, family), integer(3, _register()))
+
+
+def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
+    """The expressions of a rule, sent or read: name, and the payload of each attribute by the numbers on the path to it.
+
+    What the kernel adds when it prints a rule is left out: numbers that are 0, and the register of a target address's end.
+    """
+    found: list[tuple[str, Mapping[tuple[int, ...], bytes]]] = []
+    for _, first, last in message.walk(data, 0, len(data)):
+        parts = message.attributes(data, first, last)
+        if nft.NFTA_EXPR_NAME not in parts:
+            continue
+        name = message.text(data, parts[nft.NFTA_EXPR_NAME])
+        values = dict(_values(data, parts[nft.NFTA_EXPR_DATA], name, ())) if nft.NFTA_EXPR_DATA in parts else {}
+        found.append((name, {path: value for path, value in values.items() if any(value)}))
+    return found
+
+
+_NESTS = {("cmp", (3,)), ("bitwise", (4,)), ("bitwise", (5,)), ("immediate", (2,)), ("immediate", (2, nft.NFTA_DATA_VERDICT))}
+_IGNORED = {("nat", (4,)), ("nat", (7,)), ("lookup", (4,))}
+
+
+def _values(data: bytes, at: tuple[int, int], name: str, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bytes]]:
+    for number, start, end in message.walk(data, *at):
+        here = (*path, number)
+        if (name, here) in _NESTS:
+            yield from _values(data, (start, end), name, here)
+        elif (name, here) not in _IGNORED:
+            yield here, data[start:end]
+
+
+def decision(name: str, values: Mapping[tuple[int, ...], bytes]) -> str:
+    """The verdict of an expression as ``nft`` names it, with the chain that it leads to; else the name of the expression."""
+    if name != "immediate" or (2, nft.NFTA_DATA_VALUE) in values:
+        return name
+    code = int.from_bytes(
+        values.get((2, nft.NFTA_DATA_VERDICT, nft.NFTA_VERDICT_CODE), b""), "big", signed=True
+    )  # 0 is left out of what is read
+    chain = values.get((2, nft.NFTA_DATA_VERDICT, nft.NFTA_VERDICT_CHAIN), b"").rstrip(b"\0").decode(errors="replace")
+    return f"{_VERDICT_NAMES.get(code, name)} {chain}".rstrip()
+
+
+_VERDICT_NAMES: Mapping[int, str] = {-4: "goto", -2: "break", -1: "continue", **{code: code.name.lower() for code in VerdictCode}}

@@ -18,7 +18,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.nft_message import Base, Hook, Message, Meta, SetShape
+from ipvsproxy.kernel.base.nft_message import Hook, Message, SetShape
 from ipvsproxy.kernel.iptables import driver as iptables
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.driver import Program, Refusal
@@ -320,7 +320,7 @@ class NftRulesDriver:
                 if found.text(nft.NFTA_RULE_TABLE) == nft.TABLE:
                     printed = _Printed(
                         nft.text_of(found.payload(nft.NFTA_RULE_USERDATA, b"")),
-                        nft.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b"")),
+                        nft_rule.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b"")),
                         found.number(nft.NFTA_RULE_HANDLE),
                     )
                     rules.setdefault(found.text(nft.NFTA_RULE_CHAIN), []).append(printed)
@@ -334,13 +334,13 @@ def _as_open(chain: Chain) -> Hook | None:
 
 def _describe(printed: _Printed, chain: str) -> str:
     """A rule for people: its expressions, its comment, and how ``nft`` names it."""
-    parts = ", ".join(nft.decision(*one) for one in printed.expressions) or "no expression"
+    parts = ", ".join(nft_rule.decision(*one) for one in printed.expressions) or "no expression"
     comment = f", with the comment {printed.text!r}" if printed.text else ""  # another program's text may have any character
     return f"{parts}{comment} (inet {nft.TABLE} {chain} handle {printed.handle})"
 
 
 def _as_printed(expressions: nft_rule.Expressions) -> _Expressions:
-    return nft.expressions(b"".join(expressions))
+    return nft_rule.expressions(b"".join(expressions))
 
 
 def _rules(printed: Sequence[_Printed], family: Family, table: str, chain: str) -> tuple[ObservedRule, ...]:
@@ -381,11 +381,15 @@ _NAT = "chains of the type nat in a table of the family inet, which came with Li
 def _trial(family: Family) -> list[tuple[Message, str]]:
     """A set, and a base chain of each type with one rule of each kind, each with what a kernel lacks that refuses it."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
-    local = nft.address_type(is_source=True)
-    number = 2 if family is Family.IPV4 else 10
+    local = nft_rule.address_type(is_source=True)
     address = nft_rule.expand(_TRIED, family, "nat")[0]
-    looked_up = [nft.meta(Meta.MARK), nft.meta(Meta.PROTOCOL, 1), nft.payload(Base.TRANSPORT, 2, 2, 2), nft.lookup(_TRIED_SET)]
-    masquerading = [nft.original_destination(number), local, nft.masquerade(fully_random=True)]
+    looked_up = [
+        nft_rule.meta(nft_rule.Meta.MARK),
+        nft_rule.meta(nft_rule.Meta.PROTOCOL, 1),
+        nft_rule.payload(nft_rule.Base.TRANSPORT, 2, 2, 2),
+        nft_rule.lookup(_TRIED_SET),
+    ]
+    masquerading = [nft_rule.original_destination(family), local, nft_rule.masquerade(fully_random=True)]
     return [
         (nft.table(), "tables of the family inet"),
         (nft.new_set(_TRIED_SET, SetShape(0, 12), 1), "sets with keys of several fields"),
@@ -395,5 +399,5 @@ def _trial(family: Family) -> list[tuple[Message, str]]:
         (nft.rule(nat, address, "trial"), "expression nat for the family inet"),
         (nft.rule(postrouting, masquerading, "trial"), "expressions ct, fib and masq for the family inet"),
         (nft.rule(filtering, looked_up, "trial"), "expressions meta, payload and lookup"),
-        (nft.rule(filtering, [nft.connection_state(), nft.reject()], "trial"), "expression reject for the family inet"),
+        (nft.rule(filtering, [nft_rule.connection_state(), nft_rule.reject()], "trial"), "expression reject for the family inet"),
     ]

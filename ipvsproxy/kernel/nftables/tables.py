@@ -259,7 +259,7 @@ def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
     action = f"read the rules of the table {listed}"
     with netlink.parsing(action):
         for found in map(nft.read, channel.dump(nft.rules_query(name.name, name.family), action)):
-            last[found.text(nft.NFTA_RULE_CHAIN)] = nft.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b""))
+            last[found.text(nft.NFTA_RULE_CHAIN)] = nft_rule.expressions(found.payload(nft.NFTA_RULE_EXPRESSIONS, b""))
         return dataclasses.replace(
             listed,
             closed=tuple(chain for chain, place in listed.chains.items() if _is_closed(place, last.get(chain, ()))),

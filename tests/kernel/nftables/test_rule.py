@@ -2,7 +2,6 @@
 
 import pytest
 
-from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Rule, SetMatch, Side, Verdict
@@ -20,7 +19,7 @@ def test_each_prefix_length_is_looked_up_with_the_address_cut_to_it_the_narrowes
     unmasked = rules[0]
     for number, rule in enumerate(rules[1:], 1):
         mask = (-1 << number) & ((1 << family.bits) - 1)
-        cut = nft.bitwise(mask.to_bytes(size, "big"), bytes(size), words + 2)
+        cut = nft_rule.bitwise(mask.to_bytes(size, "big"), bytes(size), words + 2)
         assert cut in rule
         assert cut not in unmasked
         assert len(rule) == len(unmasked) + 1

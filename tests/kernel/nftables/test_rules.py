@@ -364,7 +364,7 @@ def test_rules_are_found_by_their_text(driver: NftRulesDriver) -> None:
 
 def test_a_jump_is_written_once_for_each_family() -> None:
     (expressions,) = nft_rule.expand(Rule(target=JumpTo("KUBE-MARK-MASQ")), Family.IPV6, "nat")
-    assert nft_message.expressions(expressions[-1])[0][1][2, 2, 2] == b"IPv6-nat-KUBE-MARK-MASQ\0"
+    assert nft_rule.expressions(expressions[-1])[0][1][2, 2, 2] == b"IPv6-nat-KUBE-MARK-MASQ\0"
 
 
 def test_the_table_goes_with_the_last_of_it(driver: NftRulesDriver) -> None:
