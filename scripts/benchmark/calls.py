@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ipvsproxy.kernel.base import netlink, sockopt
+from ipvsproxy.kernel.base import netlink, sockets
 from ipvsproxy.kernel.network import notify
 
 SENDS, RECEIVES, QUESTIONS, HEARD = NETLINK = ("sends", "receives", "questions", "heard")
@@ -76,7 +76,7 @@ def cover(make: Make, counts: Counter[str]) -> None:
     """Route the calls of each new channel, and each question, through ``make``; count those of listening sockets."""
     netlink.Channel.__init__ = _connecting(netlink.Channel.__init__, make)  # type: ignore[method-assign]  # to observe its calls
     notify.ChangeListener.__init__ = _listening(notify.ChangeListener.__init__, counts)  # type: ignore[method-assign]  # likewise
-    sockopt._libc.getsockopt = functools.partial(make, QUESTIONS, sockopt._libc.getsockopt)
+    sockets._libc.getsockopt = functools.partial(make, QUESTIONS, sockets._libc.getsockopt)
 
 
 def file_calls() -> Mapping[str, int]:

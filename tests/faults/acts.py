@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ipvsproxy.kernel.base import netlink, sockopt
+from ipvsproxy.kernel.base import netlink, sockets
 
 KERNEL_FILES = ("/proc/", "/sys/")
 OWN_FILES = (
@@ -176,7 +176,7 @@ def _split(data: bytes) -> list[bytes]:
 
 
 def _watch_questions(acts: Acts) -> None:
-    library = sockopt._libc
+    library = sockets._libc
 
     class Library:
         """The used part of the C library."""
@@ -187,7 +187,7 @@ def _watch_questions(acts: Acts) -> None:
                 return -1
             return int(library.getsockopt(descriptor, level, option, *rest))
 
-    sockopt._libc = Library()  # type: ignore[assignment]  # as above
+    sockets._libc = Library()  # type: ignore[assignment]  # as above
 
 
 def _watch_processes(acts: Acts) -> None:

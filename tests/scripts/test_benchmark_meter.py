@@ -8,7 +8,7 @@ import pytest
 
 PROBE = """
 import socket, sys, time
-from ipvsproxy.kernel.base import message, netlink, sockopt
+from ipvsproxy.kernel.base import message, netlink, sockets
 from ipvsproxy.kernel.iptables import tables
 from ipvsproxy.kernel.ipvs import driver as ipvs
 from ipvsproxy.kernel.network import notify
@@ -86,7 +86,7 @@ assert measured.kernel_s() == 0, "a dump is not a change"
 measured.reset()
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
     try:
-        sockopt.ask(asking, socket.IPPROTO_IP, 0xFFFF, bytes(64), "ask in vain")
+        sockets.ask(asking, socket.IPPROTO_IP, 0xFFFF, bytes(64), "ask in vain")
     except KernelError as error:
         assert error.errno, "the error number of the call is kept"
 assert measured.all_counts()["questions"] == 1

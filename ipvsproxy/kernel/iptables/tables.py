@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import modules, netlink, sockopt
+from ipvsproxy.kernel.base import modules, netlink, sockets
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.net import Family
@@ -103,14 +103,14 @@ def _entries(family: Family, table: str) -> bytearray:
         size = _size(asking, family, table)
         question = struct.pack("=32sI4x", table.encode(), size) + bytes(size)
         return bytearray(
-            sockopt.ask(asking, _LAYOUTS[family].level, _GET_ENTRIES, question, _action(family, table))[_ENTRIES_OFFSET:]
+            sockets.ask(asking, _LAYOUTS[family].level, _GET_ENTRIES, question, _action(family, table))[_ENTRIES_OFFSET:]
         )
 
 
 def _size(asking: socket.socket, family: Family, table: str) -> int:
     """The size of a table's entries in bytes."""
     question = table.encode().ljust(_NAME, b"\0").ljust(_INFO.size, b"\0")
-    answer = sockopt.ask(asking, _LAYOUTS[family].level, _GET_INFO, question, _action(family, table))
+    answer = sockets.ask(asking, _LAYOUTS[family].level, _GET_INFO, question, _action(family, table))
     if len(answer) != _INFO.size:
         raise KernelError(action=_action(family, table), detail="the answer is incomplete")
     (size,) = _INFO.unpack(answer)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ipvsproxy.kernel.base import message, netlink, sockopt
+from ipvsproxy.kernel.base import message, netlink, sockets
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import message as ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
@@ -55,10 +55,10 @@ class IpvsDriver:
     def __init__(
         self,
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
-        ask: ipvs_readings.Ask = sockopt.ask_in,
+        ask: ipvs_readings.Ask = sockets.ask_in,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``ask`` is as ``sockopt.ask_in``."""
+        """``ask`` is as ``sockets.ask_in``."""
         self._sleep = sleep
         self.traffic = ipvs_rows.TrafficReader(connect)
         self._table = ipvs_rows.NetlinkTable(connect)

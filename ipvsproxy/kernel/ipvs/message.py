@@ -36,10 +36,6 @@ _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF
 _MASQUERADE = 0
 _ADDRESS_SIZES = frozenset(family.bits // 8 for family in Family)
-_ADDRESSES: Mapping[Family, message.Sample] = {
-    Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
-    Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
-}
 _U16 = (0, 0xFFFF)
 _U32 = (0, 0xFFFFFFFF)
 _DESTINATION_COMMANDS: Mapping[Verb, int] = {
@@ -86,11 +82,9 @@ class Encoder:
     def __init__(self, family_number: int) -> None:
         self._number = family_number
         self._service = functools.cache(self._service_template)
-        self._removal = functools.cache(self._removal_template)
+        self._named = functools.cache(self._named_template)
         # Anybody who may write a Service chooses its thresholds.
         self._destination = functools.lru_cache(maxsize=TEMPLATES_KEPT)(self._destination_template)
-        self._listing = functools.cache(self._listing_template)
-        self._question = functools.cache(self._question_template)
 
     def encode(self, operations: Sequence[Operation], sequences: range) -> list[bytes]:
         """Encode one message for each operation, or for each of its real servers, with as many sequence numbers.
@@ -173,17 +167,17 @@ class Encoder:
 
     def destinations(self, key: VirtualServerKey) -> bytes:
         """The request for a dump of one virtual server's real servers."""
-        return self._listing(_shape(key))((_UNNUMBERED, *_holes(key)))
+        return self._named(ipvs.IPVS_CMD_GET_DEST, _shape(key), netlink.DUMP)((_UNNUMBERED, *_holes(key)))
 
     def service(self, key: VirtualServerKey) -> bytes:
         """The request for one virtual server."""
-        return self._question(_shape(key))((_UNNUMBERED, *_holes(key)))
+        return self._named(ipvs.IPVS_CMD_GET_SERVICE, _shape(key))((_UNNUMBERED, *_holes(key)))
 
     def _encode_other(self, verb: Verb, item: object, sequence: bytes) -> bytes:
         if isinstance(item, VirtualServer):
             key, shape = (sequence, *_holes(item.key)), _shape(item.key)
             if verb is Verb.REMOVE:
-                return self._removal(shape)(key)
+                return self._named(ipvs.IPVS_CMD_DEL_SERVICE, shape)(key)
             scheduler, flags, timeout_s, prefix_length = item.settings
             if not 0 < len(scheduler) <= SCHEDULER_NAME_LIMIT:
                 raise ValueError(f"the name of a scheduler has 1 to {SCHEDULER_NAME_LIMIT} characters")
@@ -215,18 +209,11 @@ class Encoder:
 
         return message.Template(build, {**_key_samples(shape), "flags": _U32, "timeout": _U32}).encode
 
-    def _removal_template(self, shape: Shape) -> Encode:
-        return self._key_template(ipvs.IPVS_CMD_DEL_SERVICE, shape, netlink.REQUEST)
+    def _named_template(self, command: int, shape: Shape, flags: int = 0) -> Encode:
+        """A message that only names a virtual server."""
 
-    def _listing_template(self, shape: Shape) -> Encode:
-        return self._key_template(ipvs.IPVS_CMD_GET_DEST, shape, netlink.REQUEST | netlink.DUMP)
-
-    def _question_template(self, shape: Shape) -> Encode:
-        return self._key_template(ipvs.IPVS_CMD_GET_SERVICE, shape, netlink.REQUEST)
-
-    def _key_template(self, command: int, shape: Shape, flags: int) -> Encode:
         def build(**key: Any) -> bytes:
-            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": _key(shape, **key)}]], flags)
+            return self._message(command, [["IPVS_CMD_ATTR_SERVICE", {"attrs": _key(shape, **key)}]], netlink.REQUEST | flags)
 
         return message.Template(build, _key_samples(shape)).encode
 
@@ -235,7 +222,7 @@ class Encoder:
         command = _DESTINATION_COMMANDS[verb]
         samples: dict[str, message.Sample] = {
             **_key_samples(shape),
-            "real_address": _ADDRESSES[family],
+            "real_address": message.ADDRESSES[family],
             "real_port": _U16,
         }
 
@@ -310,7 +297,7 @@ def _values(key: VirtualServerKey) -> Mapping[str, Any]:
 def _key_samples(shape: Shape) -> dict[str, message.Sample]:
     if shape.by_mark:
         return {"mark": _U32}
-    return {"protocol": _U16, "address": _ADDRESSES[shape.family], "port": _U16}
+    return {"protocol": _U16, "address": message.ADDRESSES[shape.family], "port": _U16}
 
 
 def _key(shape: Shape, *, mark: int = 0, protocol: int = 0, address: str = "", port: int = 0) -> list[list[Any]]:

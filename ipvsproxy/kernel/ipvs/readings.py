@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from ipvsproxy.kernel.base import sockopt
+from ipvsproxy.kernel.base import sockets
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.net import Address, Family
@@ -174,7 +174,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
 
 class SockoptReader(FamilyReader[bytes]):
-    """Reads the virtual servers of IPv4 by ``getsockopt``. ``ask`` is as ``sockopt.ask_in``.
+    """Reads the virtual servers of IPv4 by ``getsockopt``. ``ask`` is as ``sockets.ask_in``.
 
     ``read_one`` reads one virtual server by netlink; None if it does not exist.
     """
@@ -182,7 +182,7 @@ class SockoptReader(FamilyReader[bytes]):
     def __init__(
         self,
         read_one: Callable[[VirtualServerKey], ObservedVirtualServer | None],
-        ask: Ask = sockopt.ask_in,
+        ask: Ask = sockets.ask_in,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(clock)

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, Self
 
-from ipvsproxy.kernel.base import event_socket, message
+from ipvsproxy.kernel.base import message, sockets
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
 from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL, InterfaceAddress
@@ -70,7 +70,7 @@ def open_socket() -> socket.socket:
     Raises:
         OSError: the kernel refused it.
     """
-    return event_socket.open_event_socket(socket.NETLINK_ROUTE, _GROUPS, RECEIVE_BUFFER)
+    return sockets.open_event_socket(socket.NETLINK_ROUTE, _GROUPS, RECEIVE_BUFFER)
 
 
 class ChangeListener:
@@ -123,7 +123,7 @@ class ChangeListener:
         changes: list[Change] = []
         if len(self._own_ports) != self._filtered:
             self._filter_own()
-        for _ in range(event_socket.READS_AT_ONCE):
+        for _ in range(sockets.READS_AT_ONCE):
             try:
                 changes += self._decode(self._socket.recv(_DATAGRAM))
             except BlockingIOError:
@@ -154,7 +154,7 @@ class ChangeListener:
         """
         self._filtered = len(self._own_ports)
         with contextlib.suppress(OSError):  # it is only faster with the filter
-            event_socket.attach(self._socket, _filter_of(tuple(self._own_ports), self._route_protocol))
+            sockets.attach(self._socket, _filter_of(tuple(self._own_ports), self._route_protocol))
 
     def _decode(self, data: bytes) -> Iterator[Change]:
         try:
@@ -214,16 +214,16 @@ def _filter_of(ports: Collection[int], route_protocol: int) -> list[bytes]:
 
     It drops both if they have one of these port ids, and routes of another protocol number.
     """
-    by_port = event_socket.dropping(ports)
+    by_port = sockets.dropping(ports)
     return [
-        event_socket.load_half(4),  # nlmsg_type
+        sockets.load_half(4),  # nlmsg_type
         *(
-            event_socket.jump(event_socket.in_network_order("=H", kind), skipped)
+            sockets.jump(sockets.in_network_order("=H", kind), skipped)
             for kind, skipped in ((_NEWADDR, 6), (_DELADDR, 5), (_NEWROUTE, 2), (_DELROUTE, 1))
         ),
-        event_socket.end(event_socket.PASS),
-        event_socket.load_byte(message.HEADER.size + _ROUTE_PROTOCOL),
-        event_socket.jump(route_protocol, 0, len(by_port) - 1),
+        sockets.end(sockets.PASS),
+        sockets.load_byte(message.HEADER.size + _ROUTE_PROTOCOL),
+        sockets.jump(route_protocol, 0, len(by_port) - 1),
         *by_port,
     ]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
-from ipvsproxy.kernel.base import event_socket, message, netlink
+from ipvsproxy.kernel.base import message, netlink, sockets
 from ipvsproxy.kernel.base import nft_message as nft
 
 RECEIVE_BUFFER = 4 << 20
@@ -30,7 +30,7 @@ def open_socket() -> socket.socket:
     Raises:
         OSError: the kernel refused it.
     """
-    return event_socket.open_event_socket(NETLINK_NETFILTER, (_GROUP,), RECEIVE_BUFFER)
+    return sockets.open_event_socket(NETLINK_NETFILTER, (_GROUP,), RECEIVE_BUFFER)
 
 
 class NftChanges:
@@ -67,7 +67,7 @@ class NftChanges:
         is_changed = False
         if len(self._own_ports) != self._filtered:
             self._filter_own()
-        for _ in range(event_socket.READS_AT_ONCE):
+        for _ in range(sockets.READS_AT_ONCE):
             if self._socket is None:
                 return True
             try:
@@ -94,7 +94,7 @@ class NftChanges:
         self._filtered = len(self._own_ports)
         if self._socket is not None:
             with contextlib.suppress(OSError):  # it is only faster with the filter
-                event_socket.attach(self._socket, event_socket.dropping(self._own_ports))
+                sockets.attach(self._socket, sockets.dropping(self._own_ports))
 
     def _concerns_us(self, data: bytes) -> bool:
         try:

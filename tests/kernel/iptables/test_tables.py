@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ipvsproxy.kernel.base import modules, netlink, nft_message, sockopt
+from ipvsproxy.kernel.base import modules, netlink, nft_message, sockets
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables.tables import RuleChanges
@@ -38,7 +38,7 @@ def test_only_chains_of_the_family_in_question_count(family: Family) -> None:
 
 
 def test_an_answer_that_is_cut_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockopt, "ask", lambda *_: b"nat\0")
+    monkeypatch.setattr(sockets, "ask", lambda *_: b"nat\0")
     with pytest.raises(KernelError, match="the answer is incomplete"):
         iptables_tables.digest(Family.IPV4, "nat")
 

@@ -1,13 +1,17 @@
-"""Netlink sockets that receive notifications of the kernel, and never wait.
+"""Sockets besides those of netlink requests: for notifications, and for questions by ``getsockopt``.
 
-Filters make the kernel drop messages before a socket's queue: classic BPF (include/uapi/linux/filter.h).
+Sockets of notifications never wait. Filters make the kernel drop messages before a socket's queue: classic BPF
+(include/uapi/linux/filter.h).
 """
 
 import contextlib
 import ctypes
+import os
 import socket
 import struct
 from collections.abc import Collection, Sequence
+
+from ipvsproxy.kernel.base.errors import KernelError
 
 READS_AT_ONCE = 64
 """The most datagrams that a reader takes at once, so that a storm of events leaves its thread some time for other work."""
@@ -20,6 +24,7 @@ _SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
 _SO_ATTACH_FILTER = 26
 _INSTRUCTION = struct.Struct("=HBBI")  # sock_filter: code, instructions to skip if true, if false, operand
 _LOAD_HALF, _LOAD_BYTE, _LOAD_WORD, _JUMP_IF_EQUAL, _RETURN = 0x28, 0x30, 0x20, 0x15, 0x06
+_libc = ctypes.CDLL(None, use_errno=True)
 _PORT_OFFSET = 12  # nlmsg_pid of struct nlmsghdr
 
 
@@ -87,3 +92,29 @@ def dropping(ports: Collection[int]) -> list[bytes]:
 def in_network_order(code: str, value: int) -> int:
     """A number in the host's order as a filter loads it: as if it were in network order."""
     return int.from_bytes(struct.pack(code, value), "big")
+
+
+def ask(asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
+    """The answer to a question by ``getsockopt``: one buffer holds the question, and then the kernel's answer.
+
+    It is at most as long as the question. ``action`` is for the error.
+
+    Raises:
+        KernelError: the kernel refused the question.
+    """
+    buffer = bytearray(question)
+    return bytes(buffer[: ask_in(asking, level, option, buffer, action)])
+
+
+def ask_in(asking: socket.socket, level: int, option: int, buffer: bytearray, action: str) -> int:
+    """As ``ask``, with the answer in place of the question; returns the length of the answer. No byte is copied here.
+
+    Raises:
+        KernelError: the kernel refused the question.
+    """
+    length = ctypes.c_uint32(len(buffer))
+    begin = ctypes.byref(ctypes.c_char.from_buffer(buffer))
+    if _libc.getsockopt(asking.fileno(), level, option, begin, ctypes.byref(length)) != 0:
+        number = ctypes.get_errno()
+        raise KernelError(action=action, errno=number, detail=os.strerror(number))
+    return length.value

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from ipvsproxy.kernel.base.event_socket import open_event_socket
+from ipvsproxy.kernel.base.sockets import open_event_socket
 
 LINK_GROUP = 1
 
