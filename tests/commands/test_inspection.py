@@ -1,6 +1,6 @@
 """What commands that look are given: the same choices, the same doubts as ``run``."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
@@ -10,7 +10,7 @@ from ipvsproxy.commands import dry_run, inspection, plan
 from ipvsproxy.commands.inspection import Comparison, Inspected, UnknownStateError
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.sources.source import WatchStatus
+from ipvsproxy.daemon.sources.source import Source
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.node import NodeKernel
@@ -60,12 +60,8 @@ async def test_a_scheduler_that_the_kernel_has_not_is_replaced_as_run_does(
     assert [(line["event"], line["used"]) for line in logs] == ([("scheduler_not_found", "rr")] if used == "rr" else [])
 
 
-class EmptySource:
+class EmptySource(Source):
     """An API server that has just come up: it has nothing."""
-
-    statuses: Mapping[ObjectKind, WatchStatus] = {}
-    post = None
-    problem = ""
 
     def __init__(self) -> None:
         self.asked_again: dict[ObjectKind, float] = {}

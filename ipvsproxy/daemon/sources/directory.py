@@ -15,7 +15,7 @@ import json
 import os
 import pathlib
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import structlog
@@ -23,7 +23,7 @@ import yaml
 
 from ipvsproxy.daemon.base import inotify
 from ipvsproxy.daemon.base.timing import Backoff
-from ipvsproxy.daemon.sources.source import WatchStatus
+from ipvsproxy.daemon.sources.source import Deliver, Source
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
 from ipvsproxy.translate.api import decode, targets
 from ipvsproxy.translate.api.targets import Targets
@@ -214,8 +214,10 @@ class Stamp(NamedTuple):
     inode: int = 0
 
 
-class DirectorySource:
+class DirectorySource(Source):
     """A directory of manifests: files ending in .yaml, .yml or .json, without hidden files and subdirectories.
+
+    No list of it is in doubt: an object without a manifest has certainly been deleted.
 
     ``settle_s`` is the time without changes before the directory is read.
     """
@@ -227,25 +229,11 @@ class DirectorySource:
         self._stamps: dict[str, Stamp] = {}
         self._manifests = Manifests()
         self._is_listed = False
-        self.problem = ""
-        """As in ``Source``."""
         self._backoff = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - no secret
-
-    def list_again(self, kind: ObjectKind, at_s: float) -> None:
-        """Do nothing: an object without a manifest has certainly been deleted."""
 
     def describe(self) -> str:
         """The directory and, if it or a file cannot be read, its problem."""
         return f"directory {self._directory}" + (f": {self.problem}" if self.problem else "")
-
-    @property
-    def post(self) -> None:
-        """None, because a directory does not take objects."""
-
-    @property
-    def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
-        """Empty, because a directory has no watches."""
-        return {}
 
     async def targets(self) -> Targets:
         """As ``Source``. A directory that cannot be read has none."""
@@ -258,7 +246,7 @@ class DirectorySource:
             return {}
         return targets.of_documents(document for path in paths for document in documents(path))
 
-    async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+    async def run(self, deliver: Deliver) -> None:
         """Deliver events for ever: all objects, then differences; and the ends of their lists once every file can be read."""
         with inotify.DirectoryChanges(self._directory, self._poll_s) as changes:
             await self.read(deliver)
@@ -266,7 +254,7 @@ class DirectorySource:
                 await self._wait(changes, self._backoff.next_s() if self.problem else None)
                 await self.read(deliver)
 
-    async def read(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+    async def read(self, deliver: Deliver) -> None:
         """Read new and changed files, and deliver the differences. A directory that cannot be read has none."""
         try:
             # In a thread: thousands of manifests take seconds.

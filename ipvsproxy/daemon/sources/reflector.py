@@ -24,7 +24,7 @@ import math
 import random
 import time
 import urllib.parse
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, assert_never
 
@@ -59,10 +59,6 @@ LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Troub
 """After these, a watch cannot continue from its last version."""
 
 
-class LineTooLongError(Exception):
-    """A line of a watch exceeds the bound, which the message names."""
-
-
 class LineBuffer:
     """Makes whole lines of chunks.
 
@@ -79,13 +75,13 @@ class LineBuffer:
         """The lines that a chunk completes, without their ends and without empty lines.
 
         Raises:
-            LineTooLongError: a line is too long. The buffer cannot be used any more.
+            ApiError: a line is too long. The buffer cannot be used any more.
         """
         head, *tail = chunk.split(b"\n")
         self._pieces.append(head)
         self.pending_bytes += len(head)
         if self.pending_bytes > self._longest_bytes:
-            raise LineTooLongError(f"a line of the watch is longer than {self._longest_bytes} bytes")
+            raise ApiError(Trouble.GARBLED, f"a line of the watch is longer than {self._longest_bytes} bytes")
         if not tail:
             return []
         lines = [b"".join(self._pieces), *tail]
@@ -300,44 +296,38 @@ class Reflector:
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (Listing(self._kind),)
 
-        def deliver_some(events: Sequence[Put | Rejected], version: str) -> None:
-            nonlocal begins
-            self._version = version  # before the list is complete: if it breaks, the next one must not be older than these events
-            self.status.contact_s = self._pace.now()
-            keys.update(event.key for event in events if event.key)
-            deliver((*begins, *events))
-            begins = ()
-
         token = ""
         while True:
             query = self._resource.list_query("" if token else version, limit=limit, continue_token=token)
-            page = await self._page(connection, query, deliver_some)
-            self.status.contact_s = self._pace.now()
-            self._version, token, self._is_known_there = page.resource_version, page.continue_token, True
+            async with contextlib.aclosing(self._parts(connection, query)) as parts:
+                async for part in parts:
+                    # Before the list is complete: if it breaks, the next one must not be older than these events.
+                    self._version, token = part.resource_version, part.continue_token
+                    self.status.contact_s = self._pace.now()
+                    keys.update(event.key for event in part.events if event.key)
+                    if part.events:
+                        deliver((*begins, *part.events))
+                        begins = ()
+            self._is_known_there = True
             if not token:
                 return keys
 
-    async def _page(
-        self, connection: ApiConnection, query: str, deliver: Callable[[Sequence[Put | Rejected], str], None]
-    ) -> decode.ListPage:
-        """Read one answer; delivers items in parts of ``PAGE_ITEMS`` or a little more, with the version of the list."""
+    async def _parts(self, connection: ApiConnection, query: str) -> AsyncGenerator[decode.ListPage, None]:
+        """Read one answer in parts of ``PAGE_ITEMS`` or a little more. The last one, which may be empty, has the continuation."""
         reader = decode.ListReader(self._kind)
         events: list[Put | Rejected] = []
         async with contextlib.aclosing(connection.body(query)) as pieces:
             async for piece in pieces:
                 events += reader.feed(piece)
                 if len(events) >= PAGE_ITEMS:
-                    deliver(events, reader.resource_version)
-                    events = []
+                    yield decode.ListPage(tuple(events), reader.resource_version, "")
+                    events.clear()
                     await asyncio.sleep(0)
         try:
-            page = reader.finish()
+            rest = reader.finish()
         except decode.UndecodableError as error:
             raise ApiError(Trouble.GARBLED, str(error)) from error
-        events += page.events
-        if events:
-            deliver(events, page.resource_version)
-        return page
+        yield rest._replace(events=(*events, *rest.events))
 
     async def _watch(self, deliver: Deliver) -> None:
         """Watch once. Always raises ApiError: ENDED if the server has ended the watch regularly."""
@@ -387,9 +377,10 @@ class Reflector:
 
     async def _require_known(self, connection: ApiConnection) -> None:
         """Raise ApiError: EXPIRED if the server has not reached our version."""
-        page = await self._page(connection, self._resource.probe_query(self._version), lambda _, __: None)
-        if number(page.resource_version) < number(self._version):
-            raise BehindError(f"the server is at version {page.resource_version} again, after {self._version}")
+        async with contextlib.aclosing(self._parts(connection, self._resource.probe_query(self._version))) as parts:
+            version = [part.resource_version async for part in parts][-1]
+        if number(version) < number(self._version):
+            raise BehindError(f"the server is at version {version} again, after {self._version}")
         self._is_known_there = True
 
     def _note_contact(self) -> None:
@@ -407,7 +398,7 @@ class Reflector:
                 self._read_line(line, events)
                 self._is_known_there = True
                 self._retries.reset()
-        except (LineTooLongError, decode.UndecodableError) as error:
+        except decode.UndecodableError as error:
             raise ApiError(Trouble.GARBLED, str(error)) from error
         finally:
             if events:

@@ -71,6 +71,12 @@ class ApiError(Exception):
         return cls(troubles.get(code, other), f"status {code}: {message}", retry_after_s)
 
 
+OnRestart = Callable[[ObjectKind, Trouble], None]
+"""Called each time a list or watch starts again."""
+OnRequest = Callable[[str, str, float, str], None]
+"""Called after each request with its host, its code of HTTP or ``<error>``, its duration in seconds, and its method."""
+
+
 class BehindError(ApiError):
     """The server has not reached the requested version: it was restored, or it lags."""
 
@@ -99,13 +105,14 @@ class Source(Protocol):
     ``problem`` says what of it cannot be read now, although it is at hand; empty if that is nothing.
     """
 
-    problem: str
+    problem: str = ""
 
-    async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
+    async def run(self, deliver: Deliver) -> None:
         """Deliver events for ever."""
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
-        """List a kind once more at this time (of a monotonic clock), or soon after."""
+        """List a kind once more at this time (of a monotonic clock), or soon after, if a list may lack objects."""
+        del kind, at_s
 
     async def targets(self) -> Targets:
         """The pods behind all endpoints, read now, for people.
@@ -120,18 +127,16 @@ class Source(Protocol):
     @property
     def post(self) -> Post | None:
         """Creates an object in the source; None if that is impossible."""
+        return None
 
     @property
     def statuses(self) -> Mapping[ObjectKind, WatchStatus]:
         """The status of each watch; empty without watches."""
+        return {}
 
 
-async def make(
-    config: Config,
-    on_restart: Callable[[ObjectKind, Trouble], None] = lambda _kind, _trouble: None,
-    on_request: Callable[[str, str, float, str], None] = lambda _host, _code, _duration_s, _method: None,
-) -> Source:
-    """Make the configured source. Of an API server it reports restarts of watches and requests, for metrics.
+async def make(config: Config, on_restart: OnRestart = lambda *_: None, on_request: OnRequest = lambda *_: None) -> Source:
+    """Make the configured source, which calls ``on_restart`` and ``on_request`` if it is an API server.
 
     Raises:
         CannotStartError: it cannot work.

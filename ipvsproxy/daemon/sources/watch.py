@@ -27,10 +27,10 @@ from ipvsproxy.daemon.sources.credentials import Credentials, SourceError
 from ipvsproxy.daemon.sources.source import ApiError, Deliver, Trouble
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import ApiServersFound, ObjectKind, ServiceName
+from ipvsproxy.model.service import ApiServersFound, ObjectKind
 from ipvsproxy.translate.api import targets
 from ipvsproxy.translate.api.decode import UndecodableError
-from ipvsproxy.translate.api.targets import Target, Targets
+from ipvsproxy.translate.api.targets import Targets
 
 NAMES_TIMEOUT_S = 5
 """The bound for the addresses of the API server's name. Without an answer, only the address of the connection is known."""
@@ -59,7 +59,6 @@ HINTS: Mapping[Trouble, str] = {
 
 NO_ANSWER = "<error>"
 """The code in client-go's metrics of a request without an answer."""
-OnRequest = Callable[[str, str, float, str], None]
 PORTS: Mapping[str, int] = {"http": 80, "https": 443}
 _SocketAddress = tuple[str, int]
 
@@ -68,15 +67,12 @@ _USER_INFO = re.compile(r"//[^/\s]*@")  # name and password in the URL of a prox
 log = structlog.stdlib.get_logger(__name__)
 
 
-class KubernetesSource:
+class KubernetesSource(source.Source):
     """Lists and watches of an API server, with one reflector per kind.
 
     ``kubeconfig`` is a path; ``master`` is a URL that overrides the one of the kubeconfig; without both, the service account of
-    the pod is used. ``on_restart`` is called each time a list or watch starts again. ``on_request`` is called after each request
-    with its host, its code of HTTP or ``<error>``, its duration in seconds, and its method. ``statuses`` can be read at any time.
+    the pod is used. ``statuses`` can be read at any time.
     """
-
-    problem = ""
 
     def __init__(
         self,
@@ -85,8 +81,8 @@ class KubernetesSource:
         kubeconfig: str = "",
         master: str = "",
         service_account: str = credentials.SERVICE_ACCOUNT,
-        on_restart: Callable[[ObjectKind, Trouble], None] = lambda _kind, _trouble: None,
-        on_request: OnRequest = lambda _host, _code, _duration_s, _method: None,
+        on_restart: source.OnRestart = lambda *_: None,
+        on_request: source.OnRequest = lambda *_: None,
         pace: reflector.WatchPace | None = None,
     ) -> None:
         self._credentials = Credentials(kubeconfig, master, pathlib.Path(service_account))
@@ -134,27 +130,18 @@ class KubernetesSource:
                 group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
 
     async def targets(self) -> Targets:
-        """As ``Source``: a list of all EndpointSlices, page by page.
+        """As ``Source``: a list of all EndpointSlices, in one piece.
 
         Raises:
-            ApiError: a page could not be read.
+            ApiError: it could not be read.
         """
-        found: dict[tuple[ServiceName, RealServerKey], Target] = {}
-        token = ""
-        async with self._connect() as connection:
-            while True:
-                version = "" if token else reflector.ANY_VERSION
-                query = self._slices.list_query(version, limit=reflector.PAGE_ITEMS, continue_token=token)
-                async with contextlib.aclosing(connection.body(query)) as pieces:
-                    body = b"".join([piece async for piece in pieces])
-                try:
-                    page = targets.of_page(body)
-                except UndecodableError as error:
-                    raise ApiError(Trouble.GARBLED, str(error)) from error
-                found.update(page.targets)
-                token = page.continue_token
-                if not token:
-                    return found
+        query = self._slices.list_query(reflector.ANY_VERSION, limit=0)
+        async with self._connect() as connection, contextlib.aclosing(connection.body(query)) as pieces:
+            body = b"".join([piece async for piece in pieces])
+        try:
+            return targets.of_list(body)
+        except UndecodableError as error:
+            raise ApiError(Trouble.GARBLED, str(error)) from error
 
     async def post(self, path: str, body: Mapping[str, object]) -> None:
         """Create an object.
@@ -248,7 +235,7 @@ class _HttpConnection:
         self,
         transport: credentials.RESTClientObject,
         configuration: credentials.Configuration,
-        on_request: OnRequest,
+        on_request: source.OnRequest,
         on_peer: Callable[[_SocketAddress], None],
     ) -> None:
         self._transport = transport

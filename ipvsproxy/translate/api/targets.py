@@ -28,13 +28,6 @@ Targets = Mapping[tuple[ServiceName, RealServerKey], Target]
 """The targets by Service, and by address and port of the endpoint."""
 
 
-class TargetPage(NamedTuple):
-    """The targets of one page of a list. An empty ``continue_token`` means that it was the last one."""
-
-    targets: Targets
-    continue_token: str
-
-
 class _Reference(schema.Schema, frozen=True):
     kind: str | None = None
     namespace: str | None = None
@@ -53,27 +46,22 @@ class _Slice(schema.Schema, frozen=True):
     endpoints: list[_Endpoint] | None = None
 
 
-class _ListMetadata(schema.Schema, frozen=True):
-    continue_token: str | None = msgspec.field(name="continue", default=None)
-
-
-class _Page(schema.Schema, frozen=True):
-    metadata: _ListMetadata
+class _List(schema.Schema, frozen=True):
+    metadata: schema.Metadata
     items: list[msgspec.Raw] | None = None
 
 
-def of_page(body: bytes) -> TargetPage:
-    """The targets of a page of a list of EndpointSlices. An item that breaks the schema has none.
+def of_list(body: bytes) -> Targets:
+    """The targets of a list of EndpointSlices. An item that breaks the schema has none.
 
     Raises:
         UndecodableError: the body is not a list at all.
     """
     try:
-        page = msgspec.json.decode(body, type=_Page)
+        items = msgspec.json.decode(body, type=_List).items
     except _UNREADABLE as error:
         raise UndecodableError(f"list of EndpointSlices: {error}") from error
-    targets = {key: target for item in page.items or () for key, target in _of_item(item)}
-    return TargetPage(targets, page.metadata.continue_token or "")
+    return {key: target for item in items or () for key, target in _of_item(item)}
 
 
 def of_documents(documents: Iterable[object]) -> Targets:

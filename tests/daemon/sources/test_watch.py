@@ -393,9 +393,7 @@ async def test_kinds_do_not_wait_for_each_other(setup: Setup) -> None:
 # The pods behind endpoints
 
 
-@pytest.mark.parametrize("has_cache", [True, False])
-async def test_the_pods_behind_all_endpoints_are_listed_page_by_page(setup: Setup, *, has_cache: bool) -> None:
-    setup.server.has_cache = has_cache
+async def test_the_pods_behind_all_endpoints_are_listed(setup: Setup) -> None:
     for number in range(600):
         pod = {"addresses": [f"10.244.{number >> 8}.{number & 255}"], "targetRef": {"kind": "Pod", "name": f"pod-{number}"}}
         item = {**endpoint_slice(f"web-{number}"), "endpoints": [pod], "ports": [{"name": "", "port": 80}]}

@@ -33,27 +33,26 @@ def _endpoint(address: object = "10.244.0.1", node: str | None = "node-a", **ref
 POD = _endpoint(kind="Pod", namespace="demo", name="web-abc")
 
 
-def test_a_page_has_the_pod_and_node_of_each_endpoint_and_port_and_names_the_next_page() -> None:
+def test_a_list_has_the_pod_and_node_of_each_endpoint_and_port() -> None:
     item = _slice(POD, ports=[{"name": "a", "port": 8080}, {"name": "b", "port": 9090}])
-    page = targets.of_page(json.dumps({"metadata": {"continue": "next"}, "items": [item]}).encode())
+    found = targets.of_list(json.dumps({"metadata": {}, "items": [item]}).encode())
     expected = Target("demo/web-abc", "node-a")
-    assert page == ({(WEB, HERE): expected, (WEB, builders.backend("10.244.0.1", 9090)): expected}, "next")
+    assert found == {(WEB, HERE): expected, (WEB, builders.backend("10.244.0.1", 9090)): expected}
 
 
-def test_the_last_page_has_no_successor() -> None:
-    assert targets.of_page(b'{"metadata": {}, "items": null}') == ({}, "")
+def test_a_list_may_have_no_items() -> None:
+    assert targets.of_list(b'{"metadata": {}, "items": null}') == {}
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"items": []}', b"\xff"])
 def test_what_is_no_list_is_refused(body: bytes) -> None:
     with pytest.raises(UndecodableError, match="list of EndpointSlices"):
-        targets.of_page(body)
+        targets.of_list(body)
 
 
 def test_a_broken_item_has_no_targets_and_the_others_have() -> None:
     broken = _slice({"addresses": "10.0.0.1"})
-    page = targets.of_page(json.dumps({"metadata": {}, "items": [broken, _slice(POD)]}).encode())
-    assert set(page.targets) == {(WEB, HERE)}
+    assert set(targets.of_list(json.dumps({"metadata": {}, "items": [broken, _slice(POD)]}).encode())) == {(WEB, HERE)}
 
 
 @pytest.mark.parametrize(
