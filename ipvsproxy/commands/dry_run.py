@@ -169,8 +169,8 @@ async def _serve_on(node: inspection.Inspected, source: sources.Source, metrics:
     for name, address in (("health", listen.health), ("metrics", listen.metrics)):
         if address:
             log.info("serves", name=name, address=str(address))
-    health = routes.HealthRoutes(status.health, metrics.healthz, metrics.livez)
-    servers = routes.servers(listen, health.answer, routes.MetricsRoutes(config, metrics.expose).answer)
+    health = routes.health_server(status.health, metrics.healthz, metrics.livez)
+    servers = routes.servers(listen, health, routes.MetricsRoutes(lambda: config, metrics.expose).answer)
     await lifecycle.until_stopped(signals.stopping, status, [follow()], servers)
 
 

@@ -14,7 +14,7 @@ from ipvsproxy.daemon.events import Announcer, Recorder
 from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.health_check_node_ports import HealthChecks
-from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
+from ipvsproxy.daemon.http.routes import MetricsRoutes
 from ipvsproxy.daemon.loop import journal, leftovers, notifications
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.leftovers import Leftovers
@@ -66,8 +66,10 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
                 lambda: kernel.call(lambda node: node.remove_other_backend()),
                 time.monotonic,
             )
-            node = _Node(config, programs, source, metrics, left)
-            await node.serve(kernel, read_again, signals, late_rules)
+            choices, why_not = await requirements.until_answered(lambda: _choices(kernel, config, programs))
+            node = _Node(config, choices, kernel=kernel, programs=programs, source=source, metrics=metrics, leftovers=left)
+            node.note_scheduler(choices.translation.scheduler, why_not)
+            await node.serve(read_again, signals, late_rules)
     log.info("stopped", hint="the kernel stays as it is")
     return 0
 
@@ -76,15 +78,33 @@ class _Node:
     """The parts of a serving process and their connections."""
 
     def __init__(
-        self, config: Config, programs: Mapping[Family, Program], source: Source, metrics: Metrics, leftovers: Leftovers
+        self,
+        config: Config,
+        choices: Choices,
+        *,
+        kernel: KernelThread[NodeKernel],
+        programs: Mapping[Family, Program],
+        source: Source,
+        metrics: Metrics,
+        leftovers: Leftovers,
     ) -> None:
         self._config = config
+        self._kernel = kernel
         self._leftovers = leftovers
         self._programs = programs
         self._source = source
         self._metrics = metrics
         self._node_trouble = ""
         self._store = Store(started_s=time.time(), guard=Guard(config.guard_percent))
+        self._engine = Engine(
+            settings=choices.settings,
+            translation=choices.translation,
+            policy=choices.policy,
+            store=self._store,
+            kernel=kernel,
+            watcher=self,
+            prepare=functools.partial(_inherit_sets, kernel, tuple(programs)),
+        )
         self._staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
         self._status = Status(
             families=programs,
@@ -94,81 +114,55 @@ class _Node:
             stale=self._staleness.stale,
             stale_turns_away=config.servers.stale_watch_unhealthy,
             missing=lambda: self._store.missing,
+            unreadable=lambda: (*self._engine.unreadable, *filter(None, [source.problem])),
+            leftovers=lambda: leftovers.reasons,
+            source_problem=lambda: source.problem,
         )
         self._recorder = Recorder(node_name=config.node_name, post=source.post, on_outcome=metrics.announced)
         self._announcer = Announcer(node_name=config.node_name, recorder=self._recorder, store=self._store, status=self._status)
         self._health_checks = HealthChecks(
             is_healthy=lambda: self._status.is_healthy and not self._status.is_turned_away, on_failure=self._announcer.port_failed
         )
-        self._health_routes = HealthRoutes(self._status.health, metrics.healthz, metrics.livez)
-        self._metrics_routes = MetricsRoutes(config, metrics.expose)
         self._audited = asyncio.Event()
-        self._pages: Pages | None = None
-        self._shows_page = config.servers.ui
+        self._pages: Pages
 
-    async def serve(
-        self, kernel: KernelThread[NodeKernel], read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event
-    ) -> None:
+    async def serve(self, read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event) -> None:
         """Serve until a signal. ``late_rules`` is set when a program of iptables ends for which the loop no longer waits."""
-        choices, why_not = await requirements.until_answered(lambda: _choices(kernel, self._config, self._programs))
-        self._note_scheduler(choices.translation.scheduler, why_not)
-        engine = Engine(
-            settings=choices.settings,
-            translation=choices.translation,
-            policy=choices.policy,
-            store=self._store,
-            kernel=kernel,
-            watcher=self,
-            prepare=functools.partial(_inherit_sets, kernel, tuple(self._programs)),
-        )
-        apply = functools.partial(self._reconfigure, kernel, engine)
-        reloader = Reloader(self._config, read_again, apply, self._metrics.configured)
+        config, kernel, engine = self._config, self._kernel, self._engine
+        reloader = Reloader(config, read_again, self._reconfigure, self._metrics.configured)
         signals.install(reloader.ask)
-        self._status.source_problem = lambda: self._source.problem
-        self._status.unreadable = lambda: (*engine.unreadable, *filter(None, [self._source.problem]))
-        self._status.leftovers = lambda: self._leftovers.reasons
-        counters = kernel.standing_in(await kernel.call(lambda node: node.traffic))
-        pages = self._pages = self._show(counters, engine)
-        self._metrics_routes.ui = pages.answer
+        self._pages = self._show(kernel.standing_in(await kernel.call(lambda node: node.traffic)))
         self._announcer.start()
-        lifecycle.set_oom_score(self._config.oom_score_adj)
-        for warning in self._config.warnings(self._programs):
+        lifecycle.set_oom_score(config.oom_score_adj)
+        for warning in config.warnings(self._programs):
             log.warning("configuration_notice", notice=warning)
         log.info(
             "starting",
-            node=self._config.node_name,
-            scheduler=choices.translation.scheduler,
+            node=config.node_name,
+            scheduler=engine.translation.scheduler,
             families=[family.label for family in self._programs],
             iptables=sorted({program.variant for program in self._programs.values()}),
         )
         work = (
             # Interfaces and rules are followed before they are read, so that no change is missed.
-            notifications.follow_interfaces(
-                engine, await kernel.call(lambda node: node.ports), self._config.drivers.route_protocol
-            ),
+            notifications.follow_interfaces(engine, await kernel.call(lambda node: node.ports), config.drivers.route_protocol),
             notifications.follow_rules(engine, await kernel.call(lambda node: node.rules_changes)),
             kernel.call(lambda node: node.read_rules(tuple(self._programs))),  # these processes run while the lists arrive
-            self._source.run(lambda events: self._deliver(events, engine)),
+            self._source.run(self._deliver),
             engine.run(),
             _pass_on_late_rules(late_rules, engine),
             self._leftovers.run(),
             self._find_host_ports(),
             self._staleness.run(),
             self._recorder.run(),
-            sources.wait_for_lists(
-                self._store,
-                self._source,
-                silent=sources.log_silence,
-                heal=functools.partial(self._give_up_api_servers, kernel, engine),
-            ),
+            sources.wait_for_lists(self._store, self._source, silent=sources.log_silence, heal=self._give_up_api_servers),
             reloader.run(),
-            pages.run(),
+            self._pages.run(),
             lifecycle.watch_descriptors(),
         )
-        servers = (
-            *routes.servers(self._config.servers, self._health_routes.answer, self._metrics_routes.answer),
-            self._health_checks.run(),
-        )
+        health = routes.health_server(self._status.health, self._metrics.healthz, self._metrics.livez)
+        metrics = MetricsRoutes(lambda: self._config, self._metrics.expose, self._pages.answer)
+        servers = (*routes.servers(config.servers, health, metrics.answer), self._health_checks.run())
         await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
 
     # The loop's Watcher.
@@ -193,16 +187,15 @@ class _Node:
         self._leftovers.synced(summary)
         if summary.is_audit:
             self._audited.set()
-        if self._pages and self._config.servers.metrics and self._shows_page:
+        listen = self._config.servers
+        if listen.metrics and listen.ui:
             self._pages.synced(summary)
 
-    async def _give_up_api_servers(self, kernel: KernelThread[NodeKernel], engine: Engine) -> None:
+    async def _give_up_api_servers(self) -> None:
         """Give up addresses of API servers that a former process, or a kube-proxy, has bound for Services. None answers now."""
-        give_up = functools.partial(
-            requirements.give_up, api_servers=self._store.api_servers, allowed=engine.translation.allowed_addresses
-        )
+        servers, allowed = self._store.api_servers, self._engine.translation.allowed_addresses
         try:
-            done = await kernel.call(give_up)
+            done = await self._kernel.call(lambda node: requirements.give_up(node, api_servers=servers, allowed=allowed))
         except KernelError as error:
             log.warning("api_server_address_kept", error=str(error), hint="nothing is given up before all sets could be read")
             return
@@ -211,7 +204,7 @@ class _Node:
             self._status.note(API_SERVER_HIDDEN, message)
             log.error("api_server_address_given_up", done=done, hint="no Service gets the address of an API server")
 
-    def _note_scheduler(self, name: str, why_not: str) -> None:
+    def note_scheduler(self, name: str, why_not: str) -> None:
         """Log and announce a scheduler that replaces the configured one; ``why_not`` is empty without a replacement."""
         self._status.note(SCHEDULER_MISSING, f"{why_not}; {name} is used instead" if why_not else "")
         if why_not:
@@ -235,24 +228,24 @@ class _Node:
             await self._audited.wait()
             self._audited.clear()
 
-    async def _reconfigure(self, kernel: KernelThread[NodeKernel], engine: Engine, new: Config) -> None:
+    async def _reconfigure(self, new: Config) -> None:
         """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
         try:
-            choices, why_not = await _choices(kernel, new, self._programs)
+            choices, why_not = await _choices(self._kernel, new, self._programs)
         except (CannotStartError, KernelError) as error:
             raise CannotApplyError(str(error)) from error
-        engine.reconfigure(*choices)
+        self._config = new
+        self._engine.reconfigure(*choices)
         lifecycle.set_up_log(new)
         lifecycle.set_oom_score(new.oom_score_adj)
-        self._metrics_routes.reconfigure(new)
-        self._shows_page = new.servers.ui
         self._status.sync_period_s = new.engine.audit_interval_s
-        self._note_scheduler(choices.translation.scheduler, why_not)
+        self.note_scheduler(choices.translation.scheduler, why_not)
 
-    def _show(self, counters: KernelThread[TrafficReader], engine: Engine) -> Pages:
+    def _show(self, counters: KernelThread[TrafficReader]) -> Pages:
         """Connect the metrics to the parts that they show; returns the page of this node."""
+        config = self._config
         figures = Sources(
-            survey=engine.survey,
+            survey=self._engine.survey,
             store=self._store,
             status=self._status,
             clock=time.monotonic,
@@ -265,23 +258,23 @@ class _Node:
         sampler = Sampler(counters, time.monotonic)
         traffic = Traffic(
             sampler=sampler,
-            survey=engine.survey,
+            survey=self._engine.survey,
             store=self._store,
             clock=time.monotonic,
-            limit=self._config.servers.service_metrics_limit,
-            of_endpoints=self._config.servers.endpoint_metrics,
+            limit=config.servers.service_metrics_limit,
+            of_endpoints=config.servers.endpoint_metrics,
         )
         self._metrics.show(self._programs, figures, traffic)
         return Pages(
             figures,
             sampler,
-            node_name=self._config.node_name,
-            translation=lambda: engine.translation,
-            source="manifests" if self._config.source.manifests else "API server",
+            node_name=config.node_name,
+            translation=lambda: self._engine.translation,
+            source="manifests" if config.source.manifests else "API server",
             programs=lambda: self._programs,
         )
 
-    def _deliver(self, events: Sequence[Event], engine: Engine) -> None:
+    def _deliver(self, events: Sequence[Event]) -> None:
         journal.log_received(events)
         now = time.monotonic()
         was_complete = self._store.is_complete
@@ -294,7 +287,7 @@ class _Node:
         if self._store.is_complete:
             before, self._node_trouble = self._node_trouble, self._status.node_trouble
             journal.log_node(self._config.node_name, before, self._node_trouble)
-        engine.changed(now)
+        self._engine.changed(now)
 
 
 async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: Mapping[Family, Program]) -> tuple[Choices, str]:

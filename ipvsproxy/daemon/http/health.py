@@ -79,21 +79,23 @@ class Status:
         stale: Callable[[], Collection[ObjectKind]] = tuple,
         stale_turns_away: bool = False,
         missing: Callable[[], Collection[ObjectKind]] = tuple,
+        unreadable: Callable[[], Collection[str]] = tuple,
+        leftovers: Callable[[], Collection[str]] = tuple,
+        source_problem: Callable[[], str] = str,
     ) -> None:
         """``wall_clock`` gives seconds since the epoch. The first sync counts as due from now on.
 
         ``stale`` returns the kinds whose watches are stale; with ``stale_turns_away`` they turn load balancers away.
-        ``missing`` returns the kinds without a complete first list.
+        ``missing`` returns the kinds without a complete first list, ``unreadable`` a sentence for each part of the kernel that
+        cannot be read now, and ``leftovers`` one for each place where what another proxy or backend has left resists removal.
+        ``source_problem`` returns what the source cannot read now, although it is at hand; empty if that is nothing.
         """
         self.families = tuple(sorted(families))
         self.node: Node | None = None
         self.notices: list[Notice] = []
-        self.unreadable: Callable[[], Collection[str]] = tuple
-        """Returns one sentence for each part of the kernel that cannot be read now."""
-        self.leftovers: Callable[[], Collection[str]] = tuple
-        """Returns one sentence for each place where what another proxy or backend has left resists removal now."""
-        self.source_problem: Callable[[], str] = str
-        """Returns what the source cannot read now, although it is at hand; empty if that is nothing."""
+        self.unreadable = unreadable
+        self.leftovers = leftovers
+        self.source_problem = source_problem
         self._stale = stale
         self._stale_turns_away = stale_turns_away
         self._missing = missing

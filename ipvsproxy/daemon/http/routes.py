@@ -3,6 +3,7 @@
 A new page is one more entry of a table here.
 """
 
+import functools
 import importlib.metadata
 import inspect
 import json
@@ -47,39 +48,33 @@ async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-class HealthRoutes:
+def health_server(health: Callable[[], Health], on_healthz: Callable[[int], None], on_livez: Callable[[int], None]) -> Handler:
     """The health server. ``on_healthz`` and ``on_livez`` are called with the status of each answer."""
 
-    def __init__(self, health: Callable[[], Health], on_healthz: Callable[[int], None], on_livez: Callable[[int], None]) -> None:
-        self._health = health
-        self._on_healthz = on_healthz
-        self._on_livez = on_livez
-        self._pages: Mapping[str, Page] = {"/healthz": self._healthz, "/livez": self._livez}
+    def page(render: Callable[[Health], Answer], on_answer: Callable[[int], None]) -> Page:
+        def answer(_request: Request) -> Answer:
+            answer = render(health())
+            on_answer(answer.status)
+            return answer
 
-    async def answer(self, request: Request) -> Answer:
-        """Answer a request."""
-        return await respond(self._pages, request)
-
-    def _healthz(self, _request: Request) -> Answer:
-        answer = healthz(self._health())
-        self._on_healthz(answer.status)
         return answer
 
-    def _livez(self, _request: Request) -> Answer:
-        answer = livez(self._health())
-        self._on_livez(answer.status)
-        return answer
+    return functools.partial(respond, {"/healthz": page(healthz, on_healthz), "/livez": page(livez, on_livez)})
 
 
 class MetricsRoutes:
     """The metrics server. ``expose`` makes the page of ``/metrics``. ``/healthz`` only shows that the server answers."""
 
-    def __init__(self, config: Config, expose: Callable[[str, str], Awaitable[Answer]]) -> None:
-        """``expose`` takes the headers ``Accept`` and ``Accept-Encoding``, empty if absent."""
+    def __init__(
+        self, config: Callable[[], Config], expose: Callable[[str, str], Awaitable[Answer]], ui: Handler | None = None
+    ) -> None:
+        """``config`` returns the configuration in force.
+
+        ``expose`` takes the headers ``Accept`` and ``Accept-Encoding``, empty if absent; ``ui`` answers all below ``/ui/``.
+        """
         self._config = config
         self._expose = expose
-        self.ui: Handler | None = None
-        """Answers everything below ``/ui/``."""
+        self._ui = ui
         self._started_s = time.time()
         self._checks = 0
         self._pages: Mapping[str, Page] = {
@@ -88,20 +83,16 @@ class MetricsRoutes:
             "/healthz": self._ping,
             "/healthz/ping": self._ping,
             "/proxyMode": lambda _: MODE_PAGE,
-            "/configz": lambda _: configz(file.document(self._config)),
-            "/flagz": lambda _: flagz(file.flags_of(self._config)),
+            "/configz": lambda _: configz(file.document(self._config())),
+            "/flagz": lambda _: flagz(file.flags_of(self._config())),
             "/statusz": self._statusz,
             "/debug/flags/v": self._verbosity,
         }
 
-    def reconfigure(self, config: Config) -> None:
-        """Show another configuration as in force."""
-        self._config = config
-
     async def answer(self, request: Request) -> Answer:
         """Answer a request."""
-        if self.ui and self._config.servers.ui and f"{request.path}/".startswith(UI):
-            return await self.ui(request)
+        if self._ui and self._config().servers.ui and f"{request.path}/".startswith(UI):
+            return await self._ui(request)
         return await respond(self._pages, request)
 
     def _metrics(self, request: Request) -> Awaitable[Answer]:
@@ -121,7 +112,7 @@ class MetricsRoutes:
         return statusz(started_s=self._started_s, now_s=time.time(), version=version, paths=SHOWN_PATHS)
 
     def _verbosity(self, request: Request) -> Answer:
-        if not self._config.logging.profiling:
+        if not self._config().logging.profiling:
             return server.NOT_FOUND_PAGE
         if request.method != "PUT":
             return METHOD_PAGE
@@ -129,7 +120,7 @@ class MetricsRoutes:
             level = parse_level(request.body.decode("ascii", errors="replace").strip())
         except ValueError:
             return verbosity(None)
-        logs.set_up(json=self._config.logging.format is Format.JSON, verbosity=level)
+        logs.set_up(json=self._config().logging.format is Format.JSON, verbosity=level)
         log.warning("verbosity_changed", verbosity=level)
         return verbosity(level)
 

@@ -12,7 +12,7 @@ from ipvsproxy.config.settings import ListenAddress, Servers
 from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.http import health_check_node_ports, routes, server
 from ipvsproxy.daemon.http.health import FamilyHealth, Health, Status
-from ipvsproxy.daemon.http.routes import HealthRoutes, MetricsRoutes
+from ipvsproxy.daemon.http.routes import MetricsRoutes
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.model.net import Family, parse_address
@@ -34,15 +34,15 @@ RECORDED = golden_fixtures.recording("default", "P0")["health"]
 class Node:
     """A node that serves two ports of loopback."""
 
-    def __init__(self, servers: Servers | None = None, *flags: str) -> None:
+    def __init__(self, servers: Servers | None = None, *flags: str, ui: server.Handler | None = None) -> None:
         self.clock = Clock()
         self.status = Status(families=BOTH, sync_period_s=30, clock=self.clock, wall_clock=lambda: 1_795_255_200.0)
         self.status.node = builders.node()
         self.metrics = Metrics()
         config = loading.from_flags("--ipvs-scheduler=wrr", *flags)
         self.config = dataclasses.replace(config, servers=servers or config.servers)
-        self.health_routes = HealthRoutes(self.status.health, self.metrics.healthz, self.metrics.livez)
-        self.metrics_routes = MetricsRoutes(self.config, self.metrics.expose)
+        self.answer_health = routes.health_server(self.status.health, self.metrics.healthz, self.metrics.livez)
+        self.metrics_routes = MetricsRoutes(lambda: self.config, self.metrics.expose, ui)
         reconciler = Reconciler(Policy())
         sources = Sources(survey=reconciler.survey, store=Store(started_s=0), status=self.status, clock=self.clock)
         self.metrics.show(BOTH, sources)
@@ -53,12 +53,12 @@ class Node:
         self.status.synced(summary())
 
     def servers(self) -> list[Coroutine[None, None, None]]:
-        return list(routes.servers(self.config.servers, self.health_routes.answer, self.metrics_routes.answer))
+        return list(routes.servers(self.config.servers, self.answer_health, self.metrics_routes.answer))
 
 
 @contextlib.asynccontextmanager
 async def _health(node: Node) -> AsyncIterator[int]:
-    listener = await server.listen(LOOPBACK, 0, node.health_routes.answer)
+    listener = await server.listen(LOOPBACK, 0, node.answer_health)
     yield listener.port
     await listener.close()
 
@@ -207,14 +207,13 @@ async def test_the_page_of_the_node_is_there_unless_the_configuration_turns_it_o
         asked.append(request.path)
         return routes.OK_PAGE
 
-    node = Node()
-    node.metrics_routes.ui = show
+    node = Node(ui=show)
     paths = ("/ui", "/ui/", "/ui/page.js", "/ui/api/node.json")
     for path in paths:
         assert (await node.metrics_routes.answer(server.Request(path, {}, {}))).status == 200
     assert asked == list(paths)
     assert (await node.metrics_routes.answer(server.Request("/uix", {}, {}))).status == 404
-    node.metrics_routes.reconfigure(loading.from_flags("--ui=false"))
+    node.config = loading.from_flags("--ui=false")
     for path in paths:
         assert (await node.metrics_routes.answer(server.Request(path, {}, {}))).status == 404
     assert (await node.metrics_routes.answer(server.Request("/healthz", {}, {}))).status == 200
