@@ -86,27 +86,23 @@ class _Pending:
     count: int = 1
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Recorder:
-    """Takes events at any time, and writes them in the background. Without ``post``, all are dropped."""
+    """Takes events at any time, and writes them in the background. Without ``post``, all are dropped.
 
-    def __init__(
-        self,
-        *,
-        node_name: str,
-        post: Post | None,
-        on_outcome: Callable[[str], None] = lambda _outcome: None,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
-        dice: random.Random | None = None,
-    ) -> None:
-        """``on_outcome`` gets the outcome of each event: ``posted``, ``failed``, or ``dropped`` by a rate limit."""
-        self._node_name = node_name
-        self._post = post
-        self._on_outcome = on_outcome
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._dice = dice or random.Random()  # noqa: S311 - no secret
-        self._all = timing.Bucket(BURST, REFILL_S, clock())
+    ``on_outcome`` gets the outcome of each event: ``posted``, ``failed``, or ``dropped`` by a rate limit.
+    """
+
+    node_name: str
+    post: Post | None
+    on_outcome: Callable[[str], None] = lambda _outcome: None
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    dice: random.Random | None = None
+
+    def __post_init__(self) -> None:
+        self._dice = self.dice or random.Random()  # noqa: S311 - no secret
+        self._all = timing.Bucket(BURST, REFILL_S, self.clock())
         self._objects: timing.RateLimits[Regarding] = timing.RateLimits(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
         self._repeats: dict[KubernetesEvent, int] = {}
         self._pending: dict[KubernetesEvent, _Pending] = {}
@@ -114,18 +110,18 @@ class Recorder:
 
     def record(self, event: KubernetesEvent) -> None:
         """Queue an event for writing."""
-        if self._post is None:
+        if self.post is None:
             return
         event = event._replace(note=_shorten(event.note))
         waiting = self._pending.get(event)
         if waiting:
             waiting.count += 1
             return
-        now = self._clock()
+        now = self.clock()
         if len(self._pending) >= MOST_PENDING or not self._objects.take(event.regarding, now) or not self._all.take(now):
             if event in self._repeats or len(self._repeats) < MOST_OBJECTS:
                 self._repeats[event] = self._repeats.get(event, 0) + 1
-            self._on_outcome("dropped")
+            self.on_outcome("dropped")
             return
         due_s = now + (self._dice.uniform(0, SPREAD_S) if event.everywhere else 0)
         self._pending[event] = _Pending(due_s, 1 + self._repeats.pop(event, 0))
@@ -137,32 +133,32 @@ class Recorder:
             self._wake.clear()
             due_s = min((waiting.due_s for waiting in self._pending.values()), default=None)
             try:
-                async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self._clock())):
+                async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self.clock())):
                     await self._wake.wait()
             except TimeoutError:
                 await self.write_due()
 
     async def write_due(self) -> None:
         """Write all events that are due."""
-        now = self._clock()
+        now = self.clock()
         for event in [event for event, waiting in self._pending.items() if waiting.due_s <= now]:
             await self._write(event, self._pending.pop(event).count)
 
     async def _write(self, event: KubernetesEvent, count: int) -> None:
-        if self._post is None:
+        if self.post is None:
             return
         namespace = event.regarding.namespace or "default"
         try:
-            await self._post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._body(event, namespace, count))
+            await self.post(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", self._body(event, namespace, count))
         except ApiError as error:
             if not (event.everywhere and str(error).startswith(CONFLICT)):
                 log.debug("event_not_written", reason=event.reason, error=str(error))
-                self._on_outcome("failed")
+                self.on_outcome("failed")
                 return
-        self._on_outcome("posted")
+        self.on_outcome("posted")
 
     def _body(self, event: KubernetesEvent, namespace: str, count: int) -> Mapping[str, object]:
-        regarding, now_s = event.regarding, self._wall_clock()
+        regarding, now_s = event.regarding, self.wall_clock()
         if event.everywhere:
             mark = hashlib.sha256(f"{regarding.uid} {event.reason} {event.note}".encode()).hexdigest()[:16]
         else:
@@ -174,7 +170,7 @@ class Recorder:
             "eventTime": _render_time(now_s),
             **({"series": {"count": count, "lastObservedTime": _render_time(now_s)}} if count > 1 else {}),
             "reportingController": CONTROLLER,
-            "reportingInstance": f"{CONTROLLER}-{self._node_name}"[:128],
+            "reportingInstance": f"{CONTROLLER}-{self.node_name}"[:128],
             "action": event.action,
             "reason": event.reason,
             "regarding": {

@@ -66,43 +66,34 @@ class Health:
         return max((family.updated_s for family in self.families.values()), default=None)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Status:
-    """Follows the syncs of the loop. ``clock`` measures the age of changes; ``wall_clock`` is for people."""
+    """Follows the syncs of the loop. ``clock`` measures the age of changes; ``wall_clock`` is for people.
 
-    def __init__(
-        self,
-        *,
-        families: Collection[Family],
-        sync_period_s: float,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        stale: Callable[[], Collection[ObjectKind]] = tuple,
-        stale_turns_away: bool = False,
-        missing: Callable[[], Collection[ObjectKind]] = tuple,
-        unreadable: Callable[[], Collection[str]] = tuple,
-        leftovers: Callable[[], Collection[str]] = tuple,
-        source_problem: Callable[[], str] = str,
-    ) -> None:
-        """``wall_clock`` gives seconds since the epoch. The first sync counts as due from now on.
+    ``wall_clock`` gives seconds since the epoch. The first sync counts as due from now on.
 
-        ``stale`` returns the kinds whose watches are stale; with ``stale_turns_away`` they turn load balancers away.
-        ``missing`` returns the kinds without a complete first list, ``unreadable`` a sentence for each part of the kernel that
-        cannot be read now, and ``leftovers`` one for each place where what another proxy or backend has left resists removal.
-        ``source_problem`` returns what the source cannot read now, although it is at hand; empty if that is nothing.
-        """
-        self.families = tuple(sorted(families))
+    ``stale`` returns the kinds whose watches are stale; with ``stale_turns_away`` they turn load balancers away.
+    ``missing`` returns the kinds without a complete first list, ``unreadable`` a sentence for each part of the kernel that
+    cannot be read now, and ``leftovers`` one for each place where what another proxy or backend has left resists removal.
+    ``source_problem`` returns what the source cannot read now, although it is at hand; empty if that is nothing.
+    """
+
+    families: Collection[Family]
+    sync_period_s: float
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    stale: Callable[[], Collection[ObjectKind]] = tuple
+    stale_turns_away: bool = False
+    missing: Callable[[], Collection[ObjectKind]] = tuple
+    unreadable: Callable[[], Collection[str]] = tuple
+    leftovers: Callable[[], Collection[str]] = tuple
+    source_problem: Callable[[], str] = str
+
+    def __post_init__(self) -> None:
+        self.families = tuple(sorted(self.families))
         self.node: Node | None = None
         self.notices: list[Notice] = []
-        self.unreadable = unreadable
-        self.leftovers = leftovers
-        self.source_problem = source_problem
-        self._stale = stale
-        self._stale_turns_away = stale_turns_away
-        self._missing = missing
-        self.sync_period_s = sync_period_s
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._queued_s: float | None = clock()
+        self._queued_s: float | None = self.clock()
         self._incomplete_since_s: dict[Family, float] = {}
         self._updated: dict[Family, float] = {}
         self._unmet_settings: Mapping[str, str] = {}
@@ -131,7 +122,7 @@ class Status:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended."""
-        now_s = self._wall_clock()
+        now_s = self.wall_clock()
         self._unmet_settings = summary.unmet_settings
         for family in self.families:
             if family not in summary.lacking:
@@ -146,7 +137,7 @@ class Status:
     def oldest_change_age_s(self) -> float:
         """The age of the oldest change that is not in force; 0 without one."""
         waiting = [*self._incomplete_since_s.values(), *(() if self._queued_s is None else (self._queued_s,))]
-        return self._clock() - min(waiting) if waiting else 0.0
+        return self.clock() - min(waiting) if waiting else 0.0
 
     @property
     def is_healthy(self) -> bool:
@@ -169,16 +160,16 @@ class Status:
     @property
     def is_turned_away(self) -> bool:
         """Whether load balancers are turned away, since this node may serve outdated Services."""
-        return bool(self.source_problem()) or (self._stale_turns_away and bool(self._stale()))
+        return bool(self.source_problem()) or (self.stale_turns_away and bool(self.stale()))
 
     def health(self) -> Health:
         """The health of the node now."""
         return Health(
-            now_s=self._wall_clock(),
+            now_s=self.wall_clock(),
             is_healthy=self.is_healthy,
             is_eligible=self.is_eligible,
-            stale=self._stale(),
-            missing=self._missing(),
+            stale=self.stale(),
+            missing=self.missing(),
             unreadable=self.unreadable(),
             leftovers=self.leftovers(),
             unmet_settings=self._unmet_settings,
@@ -190,7 +181,7 @@ class Status:
         )
 
     def _is_late(self, family: Family) -> bool:
-        if self._missing():
+        if self.missing():
             return False
         since = [time_s for time_s in (self._queued_s, self._incomplete_since_s.get(family)) if time_s is not None]
-        return bool(since) and self._clock() - min(since) >= LATE_PERIODS * self.sync_period_s
+        return bool(since) and self.clock() - min(since) >= LATE_PERIODS * self.sync_period_s

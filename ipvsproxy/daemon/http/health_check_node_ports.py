@@ -10,6 +10,7 @@ rest is for the kernel, programs, the API server and the servers of this node.
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import json
 import random
@@ -76,22 +77,20 @@ class _Failure(NamedTuple):
     reason: str
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class HealthChecks:
-    """The health-check ports of all Services. ``is_healthy`` returns whether the node is healthy."""
+    """The health-check ports of all Services. ``is_healthy`` returns whether the node is healthy.
 
-    def __init__(
-        self,
-        *,
-        is_healthy: Callable[[], bool],
-        open_listener: Open | None = None,
-        on_failure: Callable[[ServiceName, int, str], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``on_failure`` gets the Service and port that could not be opened, and why."""
-        self._is_healthy = is_healthy
-        self._open_listener = open_listener or opener()
-        self._on_failure = on_failure
-        self._clock = clock
+    ``on_failure`` gets the Service and port that could not be opened, and why.
+    """
+
+    is_healthy: Callable[[], bool]
+    open_listener: Open | None = None
+    on_failure: Callable[[ServiceName, int, str], None] | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._open_listener = self.open_listener or opener()
         self._dice = random.Random()  # noqa: S311  # no secret
         self._desired: Mapping[HealthCheckPort, HealthCheck] = {}
         self._addresses: Mapping[Family, tuple[Address, ...]] = {}
@@ -149,7 +148,7 @@ class HealthChecks:
         for endpoint in desired:
             if endpoint not in self._open:
                 await self._try_to_open(endpoint)
-        return min((max(0.0, failure.due_s - self._clock()) for failure in self._failures.values()), default=None)
+        return min((max(0.0, failure.due_s - self.clock()) for failure in self._failures.values()), default=None)
 
     def _check_at(self, endpoint: ListeningAddress) -> HealthCheck | None:
         """The health check of an endpoint, from the other family if its own has none; None if the port is not desired."""
@@ -159,7 +158,7 @@ class HealthChecks:
 
     async def _try_to_open(self, endpoint: ListeningAddress) -> None:
         failure = self._failures.get(endpoint)
-        if failure and self._clock() < failure.due_s:
+        if failure and self.clock() < failure.due_s:
             return
         try:
             await self._open_within_share(endpoint)
@@ -167,11 +166,11 @@ class HealthChecks:
             backoff = failure.backoff if failure else Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=self._dice)
             delay_s = backoff.next_s()
             reason = error.strerror or str(error)
-            self._failures[endpoint] = _Failure(backoff, self._clock() + delay_s, reason)
+            self._failures[endpoint] = _Failure(backoff, self.clock() + delay_s, reason)
             if failure is None or failure.reason != reason:
                 log.error("health_check_port_not_opened", address=str(endpoint), error=reason, retry_in_s=round(delay_s, 1))
-            if self._on_failure and (check := self._check_at(endpoint)):
-                self._on_failure(check.owner.service, endpoint.port, reason)
+            if self.on_failure and (check := self._check_at(endpoint)):
+                self.on_failure(check.owner.service, endpoint.port, reason)
         else:
             self._failures.pop(endpoint, None)
             self._log_change("health_check_port_opened", endpoint)
@@ -189,7 +188,7 @@ class HealthChecks:
         check = self._check_at(endpoint)
         if check is None:  # it went a moment ago
             return NOT_DESIRED
-        return service_health(check.owner.service, check.local_endpoints, is_healthy=self._is_healthy())
+        return service_health(check.owner.service, check.local_endpoints, is_healthy=self.is_healthy())
 
 
 def service_health(service: ServiceName, local_endpoints: int, *, is_healthy: bool) -> Answer:

@@ -179,28 +179,25 @@ class _State:
     due_s: float = math.inf
 
 
+@dataclasses.dataclass(eq=False)
 class Leftovers:
-    """Examines places and removes rules beside the loop, so that a waiting program of iptables delays nothing else."""
+    """Examines places and removes rules beside the loop, so that a waiting program of iptables delays nothing else.
 
-    def __init__(
-        self,
-        remains: Mapping[AnyPlace, Remains],
-        remove_other_backend: Callable[[], Awaitable[Collection[str]]],
-        clock: Callable[[], float],
-        in_thread: Callable[..., Awaitable[Examined]] = asyncio.to_thread,
-    ) -> None:
-        """``in_thread`` examines a place in another thread.
+    ``in_thread`` examines a place in another thread.
 
-        ``remove_other_backend`` removes what the other backend holds of ours, and returns the sets that rules still use. It may
-        raise KernelError and OSError.
-        """
-        self._clock = clock
-        self._in_thread = in_thread
-        self._remove_other_backend = remove_other_backend
+    ``remove_other_backend`` removes what the other backend holds of ours, and returns the sets that rules still use. It may
+    raise KernelError and OSError.
+    """
+
+    remains: Mapping[AnyPlace, Remains]
+    remove_other_backend: Callable[[], Awaitable[Collection[str]]]
+    clock: Callable[[], float]
+    in_thread: Callable[..., Awaitable[Examined]] = asyncio.to_thread
+
+    def __post_init__(self) -> None:
         self._wake = asyncio.Event()
         self._in_force: frozenset[Family] = frozenset()
-        self._remains = remains
-        self._states = {place: _State() for place in remains}
+        self._states = {place: _State() for place in self.remains}
         self._other_backend = _State()
         self._returns = leftovers.Returns()
 
@@ -246,22 +243,22 @@ class Leftovers:
     async def _pause(self) -> None:
         due_s = min((state.due_s for _, families, state in self._all() if families <= self._in_force), default=math.inf)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if due_s == math.inf else max(0.0, due_s - self._clock())):
+            async with asyncio.timeout(None if due_s == math.inf else max(0.0, due_s - self.clock())):
                 await self._wake.wait()
         self._wake.clear()
 
     async def _examine_where_due(self) -> None:
         for place, families, state in self._all():
-            now = self._clock()
+            now = self.clock()
             if not families <= self._in_force or state.due_s > now:
                 continue
             state.due_s = math.inf
             try:
                 if place is None:
-                    self._take_in_used(state, await self._remove_other_backend())
+                    self._take_in_used(state, await self.remove_other_backend())
                 else:
                     may_remove = self._returns.due_s(place) <= now
-                    examined = await self._in_thread(self._remains[place], state.known, may_remove=may_remove)
+                    examined = await self.in_thread(self.remains[place], state.known, may_remove=may_remove)
                     self._take_in(place, state, examined)
             except (KernelError, OSError) as error:
                 self._fail(place, state, str(error))
@@ -269,7 +266,7 @@ class Leftovers:
     def _fail(self, place: AnyPlace | None, state: _State, error: str, patience: int = 1) -> None:
         """An examination or removal has failed, which is logged once ``patience`` have failed in a row."""
         state.failures += 1
-        state.due_s = self._clock() + retry.delay_s(state.failures)
+        state.due_s = self.clock() + retry.delay_s(state.failures)
         if state.failures < patience:
             return
         if place is None:
@@ -289,7 +286,7 @@ class Leftovers:
         if examined.failure:
             self._fail(place, state, examined.failure)
             return
-        now, removal = self._clock(), examined.removal
+        now, removal = self.clock(), examined.removal
         comes_back = self._returns.comes_back(place, now)
         state.failures = 0
         state.known = None if removal.is_needed else examined

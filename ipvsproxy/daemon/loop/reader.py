@@ -64,18 +64,20 @@ class _Reading:
     errors: list[str] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass(eq=False)
 class KernelReader:
-    """Reads the kernel for a reconciler. Times are those of ``clock``."""
+    """Reads the kernel for a reconciler. Times are those of ``clock``.
 
-    def __init__(
-        self,
-        reconciler: Reconciler,
-        kernel: KernelThread[Kernel],
-        journal: Journal,
-        clock: Callable[[], float],
-        processor_clock: Callable[[], float],
-    ) -> None:
-        """``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds."""
+    ``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds.
+    """
+
+    reconciler: Reconciler
+    kernel: KernelThread[Kernel]
+    journal: Journal
+    clock: Callable[[], float]
+    processor_clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._families: Collection[Family] = ()
         self._audit_interval_s = math.inf
         self._drift_check_interval_s = math.inf
@@ -91,11 +93,6 @@ class KernelReader:
         self._rest_ends_s = 0.0
         self._resync_delay_s = FIRST_RESYNC_DELAY_S
         self._whole_poll_cost_s = 0.0
-        self._reconciler = reconciler
-        self._kernel = kernel
-        self._journal = journal
-        self._clock = clock
-        self._processor_clock = processor_clock
 
     @property
     def addresses(self) -> tuple[InterfaceAddress, ...]:
@@ -149,13 +146,13 @@ class KernelReader:
 
     async def observe(self) -> bool:
         """Read the whole kernel. Returns whether all of it could be read; unreadable parts keep their last observed state."""
-        now = self._clock()
+        now = self.clock()
         # Set before the reading: a change meanwhile asks for another one.
         self._audit_due_s, self._poll_due_s = now + self._audit_interval_s, now + self._poll_interval_s
         self._whole_poll_due_s = now + self._drift_check_interval_s
         self._reading = None
         sets, families, sysctls = self._subjects()
-        observation = await self._kernel.call(lambda kernel: kernel.observe(sets, families, sysctls))
+        observation = await self.kernel.call(lambda kernel: kernel.observe(sets, families, sysctls))
         await self._take_in(observation)
         self._note_errors(observation.errors, is_audit=True)
         return not observation.errors
@@ -171,8 +168,8 @@ class KernelReader:
 
     async def read_on(self) -> None:
         """Read one part of an audit or a poll. Begins one if none is under way."""
-        now, used_s = self._clock(), self._processor_clock()
-        if self._reading is None and self._audit_due_s <= now and not self._reconciler.observer.has_observed_all:
+        now, used_s = self.clock(), self.processor_clock()
+        if self._reading is None and self._audit_due_s <= now and not self.reconciler.observer.has_observed_all:
             # Only all witnesses, read at once, show which virtual servers are ours.
             await self.observe()
             self._has_audited = True
@@ -186,28 +183,26 @@ class KernelReader:
                 self._whole_poll_due_s = math.inf
             if is_audit:
                 self._audit_due_s = math.inf
-                self._reconciler.observer.begin_audit()
+                self.reconciler.observer.begin_audit()
             sets, families, sysctls = self._subjects()
-            parts = await self._kernel.call(
-                lambda kernel: kernel.poll(sets, families, sysctls, thorough=is_audit, whole=is_whole)
-            )
+            parts = await self.kernel.call(lambda kernel: kernel.poll(sets, families, sysctls, thorough=is_audit, whole=is_whole))
             self._reading = _Reading(parts, is_audit, is_whole, now)
         reading = self._reading
-        part = await self._kernel.call(lambda _: next(reading.parts, None))
+        part = await self.kernel.call(lambda _: next(reading.parts, None))
         if part is not None:
             await self._take_in(part)
             self._reading.errors += part.errors
             self._reading.lacks_witnesses |= bool(part.errors) and not part.is_of_rules
-        self._reading.cost_s += self._processor_clock() - used_s
+        self._reading.cost_s += self.processor_clock() - used_s
         if part is None:
             done, self._reading = self._reading, None
             await self._finish(done)
 
     async def _finish(self, done: _Reading) -> None:
-        now = self._clock()
+        now = self.clock()
         if not done.lacks_witnesses:
-            self._has_drifted |= bool(self._reconciler.observer.newcomers)
-            await in_slices(self._reconciler.observer.concluding(now), self._clock)
+            self._has_drifted |= bool(self.reconciler.observer.newcomers)
+            await in_slices(self.reconciler.observer.concluding(now), self.clock)
         poll_cost_s = 0.0
         if done.is_audit:
             self._audit_due_s = min(self._audit_due_s, done.began_s + max(self._audit_interval_s, done.cost_s / AUDIT_SHARE))
@@ -229,14 +224,14 @@ class KernelReader:
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
         """The variable subjects of a reading: sets, families, settings."""
-        sets, sysctls = self._reconciler.survey.subjects()
+        sets, sysctls = self.reconciler.survey.subjects()
         return sets, self._families, sysctls
 
     async def _take_in(self, part: Observation) -> None:
-        now = self._clock()
-        await in_slices(self._reconciler.observer.observing(part, now), self._clock)
-        news = self._reconciler.take_drift_news()
-        self._journal.log_drift(news)
+        now = self.clock()
+        await in_slices(self.reconciler.observer.observing(part, now), self.clock)
+        news = self.reconciler.take_drift_news()
+        self.journal.log_drift(news)
         self._has_drifted |= bool(news.drifted)
         self._drifted.update(news.drifted)
         if part.interface_addresses is not None:
@@ -250,14 +245,14 @@ class KernelReader:
             log.info("kernel_readable")
         self._unreadable = frozenset(errors)
         if errors and self._poll_due_s:  # 0: a notification meanwhile is not postponed
-            self._poll_due_s = self._whole_poll_due_s = self._clock() + POLL_INTERVAL_AFTER_FAILURE_S
+            self._poll_due_s = self._whole_poll_due_s = self.clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()
 
     async def read_addresses(self) -> bool:
         """Read ``addresses``. If that fails, everything is read soon. Returns whether it succeeded."""
         try:
-            self._addresses = await self._kernel.call(lambda kernel: kernel.interface_addresses())
+            self._addresses = await self.kernel.call(lambda kernel: kernel.interface_addresses())
         except KernelError as error:
             self._read_again_soon()
             log.error("addresses_unreadable", error=str(error))
@@ -273,5 +268,5 @@ class KernelReader:
         self._has_audited = False
 
     def _read_again_soon(self) -> None:
-        self._audit_due_s = min(self._audit_due_s, self._clock() + self._resync_delay_s)
+        self._audit_due_s = min(self._audit_due_s, self.clock() + self._resync_delay_s)
         self._resync_delay_s = min(LONGEST_RESYNC_DELAY_S, self._resync_delay_s * 2)

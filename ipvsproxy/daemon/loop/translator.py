@@ -42,6 +42,7 @@ class _SkeletonInputs(NamedTuple):
     routed: frozenset[VirtualServerKey]
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Translator:
     """Passes desired state to a reconciler. No Service has any before the first ``update_view``.
 
@@ -51,24 +52,16 @@ class Translator:
     ``settings`` are the operator's choices for Services and rules.
     """
 
-    def __init__(
-        self,
-        *,
-        node_name: str,
-        settings: Settings,
-        sysctls: tuple[Sysctl, ...],
-        timeouts: Timeouts | None,
-        store: Store,
-        reconciler: Reconciler,
-    ) -> None:
-        self.settings = settings
+    node_name: str
+    settings: Settings
+    sysctls: tuple[Sysctl, ...]
+    timeouts: Timeouts | None
+    store: Store
+    reconciler: Reconciler
+
+    def __post_init__(self) -> None:
         self._known_schedulers: set[str] = set()
         self._refusals = _Refusals()
-        self._node_name = node_name
-        self._sysctls = sysctls
-        self._timeouts = timeouts
-        self._store = store
-        self._reconciler = reconciler
         self._view: view.NodeView | None = None
         self._unknown_pods: frozenset[Family] = frozenset()
         """The families of the last log line about local pods that cannot be distinguished from others."""
@@ -81,7 +74,7 @@ class Translator:
     @property
     def unknown_schedulers(self) -> AbstractSet[str]:
         """The schedulers of annotations about which nothing was noted yet."""
-        return self._store.schedulers - self._known_schedulers
+        return self.store.schedulers - self._known_schedulers
 
     def note_scheduler(self, name: str, why_missing: str, now: float, *, for_now: bool = False) -> None:
         """Note whether the kernel has a scheduler, or why not. ``for_now``: it remains unknown."""
@@ -90,7 +83,7 @@ class Translator:
             missing[name] = why_missing
         if missing != self.settings.missing_schedulers:
             self.settings = dataclasses.replace(self.settings, missing_schedulers=missing)
-            self._store.touch_all(now)
+            self.store.touch_all(now)
         if not for_now:
             self._known_schedulers.add(name)
 
@@ -111,15 +104,15 @@ class Translator:
         """Use other choices from the next ``put_node`` and ``update_view`` on."""
         self.settings = settings
         self._known_schedulers.clear()
-        self._sysctls = sysctls
-        self._timeouts = timeouts
+        self.sysctls = sysctls
+        self.timeouts = timeouts
         self._view = None
         self._skeleton_inputs.clear()
 
     def put_node(self) -> None:
         """Pass on the needs of the node, which are the same for any Services, and the addresses of node ports."""
-        self._put_node_port_ranges(self._store.node(self._node_name))
-        self._reconciler.put_node(self.settings.families, self._sysctls, self._timeouts)
+        self._put_node_port_ranges(self.store.node(self.node_name))
+        self.reconciler.put_node(self.settings.families, self.sysctls, self.timeouts)
 
     def update_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
         """Make the view of the node with these addresses of its interfaces.
@@ -127,8 +120,8 @@ class Translator:
         If it differs from the last one, all Services count as changed at ``now``, in the store. Node ports stay for a while on
         addresses that went.
         """
-        node = self._store.node(self._node_name)
-        api_servers = self._store.api_servers.union(self._endpoints_of_api_servers())
+        node = self.store.node(self.node_name)
+        api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
         self._api_servers |= api_servers
         is_due = self._lingering.is_due(now)
         if self._view is not None and self._view_inputs == (node, addresses, api_servers) and not is_due:
@@ -139,7 +132,7 @@ class Translator:
         self._put_node_port_ranges(node)
         node_view = view.view_node(
             self.settings,
-            self._node_name,
+            self.node_name,
             node,
             addresses,
             api_servers,
@@ -153,11 +146,11 @@ class Translator:
                 )
             self._view = node_view
             self._log_unknown_pods(node_view)
-            self._store.touch_all(now)
+            self.store.touch_all(now)
         return node_view
 
     def _put_node_port_ranges(self, node: Node | None) -> None:
-        self._reconciler.observer.node_port_ranges = view.node_port_ranges(self.settings, node)
+        self.reconciler.observer.node_port_ranges = view.node_port_ranges(self.settings, node)
 
     def _log_unknown_pods(self, node_view: view.NodeView) -> None:
         """Log the families whose local pods cannot be distinguished from others, once until they change."""
@@ -174,7 +167,7 @@ class Translator:
 
     def _endpoints_of_api_servers(self) -> Iterator[RealServerKey]:
         """The API servers, from the endpoints of their own Service."""
-        for item in self._store.slices_of(refusal.KUBERNETES):
+        for item in self.store.slices_of(refusal.KUBERNETES):
             for port in item.ports:
                 yield from (RealServerKey.of(endpoint.address, port.port) for endpoint in item.endpoints)
 
@@ -192,15 +185,15 @@ class Translator:
 
         A Service counts as one endpoint more than it has, for each of its ports.
         """
-        service, desired, work = self._store.services.get(name), None, 1
+        service, desired, work = self.store.services.get(name), None, 1
         if service is not None and self._view is not None:
-            slices = self._store.slices_of(name)
-            remembered = self._store.is_only_remembered(name)
+            slices = self.store.slices_of(name)
+            remembered = self.store.is_only_remembered(name)
             desired = yield from state.translating(service, slices, self._view, self.settings, remembered=remembered)
             work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
         journal.log_desired(name, desired)
         self._refusals.note(name, service, desired)
-        yield from self._reconciler.putting(name, desired)
+        yield from self.reconciler.putting(name, desired)
         return work
 
     def with_refusals(self, changes: Changes) -> Changes:
@@ -214,14 +207,14 @@ class Translator:
         """
         if self._view is None:
             return
-        survey = self._reconciler.survey
+        survey = self.reconciler.survey
         refused = survey.refused(settled=settled)
         routed = survey.routed(refused, settled=settled)
         for family in self.settings.families:
             inputs = _SkeletonInputs(self._view, survey.occupied(family, settled=settled), refused, routed)
             if self._skeleton_inputs.get(family) != inputs:
                 self._skeleton_inputs[family] = inputs
-                self._reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, **inputs._asdict()))
+                self.reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, **inputs._asdict()))
 
 
 class _Refusals:

@@ -44,29 +44,26 @@ class CannotApplyError(Exception):
     """A configuration cannot be put in force now. Nothing of it is in force."""
 
 
+@dataclasses.dataclass(eq=False)
 class Reloader:
-    """Keeps the configuration in force equal to the file. ``config`` is the configuration in force."""
+    """Keeps the configuration in force equal to the file. ``config`` is the configuration in force.
 
-    def __init__(
-        self,
-        config: Config,
-        read: Callable[[], Config],
-        apply: Callable[[Config], Awaitable[None]],
-        on_outcome: Callable[[bool], object] = lambda _: None,
-    ) -> None:
-        """``read`` loads the configuration as at the start, and raises ConfigError.
+    ``read`` loads the configuration as at the start, and raises ConfigError.
 
-        ``apply`` puts a configuration in force as a whole, or raises CannotApplyError and changes nothing. ``on_outcome`` gets
-        whether the file is in force, after each reading.
-        """
-        self.config = config
-        self._path = pathlib.Path(config.config_file) if config.config_file else None
-        self._read = read
-        self._apply = apply
-        self._on_outcome = on_outcome
+    ``apply`` puts a configuration in force as a whole, or raises CannotApplyError and changes nothing. ``on_outcome`` gets
+    whether the file is in force, after each reading.
+    """
+
+    config: Config
+    read: Callable[[], Config]
+    apply: Callable[[Config], Awaitable[None]]
+    on_outcome: Callable[[bool], object] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._path = pathlib.Path(self.config.config_file) if self.config.config_file else None
         self._content: bytes | None = None
         self._is_accepted = True
-        """Whether the file as last read is in force, except for settings that need a restart."""
+        """Whether the file as last self.read is in force, except for settings that need a restart."""
         self._logged: tuple[str, Config | None] | None = None
         """The last logged failure with its configuration; None for a refused file."""
         self._retry_due_s = math.inf
@@ -109,12 +106,12 @@ class Reloader:
         self._is_accepted = await self._reload(was_asked=was_asked)
         if self._is_accepted:
             self._logged = None
-        self._on_outcome(self._is_accepted)
+        self.on_outcome(self._is_accepted)
 
     async def _reload(self, *, was_asked: bool) -> bool:
         """Put the file in force, except for settings that need a restart. Returns whether it is in force."""
         try:
-            new = self._read()
+            new = self.read()
         except ConfigError as error:
             self._retry_later()
             if (str(error), None) != self._logged:
@@ -132,7 +129,7 @@ class Reloader:
         if applied:
             after = self._without(new, late)
             try:
-                await self._apply(after)
+                await self.apply(after)
             except CannotApplyError as error:
                 self._try_again_later(str(error), after, applied)
                 return False

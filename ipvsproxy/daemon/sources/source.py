@@ -170,31 +170,31 @@ CHECK_INTERVAL_S = 5.0
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+@dataclasses.dataclass(eq=False)
 class Staleness:
     """Detects stale watches. ``clock`` is the one of the watches. With ``limit_s`` 0, no watch is ever stale."""
 
-    def __init__(
-        self, watches: Callable[[], Mapping[ObjectKind, WatchStatus]], *, limit_s: float, clock: Callable[[], float]
-    ) -> None:
-        self._watches = watches
-        self._limit_s = limit_s
-        self._clock = clock
-        self._began_s = clock()
+    watches: Callable[[], Mapping[ObjectKind, WatchStatus]]
+    limit_s: float
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock()
         self._logged: Collection[ObjectKind] = ()
 
     def stale(self) -> Collection[ObjectKind]:
         """The kinds whose watch is stale now."""
-        if not self._limit_s:
+        if not self.limit_s:
             return []
-        oldest_s = self._clock() - self._limit_s
-        return [kind for kind, one in self._watches().items() if (one.contact_s or self._began_s) <= oldest_s]
+        oldest_s = self.clock() - self.limit_s
+        return [kind for kind, one in self.watches().items() if (one.contact_s or self._began_s) <= oldest_s]
 
     def check(self) -> None:
         """Log watches that have become stale since the last check, and watches that are no longer stale."""
         stale = self.stale()
         for kind in stale:
             if kind not in self._logged:
-                log.error("watch_stale", kind=kind.value, silent_for_s=round(self._limit_s), hint="see watch_failed")
+                log.error("watch_stale", kind=kind.value, silent_for_s=round(self.limit_s), hint="see watch_failed")
         for kind in self._logged:
             if kind not in stale:
                 log.info("watch_no_longer_stale", kind=kind.value)

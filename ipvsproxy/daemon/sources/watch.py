@@ -9,6 +9,7 @@ connection, which follows a 401.
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import pathlib
 import re
@@ -228,21 +229,18 @@ async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
         await each.list_and_watch(deliver)
 
 
+@dataclasses.dataclass(eq=False)
 class _HttpConnection:
     """A ``Connection`` over the transport of the library."""
 
-    def __init__(
-        self,
-        transport: credentials.RESTClientObject,
-        configuration: credentials.Configuration,
-        on_request: source.OnRequest,
-        on_peer: Callable[[_SocketAddress], None],
-    ) -> None:
-        self._transport = transport
-        self._on_request = on_request
-        self._on_peer = on_peer
-        self._host = configuration.host or ""
-        token = configuration.api_key.get("BearerToken", "").strip()
+    transport: credentials.RESTClientObject
+    configuration: credentials.Configuration
+    on_request: source.OnRequest
+    on_peer: Callable[[_SocketAddress], None]
+
+    def __post_init__(self) -> None:
+        self._host = self.configuration.host or ""
+        token = self.configuration.api_key.get("BearerToken", "").strip()
         self._headers = HEADERS | ({"Authorization": token} if token else {})
 
     async def body(self, path: str) -> AsyncGenerator[bytes, None]:
@@ -258,7 +256,7 @@ class _HttpConnection:
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         async with self._request(path, idle_s) as response:
-            _keep_alive(response, self._on_peer)
+            _keep_alive(response, self.on_peer)
             yield b""
             with _reading(idle_s):
                 # Not by lines: the longest line of the reader is far below a Service with its annotations.
@@ -274,7 +272,7 @@ class _HttpConnection:
         code = ""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                response: aiohttp.ClientResponse = await self._transport.request(
+                response: aiohttp.ClientResponse = await self.transport.request(
                     method,
                     self._host + path,
                     headers=dict(self._headers),
@@ -291,7 +289,7 @@ class _HttpConnection:
             raise ApiError(Trouble.UNREACHABLE, _reason(error)) from error
         finally:
             if code:  # Not after a cancellation by us.
-                self._on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s, method)
+                self.on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s, method)
         async with response:
             if response.status not in (200, 201):
                 with _reading(idle_s):
