@@ -235,7 +235,7 @@ async def following(
 
     task = asyncio.create_task(source.run(deliver))
     waiting = asyncio.create_task(listed.wait())
-    patience = asyncio.create_task(sources.wait_for_lists(store, source, silent=silent, waiting=sources.show_progress))
+    patience = asyncio.create_task(sources.wait_for_lists(store, source, silent=silent, waiting=complain))
     try:
         done, _ = await asyncio.wait({task, waiting, patience}, return_when=asyncio.FIRST_COMPLETED)
         for one in done:

@@ -31,10 +31,10 @@ def _wait_for_all_parts() -> None:
 
     usual = reader.KernelReader.observe
 
-    async def observe(self: reader.KernelReader) -> bool:
-        if not await usual(self):
+    async def observe(self: reader.KernelReader) -> None:
+        await usual(self)
+        if self.unreadable:
             await asyncio.Event().wait()
-        return True
 
     reader.KernelReader.observe = observe  # type: ignore[method-assign]  # as above
 

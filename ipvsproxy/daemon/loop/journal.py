@@ -1,5 +1,6 @@
 """The loop's log lines: each fact once, and one line for each sync with operations."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
@@ -97,6 +98,22 @@ def log_node(name: str, before: str, trouble: str) -> None:
         log.info("load_balancers_welcome", node=name)
 
 
+@dataclasses.dataclass(slots=True)
+class _Lines:
+    """Lines with a rate limit. Those above it are counted, and the next allowed line shows their number."""
+
+    limit: timing.Bucket
+    untold: int = 0
+
+    def log(self, now: float, write: Callable[..., object], event: str, **keys: object) -> None:
+        """Log a line, or count it."""
+        if not self.limit.take(now):
+            self.untold += 1
+            return
+        untold, self.untold = self.untold, 0
+        write(event, **keys, **({"untold": untold} if untold else {}))
+
+
 class Journal:
     """Remembers what it has logged, and limits the rate of lines.
 
@@ -106,11 +123,9 @@ class Journal:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lines = timing.Bucket(BURST, REFILL_S, clock())
-        self._syncs = timing.Bucket(SYNCS_BURST, SYNCS_REFILL_S, clock())
+        self._lines = _Lines(timing.Bucket(BURST, REFILL_S, clock()))
+        self._syncs = _Lines(timing.Bucket(SYNCS_BURST, SYNCS_REFILL_S, clock()))
         self._subjects: timing.RateLimits[object] = timing.RateLimits(SUBJECT_BURST, SUBJECT_REFILL_S, MOST_SUBJECTS)
-        self._untold = 0
-        self._untold_syncs = 0
         self._conflicts: set[Conflict] = set()
         self._doubted: frozenset[ObjectKind] = frozenset()
         self._settings: Mapping[str, str] = {}
@@ -128,7 +143,7 @@ class Journal:
             if invalid and self._is_allowed((complaint.kind, complaint.name, complaint.where), len(invalid)):
                 for skipped in invalid[:PARTS_SHOWN]:
                     self._log_limited(log.warning, "part_not_used", **about, field=skipped.field, reason=skipped.reason)
-                self._untold += len(invalid[PARTS_SHOWN:])
+                self._lines.untold += len(invalid[PARTS_SHOWN:])
             for skipped in complaint.skipped:
                 if not skipped.invalid:
                     log.debug("part_not_used", **about, field=skipped.field, reason=skipped.reason)
@@ -215,37 +230,25 @@ class Journal:
             if not isinstance(outcome.operation.item, Sysctl):
                 failed = {"operation": str(outcome.operation), "error": outcome.error, "errno": outcome.errno}
                 self._log_limited(log.error, "operation_failed", **failed)
-        if not (changes.services or report.done or report.failed):
-            return
-        if not self._syncs.take(self._clock()):
-            self._untold_syncs += 1
-            return
-        untold, self._untold_syncs = self._untold_syncs, 0
-        log.info(
-            "synced",
-            services=len(changes.services),
-            operations=sum(report.done.values()),
-            failed=sum(report.failed.values()),
-            pending=report.pending,
-            draining=draining,
-            duration_s=round(summary.duration_s, 4),
-            **_if_any(untold),
-        )
+        if changes.services or report.done or report.failed:
+            self._syncs.log(
+                self._clock(),
+                log.info,
+                "synced",
+                services=len(changes.services),
+                operations=sum(report.done.values()),
+                failed=sum(report.failed.values()),
+                pending=report.pending,
+                draining=draining,
+                duration_s=round(summary.duration_s, 4),
+            )
 
     def _is_allowed(self, subject: object, lines: int = 1) -> bool:
         """Whether the rate limits allow a line about this subject now; if not, its lines count as untold."""
         if self._subjects.take(subject, self._clock()):
             return True
-        self._untold += lines
+        self._lines.untold += lines
         return False
 
     def _log_limited(self, write: Callable[..., object], event: str, **keys: object) -> None:
-        if not self._lines.take(self._clock()):
-            self._untold += 1
-            return
-        untold, self._untold = self._untold, 0
-        write(event, **keys, **_if_any(untold))
-
-
-def _if_any(untold: int) -> Mapping[str, int]:
-    return {"untold": untold} if untold else {}
+        self._lines.log(self._clock(), write, event, **keys)

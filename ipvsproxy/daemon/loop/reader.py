@@ -24,6 +24,7 @@ from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.state import Observation
+from ipvsproxy.reconcile.operations import retry
 from ipvsproxy.reconcile.reconciler import Reconciler
 
 POLL_INTERVAL_S = 3.0
@@ -41,8 +42,6 @@ AUDIT_SHARE = 0.1
 REST_FACTOR = 4
 """The pause after a reading, as a multiple of its cost, up to ``POLL_INTERVAL_S``. It holds for notifications, too: a program
 that changes the kernel all the time must not cost us a processor."""
-FIRST_RESYNC_DELAY_S = 1.0
-LONGEST_RESYNC_DELAY_S = 60.0
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -84,35 +83,23 @@ class KernelReader:
         self._audit_due_s = 0.0
         self._poll_due_s = 0.0
         self._whole_poll_due_s = 0.0
-        self._addresses: tuple[InterfaceAddress, ...] = ()
+        self.addresses: tuple[InterfaceAddress, ...] = ()
+        """The addresses of all interfaces but our device, as last read."""
         self._has_drifted = False
-        self._has_audited = False
+        self.has_audited = False
+        """Whether an audit has ended since the last call of ``synced``."""
         self._drifted: Counter[str] = Counter()
-        self._unreadable: frozenset[str] = frozenset()
+        self.unreadable: frozenset[str] = frozenset()
+        """Why parts of the kernel could not be read at the last attempt, one sentence each."""
         self._reading: _Reading | None = None
         self._rest_ends_s = 0.0
-        self._resync_delay_s = FIRST_RESYNC_DELAY_S
+        self._failures = 0
         self._whole_poll_cost_s = 0.0
-
-    @property
-    def addresses(self) -> tuple[InterfaceAddress, ...]:
-        """The addresses of all interfaces but our device, as last read."""
-        return self._addresses
-
-    @property
-    def unreadable(self) -> Collection[str]:
-        """Why parts of the kernel could not be read at the last attempt, one sentence each."""
-        return self._unreadable
-
-    @property
-    def has_audited(self) -> bool:
-        """Whether an audit has ended since the last call of ``synced``."""
-        return self._has_audited
 
     @property
     def has_news(self) -> bool:
         """Whether an audit has ended or drift was observed, and no reading is under way: its parts depend on each other."""
-        return (self._has_drifted or self._has_audited) and self._reading is None
+        return (self._has_drifted or self.has_audited) and self._reading is None
 
     def take_drifted(self) -> Mapping[str, int]:
         """The number of drifted objects, by kind, that were found since the last call."""
@@ -144,8 +131,8 @@ class KernelReader:
         """A sync begins: it repairs the drift observed so far."""
         self._has_drifted = False
 
-    async def observe(self) -> bool:
-        """Read the whole kernel. Returns whether all of it could be read; unreadable parts keep their last observed state."""
+    async def observe(self) -> None:
+        """Read the whole kernel. Unreadable parts keep their last observed state."""
         now = self.clock()
         # Set before the reading: a change meanwhile asks for another one.
         self._audit_due_s, self._poll_due_s = now + self._audit_interval_s, now + self._poll_interval_s
@@ -155,7 +142,6 @@ class KernelReader:
         observation = await self.kernel.call(lambda kernel: kernel.observe(sets, families, sysctls))
         await self._take_in(observation)
         self._note_errors(observation.errors, is_audit=True)
-        return not observation.errors
 
     @property
     def next_part_s(self) -> float:
@@ -172,7 +158,7 @@ class KernelReader:
         if self._reading is None and self._audit_due_s <= now and not self.reconciler.observer.has_observed_all:
             # Only all witnesses, read at once, show which virtual servers are ours.
             await self.observe()
-            self._has_audited = True
+            self.has_audited = True
             return
         if self._reading is None:
             is_audit = self._audit_due_s <= now
@@ -219,7 +205,7 @@ class KernelReader:
             self._whole_poll_due_s = 0.0  # another program writes, perhaps also what this poll has not read
         self._poll_due_s = min(self._poll_due_s, done.began_s + max(self._poll_interval_s, poll_cost_s / POLL_SHARE))
         self._rest_ends_s = now + min(POLL_INTERVAL_S, REST_FACTOR * done.cost_s)
-        self._has_audited |= done.is_audit
+        self.has_audited |= done.is_audit
         self._note_errors(done.errors, is_audit=done.is_audit)
 
     def _subjects(self) -> tuple[list[str], Collection[Family], list[str]]:
@@ -235,15 +221,15 @@ class KernelReader:
         self._has_drifted |= bool(news.drifted)
         self._drifted.update(news.drifted)
         if part.interface_addresses is not None:
-            self._addresses = part.interface_addresses
+            self.addresses = part.interface_addresses
 
     def _note_errors(self, errors: Collection[str], *, is_audit: bool) -> None:
-        new_errors = [error for error in dict.fromkeys(errors) if error not in self._unreadable]
+        new_errors = [error for error in dict.fromkeys(errors) if error not in self.unreadable]
         for error in new_errors:
             log.error("kernel_unreadable", error=error, hint="nothing of it is removed; it is read again soon")
-        if self._unreadable and not errors:
+        if self.unreadable and not errors:
             log.info("kernel_readable")
-        self._unreadable = frozenset(errors)
+        self.unreadable = frozenset(errors)
         if errors and self._poll_due_s:  # 0: a notification meanwhile is not postponed
             self._poll_due_s = self._whole_poll_due_s = self.clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
@@ -252,7 +238,7 @@ class KernelReader:
     async def read_addresses(self) -> bool:
         """Read ``addresses``. If that fails, everything is read soon. Returns whether it succeeded."""
         try:
-            self._addresses = await self.kernel.call(lambda kernel: kernel.interface_addresses())
+            self.addresses = await self.kernel.call(lambda kernel: kernel.interface_addresses())
         except KernelError as error:
             self._read_again_soon()
             log.error("addresses_unreadable", error=str(error))
@@ -263,10 +249,10 @@ class KernelReader:
         """Read everything soon if an operation failed or met a surprise. The delay grows until an audit succeeds."""
         if report.surprises or report.failed:
             self._read_again_soon()
-        elif self._has_audited and not self._unreadable:
-            self._resync_delay_s = FIRST_RESYNC_DELAY_S
-        self._has_audited = False
+        elif self.has_audited and not self.unreadable:
+            self._failures = 0
+        self.has_audited = False
 
     def _read_again_soon(self) -> None:
-        self._audit_due_s = min(self._audit_due_s, self.clock() + self._resync_delay_s)
-        self._resync_delay_s = min(LONGEST_RESYNC_DELAY_S, self._resync_delay_s * 2)
+        self._failures += 1
+        self._audit_due_s = min(self._audit_due_s, self.clock() + retry.delay_s(self._failures))

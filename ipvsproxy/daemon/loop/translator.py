@@ -6,7 +6,7 @@ Rule 2: a Service is translated after a change to it, its endpoints or the view 
 """
 
 import dataclasses
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -61,7 +61,9 @@ class Translator:
 
     def __post_init__(self) -> None:
         self._known_schedulers: set[str] = set()
-        self._refusals = _Refusals()
+        self._refused: dict[ServiceName, tuple[Skipped, ...]] = {}
+        """The parts of each Service that translation has refused."""
+        self._complaints: list[Complaint] = []
         self._view: view.NodeView | None = None
         self._unknown_pods: frozenset[Family] = frozenset()
         """The families of the last log line about local pods that cannot be distinguished from others."""
@@ -192,13 +194,26 @@ class Translator:
             desired = yield from state.translating(service, slices, self._view, self.settings, remembered=remembered)
             work = (1 + sum([len(item.conditions) for item in slices])) * max(1, len(service.ports))
         journal.log_desired(name, desired)
-        self._refusals.note(name, service, desired)
+        self._note_refusals(name, service, desired)
         yield from self.reconciler.putting(name, desired)
         return work
 
     def with_refusals(self, changes: Changes) -> Changes:
         """Changes from the store, with complaints about the parts that translation refused."""
-        return dataclasses.replace(changes, complaints=(*changes.complaints, *self._refusals.take()))
+        complaints, self._complaints = self._complaints, []
+        return dataclasses.replace(changes, complaints=(*changes.complaints, *complaints))
+
+    def _note_refusals(self, name: ServiceName, service: Service | None, desired: ServiceState | None) -> None:
+        """Complain of the refused parts of a Service once, and again after a change.
+
+        Parts that were skipped by translation, and not by parsing, were refused.
+        """
+        before = self._refused.pop(name, ())
+        if service is None or desired is None or service.not_served or len(desired.rare.skipped) == len(service.skipped):
+            return
+        refused = self._refused[name] = desired.rare.skipped[len(service.skipped) :]
+        if refused != before:
+            self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
 
     def put_skeletons(self, *, settled: bool = False) -> None:
         """Passes on the rules that are needed now: for the desired objects, and for those that must still go.
@@ -215,26 +230,3 @@ class Translator:
             if self._skeleton_inputs.get(family) != inputs:
                 self._skeleton_inputs[family] = inputs
                 self.reconciler.put_skeleton(skeleton.build_skeleton(family, self.settings, **inputs._asdict()))
-
-
-class _Refusals:
-    """Remembers the refused parts of each Service, and complains of each once, and again after a change."""
-
-    def __init__(self) -> None:
-        self._refused: dict[ServiceName, tuple[Skipped, ...]] = {}
-        self._complaints: list[Complaint] = []
-
-    def note(self, name: ServiceName, service: Service | None, desired: ServiceState | None) -> None:
-        """Take note of a translated Service: parts skipped by translation, and not by parsing, were refused."""
-        before = self._refused.pop(name, ())
-        if service is None or desired is None or service.not_served or len(desired.rare.skipped) == len(service.skipped):
-            return
-        refused = desired.rare.skipped[len(service.skipped) :]
-        self._refused[name] = refused
-        if refused != before:
-            self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
-
-    def take(self) -> Collection[Complaint]:
-        """The complaints since the last call."""
-        complaints, self._complaints = self._complaints, []
-        return complaints

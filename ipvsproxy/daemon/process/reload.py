@@ -35,11 +35,6 @@ LONGEST_RETRY_S = 60.0
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-def _differences(before: Config, after: Config) -> list[str]:
-    """The fields of the file whose values differ, in their order."""
-    return sorted(key for key, value in after.values.items() if value != before.values.get(key))
-
-
 class CannotApplyError(Exception):
     """A configuration cannot be put in force now. Nothing of it is in force."""
 
@@ -119,7 +114,7 @@ class Reloader:
             self._logged = (str(error), None)
             return False
         before = self.config
-        changed = _differences(before, new)
+        changed = sorted(key for key, value in new.values.items() if value != before.values.get(key))  # fields of the file
         if not changed:
             if was_asked or not self._is_accepted:
                 log.info("configuration_unchanged", file=str(self._path))

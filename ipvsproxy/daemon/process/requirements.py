@@ -146,18 +146,14 @@ async def choose_backend(asked: Backend) -> ChosenBackend:
         log.info("rules_backend_chosen", backend=choice.backend.value, reason=choice.reason)
     if not runs_iptables:
         return ChosenBackend(choice.backend)
-    variant = await _iptables_choice()
+    variant = await until_answered(
+        lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
+    )
     log.info("iptables_variant_chosen", variant=variant.variant.value, reason=variant.reason)
     if variant.left_behind:
         hint = "packets meet them, too; they are removed once the rules of the used variant are in force"
         log.warning("rules_left_in_other_variant", variant=variant.left_behind.value, hint=hint)
     return ChosenBackend(choice.backend, variant.commands, variant.programs)
-
-
-async def _iptables_choice() -> iptables_variant.VariantChoice:
-    return await until_answered(
-        lambda: logging_wait("choose_iptables_variant", asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS))
-    )
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
@@ -204,20 +200,13 @@ async def logging_wait(step: str, work: Awaitable[T]) -> T:
 
     Later steps are calls of the kernel's thread, which reports slow calls itself.
     """
-    waits = asyncio.get_running_loop().call_later(SLOW_S, _log_wait, step)
+    hint = "the start or reload that it belongs to changes nothing before its end"
+    tell = functools.partial(log.warning, "start_step_waits", step=step, after_s=SLOW_S, hint=hint)
+    waits = asyncio.get_running_loop().call_later(SLOW_S, tell)
     try:
         return await work
     finally:
         waits.cancel()
-
-
-def _log_wait(step: str) -> None:
-    log.warning(
-        "start_step_waits",
-        step=step,
-        after_s=SLOW_S,
-        hint="the start or reload that it belongs to changes nothing before its end",
-    )
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:

@@ -205,15 +205,6 @@ LONGEST_RETRY_S = 10.0
 log = structlog.stdlib.get_logger(__name__)
 
 
-class Stamp(NamedTuple):
-    """The mark of a state of a file; all zero for an absent file."""
-
-    modified_ns: int = 0
-    changed_ns: int = 0
-    size: int = 0
-    inode: int = 0
-
-
 class DirectorySource(Source):
     """A directory of manifests: files ending in .yaml, .yml or .json, without hidden files and subdirectories.
 
@@ -226,7 +217,7 @@ class DirectorySource(Source):
         self._directory = directory
         self._settle_s = settle_s
         self._poll_s = poll_s
-        self._stamps: dict[str, Stamp] = {}
+        self._stamps: dict[str, tuple[int, ...]] = {}
         self._manifests = Manifests()
         self._is_listed = False
         self._backoff = Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, dice=random.Random())  # noqa: S311 - no secret
@@ -327,9 +318,10 @@ class DirectorySource(Source):
         return True
 
 
-def _stamp(path: pathlib.Path) -> Stamp:
+def _stamp(path: pathlib.Path) -> tuple[int, ...]:
+    """Differs between two states of a file; empty for an absent one."""
     try:
         status = path.stat()
     except OSError:  # A dangling link, which ``read_file`` reports.
-        return Stamp()
-    return Stamp(status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+        return ()
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino

@@ -15,7 +15,6 @@ import asyncio
 import dataclasses
 import enum
 import pathlib
-import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -257,11 +256,6 @@ def give_up(sentence: str) -> None:
         CannotStartError: always.
     """
     raise CannotStartError(sentence)
-
-
-def show_progress(sentence: str) -> None:
-    """Show the progress of a command on standard error, because standard output is for its answer."""
-    sys.stderr.write(f"ipvsproxy: {sentence}\n")
 
 
 def log_silence(sentence: str) -> None:

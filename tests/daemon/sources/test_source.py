@@ -7,7 +7,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.errors import CannotStartError, complain
 from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources import source as sources
@@ -122,7 +122,7 @@ def without_services() -> Store:
 async def give_up_after_s(source: Lists) -> float:
     """The time after which a command gives up while only Services are missing."""
     with pytest.raises(CannotStartError, match="no complete list of Services within 20 s from directory somewhere"):
-        await sources.wait_for_lists(without_services(), source, silent=sources.give_up, waiting=sources.show_progress)
+        await sources.wait_for_lists(without_services(), source, silent=sources.give_up, waiting=complain)
     return virtual_time.loop().time() - virtual_time.BEGIN_S
 
 
