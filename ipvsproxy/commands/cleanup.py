@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop import leftovers
-from ipvsproxy.daemon.loop.kernel import Kernel
+from ipvsproxy.daemon.loop.reader import Kernel
 from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance

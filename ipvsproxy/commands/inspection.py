@@ -22,7 +22,7 @@ from ipvsproxy.config.settings import Choices, Config
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.errors import CannotStartError, complain
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.loop.kernel import ReadableKernel
+from ipvsproxy.daemon.loop.reader import ReadableKernel
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.daemon.process import requirements
 from ipvsproxy.daemon.sources import source as sources

@@ -14,7 +14,7 @@ from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import Answer, Document, Inspected, UnknownStateError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
-from ipvsproxy.daemon.loop.kernel import ReadableKernel
+from ipvsproxy.daemon.loop.reader import ReadableKernel
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family

@@ -17,7 +17,7 @@ from ipvsproxy.commands.inspection import CANNOT_TELL
 from ipvsproxy.commands.top import Daemon, NoAnswerError, NotThereError
 from ipvsproxy.commands.top_data import Question
 from ipvsproxy.config.settings import ListenAddress, Sort
-from ipvsproxy.daemon.http import connections, server
+from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.model.net import parse_address
 from tests.config import loading
@@ -250,7 +250,7 @@ async def test_a_kube_proxy_is_recognised() -> None:
 
 
 async def test_another_status_is_named() -> None:
-    async with _answering(connections.FAILED) as url:
+    async with _answering(server.FAILED) as url:
         with pytest.raises(NoAnswerError, match=r"answers /ui/api/node.json with status 500$"):
             await Daemon(url).get("node")
 

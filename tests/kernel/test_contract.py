@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from ipvsproxy.commands import plan
-from ipvsproxy.daemon.loop import kernel as loop_kernel
+from ipvsproxy.daemon.loop import reader as loop_kernel
 from ipvsproxy.kernel import node
 from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import modules

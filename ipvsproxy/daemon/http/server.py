@@ -1,27 +1,25 @@
-"""HTTP servers that no client can keep from answering others: their sockets. ``connections`` answers.
+"""HTTP servers that no client can keep from answering others: aiohttp's, within bounds.
 
 Rule 1: bounds limit a client: the number of connections, the time for its request and for reading its answer, and the size of
 its headers. The server waits for no body except the first bytes of a PUT.
 Rule 2: at the largest number of connections, a new one ends the one that has been idle for the longest time. So a client with
 many connections cannot keep others out. A connection is accepted only if there is room, so that the kernel's queue holds what has
 no descriptor yet.
-Rule 3: a server listens at once, and loads what answers at the first connection: aiohttp's server takes 12 ms (100 on the test
-kernel), and a start needs no answer of ours.
 """
 
 import asyncio
 import errno
+import functools
+import logging
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
+from aiohttp import StreamReader, abc, http, web
 
 from ipvsproxy.model.net import Address, Family, host_port
-
-if TYPE_CHECKING:
-    from ipvsproxy.daemon.http import connections
 
 OK = 200
 BAD_REQUEST = 400
@@ -49,6 +47,8 @@ NO_ROOM_S = 0.1
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+_silent = logging.getLogger(f"{__name__}.requests")
+_silent.disabled = True  # aiohttp would log a traceback for every client that does not speak HTTP.
 
 
 class Answer(NamedTuple):
@@ -68,6 +68,7 @@ class Answer(NamedTuple):
         return b"".join((self.body, *self.more))
 
 
+FAILED = Answer(500, b"internal error\n", TEXT)
 NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)
 
 
@@ -136,15 +137,112 @@ class Room:
         self._busy.pop(connection, None)
 
 
+class _Connections(web.Server):
+    """Makes the protocol of each new connection, and says to the room whether it is idle."""
+
+    def __init__(self, handler: Handler, room: Room) -> None:
+        super().__init__(
+            functools.partial(_respond, handler, room),
+            request_factory=_make_request,
+            keepalive_timeout=IDLE_S,
+            lingering_time=0,
+            auto_decompress=False,
+            max_headers=HEADERS,
+            max_line_size=HEADER_BYTES,
+            max_field_size=HEADER_BYTES,
+            access_log=None,
+            logger=_silent,
+        )
+        self._room = room
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """As in aiohttp."""
+        super().connection_made(handler, transport)
+        self._room.note(handler, transport, is_busy=False)
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        """As in aiohttp."""
+        super().connection_lost(handler, exc)
+        self._room.forget(handler)
+
+
+class _Request(web.BaseRequest):
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        """Remove the header with the versions of Python and aiohttp. aiohttp calls this before it sends headers."""
+        response.headers.popall("Server", None)
+
+
+def _make_request(
+    message: http.RawRequestMessage,
+    payload: StreamReader,
+    protocol: web.RequestHandler,
+    writer: abc.AbstractStreamWriter,
+    task: "asyncio.Task[None]",
+) -> web.BaseRequest:
+    return _Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+def _begin(answer: Answer, method: str) -> web.StreamResponse:
+    """A response with its body, or one whose body follows in parts."""
+    if not answer.more or method == "HEAD":
+        return web.Response(status=answer.status, body=answer.whole, headers=answer.headers)
+    response = web.StreamResponse(status=answer.status, headers=answer.headers)
+    response.content_length = len(answer.body) + sum(map(len, answer.more))
+    return response
+
+
+async def _respond(handler: Handler, room: Room, request: web.BaseRequest) -> web.StreamResponse:
+    if transport := request.transport:
+        room.note(request.protocol, transport, is_busy=True)
+    try:
+        return await _answer(handler, request)
+    finally:
+        if request.transport:
+            room.note(request.protocol, request.transport, is_busy=False)
+
+
+async def _answer(handler: Handler, request: web.BaseRequest) -> web.StreamResponse:
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    asked = Request(request.path, request.query, headers, request.method)
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            if asked.method == "PUT":
+                asked = asked._replace(body=await _first_bytes(request))
+            try:
+                answer = await handler(asked)
+            except Exception:  # of any kind: probes must still get answers
+                log.exception("request_failed", path=asked.path)
+                answer = FAILED
+            response = _begin(answer, asked.method)
+            await response.prepare(request)
+            if not isinstance(response, web.Response):
+                for part in filter(None, (answer.body, *answer.more)):
+                    await response.write(part)
+                    await asyncio.sleep(0)
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport:
+            request.transport.abort()
+        raise
+    return response
+
+
+async def _first_bytes(request: web.BaseRequest) -> bytes:
+    """The part of the body that arrives at once. A body that breaks off or is malformed is the client's error."""
+    try:
+        return await request.content.read(BODY_BYTES)
+    except Exception as error:
+        raise web.HTTPBadRequest from error
+
+
 class Listener:
     """A listening socket with its HTTP server."""
 
     def __init__(self, bound: socket.socket, handler: Handler, room: Room) -> None:
         self._bound = bound
-        self._handler = handler
         self._room = room
         self._loop = asyncio.get_running_loop()
-        self._connections: connections.Connections | None = None
+        self._connections = _Connections(handler, room)
         self._beginning: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         bound.setblocking(False)
@@ -163,9 +261,8 @@ class Listener:
         self._bound.close()
         if self._beginning:
             await asyncio.wait(self._beginning)
-        if self._connections is not None:
-            self._connections.pre_shutdown()
-            await self._connections.shutdown(CLOSE_S)
+        self._connections.pre_shutdown()
+        await self._connections.shutdown(CLOSE_S)
 
     def _listen(self) -> None:
         self._loop.add_reader(self._bound, self._accept)
@@ -182,10 +279,6 @@ class Listener:
             self._pause = self._loop.call_later(NO_ROOM_S, self._listen)
             return
         client.setblocking(False)
-        if self._connections is None:
-            from ipvsproxy.daemon.http import connections  # noqa: PLC0415 - rule 3
-
-            self._connections = connections.Connections(self._handler, self._room)
         task = self._room.begin(self._connections, client)
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)

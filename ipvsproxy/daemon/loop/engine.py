@@ -23,8 +23,7 @@ from ipvsproxy.config.settings import EngineSettings
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop import garbage, journal
-from ipvsproxy.daemon.loop.kernel import Kernel
-from ipvsproxy.daemon.loop.reader import KernelReader
+from ipvsproxy.daemon.loop.reader import Kernel, KernelReader
 from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
 from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel.base.errors import KernelError

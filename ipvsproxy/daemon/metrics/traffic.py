@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE
+from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics import figures, series
 from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, Sample, Sampler
 from ipvsproxy.daemon.metrics.series import Metric

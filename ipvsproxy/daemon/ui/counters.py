@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE
+from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics.figures import Sampler
 from ipvsproxy.daemon.ui.node import History
 from ipvsproxy.kernel.base.errors import KernelError

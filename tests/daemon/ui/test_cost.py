@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from ipvsproxy.daemon.base.timing import in_slices
-from ipvsproxy.daemon.loop.kernel import SERVERS_AT_ONCE
+from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.ui import board, counters
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import REMEMBERED, Opened, ServiceRates
