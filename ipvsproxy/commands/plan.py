@@ -38,7 +38,8 @@ class PlanningKernel:
         self._real = kernel
         self.interface_addresses = kernel.interface_addresses
         self.connections = kernel.connections
-        self.why_unusable = kernel.why_missing  # without an attempt
+        self.why_missing = self.why_unusable = kernel.why_missing  # without an attempt
+        self.read_timeouts = kernel.read_timeouts
         self.operations: list[Operation] = []
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
@@ -67,7 +68,7 @@ class PlanningKernel:
         return list(map(Outcome, operations))
 
     def _would_change(self, desired: Timeouts) -> bool:
-        observed = self._real.read_timeouts()
+        observed = self.read_timeouts()
         return any(new not in (0, old) for new, old in zip(desired, observed, strict=True))
 
 

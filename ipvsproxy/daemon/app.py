@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -74,52 +75,47 @@ async def _serve(config: Config, read_again: Callable[[], Config], signals: Sign
     return 0
 
 
+@dataclasses.dataclass(eq=False)
 class _Node:
     """The parts of a serving process and their connections."""
 
-    def __init__(
-        self,
-        config: Config,
-        choices: Choices,
-        *,
-        kernel: KernelThread[NodeKernel],
-        programs: Mapping[Family, Program],
-        source: Source,
-        metrics: Metrics,
-        leftovers: Leftovers,
-    ) -> None:
-        self._config = config
-        self._kernel = kernel
-        self._leftovers = leftovers
-        self._programs = programs
-        self._source = source
-        self._metrics = metrics
+    config: Config
+    choices: Choices
+    kernel: KernelThread[NodeKernel]
+    programs: Mapping[Family, Program]
+    source: Source
+    metrics: Metrics
+    leftovers: Leftovers
+
+    def __post_init__(self) -> None:
         self._node_trouble = ""
-        self._store = Store(started_s=time.time(), guard=Guard(config.guard_percent))
+        self._store = Store(started_s=time.time(), guard=Guard(self.config.guard_percent))
         self._engine = Engine(
-            settings=choices.settings,
-            translation=choices.translation,
-            policy=choices.policy,
+            settings=self.choices.settings,
+            translation=self.choices.translation,
+            policy=self.choices.policy,
             store=self._store,
-            kernel=kernel,
+            kernel=self.kernel,
             watcher=self,
-            prepare=functools.partial(_inherit_sets, kernel, tuple(programs)),
+            prepare=functools.partial(_inherit_sets, self.kernel, tuple(self.programs)),
         )
-        self._staleness = Staleness(lambda: source.statuses, limit_s=config.servers.stale_watch_s, clock=time.monotonic)
+        self._staleness = Staleness(lambda: self.source.statuses, limit_s=self.config.servers.stale_watch_s, clock=time.monotonic)
         self._status = Status(
-            families=programs,
-            sync_period_s=config.engine.audit_interval_s,
+            families=self.programs,
+            sync_period_s=self.config.engine.audit_interval_s,
             clock=time.monotonic,
             wall_clock=time.time,
             stale=self._staleness.stale,
-            stale_turns_away=config.servers.stale_watch_unhealthy,
+            stale_turns_away=self.config.servers.stale_watch_unhealthy,
             missing=lambda: self._store.missing,
-            unreadable=lambda: (*self._engine.unreadable, *filter(None, [source.problem])),
-            leftovers=lambda: leftovers.reasons,
-            source_problem=lambda: source.problem,
+            unreadable=lambda: (*self._engine.unreadable, *filter(None, [self.source.problem])),
+            leftovers=lambda: self.leftovers.reasons,
+            source_problem=lambda: self.source.problem,
         )
-        self._recorder = Recorder(node_name=config.node_name, post=source.post, on_outcome=metrics.announced)
-        self._announcer = Announcer(node_name=config.node_name, recorder=self._recorder, store=self._store, status=self._status)
+        self._recorder = Recorder(node_name=self.config.node_name, post=self.source.post, on_outcome=self.metrics.announced)
+        self._announcer = Announcer(
+            node_name=self.config.node_name, recorder=self._recorder, store=self._store, status=self._status
+        )
         self._health_checks = HealthChecks(
             is_healthy=lambda: self._status.is_healthy and not self._status.is_turned_away, on_failure=self._announcer.port_failed
         )
@@ -128,40 +124,40 @@ class _Node:
 
     async def serve(self, read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event) -> None:
         """Serve until a signal. ``late_rules`` is set when a program of iptables ends for which the loop no longer waits."""
-        config, kernel, engine = self._config, self._kernel, self._engine
-        reloader = Reloader(config, read_again, self._reconfigure, self._metrics.configured)
+        config, kernel, engine = self.config, self.kernel, self._engine
+        reloader = Reloader(config, read_again, self._reconfigure, self.metrics.configured)
         signals.install(reloader.ask)
         self._pages = self._show(kernel.standing_in(await kernel.call(lambda node: node.traffic)))
         self._announcer.start()
         lifecycle.set_oom_score(config.oom_score_adj)
-        for warning in config.warnings(self._programs):
+        for warning in config.warnings(self.programs):
             log.warning("configuration_notice", notice=warning)
         log.info(
             "starting",
             node=config.node_name,
             scheduler=engine.translation.scheduler,
-            families=[family.label for family in self._programs],
-            iptables=sorted({program.variant for program in self._programs.values()}),
+            families=[family.label for family in self.programs],
+            iptables=sorted({program.variant for program in self.programs.values()}),
         )
         work = (
             # Interfaces and rules are followed before they are read, so that no change is missed.
             notifications.follow_interfaces(engine, await kernel.call(lambda node: node.ports), config.drivers.route_protocol),
             notifications.follow_rules(engine, await kernel.call(lambda node: node.rules_changes)),
-            kernel.call(lambda node: node.read_rules(tuple(self._programs))),  # these processes run while the lists arrive
-            self._source.run(self._deliver),
+            kernel.call(lambda node: node.read_rules(tuple(self.programs))),  # these processes run while the lists arrive
+            self.source.run(self._deliver),
             engine.run(),
             _pass_on_late_rules(late_rules, engine),
-            self._leftovers.run(),
+            self.leftovers.run(),
             self._find_host_ports(),
             self._staleness.run(),
             self._recorder.run(),
-            sources.wait_for_lists(self._store, self._source, silent=sources.log_silence, heal=self._give_up_api_servers),
+            sources.wait_for_lists(self._store, self.source, silent=sources.log_silence, heal=self._give_up_api_servers),
             reloader.run(),
             self._pages.run(),
             lifecycle.watch_descriptors(),
         )
-        health = routes.health_server(self._status.health, self._metrics.healthz, self._metrics.livez)
-        metrics = MetricsRoutes(lambda: self._config, self._metrics.expose, self._pages.answer)
+        health = routes.health_server(self._status.health, self.metrics.healthz, self.metrics.livez)
+        metrics = MetricsRoutes(lambda: self.config, self.metrics.expose, self._pages.answer)
         servers = (*routes.servers(config.servers, health, metrics.answer), self._health_checks.run())
         await lifecycle.until_stopped(signals.stopping, self._status, work, servers)
 
@@ -170,7 +166,7 @@ class _Node:
     def queued(self, now: float) -> None:
         """A change waits for the next sync."""
         self._status.queued(now)
-        self._metrics.queued(now)
+        self.metrics.queued(now)
 
     def syncing(self, now: float) -> None:
         """A sync begins."""
@@ -179,15 +175,15 @@ class _Node:
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended."""
         self._status.synced(summary)
-        self._metrics.synced(summary)
+        self.metrics.synced(summary)
         self._announcer.synced(summary)
         self._health_checks.put(summary.health_checks)
         addresses = summary.view.health_check_addresses
         self._health_checks.listen_on({family: addresses[family] for family in self._status.families})
-        self._leftovers.synced(summary)
+        self.leftovers.synced(summary)
         if summary.is_audit:
             self._audited.set()
-        listen = self._config.servers
+        listen = self.config.servers
         if listen.metrics and listen.ui:
             self._pages.synced(summary)
 
@@ -195,7 +191,7 @@ class _Node:
         """Give up addresses of API servers that a former process, or a kube-proxy, has bound for Services. None answers now."""
         servers, allowed = self._store.api_servers, self._engine.translation.allowed_addresses
         try:
-            done = await self._kernel.call(lambda node: requirements.give_up(node, api_servers=servers, allowed=allowed))
+            done = await self.kernel.call(lambda node: requirements.give_up(node, api_servers=servers, allowed=allowed))
         except KernelError as error:
             log.warning("api_server_address_kept", error=str(error), hint="nothing is given up before all sets could be read")
             return
@@ -212,7 +208,7 @@ class _Node:
 
     async def _find_host_ports(self) -> None:
         """Log and announce hostPort rules that come before ours. They are looked for at the start and after each audit."""
-        variants = {family: program.variant for family, program in self._programs.items()}
+        variants = {family: program.variant for family, program in self.programs.items()}
         told: tuple[str, ...] = ()
         while True:
             with contextlib.suppress(KernelError):  # the next audit asks again
@@ -231,10 +227,10 @@ class _Node:
     async def _reconfigure(self, new: Config) -> None:
         """Put a configuration in force as a whole or not at all: the part that may fail comes first."""
         try:
-            choices, why_not = await _choices(self._kernel, new, self._programs)
+            choices, why_not = await _choices(self.kernel, new, self.programs)
         except (CannotStartError, KernelError) as error:
             raise CannotApplyError(str(error)) from error
-        self._config = new
+        self.config = new
         self._engine.reconfigure(*choices)
         lifecycle.set_up_log(new)
         lifecycle.set_oom_score(new.oom_score_adj)
@@ -243,16 +239,16 @@ class _Node:
 
     def _show(self, counters: KernelThread[TrafficReader]) -> Pages:
         """Connect the metrics to the parts that they show; returns the page of this node."""
-        config = self._config
+        config = self.config
         figures = Sources(
             survey=self._engine.survey,
             store=self._store,
             status=self._status,
             clock=time.monotonic,
-            watches=lambda: self._source.statuses,
+            watches=lambda: self.source.statuses,
             stale=self._staleness.stale,
-            leftovers=lambda: self._leftovers.present,
-            other_backend=lambda: self._leftovers.other_backend_resists,
+            leftovers=lambda: self.leftovers.present,
+            other_backend=lambda: self.leftovers.other_backend_resists,
             unopened_ports=lambda: self._health_checks.unopened,
         )
         sampler = Sampler(counters, time.monotonic)
@@ -264,14 +260,14 @@ class _Node:
             limit=config.servers.service_metrics_limit,
             of_endpoints=config.servers.endpoint_metrics,
         )
-        self._metrics.show(self._programs, figures, traffic)
+        self.metrics.show(self.programs, figures, traffic)
         return Pages(
             figures,
             sampler,
             node_name=config.node_name,
             translation=lambda: self._engine.translation,
             source="manifests" if config.source.manifests else "API server",
-            programs=lambda: self._programs,
+            programs=lambda: self.programs,
         )
 
     def _deliver(self, events: Sequence[Event]) -> None:
@@ -282,11 +278,11 @@ class _Node:
         if self._store.is_complete and not was_complete:
             self._status.listed(now)
         for kind, doubt in self._store.doubts.items():
-            self._source.list_again(kind, doubt.due_s)
-        self._status.node = self._store.node(self._config.node_name)
+            self.source.list_again(kind, doubt.due_s)
+        self._status.node = self._store.node(self.config.node_name)
         if self._store.is_complete:
             before, self._node_trouble = self._node_trouble, self._status.node_trouble
-            journal.log_node(self._config.node_name, before, self._node_trouble)
+            journal.log_node(self.config.node_name, before, self._node_trouble)
         self._engine.changed(now)
 
 

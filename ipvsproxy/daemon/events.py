@@ -98,10 +98,9 @@ class Recorder:
     on_outcome: Callable[[str], None] = lambda _outcome: None
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
-    dice: random.Random | None = None
+    dice: random.Random = dataclasses.field(default_factory=random.Random)
 
     def __post_init__(self) -> None:
-        self._dice = self.dice or random.Random()  # noqa: S311 - no secret
         self._all = timing.Bucket(BURST, REFILL_S, self.clock())
         self._objects: timing.RateLimits[Regarding] = timing.RateLimits(OBJECT_BURST, OBJECT_REFILL_S, MOST_OBJECTS)
         self._repeats: dict[KubernetesEvent, int] = {}
@@ -123,7 +122,7 @@ class Recorder:
                 self._repeats[event] = self._repeats.get(event, 0) + 1
             self.on_outcome("dropped")
             return
-        due_s = now + (self._dice.uniform(0, SPREAD_S) if event.everywhere else 0)
+        due_s = now + (self.dice.uniform(0, SPREAD_S) if event.everywhere else 0)
         self._pending[event] = _Pending(due_s, 1 + self._repeats.pop(event, 0))
         self._wake.set()
 

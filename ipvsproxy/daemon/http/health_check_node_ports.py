@@ -85,12 +85,11 @@ class HealthChecks:
     """
 
     is_healthy: Callable[[], bool]
-    open_listener: Open | None = None
+    open_listener: Open = dataclasses.field(default_factory=opener)
     on_failure: Callable[[ServiceName, int, str], None] | None = None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._open_listener = self.open_listener or opener()
         self._dice = random.Random()  # noqa: S311  # no secret
         self._desired: Mapping[HealthCheckPort, HealthCheck] = {}
         self._addresses: Mapping[Family, tuple[Address, ...]] = {}
@@ -178,7 +177,7 @@ class HealthChecks:
     async def _open_within_share(self, endpoint: ListeningAddress) -> None:
         if len(self._open) >= (most := server.descriptors() // 2):
             raise OSError(errno.EMFILE, f"{most} ports are open, for which half of this process's descriptors are meant")
-        self._open[endpoint] = await self._open_listener(*endpoint, lambda: self._answer(endpoint))
+        self._open[endpoint] = await self.open_listener(*endpoint, lambda: self._answer(endpoint))
 
     def _log_change(self, event: str, endpoint: ListeningAddress) -> None:
         if logs.shows(logs.CHANGES_VERBOSITY):

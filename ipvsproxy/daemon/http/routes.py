@@ -3,6 +3,7 @@
 A new page is one more entry of a table here.
 """
 
+import dataclasses
 import functools
 import importlib.metadata
 import inspect
@@ -62,19 +63,19 @@ def health_server(health: Callable[[], Health], on_healthz: Callable[[int], None
     return functools.partial(respond, {"/healthz": page(healthz, on_healthz), "/livez": page(livez, on_livez)})
 
 
+@dataclasses.dataclass(eq=False)
 class MetricsRoutes:
-    """The metrics server. ``expose`` makes the page of ``/metrics``. ``/healthz`` only shows that the server answers."""
+    """The metrics server. ``/healthz`` only shows that the server answers.
 
-    def __init__(
-        self, config: Callable[[], Config], expose: Callable[[str, str], Awaitable[Answer]], ui: Handler | None = None
-    ) -> None:
-        """``config`` returns the configuration in force.
+    ``config`` returns the configuration in force. ``expose`` makes the page of ``/metrics``, and takes the headers ``Accept`` and
+    ``Accept-Encoding``, empty if absent. ``ui`` answers all below ``/ui/``.
+    """
 
-        ``expose`` takes the headers ``Accept`` and ``Accept-Encoding``, empty if absent; ``ui`` answers all below ``/ui/``.
-        """
-        self._config = config
-        self._expose = expose
-        self._ui = ui
+    config: Callable[[], Config]
+    expose: Callable[[str, str], Awaitable[Answer]]
+    ui: Handler | None = None
+
+    def __post_init__(self) -> None:
         self._started_s = time.time()
         self._checks = 0
         self._pages: Mapping[str, Page] = {
@@ -83,20 +84,20 @@ class MetricsRoutes:
             "/healthz": self._ping,
             "/healthz/ping": self._ping,
             "/proxyMode": lambda _: MODE_PAGE,
-            "/configz": lambda _: configz(file.document(self._config())),
-            "/flagz": lambda _: flagz(file.flags_of(self._config())),
+            "/configz": lambda _: configz(file.document(self.config())),
+            "/flagz": lambda _: flagz(file.flags_of(self.config())),
             "/statusz": self._statusz,
             "/debug/flags/v": self._verbosity,
         }
 
     async def answer(self, request: Request) -> Answer:
         """Answer a request."""
-        if self._ui and self._config().servers.ui and f"{request.path}/".startswith(UI):
-            return await self._ui(request)
+        if self.ui and self.config().servers.ui and f"{request.path}/".startswith(UI):
+            return await self.ui(request)
         return await respond(self._pages, request)
 
     def _metrics(self, request: Request) -> Awaitable[Answer]:
-        return self._expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))
+        return self.expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))
 
     def _slis(self, request: Request) -> Answer:
         if request.method == "DELETE":
@@ -112,7 +113,7 @@ class MetricsRoutes:
         return statusz(started_s=self._started_s, now_s=time.time(), version=version, paths=SHOWN_PATHS)
 
     def _verbosity(self, request: Request) -> Answer:
-        if not self._config().logging.profiling:
+        if not self.config().logging.profiling:
             return server.NOT_FOUND_PAGE
         if request.method != "PUT":
             return METHOD_PAGE
@@ -120,7 +121,7 @@ class MetricsRoutes:
             level = parse_level(request.body.decode("ascii", errors="replace").strip())
         except ValueError:
             return verbosity(None)
-        logs.set_up(json=self._config().logging.format is Format.JSON, verbosity=level)
+        logs.set_up(json=self.config().logging.format is Format.JSON, verbosity=level)
         log.warning("verbosity_changed", verbosity=level)
         return verbosity(level)
 
