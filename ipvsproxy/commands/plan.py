@@ -106,10 +106,9 @@ async def plan(node: Inspected) -> Planned:
     """
     kernel = await node.kernel.call(PlanningKernel)
     watcher = _FirstSync()
+    settings = dataclasses.replace(node.choices.settings, audit_interval_s=math.inf)  # the kernel is read once
     engine = Engine(
-        settings=dataclasses.replace(node.choices.settings, audit_interval_s=math.inf),  # the kernel is read once
-        translation=node.choices.translation,
-        policy=node.choices.policy,
+        choices=node.choices._replace(settings=settings),
         store=node.store,
         kernel=node.kernel.standing_in(kernel),
         watcher=watcher,

@@ -91,9 +91,7 @@ class _Node:
         self._node_trouble = ""
         self._store = Store(started_s=time.time(), guard=Guard(self.config.guard_percent))
         self._engine = Engine(
-            settings=self.choices.settings,
-            translation=self.choices.translation,
-            policy=self.choices.policy,
+            choices=self.choices,
             store=self._store,
             kernel=self.kernel,
             watcher=self,
@@ -231,7 +229,7 @@ class _Node:
         except (CannotStartError, KernelError) as error:
             raise CannotApplyError(str(error)) from error
         self.config = new
-        self._engine.reconfigure(*choices)
+        self._engine.reconfigure(choices)
         lifecycle.set_up_log(new)
         lifecycle.set_oom_score(new.oom_score_adj)
         self._status.sync_period_s = new.engine.audit_interval_s

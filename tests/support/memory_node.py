@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from ipvsproxy.config.settings import EngineSettings
+from ipvsproxy.config.settings import Choices, EngineSettings
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.reader import POLL_INTERVAL_S
 from ipvsproxy.daemon.loop.summary import SyncSummary
@@ -121,16 +121,18 @@ class MemoryNode:
         self.executor = executor or InlineExecutor()
         thread = KernelThread(self.executor, self.kernel)
         self.engine = Engine(
-            settings=EngineSettings(
-                node_name=builders.THIS_NODE,
-                min_interval_s=min_interval_s,
-                audit_interval_s=audit_interval_s,
-                drift_check_interval_s=drift_check_interval_s,
-                sysctls=SYSCTLS,
-                timeouts=TIMEOUTS,
+            choices=Choices(
+                EngineSettings(
+                    node_name=builders.THIS_NODE,
+                    min_interval_s=min_interval_s,
+                    audit_interval_s=audit_interval_s,
+                    drift_check_interval_s=drift_check_interval_s,
+                    sysctls=SYSCTLS,
+                    timeouts=TIMEOUTS,
+                ),
+                self.settings,
+                Policy(drain_deadline_s=drain_deadline_s, families=self.settings.families),
             ),
-            translation=self.settings,
-            policy=Policy(drain_deadline_s=drain_deadline_s, families=self.settings.families),
             store=self.store,
             kernel=thread,
             watcher=self.watcher,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import structlog
 
-from ipvsproxy.config.settings import EngineSettings
+from ipvsproxy.config.settings import Choices
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop import garbage, journal
@@ -33,7 +33,7 @@ from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
-from ipvsproxy.reconcile.reconciler import Policy, Reconciler
+from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers import drain
 from ipvsproxy.store.objects import Store
@@ -55,46 +55,38 @@ _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Engine:
-    """Keeps the kernel equal to the store."""
+    """Keeps the kernel equal to the store.
 
-    def __init__(
-        self,
-        *,
-        settings: EngineSettings,
-        translation: Settings,
-        policy: Policy,
-        store: Store,
-        kernel: KernelThread[Kernel],
-        watcher: Watcher,
-        prepare: Callable[[], Awaitable[None]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        processor_clock: Callable[[], float] = time.process_time,
-    ) -> None:
-        """``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds.
+    ``clock`` is monotonic time, ``processor_clock`` the processor time of this process; both in seconds.
 
-        ``prepare`` is called once, when the first lists are complete, before the first reading of the kernel. It never fails.
-        """
-        self._settings = settings
-        self._prepare = prepare
-        self._store = store
-        self._kernel = kernel
-        self._watcher = watcher
-        self._clock = clock
-        self._reconciler = Reconciler(policy)
+    ``prepare`` is called once, when the first lists are complete, before the first reading of the kernel. It never fails.
+    """
+
+    choices: Choices
+    store: Store
+    kernel: KernelThread[Kernel]
+    watcher: Watcher
+    prepare: Callable[[], Awaitable[None]] | None = None
+    clock: Callable[[], float] = time.monotonic
+    processor_clock: Callable[[], float] = time.process_time
+
+    def __post_init__(self) -> None:
+        self._reconciler = Reconciler(self.choices.policy)
         self._wake = asyncio.Event()
         self._is_sync_due = False
-        self._new_choices: tuple[EngineSettings, Settings, Policy] | None = None
-        self._journal = journal.Journal(clock)
-        self._reader = KernelReader(self._reconciler, kernel, self._journal, clock, processor_clock)
+        self._new_choices: Choices | None = None
+        self._journal = journal.Journal(self.clock)
+        self._reader = KernelReader(self._reconciler, self.kernel, self._journal, self.clock, self.processor_clock)
         self._addresses_changed = False
         self._sync_took_s = 0.0
         self._translator = Translator(
-            node_name=settings.node_name,
-            settings=translation,
-            sysctls=settings.sysctls,
-            timeouts=settings.timeouts,
-            store=store,
+            node_name=self.choices.settings.node_name,
+            settings=self.choices.translation,
+            sysctls=self.choices.settings.sysctls,
+            timeouts=self.choices.settings.timeouts,
+            store=self.store,
             reconciler=self._reconciler,
         )
 
@@ -102,7 +94,7 @@ class Engine:
 
     def changed(self, now: float) -> None:
         """The store has changed. ``now`` is a time of ``clock``: reading a clock is a system call."""
-        self._watcher.queued(now)
+        self.watcher.queued(now)
         self._is_sync_due = True
         self._wake.set()
 
@@ -143,10 +135,10 @@ class Engine:
         """Why parts of the kernel could not be read at the last attempt, one sentence each."""
         return self._reader.unreadable
 
-    def reconfigure(self, settings: EngineSettings, translation: Settings, policy: Policy) -> None:
+    def reconfigure(self, choices: Choices) -> None:
         """Use another configuration from the next sync on. Node, families and backend do not change."""
-        self._new_choices = (settings, translation, policy)
-        self.changed(self._clock())
+        self._new_choices = choices
+        self.changed(self.clock())
 
     # The loop.
 
@@ -155,40 +147,40 @@ class Engine:
         with garbage.postponed():
             await self._wait_for_lists()
             await self._start()
-        with garbage.in_short_rounds(self._clock) as thaw_if_due:
+        with garbage.in_short_rounds(self.clock) as thaw_if_due:
             while True:
                 await self._sync(await self._pause())
                 thaw_if_due()
 
     async def _wait_for_lists(self) -> None:
         logged: Collection[ObjectKind] = ()
-        while not self._store.is_complete:
+        while not self.store.is_complete:
             self._wake.clear()
-            if self._store.missing != logged:
-                logged = self._store.missing
+            if self.store.missing != logged:
+                logged = self.store.missing
                 log.info("waiting_for_first_lists", missing=[kind.value for kind in logged])
             await self._wake.wait()
 
     async def _start(self) -> None:
         """Read the kernel, program the first Services, then everything."""
-        began = self._clock()
+        began = self.clock()
         await self._adopt_choices()
         self._demand_primary_family()
         self._put_node()
-        if self._prepare is not None:
-            await self._prepare()
+        if self.prepare is not None:
+            await self.prepare()
         # Unreadable parts are programmed all the same, nothing of them is removed, and they are read again soon.
         await self._reader.observe()
-        self._translator.update_view(self._reader.addresses, self._clock())
-        await self._learn_schedulers(self._clock())
+        self._translator.update_view(self._reader.addresses, self.clock())
+        await self._learn_schedulers(self.clock())
         report = _NOTHING
-        names = [name for name in FIRST_SERVICES if name in self._store.services]
+        names = [name for name in FIRST_SERVICES if name in self.store.services]
         if names:
             await self._translate_all(names)
             report = await self._add(report)
             report = await self._add(report)  # addresses are bound when their virtual servers are there
-            log.info("first_services_programmed", duration_s=round(self._clock() - began, 3))
-        await self._sync(self._clock(), report)
+            log.info("first_services_programmed", duration_s=round(self.clock() - began, 3))
+        await self._sync(self.clock(), report)
 
     def _demand_primary_family(self) -> None:
         """Go on only if the family of the node's primary address is served, as kube-proxy does (cmd/kube-proxy/app/server.go).
@@ -197,7 +189,7 @@ class Engine:
             CannotStartError: it is not.
         """
         translation = self._translator.settings
-        node = self._store.node(self._settings.node_name)
+        node = self.store.node(self.choices.settings.node_name)
         primary = view.primary_family(translation, node)
         if primary is not None and primary not in translation.families:
             raise CannotStartError(
@@ -212,15 +204,15 @@ class Engine:
         time.
         """
         rest_s = min(LONGEST_REST_S, REST_FACTOR * self._sync_took_s)
-        may_begin_s = self._clock() + max(self._settings.min_interval_s, rest_s)
+        may_begin_s = self.clock() + max(self.choices.settings.min_interval_s, rest_s)
         while (now := await self._idle()) is None:
             pass
         while now < may_begin_s and self._reader.next_part_s <= now:
             await self._reader.read_on()
-            now = self._clock()
+            now = self.clock()
         if now < may_begin_s:
             await asyncio.sleep(may_begin_s - now)
-            now = self._clock()
+            now = self.clock()
         return now
 
     async def _idle(self) -> float | None:
@@ -231,10 +223,10 @@ class Engine:
         times_s = (self._reconciler.next_s(), self._translator.next_s)
         due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(due_s, self._reader.next_part_s) - self._clock()):
+            async with asyncio.timeout(min(due_s, self._reader.next_part_s) - self.clock()):
                 await self._wake.wait()
         self._wake.clear()
-        now = self._clock()
+        now = self.clock()
         if self._is_sync_due or due_s <= now:
             return now
         if self._reader.next_part_s > now:
@@ -242,24 +234,24 @@ class Engine:
         before = self._reader.addresses
         await self._reader.read_on()
         # An audit counts as a sync, whatever it finds: monitoring relies on the time of the last one.
-        return self._clock() if self._reader.has_news or self._reader.addresses != before else None
+        return self.clock() if self._reader.has_news or self._reader.addresses != before else None
 
     async def _sync(self, began: float, done_before: Report = _NOTHING) -> None:
         """Bring everything in force. ``done_before`` was done already, and is reported with the rest."""
         self._is_sync_due = False
         observed = began
-        self._watcher.syncing(began)
+        self.watcher.syncing(began)
         await self._adopt_choices()
         if self._addresses_changed or self._translator.needs_addresses(began):
             self._addresses_changed = False
             is_read = await self._reader.read_addresses()
-            observed = self._clock()
+            observed = self.clock()
             if not is_read:
                 self._translator.postpone_loss(observed)
         self._reader.syncing()
         node_view = self._translator.update_view(self._reader.addresses, observed)
         await self._learn_schedulers(observed)
-        changes = self._store.take()
+        changes = self.store.take()
         translated = observed
         for names in _batches(changes.services):
             # Many changes at once, as at the start: each batch is in force before the next one begins. Removals wait until all
@@ -267,11 +259,11 @@ class Engine:
             await self._translate_all(names)
             if len(names) == SERVICES_AT_ONCE:
                 done_before = await self._add(done_before)
-            translated = self._clock()
+            translated = self.clock()
         changes = self._translator.with_refusals(changes)
         self._journal.log_complaints(changes.complaints)
-        self._journal.log_doubts(self._store.doubts)
-        conflicts = await in_slices(self._journal.logging_conflicts(self._reconciler.survey.conflicts()), self._clock)
+        self._journal.log_doubts(self.store.doubts)
+        conflicts = await in_slices(self._journal.logging_conflicts(self._reconciler.survey.conflicts()), self.clock)
         report = await self._program(translated, done_before)
         without_scope = self._reconciler.take_without_scope()
         self._journal.log_without_scope(without_scope)
@@ -292,20 +284,20 @@ class Engine:
             waited_s=max(0.0, began - min(changes.services.values(), default=began)),
             observed_s=observed - began,
             translated_s=translated - observed,
-            applied_s=(ended := self._clock()) - translated,
+            applied_s=(ended := self.clock()) - translated,
             conflicts=conflicts,
             without_scope=without_scope,
             drifted=self._reader.take_drifted(),
         )
         self._sync_took_s = ended - began
         self._journal.log_sync(summary, self._reconciler.survey.draining)
-        self._watcher.synced(summary)
+        self.watcher.synced(summary)
 
     async def _learn_schedulers(self, now: float) -> None:
         """Ask the kernel for schedulers that annotations name for the first time. Without an answer, it is asked again later."""
         for name in sorted(self._translator.unknown_schedulers):
             try:
-                why_missing = await self._kernel.call(functools.partial(_why_unusable, name))
+                why_missing = await self.kernel.call(functools.partial(_why_unusable, name))
             except KernelError as error:
                 self._translator.note_scheduler(name, f"the scheduler {name} is not known yet: {error}", now, for_now=True)
             else:
@@ -313,12 +305,12 @@ class Engine:
 
     def _unserved(self) -> Collection[Family]:
         families = self._translator.settings.families
-        return families if self._store.may_lack_all else self._reconciler.survey.unserved(families)
+        return families if self.store.may_lack_all else self._reconciler.survey.unserved(families)
 
     async def _add(self, total: Report) -> Report:
         """Apply the additions that are possible now; others must wait for these. Returns ``total`` with their report."""
         self._translator.put_skeletons()
-        now = self._clock()
+        now = self.clock()
         return _sum(total, await self._apply(await self._plan(now, only_additions=True), now))
 
     async def _program(self, now: float, total: Report) -> Report:
@@ -326,28 +318,28 @@ class Engine:
         while True:
             self._translator.put_skeletons()
             # Additions come first; while a first list is doubted, there are only additions.
-            plan = await self._plan(now, only_additions=self._store.may_lack_all)
+            plan = await self._plan(now, only_additions=self.store.may_lack_all)
             if plan.operations:
                 total = _sum(total, await self._apply(plan, now))
             elif not await self._read_due_drains(now):
                 return dataclasses.replace(total, pending=self._reconciler.pending)
-            now = self._clock()
+            now = self.clock()
 
     async def _plan(self, now: float, *, only_additions: bool) -> Plan:
-        return await in_slices(self._reconciler.planning(now, only_additions=only_additions), self._clock)
+        return await in_slices(self._reconciler.planning(now, only_additions=only_additions), self.clock)
 
     async def _settle(self, outcomes: Sequence[Outcome], now: float) -> Report:
-        return await in_slices(self._reconciler.settling(outcomes, now), self._clock)
+        return await in_slices(self._reconciler.settling(outcomes, now), self.clock)
 
     async def _note_connections(self, counts: _Connections, now: float) -> None:
-        await in_slices(self._reconciler.noting_connections(counts, now), self._clock)
+        await in_slices(self._reconciler.noting_connections(counts, now), self.clock)
 
     async def _apply(self, plan: Plan, now: float) -> Report:
         """Apply a plan. Real servers that begin to drain by it and have no connections are removed in the same call."""
         room = self._reconciler.room(now)
-        applied = await self._kernel.call(lambda kernel: _apply(kernel, plan, room))
+        applied = await self.kernel.call(lambda kernel: _apply(kernel, plan, room))
         journal.log_outcomes(applied.outcomes)
-        now = self._clock()
+        now = self.clock()
         report = await self._settle(applied.outcomes, now)
         if applied.removed:
             journal.log_outcomes(applied.removed)
@@ -360,28 +352,27 @@ class Engine:
         due = self._reconciler.drains_due(now)
         if not due:
             return False
-        counts = await self._kernel.call(lambda kernel: kernel.connections(due))
-        await self._note_connections(counts, self._clock())
+        counts = await self.kernel.call(lambda kernel: kernel.connections(due))
+        await self._note_connections(counts, self.clock())
         return True
 
     async def _translate_all(self, names: Iterable[ServiceName]) -> None:
-        await in_slices(self._translator.putting(names), self._clock)
+        await in_slices(self._translator.putting(names), self.clock)
 
     async def _adopt_choices(self) -> None:
         """Adopt the configuration given to ``reconfigure``: every Service and rule may be concerned."""
         if self._new_choices is None:
             return
-        self._settings, translation, policy = self._new_choices
-        self._new_choices = None
-        self._reconciler.adopt(policy)
-        self._translator.adopt(translation, self._settings.sysctls, self._settings.timeouts)
+        new, self._new_choices = self._new_choices, None
+        self.choices = new
+        self._reconciler.adopt(new.policy)
+        self._translator.adopt(new.translation, new.settings.sysctls, new.settings.timeouts)
         self._put_node()
         self._reader.request_audit()
 
     def _put_node(self) -> None:
-        self._reader.adopt(
-            self._translator.settings.families, self._settings.audit_interval_s, self._settings.drift_check_interval_s
-        )
+        settings = self.choices.settings
+        self._reader.adopt(self._translator.settings.families, settings.audit_interval_s, settings.drift_check_interval_s)
         self._translator.put_node()
 
 

@@ -3,6 +3,7 @@
 import pytest
 import structlog.testing
 
+from ipvsproxy.config.settings import Choices
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.settings import LocalMode, Settings
 from ipvsproxy.translate.view import GRACE_S
@@ -96,7 +97,7 @@ async def test_a_new_range_of_node_ports_without_an_absent_address_applies_at_on
     lost = OnLostAddress()
     async with lost.node.running():
         await lost.lose()
-        lost.node.engine.reconfigure(settings(), Settings(node_port_primary=True), policy())
+        lost.node.engine.reconfigure(Choices(settings(), Settings(node_port_primary=True), policy()))
         await lost.node.quiet()
         assert not lost.is_served()
 

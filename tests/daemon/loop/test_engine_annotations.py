@@ -92,11 +92,11 @@ async def test_a_changed_choice_of_annotations_is_in_force_without_a_restart() -
         assert settings(node).scheduler == "wrr"
         allowed = dataclasses.replace(node.settings, annotations=frozenset({Annotation.WEIGHTS}))
         node.kernel.forget()
-        node.engine.reconfigure(node.engine._settings, allowed, Policy())
+        node.engine.reconfigure(Choices(node.engine.choices.settings, allowed, Policy()))
         await node.quiet()
         assert settings(node).scheduler == "rr"
         assert node.kernel.counts["remove", "virtual_server"] == 0
-        node.engine.reconfigure(node.engine._settings, node.settings, Policy())
+        node.engine.reconfigure(Choices(node.engine.choices.settings, node.settings, Policy()))
         await node.quiet()
         assert settings(node).scheduler == "wrr"
         assert node.kernel.asked_schedulers == ["wrr"] * 3, "a module may have come"
@@ -137,7 +137,7 @@ async def test_a_command_asks_for_no_module_and_finds_no_difference_while_an_end
             config=loading.from_flags(),
             store=node.store,
             kernel=KernelThread(memory_node.InlineExecutor(), node.kernel),
-            choices=Choices(node.engine._settings, Settings(), Policy()),
+            choices=Choices(node.engine.choices.settings, Settings(), Policy()),
         )
         comparison = Comparison(seen, clock=node._now)
         for _ in range(2):

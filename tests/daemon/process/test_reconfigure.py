@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ipvsproxy.config.settings import EngineSettings
+from ipvsproxy.config.settings import Choices, EngineSettings
 from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
@@ -48,7 +48,7 @@ async def test_another_scheduler_is_set_in_place_and_nothing_else_changes() -> N
     node = MemoryNode()
     async with node.running():
         await begun(node)
-        node.engine.reconfigure(settings(), dataclasses.replace(node.settings, scheduler="wrr"), policy())
+        node.engine.reconfigure(Choices(settings(), dataclasses.replace(node.settings, scheduler="wrr"), policy()))
         await node.quiet()
         assert node.done == [f"set virtual_server TCP 10.96.0.{number}:80" for number in (1, 2)]
         assert {server.settings.scheduler for server in node.kernel.virtual_servers.values()} == {"wrr"}
@@ -59,7 +59,7 @@ async def test_another_masquerade_bit_changes_only_rules() -> None:
     node = MemoryNode()
     async with node.running():
         await begun(node)
-        node.engine.reconfigure(settings(), dataclasses.replace(node.settings, masquerade_bit=3), policy())
+        node.engine.reconfigure(Choices(settings(), dataclasses.replace(node.settings, masquerade_bit=3), policy()))
         await node.quiet()
         assert node.done == ["set rules IPv4 rules", "set rules IPv6 rules"]
         marking = ChainKey("nat", skeleton.MARK_MASQUERADE)
@@ -72,7 +72,7 @@ async def test_a_kernel_setting_that_is_no_longer_desired_stays_and_a_new_one_is
     node.kernel.sysctls["net/ipv4/conf/all/arp_ignore"] = "0"
     async with node.running():
         await begun(node)
-        node.engine.reconfigure(settings(Sysctl("net/ipv4/conf/all/arp_ignore", "1")), node.settings, policy())
+        node.engine.reconfigure(Choices(settings(Sysctl("net/ipv4/conf/all/arp_ignore", "1")), node.settings, policy()))
         await node.quiet()
         assert node.done == ["set sysctl net/ipv4/conf/all/arp_ignore = 1"]
         assert node.kernel.sysctls["net/ipv4/ip_forward"] == "1"
@@ -86,10 +86,10 @@ async def test_a_range_that_is_no_longer_excluded_loses_undesired_virtual_server
     witness = examples.entry(SetKind.CLUSTER_IP, stray)
     node.kernel.apply([Operation(Verb.ADD, IP_SETS[witness.set]), Operation(Verb.ADD, SetEntries.of(witness))])
     async with node.running():
-        node.engine.reconfigure(settings(), node.settings, policy("10.96.7.0/24"))
+        node.engine.reconfigure(Choices(settings(), node.settings, policy("10.96.7.0/24")))
         await begun(node)
         assert stray in node.kernel.virtual_servers
-        node.engine.reconfigure(settings(), node.settings, policy())
+        node.engine.reconfigure(Choices(settings(), node.settings, policy()))
         await node.quiet(after_s=memory_node.AUDIT_INTERVAL_S)
         assert stray not in node.kernel.virtual_servers
         assert len(node.kernel.virtual_servers) == len(SERVICES)
@@ -99,7 +99,7 @@ async def test_a_range_that_is_no_longer_excluded_loses_undesired_virtual_server
 async def test_settings_from_before_the_first_lists_apply_from_the_start() -> None:
     node = MemoryNode()
     async with node.running():
-        node.engine.reconfigure(settings(), dataclasses.replace(node.settings, scheduler="lc"), policy())
+        node.engine.reconfigure(Choices(settings(), dataclasses.replace(node.settings, scheduler="lc"), policy()))
         await node.quiet()
         assert node.kernel.applied == []
         await begun(node)
@@ -112,7 +112,7 @@ async def test_the_same_settings_again_change_nothing() -> None:
     async with node.running():
         await begun(node)
         before = memory_node.contents(node.kernel)
-        node.engine.reconfigure(settings(audit_interval_s=5), Settings(), policy())
+        node.engine.reconfigure(Choices(settings(audit_interval_s=5), Settings(), policy()))
         await node.quiet()
         assert node.kernel.applied == []
         assert memory_node.contents(node.kernel) == before
