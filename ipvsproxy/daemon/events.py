@@ -131,10 +131,7 @@ class Recorder:
         while True:
             self._wake.clear()
             due_s = min((waiting.due_s for waiting in self._pending.values()), default=None)
-            try:
-                async with asyncio.timeout(None if due_s is None else max(0.0, due_s - self.clock())):
-                    await self._wake.wait()
-            except TimeoutError:
+            if not await timing.comes_within(None if due_s is None else max(0.0, due_s - self.clock()), self._wake.wait()):
                 await self.write_due()
 
     async def write_due(self) -> None:

@@ -8,6 +8,8 @@ import pathlib
 import struct
 from typing import Self
 
+from ipvsproxy.daemon.base.timing import comes_within
+
 # linux/inotify.h
 IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x2, 0x4, 0x8
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
@@ -60,9 +62,7 @@ class DirectoryChanges:
         loop.add_reader(self._descriptor, readable.set)
         try:
             while not readable.is_set() and self._poll() == self._polled:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._poll_s):
-                        await readable.wait()
+                await comes_within(self._poll_s, readable.wait())
         finally:
             loop.remove_reader(self._descriptor)
         before, self._polled = self._polled, self._poll()

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
 Subject = TypeVar("Subject", bound=Hashable)
@@ -78,6 +78,16 @@ class Backoff:
         bound_s = min(self._first_s * 2.0 ** min(self.attempts, 64), self._longest_s)
         self.attempts += 1
         return bound_s * self._dice.uniform(0.5, 1.0)
+
+
+async def comes_within(longest_s: float | None, wait: Awaitable[object]) -> bool:
+    """Wait for so many seconds at most; without a bound for None. Returns whether what was waited for has come."""
+    try:
+        async with asyncio.timeout(longest_s):
+            await wait
+    except TimeoutError:
+        return False
+    return True
 
 
 SLICE_S = 0.002

@@ -9,7 +9,6 @@ rest is for the kernel, programs, the API server and the servers of this node.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import errno
 import json
@@ -21,7 +20,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from ipvsproxy.daemon.base import log as logs
-from ipvsproxy.daemon.base.timing import Backoff
+from ipvsproxy.daemon.base.timing import Backoff, comes_within
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.server import JSON, OK, TEXT, UNAVAILABLE, Answer
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
@@ -119,9 +118,7 @@ class HealthChecks:
             while True:
                 self._changed.clear()
                 retry_in_s = await self.adjust()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(retry_in_s):
-                        await self._changed.wait()
+                await comes_within(retry_in_s, self._changed.wait())
         finally:
             await self.close()
 

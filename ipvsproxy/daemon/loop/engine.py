@@ -7,7 +7,6 @@ Rule 3: one sync at a time; changes that arrive meanwhile belong to the next one
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -21,7 +20,7 @@ import structlog
 
 from ipvsproxy.config.settings import Choices
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.daemon.base.timing import in_slices
+from ipvsproxy.daemon.base.timing import comes_within, in_slices
 from ipvsproxy.daemon.loop import garbage, journal
 from ipvsproxy.daemon.loop.reader import Kernel, KernelReader
 from ipvsproxy.daemon.loop.summary import SyncSummary, Watcher
@@ -222,9 +221,7 @@ class Engine:
         """
         times_s = (self._reconciler.next_s(), self._translator.next_s)
         due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(due_s, self._reader.next_part_s) - self.clock()):
-                await self._wake.wait()
+        await comes_within(min(due_s, self._reader.next_part_s) - self.clock(), self._wake.wait())
         self._wake.clear()
         now = self.clock()
         if self._is_sync_due or due_s <= now:

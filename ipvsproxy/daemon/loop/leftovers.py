@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import structlog
 
+from ipvsproxy.daemon.base.timing import comes_within
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import driver as iptables
@@ -242,9 +243,7 @@ class Leftovers:
 
     async def _pause(self) -> None:
         due_s = min((state.due_s for _, families, state in self._all() if families <= self._in_force), default=math.inf)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if due_s == math.inf else max(0.0, due_s - self.clock())):
-                await self._wake.wait()
+        await comes_within(None if due_s == math.inf else max(0.0, due_s - self.clock()), self._wake.wait())
         self._wake.clear()
 
     async def _examine_where_due(self) -> None:

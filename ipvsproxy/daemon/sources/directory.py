@@ -22,7 +22,7 @@ import structlog
 import yaml
 
 from ipvsproxy.daemon.base import inotify
-from ipvsproxy.daemon.base.timing import Backoff
+from ipvsproxy.daemon.base.timing import Backoff, comes_within
 from ipvsproxy.daemon.sources.source import Deliver, Source
 from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
 from ipvsproxy.translate.api import decode, targets
@@ -301,21 +301,11 @@ class DirectorySource(Source):
 
     async def _wait(self, changes: inotify.DirectoryChanges, within_s: float | None) -> None:
         """Wait for a change or until ``within_s`` is over, and then until the directory is quiet."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await changes.wait()
+        await comes_within(within_s, changes.wait())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_SETTLE_S):
-                while await self._changes_again(changes):
+                while await comes_within(self._settle_s, changes.wait()):
                     pass
-
-    async def _changes_again(self, changes: inotify.DirectoryChanges) -> bool:
-        try:
-            async with asyncio.timeout(self._settle_s):
-                await changes.wait()
-        except TimeoutError:
-            return False
-        return True
 
 
 def _stamp(path: pathlib.Path) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Covers the rate limits alone. ``test_journal`` and ``test_recorder`` cover their use."""
 
+import asyncio
 import random
 
 from ipvsproxy.daemon.base import timing
@@ -17,6 +18,14 @@ def test_each_subject_has_its_own_rate_limit_and_the_oldest_is_forgotten() -> No
     assert [limits.take(subject, 0) for subject in ("a", "a", "b", "b")] == [True, False, True, False]
     assert limits.take("c", 0)
     assert [limits.take(subject, 0) for subject in ("b", "a")] == [False, True]
+
+
+async def test_a_wait_with_a_bound_says_whether_it_was_over_before() -> None:
+    event = asyncio.Event()
+    assert not await timing.comes_within(0.01, event.wait())
+    asyncio.get_running_loop().call_soon(event.set)
+    assert await timing.comes_within(None, event.wait())
+    assert await timing.comes_within(10, event.wait())
 
 
 class Highest(random.Random):
