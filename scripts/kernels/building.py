@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 
 from scripts.kernels import control, processes
-from scripts.kernels.errors import InterruptedRun, raise_on_signals
+from scripts.kernels.errors import STOPS, InterruptedRun, raise_on_signals
 
 BUILT = control.ROOT / "build/nf-tables-kernel"
 """The kernel as `linux`, its modules in lib/modules."""
@@ -236,28 +236,48 @@ def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
 
     """
     environment = {"PATH": processes.SYSTEM_PATH, "LC_ALL": "C.UTF-8"}
-    with (
-        log.open("a") as kept,
-        subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            close_fds=False,  # the lock is passed on: see only_build
-            start_new_session=True,
-            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 - see there
-        ) as process,
-    ):  # fmt: skip
-        try:
-            for line in process.stdout or ():
-                kept.write(line)
-                yield line
-            process.wait()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # make has started compilers
+
+    def begin() -> None:
+        processes.die_with_parent()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+    with log.open("a") as kept, contextlib.ExitStack() as running:
+        with deferred_stops():
+            process = running.enter_context(subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                close_fds=False,  # the lock is passed on: see only_build
+                start_new_session=True,
+                preexec_fn=begin,  # noqa: PLW1509 - see processes.die_with_parent
+            ))  # fmt: skip
+            running.callback(kill_group, process.pid)
+        for line in process.stdout or ():
+            kept.write(line)
+            yield line
+        process.wait()
     if process.returncode != 0:
         raise BuildError(
             f"{pathlib.Path(command[0]).name} failed (status {process.returncode}); the reason is at the end of {shown(log)}; "
             "mend it, and run scripts/setup --with-nf-tables-kernel again"
         )
+
+
+@contextlib.contextmanager
+def deferred_stops() -> Iterator[None]:
+    """Let a request to stop wait for the end of the block.
+
+    A signal inside of Popen would leave a program that nobody knows: it ends with its parent, but not the compilers of make.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def kill_group(leader: int) -> None:
+    """Kill a program and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def output_of(*command: str | pathlib.Path) -> str:

@@ -6,6 +6,9 @@ from typing import NoReturn
 TIMED_OUT = 124
 NO_KERNEL = 125
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that request to stop."""
+
 
 class NoKernelError(Exception):
     """No kernel with ip_vs could be started, or it died; the message is one sentence for a person."""
@@ -26,7 +29,7 @@ class InterruptedRun(Exception):  # noqa: N818 - not an error: a request to stop
 
 def raise_on_signals() -> None:
     """Turn the first request to stop into InterruptedRun; later ones do not interrupt the clean-up."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOPS:
         signal.signal(number, _interrupt)
 
 

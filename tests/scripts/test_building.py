@@ -15,6 +15,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -178,6 +179,23 @@ def test_a_signal_ends_the_compiler_with_the_build(machine: Machine, number: int
         os.kill(build.pid, number)
         build.join(100)
         assert build.exitcode == 128 + number
+        until(lambda: not is_running(compiler))
+
+
+def test_a_signal_while_make_is_being_started_ends_the_compiler_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(subprocess.Popen[str]):
+        """A program that its creator does not know yet when the signal comes."""
+
+        def __init__(self, command: list[str], **arguments: Any) -> None:
+            super().__init__(command, **arguments)
+            if command[0] == "make":
+                until(machine.begun.exists)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with compiling(machine) as (build, _, compiler):
+        build.join(100)
+        assert build.exitcode == 128 + signal.SIGTERM
         until(lambda: not is_running(compiler))
 
 
