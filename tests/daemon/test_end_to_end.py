@@ -148,53 +148,6 @@ async def test_node_ports_follow_the_node_that_the_server_describes(world: World
     await world.in_force()
 
 
-async def test_objects_of_other_proxies_are_not_programmed(world: World) -> None:
-    world.server.put(
-        SERVICES,
-        service("other", 30) | {"metadata": {"name": "other", "labels": {"service.kubernetes.io/service-proxy-name": "x"}}},
-    )
-    world.server.put(SERVICES, service("headless", 31, clusterIP="None", clusterIPs=["None"]))
-    world.server.put(ENDPOINT_SLICES, endpoint_slice("web-1", "bare", "10.244.0.99", **{"service.kubernetes.io/headless": ""}))
-    world.server.put(SERVICES, service("last", 32))
-    await world.in_force()
-    keys = world.node.kernel.virtual_servers
-    assert builders.frontend("10.96.0.32", 80) in keys
-    assert not {builders.frontend("10.96.0.30", 80), builders.frontend("10.96.0.31", 80)} & keys.keys()
-
-
-async def test_changes_while_streams_are_cut_in_the_middle_of_a_line(world: World) -> None:
-    for resource in RESOURCES:
-        world.server.cut_watches(resource, b'{"type":"ADDED","object":{"metadata":{"name":"ha')
-    world.server.put(SERVICES, service("new", 20))
-    world.server.delete(SERVICES, "web-1")
-    world.server.delete(ENDPOINT_SLICES, "web-2-v6")
-    await world.in_force()
-    assert Trouble.DROPPED in world.troubles
-
-
-async def test_a_new_list_shows_changes_that_a_410_in_the_stream_hides(world: World) -> None:
-    for resource in RESOURCES:
-        world.server.expire_watches(resource)
-    world.server.put(SERVICES, service("new", 20))
-    world.server.delete(SERVICES, "web-1")
-    world.server.delete(ENDPOINT_SLICES, "web-2-v6")
-    await world.in_force()
-    assert Trouble.EXPIRED in world.troubles
-
-
-async def test_a_new_list_shows_deletions_during_an_outage(world: World) -> None:
-    world.server.refuse(*[Refusal(503)] * 6)
-    for resource in RESOURCES:
-        world.server.cut_watches(resource)
-    for number in range(1, 6):
-        world.server.delete(SERVICES, f"web-{number}")
-        world.server.delete(ENDPOINT_SLICES, f"web-{number}-v4")
-    world.server.store.forget_history()  # a watch cannot continue from its last version
-    await world.in_force()
-    assert len(world.server.queries(SERVICES, watch=False)) > 1
-    assert len(world.node.kernel.virtual_servers) == 2 * 2 * 2
-
-
 async def test_nothing_is_removed_while_the_server_is_absent(world: World) -> None:
     before = memory_node.contents(world.node.kernel)
     world.node.kernel.forget()
@@ -219,44 +172,3 @@ async def test_an_object_that_cannot_be_read_stays_in_force_as_it_was(world: Wor
     world.server.put(SERVICES, service("web-1", 1))
     world.server.delete(SERVICES, "web-2")
     await world.in_force()
-
-
-async def test_duplicates_and_old_events_change_nothing(world: World) -> None:
-    old = api_server.line({"type": "MODIFIED", "object": world.server.store.objects(SERVICES)[0]})
-    world.server.put(SERVICES, service("web-1", 1, sessionAffinity="ClientIP"))
-    world.server.send(SERVICES, old)
-    world.server.send(SERVICES, old)
-    world.server.put(SERVICES, service("new", 20))
-    await world.in_force()
-
-
-async def test_a_rotated_token_interrupts_nothing(tmp_path: pathlib.Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("old")
-    async with ApiServer(token="old") as server:
-        fill(server)
-        kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url, token_file=str(token))
-        async with following(server, kubeconfig) as world:
-            await world.in_force()
-            await world.watched()
-            server.token = "new"
-            for resource in RESOURCES:
-                server.cut_watches(resource)
-            server.delete(SERVICES, "web-1")
-            await server.asked(SERVICES, watch=False, times=3)  # the check for a restored server
-            assert Trouble.UNAUTHORIZED in world.troubles
-            assert builders.frontend("10.96.0.1", 80) in world.node.kernel.virtual_servers
-            token.write_text("new")
-            await world.in_force()
-
-
-async def test_nothing_is_programmed_while_one_list_is_not_answered(tmp_path: pathlib.Path) -> None:
-    async with ApiServer() as server:
-        fill(server)
-        server.refuse(*[Refusal(503, "list", NODES)] * 5)
-        async with following(server, api_server.write_kubeconfig(tmp_path / "kubeconfig", server.url)) as world:
-            await server.watched(SERVICES)
-            await server.watched(ENDPOINT_SLICES)
-            await server.asked(NODES, watch=False, times=3)
-            assert world.node.done == []
-            await world.in_force()

@@ -78,8 +78,8 @@ def line(event: Object) -> bytes:
 class ApiServer:
     """Start it with ``async with``; ``url`` is its address.
 
-    ``token``: the required bearer token, none if empty. ``hidden``: lists of these resources are empty although
-    objects exist. ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
+    ``token``: the required bearer token, none if empty.
+    ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
     ``waits_for_revision``: a watch from a future revision is silent until that is reached, instead of getting HTTP 504.
     ``cache``: the contents of a watch cache that is behind; it answers the lists that it may. ``has_cache``: without a cache,
     each list comes from etcd, in pages.
@@ -89,7 +89,6 @@ class ApiServer:
     def __init__(self, *, tls: "Certificates | None" = None, token: str = "") -> None:
         self.store = api_store.Store()
         self.token = token
-        self.hidden: set[Resource] = set()
         self.gone_by_event = False
         self.waits_for_revision = True
         self.cache: api_store.Store | None = None
@@ -279,7 +278,7 @@ class ApiServer:
 
     def _list(self, request: web.Request, resource: Resource) -> web.Response:
         query, namespace = request.query, "" if request.path == resource.path else "default"
-        is_selected = (lambda _: False) if resource in self.hidden else api_store.selector(query)
+        is_selected = api_store.selector(query)
         version, limit, token = query.get("resourceVersion", ""), int(query.get("limit") or 0), query.get("continue", "")
         if token and version not in {"", "0"}:
             raise StatusError(400, "BadRequest", "specifying resource version is not allowed when using continue")
