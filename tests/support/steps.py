@@ -7,7 +7,7 @@ import pathlib
 import selectors
 import sys
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -21,30 +21,47 @@ _WAITING = (
 """How often a loop wakes up is random, and does not grow with the work."""
 
 
+class _Thread:
+    """Steps of one thread."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def trace(self, _frame: FrameType, event: str, _argument: object) -> Any:
+        """The function for the lines of a call."""
+        if event == "line":
+            self.steps += 1
+        return self.trace
+
+
 class Steps:
     """Steps of Python: calls and executed lines, including each round of a loop or a comprehension."""
 
     def __init__(self) -> None:
         self._here = threading.get_ident()
-        self._of: Counter[int] = Counter()
+        self._threads = defaultdict[int, _Thread](_Thread)
+        self._waiting = dict[str, bool]()
 
     @property
     def here(self) -> int:
         """Steps of the counting thread, which is the loop's."""
-        return self._of[self._here]
+        return self._threads[self._here].steps
 
     @property
     def all(self) -> int:
         """Steps of this thread and of threads started since."""
-        return sum(self._of.values())
+        return sum(thread.steps for thread in self._threads.values())
 
-    def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
+    def trace(self, frame: FrameType, _event: str, _argument: object) -> Any:
         """The function for ``sys.settrace``."""
-        if frame.f_code.co_filename.startswith(_WAITING):
+        file = frame.f_code.co_filename
+        if (is_waiting := self._waiting.get(file)) is None:
+            is_waiting = self._waiting[file] = file.startswith(_WAITING)
+        if is_waiting:
             return None
-        if event in ("call", "line"):
-            self._of[threading.get_ident()] += 1
-        return self.trace
+        thread = self._threads[threading.get_ident()]
+        thread.steps += 1
+        return thread.trace
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ def change(node: MemoryNode, dice: random.Random) -> None:
         node.put(item, builders.endpoint_slice(*map(builders.endpoint, addresses), service=name))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("number", NUMBERS)
 @in_virtual_time
 async def test_after_random_failures_everything_is_in_force(number: int, seed: int) -> None:
