@@ -236,13 +236,6 @@ async def test_a_document_is_asked_for_with_its_parameters() -> None:
     assert dict(request.query) == {"filter": "demo/web & co", "limit": "5"}
 
 
-async def test_nobody_there_is_said() -> None:
-    async with _saying(b"") as url:
-        pass
-    with pytest.raises(NoAnswerError, match=f"no ipvsproxy answers on {url}: Connection refused"):
-        await Daemon(url).get("node")
-
-
 async def test_a_kube_proxy_is_recognised() -> None:
     async with _answering(server.NOT_FOUND_PAGE) as url:
         with pytest.raises(NoAnswerError, match="with status 404: it is kube-proxy, or an ipvsproxy that is older or runs with"):
@@ -293,7 +286,3 @@ async def test_a_silent_server_is_given_up() -> None:
 )
 def test_the_configured_address_is_reached_from_this_host(address: str, url: str) -> None:
     assert top.url_of(ListenAddress(parse_address(address), 10249)) == url
-
-
-def test_a_metrics_server_that_is_turned_off_has_no_url() -> None:
-    assert top.url_of(None) == ""
