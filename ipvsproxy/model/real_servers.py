@@ -1,5 +1,6 @@
 """Real servers by address and port, and the weights of all real servers of one virtual server, as packed bytes."""
 
+import abc
 import functools
 from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping
 from typing import NamedTuple, cast
@@ -65,11 +66,44 @@ def _port(packed: bytes) -> int:
     return int.from_bytes(packed, "big")
 
 
-class EvenWeights(Mapping[RealServerKey, int]):
-    """The real servers of one virtual server in a fixed order, if all weights are 1, as nearly always.
+class Weights(Mapping[RealServerKey, int]):
+    """The desired real servers of one virtual server in a fixed order, each with its weight.
 
-    Keys are packed: each takes 6 bytes for IPv4 and 18 for IPv6, but 100 in a dictionary. As with other mappings, the order does
-    not matter for equality.
+    As with other mappings, the order does not matter for equality.
+    """
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def plain(self) -> Mapping[bytes, int]:
+        """The weights by plain bytes, which equal the keys and take a third of the time to make. Do not change the result."""
+
+    def unpacked(self) -> dict[RealServerKey, int]:
+        """The weights as a new dictionary, which the caller may change."""
+        return {RealServerKey(key): weight for key, weight in self.plain().items()}
+
+    def __iter__(self) -> Iterator[RealServerKey]:
+        return map(RealServerKey, self.plain())
+
+    def __len__(self) -> int:
+        return len(self.plain())
+
+    def __getitem__(self, key: RealServerKey) -> int:
+        return self.plain()[key]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and len(self) == len(other) and self.plain() == plain(other)
+
+    __hash__ = None  # type: ignore[assignment]  # no mapping has a hash
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.unpacked()})"
+
+
+class EvenWeights(Weights):
+    """The real servers of one virtual server, if all weights are 1, as nearly always.
+
+    Keys are packed: each takes 6 bytes for IPv4 and 18 for IPv6, but 100 in a dictionary.
     """
 
     __slots__ = ("_size", "packed")
@@ -85,12 +119,8 @@ class EvenWeights(Mapping[RealServerKey, int]):
         return cls(b"".join(keys), len(next(iter(keys)))) if keys else NO_REAL_SERVERS
 
     def plain(self) -> Mapping[bytes, int]:
-        """The weights by plain bytes, which equal the keys and take a third of the time to make. Do not change the result."""
+        """As in ``Weights``."""
         return _plain(self.packed, self._size)
-
-    def unpacked(self) -> dict[RealServerKey, int]:
-        """The weights as a new dictionary, which the caller may change."""
-        return dict.fromkeys(self, 1)
 
     def keys(self) -> KeysView[RealServerKey]:
         """The keys, as of a dictionary; new objects at each call."""
@@ -100,30 +130,17 @@ class EvenWeights(Mapping[RealServerKey, int]):
         """The items, as of a dictionary; new objects at each call."""
         return self.unpacked().items()
 
-    def __iter__(self) -> Iterator[RealServerKey]:
-        return map(RealServerKey, pieces(self.packed, self._size))
-
     def __len__(self) -> int:
         return len(self.packed) // self._size
 
-    def __getitem__(self, key: RealServerKey) -> int:
-        return self.plain()[key]
-
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, EvenWeights):
-            if self.packed == other.packed:
-                return True
-            return len(self.packed) == len(other.packed) and self.plain() == other.plain()
-        return isinstance(other, Mapping) and len(self) == len(other) and self.plain() == other
+        return (isinstance(other, EvenWeights) and self.packed == other.packed) or super().__eq__(other)
 
-    __hash__ = None  # type: ignore[assignment]  # no mapping has a hash
-
-    def __repr__(self) -> str:
-        return f"EvenWeights.of({list(self)})"
+    __hash__ = None  # no mapping has a hash
 
 
-class UnevenWeights(Mapping[RealServerKey, int]):
-    """The real servers of one virtual server in a fixed order, each with its weight: for Services that ask for weights."""
+class UnevenWeights(Weights):
+    """The real servers of one virtual server, each with its weight: for Services that ask for weights."""
 
     __slots__ = ("_weights",)
 
@@ -132,33 +149,8 @@ class UnevenWeights(Mapping[RealServerKey, int]):
         self._weights = weights
 
     def plain(self) -> Mapping[bytes, int]:
-        """The weights by plain bytes, which equal the keys. Do not change the result."""
+        """As in ``Weights``."""
         return self._weights
-
-    def unpacked(self) -> dict[RealServerKey, int]:
-        """The weights as a new dictionary, which the caller may change."""
-        return {RealServerKey(key): weight for key, weight in self._weights.items()}
-
-    def __iter__(self) -> Iterator[RealServerKey]:
-        return map(RealServerKey, self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-    def __getitem__(self, key: RealServerKey) -> int:
-        return self._weights[key]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mapping) and len(self) == len(other) and self._weights == plain(other)
-
-    __hash__ = None  # type: ignore[assignment]  # no mapping has a hash
-
-    def __repr__(self) -> str:
-        return f"UnevenWeights({self.unpacked()})"
-
-
-Weights = EvenWeights | UnevenWeights
-"""The desired weights of one virtual server."""
 
 
 class Thresholds(NamedTuple):

@@ -23,7 +23,7 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once, each
-from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, FirewallMark, VirtualServerKey
+from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, VirtualServerKey
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.kinds.kind import Circumstances, Stage
 from ipvsproxy.reconcile.kinds.node import Tables
@@ -31,7 +31,7 @@ from ipvsproxy.reconcile.observation import observer
 from ipvsproxy.reconcile.observation.drift import Drifts, News
 from ipvsproxy.reconcile.operations import pace, retry
 from ipvsproxy.reconcile.tables.marks import MarkedPort
-from ipvsproxy.reconcile.virtual_servers import drain
+from ipvsproxy.reconcile.virtual_servers import drain, ownership
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
@@ -63,17 +63,16 @@ class Reconciler:
         self._drifts = Drifts()
         self._drains = drain.Drains()
         self._pace = pace.Pace()
-        self._tables = Tables(self._drains, self._is_excluded, lambda family: family in self._policy.families)
+        self._tables = Tables(
+            self._drains,
+            lambda key: ownership.lies_in(key, self._policy.excluded),
+            lambda family: family in self._policy.families,
+        )
         self._tables.scopes.use_bits(policy.scope_bits)
         self.observer = observer.Observer(self._tables, self._drains, self._drifts)
         """Takes in what was read of the kernel."""
         self.survey = survey.Survey(self._tables)
         """Answers questions about both sides; no other object reads the tables."""
-
-    def _is_excluded(self, key: VirtualServerKey) -> bool:
-        if isinstance(key, FirewallMark):  # it has no address
-            return False
-        return any(item.contains(key.address) for item in self._policy.excluded)
 
     def adopt(self, policy: Policy) -> None:
         """Adopt another policy. Virtual servers in ranges that are no longer excluded may be removed, and the other way round."""
@@ -264,8 +263,10 @@ class Reconciler:
         return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
 
     def _trying_again(self, outcome: Outcome, now: float) -> Iterator[None]:
-        note = self._retries.wait if outcome.errno == errno.EINPROGRESS else self._retries.fail
-        return each(lambda one: note(self._identity(one), one, now), as_tried_again((outcome.operation,)))
+        is_running = outcome.errno == errno.EINPROGRESS
+        fail = self._retries.fail
+        again = as_tried_again((outcome.operation,))
+        return each(lambda one: fail(self._identity(one), one, now, is_running=is_running), again)
 
     @property
     def pending(self) -> int:

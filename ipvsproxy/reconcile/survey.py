@@ -38,14 +38,6 @@ class Sides(NamedTuple):
     is_foreign: bool
 
 
-class Draining(NamedTuple):
-    """A real server that keeps its connections, with their number at the last reading."""
-
-    virtual_server: VirtualServerKey
-    real_server: RealServerKey
-    connections: Connections
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """Desired and observed state in numbers, at one moment.
@@ -77,6 +69,12 @@ class Survey:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._drains = tables.drains
+        self.states: Mapping[ServiceName, ServiceState] = tables.states
+        """The desired state of each Service."""
+        self.virtual_servers: Mapping[VirtualServerKey, VirtualServer] = tables.virtual_servers.desired
+        """The desired virtual servers."""
+        self.health_checks: Mapping[HealthCheckPort, HealthCheck] = tables.health_checks.desired
+        """The desired health-check node ports."""
 
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
@@ -153,19 +151,9 @@ class Survey:
         return frozenset(families) & {IP_SETS[entries.names[table]].family for table in entries.unequal() if table.pending}
 
     @property
-    def states(self) -> Mapping[ServiceName, ServiceState]:
-        """The desired state of each Service."""
-        return self._tables.states
-
-    @property
-    def virtual_servers(self) -> Mapping[VirtualServerKey, VirtualServer]:
-        """The desired virtual servers."""
-        return self._tables.virtual_servers.desired
-
-    @property
     def without_scope(self) -> Sequence[MarkedPort]:
         """The Service ports for whose second scope there is no mark, in their turn."""
-        return self._tables.scopes.marks.waiting
+        return list(self._tables.scopes.marks.waiting)
 
     def scope(self, port: MarkedPort, family: Family) -> FirewallMark | None:
         """The virtual server of the second scope of a Service port; None without one."""
@@ -191,22 +179,14 @@ class Survey:
         return None
 
     @property
-    def health_checks(self) -> Mapping[HealthCheckPort, HealthCheck]:
-        """The desired health-check node ports."""
-        return self._tables.health_checks.desired
-
-    @property
     def draining(self) -> int:
         """The number of draining real servers."""
         return len(self._drains)
 
-    def draining_connections(self) -> list[Draining]:
+    def draining_connections(self) -> list[tuple[VirtualServerKey, RealServerKey, Connections]]:
         """The draining real servers whose connections are known, without those that only wait for their removal."""
-        return [
-            Draining(one.virtual_server, one.key, one.connections)
-            for one in self._drains.with_connections()
-            if one.connections is not None
-        ]
+        drains = self._drains.with_connections()
+        return [(one.virtual_server, one.key, one.connections) for one in drains if one.connections is not None]
 
     @property
     def draining_virtual_servers(self) -> Collection[VirtualServerKey]:
@@ -318,7 +298,7 @@ class Survey:
             pending={kind: sum(len(one.pending) + len(one.surplus) for one in tables) for kind, tables in by_kind.items()},
             drifted={kind: sum(one.drifted for one in tables) for kind, tables in by_kind.items()},
             conflicts=tables.virtual_servers.contested,
-            without_scope=tables.scopes.marks.waiting_count,
+            without_scope=len(tables.scopes.marks.waiting),
             drains=len(drains) - drains.waiting,
             waiting_removals=drains.waiting,
             oldest_drain_age_s=drains.oldest_age_s(now),

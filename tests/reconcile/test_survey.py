@@ -13,7 +13,7 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import Connections, VirtualServer
 from ipvsproxy.reconcile.kinds.kind import Stage
 from ipvsproxy.reconcile.operations.pace import MOST_KEPT, Pace
-from ipvsproxy.reconcile.survey import Draining, Sides
+from ipvsproxy.reconcile.survey import Sides
 from tests.reconcile import examples, simulation
 from tests.support import builders
 
@@ -92,7 +92,7 @@ def test_a_real_server_that_drains_is_shown_with_its_connections_once_these_are_
     node.sync()
     survey = node.reconciler.survey
     assert survey.draining == 1
-    assert survey.draining_connections() == [Draining(KEY, SECOND, Connections(2, 1))]
+    assert survey.draining_connections() == [(KEY, SECOND, Connections(2, 1))]
     assert list(survey.draining_virtual_servers) == [KEY]
     assert list(survey.draining_of(KEY)) == [SECOND]
     assert not survey.draining_of(ELSEWHERE)
@@ -241,10 +241,10 @@ def test_statistics_count_conflicts_once_and_drains_that_wait_apart_from_the_oth
     node.sync()
     statistics = node.reconciler.survey.statistics(node.now)
     assert (statistics.conflicts, statistics.drains, statistics.waiting_removals) == (1, 1, 1)
-    assert node.reconciler.survey.draining_connections() == [Draining(KEY, SECOND, Connections(2, 1))]
+    assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, Connections(2, 1))]
     node.reconciler._pace = Pace()
     node.sync(after_s=60)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     node.kernel.connection_counts[KEY, builders.backend("10.244.0.3", 8080)] = Connections(1, 0)
     at_once(node.reconciler.settling(node.apply(node.plan().operations), node.now))
-    assert node.reconciler.survey.draining_connections() == [Draining(KEY, SECOND, Connections(2, 1))], "the others are unknown"
+    assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, Connections(2, 1))], "the others are unknown"

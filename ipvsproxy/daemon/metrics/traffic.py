@@ -298,12 +298,12 @@ class Traffic:
         """Add the connections of draining real servers, as last read."""
         # Drains come and go between two slices.
         drains = self._survey.draining_connections()
-        for number, drain in enumerate(drains, 1):
+        for number, (virtual_server, real_server, connections) in enumerate(drains, 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            if port := self._labels_of(drain.virtual_server):
-                name = _endpoint(port[1], drain.real_server)
-                open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(drain.connections)
+            if port := self._labels_of(virtual_server):
+                name = _endpoint(port[1], real_server)
+                open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(connections)
 
     def _joining(self, counted: Collection[VirtualServerKey]) -> Iterator[None]:
         """Find the Service and the labels of the port of each virtual server that has had traffic while desired."""

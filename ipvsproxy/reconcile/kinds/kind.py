@@ -199,11 +199,10 @@ class Kind:
         """The differences between the two sides, in words. The tables decide what a difference is, as for operations."""
         return iter(())
 
-    def difference(self, name: str, desired: str, observed: str, owner: Owner | None = None) -> Difference:
-        """A difference of this kind."""
-        return Difference(
-            kind=self.name, name=name, owner=None if owner == NODE_OWNER else owner, desired=desired, observed=observed
-        )
+    def difference(self, name: str, desired: str, observed: str, owner: Owner | None = None, *, of: str = "") -> Difference:
+        """A difference of this kind, or of the kind ``of``."""
+        owner = None if owner == NODE_OWNER else owner
+        return Difference(kind=of or self.name, name=name, owner=owner, desired=desired, observed=observed)
 
 
 class PresenceKind(Kind):

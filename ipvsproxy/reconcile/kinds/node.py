@@ -39,18 +39,9 @@ from ipvsproxy.reconcile.kinds.settings import Devices, IpvsTimeouts, Sysctls
 from ipvsproxy.reconcile.kinds.virtual_servers import VirtualServers
 from ipvsproxy.reconcile.tables.scopes import Scopes
 from ipvsproxy.reconcile.tables.slow_start import SlowStarts
-from ipvsproxy.reconcile.tables.table import Table, presence, replacing
+from ipvsproxy.reconcile.tables.table import Table, always, presence, replacing
 from ipvsproxy.reconcile.virtual_servers import ownership, precedence
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
-
-
-def _always(_: object) -> bool:
-    return True
-
-
-def _never(_: object) -> bool:
-    return False
-
 
 _NOTHING = ServiceState(owner=NODE_OWNER)
 """The desired state of a Service that does not exist."""
@@ -72,11 +63,13 @@ class Tables:
     def __init__(
         self,
         drains: Drains,
-        is_excluded: Callable[[VirtualServerKey], bool] = _never,
-        is_served: Callable[[Family], bool] = _always,
+        is_excluded: Callable[[VirtualServerKey], bool] = lambda _: False,
+        is_served: Callable[[Family], bool] = always,
     ) -> None:
         """Excluded virtual servers are never removed, nor virtual servers and addresses of a family that is not served."""
         self._states: dict[ServiceName, ServiceState] = {}
+        self.states: Mapping[ServiceName, ServiceState] = self._states
+        """The desired state of each Service."""
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
         """The entries of Services that do not have all of their virtual servers, and so fewer entries than in their state."""
         self._entries_by_service: dict[ServiceName, frozenset[SetEntry]] = {}
@@ -124,7 +117,7 @@ class Tables:
         self.skeletons = self.of_rules.skeletons
         self.flows = self.of_flows.flows
         self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
-            lambda check: check.owner, lambda _desired, _observed: False, _never
+            lambda check: check.owner, lambda _desired, _observed: False, always
         )
         """Only the desired side is used, since a listener is not a kernel object. The table is never among the unequal ones."""
         self.scopes = Scopes(self.virtual_servers, self.entries, self.sets, self.putting)
@@ -138,11 +131,6 @@ class Tables:
             KeyError: such an operation is never planned.
         """
         return self.by_class[type(operation.item)].stage(operation)
-
-    @property
-    def states(self) -> Mapping[ServiceName, ServiceState]:
-        """The desired state of each Service."""
-        return self._states
 
     def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
         """The objects that the node needs with any Services: the device, the sets of the families in use, kernel settings."""
@@ -164,10 +152,8 @@ class Tables:
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
         """Replaces the desired state of a Service, in steps; None when it is gone."""
-        if self.scopes.concern(name, state):
-            state = self.scopes.resolve(name, state)
-        if self.slow_starts or (state is not None and state.rare.slow_start_s):
-            self.slow_starts.note(name, state, is_known=name in self._states)
+        state = self.scopes.resolve(name, state)
+        self.slow_starts.note(name, state, is_known=name in self._states)
         return self._putting(name, state)
 
     def _putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
-from ipvsproxy.model.sets import SetEntry, mark_entry
+from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import (
     FirewallMark,
@@ -86,7 +86,7 @@ class VirtualServers(Kind):
         held_back, not_masqueraded_yet = self._held_back(circumstances), self._not_masqueraded_yet()
         for key in self.servers.pending:
             if key in held_back or (
-                isinstance(key, FirewallMark) and (key in circumstances.still_given or not self._is_witnessed(key))
+                isinstance(key, FirewallMark) and (key in circumstances.still_given or not self.all.scopes.is_witnessed(key))
             ):
                 continue
             desired, observed = self.servers.desired[key], self.servers.observed.get(key)
@@ -114,11 +114,6 @@ class VirtualServers(Kind):
         if not going:
             return frozenset()
         return {key for key in self.servers.pending if key in going or ownership.node_port(key) in going}
-
-    def _is_witnessed(self, key: FirewallMark) -> bool:
-        """Whether the entry is in force that shows that this virtual server is ours (rule 3)."""
-        entry = mark_entry(key)
-        return entry in self.all.entries[entry.set].observed
 
     def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
         """Removes virtual servers of ours that nobody desires."""
@@ -228,14 +223,10 @@ class VirtualServers(Kind):
                         found = _describe(observed.settings, len(observed.real_servers)) if observed else MISSING
                         yield self.difference(str(key), described, found, owner)
                     case RealServers(keys=(real_server,)) if observed:
-                        yield Difference(
-                            kind="real_server",
-                            name=f"{key} -> {real_server}",
-                            owner=owner,
-                            desired=_desired_weight(operation),
-                            observed=_observed_weight(
-                                observed.real_servers.get(real_server), (observed.thresholds or {}).get(real_server)
-                            ),
+                        thresholds = (observed.thresholds or {}).get(real_server)
+                        found = _observed_weight(observed.real_servers.get(real_server), thresholds)
+                        yield self.difference(
+                            f"{key} -> {real_server}", _desired_weight(operation), found, owner, of="real_server"
                         )
                     case _:  # the line of a missing virtual server counts its real servers
                         pass

@@ -1,7 +1,7 @@
 """When a failed operation may be tried again."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.plan import Operation, Verb
@@ -34,17 +34,11 @@ class Retries:
     def __len__(self) -> int:
         return len(self._failures)
 
-    def fail(self, key: object, desired: object, now: float) -> None:
-        """Record a failure."""
+    def fail(self, key: object, desired: object, now: float, *, is_running: bool = False) -> None:
+        """Record a failure. An operation that is still running is none: it waits for ``hasten``."""
         last = self._failures.get(key)
-        attempts = last.attempts + 1 if last and last.desired == desired else 1
-        self._failures[key] = _Failure(desired, attempts, now + delay_s(attempts))
-
-    def wait(self, key: object, desired: object, now: float) -> None:
-        """Record an operation that is still running; it waits for ``hasten``, and does not count as another failure."""
-        last = self._failures.get(key)
-        attempts = last.attempts if last and last.desired == desired else 0
-        self._failures[key] = _Failure(desired, attempts, now + LONGEST_DELAY_S)
+        attempts = (last.attempts if last and last.desired == desired else 0) + (not is_running)
+        self._failures[key] = _Failure(desired, attempts, now + (LONGEST_DELAY_S if is_running else delay_s(attempts)))
 
     def hasten(self, kind: str) -> None:
         """Let every operation on this kind of kernel object be tried now."""
@@ -55,11 +49,6 @@ class Retries:
     def forget(self, key: object) -> None:
         """Forget the failures of an object: an operation on it has succeeded."""
         self._failures.pop(key, None)
-
-    def keep_only(self, planned: Collection[object]) -> None:
-        """Forget all objects but these, for which operations are planned."""
-        for key in self._failures.keys() - planned:
-            del self._failures[key]
 
     def may_try(self, key: object, desired: object, now: float) -> bool:
         """Whether an object has not failed, or its delay is over."""
@@ -78,7 +67,8 @@ class Retries:
         ``identity`` gives the key of a failure. The real servers of a missing virtual server wait for it.
         """
         identities = [identity(operation) for operation in operations]
-        self.keep_only(frozenset(identities))
+        for key in self._failures.keys() - identities:
+            del self._failures[key]
         due: list[Operation] = []
         missing: set[VirtualServerKey] = set()
         for key, operation in zip(identities, operations, strict=True):

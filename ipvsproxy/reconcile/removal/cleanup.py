@@ -16,7 +16,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
@@ -127,8 +127,7 @@ def _virtual_servers(
     virtual_servers = observed.virtual_servers or {}
     is_ours = ownership.owned_virtual_servers(observed.sets or {}, observed.local, host, virtual_servers, node_port_ranges)
     for key, server in virtual_servers.items():
-        is_excluded = not isinstance(key, FirewallMark) and any(network.contains(key.address) for network in excluded)
-        if is_ours(key) and not is_excluded:
+        if is_ours(key) and not ownership.lies_in(key, excluded):
             yield Operation(Verb.REMOVE, VirtualServer(key, server.settings))
 
 

@@ -8,7 +8,7 @@ Rule 4: the largest marks come first. A packet with a mark comes to its virtual 
 mark packets of their own mostly begin at 1.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Family, Protocol
@@ -38,24 +38,14 @@ class Marks:
         self._marks: dict[MarkedPort, int] = {}
         self._ports: dict[int, MarkedPort] = {}
         self._waiting: dict[MarkedPort, None] = {}
-        self._arrived: list[MarkedPort] = []
-        """The Service ports that have begun to wait since the last ``give``."""
+        self.waiting: Collection[MarkedPort] = self._waiting
+        """The Service ports without a mark, in their turn."""
         self._news: list[MarkedPort] = []
 
-    @property
-    def waiting(self) -> Sequence[MarkedPort]:
-        """The Service ports without a mark, in their turn."""
-        return list(self._waiting)
-
-    @property
-    def waiting_count(self) -> int:
-        """The number of Service ports without a mark."""
-        return len(self._waiting)
-
     def take_news(self) -> Sequence[MarkedPort]:
-        """The Service ports for which there was no mark when they began to wait, since the last call."""
+        """The Service ports that wait, and have begun to since the last call."""
         news, self._news = self._news, []
-        return news
+        return [port for port in news if port in self._waiting]
 
     def adopt(self, bits: int) -> None:
         """Use these bits from now on, and take back all marks."""
@@ -67,7 +57,7 @@ class Marks:
         """Let a Service port wait for a mark, unless it has one."""
         if port not in self._marks and port not in self._waiting:
             self._waiting[port] = None
-            self._arrived.append(port)
+            self._news.append(port)
 
     def release(self, port: MarkedPort) -> bool:
         """Take the mark back from a Service port, or let it wait no more. Returns whether it had a mark."""
@@ -95,8 +85,6 @@ class Marks:
             in_turn.append(port)
         for port in in_turn:
             del self._waiting[port]
-        self._news += [port for port in self._arrived if port in self._waiting]
-        self._arrived.clear()
         return given + in_turn
 
     def _give(self, port: MarkedPort, mark: int) -> None:

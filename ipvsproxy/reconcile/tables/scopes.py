@@ -56,10 +56,6 @@ class Scopes:
         self._refused: set[FirewallMark] = set()
         """Virtual servers of other programs, while our entry still shows that they are ours."""
 
-    def concern(self, name: ServiceName, state: ServiceState | None) -> bool:
-        """Whether a Service has second scopes, or had them before."""
-        return name in self._states or (state is not None and bool(state.rare.scopes))
-
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
         """The state with its virtual servers by mark and the entries that give the marks, as far as its ports have marks."""
         before = self._states.pop(name, None)
@@ -150,15 +146,16 @@ class Scopes:
 
     def _has_mark(self, mark: int) -> bool:
         """Whether the kernel has a mark: as a virtual server, whoever's, or as an entry that shows that one is ours."""
-        return any(key in self._virtual_servers.observed or self._is_witnessed(key) for key in by_family(mark).values())
+        return any(key in self._virtual_servers.observed or self.is_witnessed(key) for key in by_family(mark).values())
 
-    def _is_witnessed(self, key: FirewallMark) -> bool:
+    def is_witnessed(self, key: FirewallMark) -> bool:
+        """Whether our entry is observed, which shows that the virtual server of a mark is ours."""
         entry = mark_entry(key)
         return entry in self._entries[entry.set].observed
 
     def _is_foreign(self, mark: int) -> bool:
         """Whether another program has a virtual server by this mark."""
-        return any(key in self._virtual_servers.observed and not self._is_witnessed(key) for key in by_family(mark).values())
+        return any(key in self._virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:
         """Give marks, and let undesired virtual servers by mark drain before they are removed; in steps.
@@ -167,7 +164,7 @@ class Scopes:
         put.
         """
         table = self._virtual_servers
-        self._refused = {key for key in self._refused if self._is_witnessed(key)}
+        self._refused = {key for key in self._refused if self.is_witnessed(key)}
         for key in list(self._closing):
             observed = table.observed.get(key)
             if observed is None or not observed.real_servers:

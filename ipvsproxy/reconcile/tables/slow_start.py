@@ -8,8 +8,8 @@ Rule 3: a new process goes on from the weights in the kernel. It takes a lower w
 with an endpoint that the kernel has.
 """
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import NamedTuple
 
 from ipvsproxy.model.real_servers import RealServerKey, UnevenWeights
 from ipvsproxy.model.service import ServiceName
@@ -46,13 +46,6 @@ def _steps(own: int) -> int:
     return max(1, min(STEPS, own - 1))
 
 
-class _Climbing(NamedTuple):
-    """The endpoints of one virtual server on their way up, each with the time of its begin."""
-
-    began_s: Mapping[RealServerKey, float]
-    next_s: float
-
-
 class SlowStarts:
     """The Services with slow start, as they were put: with the own weights of their endpoints.
 
@@ -71,10 +64,6 @@ class SlowStarts:
         """The Services to look at, and whether this process had no state of them before."""
         self._began_s: dict[ServiceName, dict[VirtualServerKey, Mapping[RealServerKey, float]]] = {}
         self._due_s: dict[ServiceName, float] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any Service has slow start."""
-        return bool(self._states)
 
     def note(self, name: ServiceName, state: ServiceState | None, *, is_known: bool) -> None:
         """Take note of the desired state of a Service. ``is_known``: this process had one before."""
@@ -109,29 +98,32 @@ class SlowStarts:
         known, duration_s = self._began_s.pop(name, {}), state.rare.slow_start_s
         began_s: dict[VirtualServerKey, Mapping[RealServerKey, float]] = {}
         served: list[VirtualServer] = []
-        next_s: list[float] = []
+        due_s = math.inf
         for number, item in enumerate(state.served, 1):
             climbing = self._climbing(item, known.get(item.key, {}), duration_s, now, is_fresh=is_fresh)
-            if climbing.began_s:
-                began_s[item.key] = climbing.began_s
-                next_s.append(climbing.next_s)
-            served.append(_lowered(item, climbing.began_s, duration_s, now))
+            for key, since_s in climbing.items():
+                due_s = min(due_s, since_s + next_step_s(now - since_s, item.weights[key], duration_s))
+            if climbing:
+                began_s[item.key] = climbing
+            served.append(_lowered(item, climbing, duration_s, now))
             if number % ITEMS_AT_ONCE == 0:
                 yield
         self._due_s.pop(name, None)
         if began_s:
             self._began_s[name] = began_s
-            self._due_s[name] = min(next_s)
+            self._due_s[name] = due_s
         yield from self._putting(name, state.with_objects(tuple(served), state.entries))
 
     def _climbing(
         self, item: VirtualServer, known: Mapping[RealServerKey, float], duration_s: float, now: float, *, is_fresh: bool
-    ) -> _Climbing:
-        """The endpoints of a virtual server that have less than their own weight now; ``known`` are those that had before."""
+    ) -> Mapping[RealServerKey, float]:
+        """The endpoints of a virtual server that have less than their own weight now, each with the time of its begin.
+
+        ``known`` are those that had before.
+        """
         observed = self._virtual_servers.observed.get(item.key)
         weights = observed.real_servers if observed else {}
         began_s: dict[RealServerKey, float] = {}
-        next_s = float("inf")
         for key, own in item.weights.items():
             if own <= 1:
                 continue
@@ -148,8 +140,7 @@ class SlowStarts:
                 continue
             if now - since_s < duration_s:
                 began_s[key] = since_s
-                next_s = min(next_s, since_s + next_step_s(now - since_s, own, duration_s))
-        return _Climbing(began_s, next_s)
+        return began_s
 
 
 def _lowered(item: VirtualServer, began_s: Mapping[RealServerKey, float], duration_s: float, now: float) -> VirtualServer:

@@ -86,11 +86,21 @@ class Table(Generic[K, V, W]):
         self._is_protected = is_protected
         self._unequal: dict[Table[Any, Any, Any], None] = {} if unequal is None else unequal
         self._desired: dict[K, V] = {}
-        self._waiting: dict[K, _Waiting[V]] = {}
-        self._observed: MutableMapping[K, W] = {}
-        self._foreign: set[K] = set()
+        self.desired: Mapping[K, V] = self._desired
+        """The values that the winning owners desire."""
         self._pending: dict[K, None] = {}
+        self._waiting: dict[K, _Waiting[V]] = {}
+        self._observed: MutableMapping[K, W] = self._make_observed()
+        self.observed: Mapping[K, W] = self._observed
+        """The last observed values, foreign keys included."""
+        self._foreign: set[K] = set()
+        self.foreign: Collection[K] = self._foreign
+        """Observed keys that are not ours: without a witness, and never changed by us."""
+        self.pending: Collection[K] = self._pending
+        """Desired keys whose two sides differ, oldest first."""
         self._surplus: dict[K, None] = {}
+        self.surplus: Collection[K] = self._surplus
+        """Observed keys of ours without an owner, oldest first."""
         self._was_observed = False
         self._shown: set[K] | None = None
         """The keys that the complete reading under way has shown, and those changed since it began; None between readings."""
@@ -98,30 +108,8 @@ class Table(Generic[K, V, W]):
         """The number of drifted keys since the first observation: observed otherwise than before, and not as desired."""
         self._drifted_keys: list[K] = []
 
-    @property
-    def desired(self) -> Mapping[K, V]:
-        """The values that the winning owners desire."""
-        return self._desired
-
-    @property
-    def observed(self) -> Mapping[K, W]:
-        """The last observed values, foreign keys included."""
-        return self._observed
-
-    @property
-    def foreign(self) -> Collection[K]:
-        """Observed keys that are not ours: without a witness, and never changed by us."""
-        return self._foreign
-
-    @property
-    def pending(self) -> Collection[K]:
-        """Desired keys whose two sides differ, oldest first."""
-        return self._pending
-
-    @property
-    def surplus(self) -> Collection[K]:
-        """Observed keys of ours without an owner, oldest first. At a start these may be all keys, so they are kept apart."""
-        return self._surplus
+    def _make_observed(self) -> MutableMapping[K, W]:
+        return {}
 
     def conflicts(self) -> Iterator[Conflict]:
         """All keys that more than one owner desires."""
@@ -378,7 +366,10 @@ class PresenceTable(Table[K, Owner, bool]):
     def __init__(self, is_protected: Callable[[K], bool], unequal: dict[Table[Any, Any, Any], None] | None = None) -> None:
         """A key for which ``is_protected`` is true is never removed. ``unequal`` as in ``Table``."""
         super().__init__(lambda owner: owner, lambda _desired, _observed: False, is_protected, unequal)
-        self._observed = self._present = Present(self._desired, self._pending)
+
+    def _make_observed(self) -> "Present[K]":
+        self._present = Present(self._desired, self._pending)
+        return self._present
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
         """As in ``Table``; an observed, undesired key stays observed, and an absent one stays absent."""

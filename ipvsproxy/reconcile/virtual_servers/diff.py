@@ -19,37 +19,19 @@ MayRemove = Callable[[VirtualServerKey, RealServerKey], bool | None]
 
 def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove: MayRemove) -> bool:
     """Whether any operation is needed now. A draining real server needs none."""
-    if desired.settings != observed.settings or _any_threshold_differs(desired, observed):
-        return True
-    if observed.real_servers is desired.weights or observed.real_servers == desired.weights:
-        return any(_still_drains(desired, may_remove))
-    weights, desired_weights = plain(observed.real_servers), desired.weights.plain()
-    if not desired_weights.items() <= weights.items() or any(_still_drains(desired, may_remove)):
-        return True
-    parting = weights.keys() - desired_weights.keys()
-    return any(_parting(desired, RealServerKey(key), weights[key], may_remove) for key in parting)
-
-
-def _any_threshold_differs(desired: VirtualServer, observed: ObservedVirtualServer) -> bool:
-    """Whether a desired real server that is there has other thresholds."""
-    thresholds, observed_thresholds = desired.thresholds, observed.thresholds
-    if thresholds is NO_THRESHOLDS and not observed_thresholds:
+    if (
+        observed.real_servers == desired.weights
+        and isinstance(desired.weights, EvenWeights)
+        and desired.settings == observed.settings
+        and desired.thresholds is NO_THRESHOLDS
+        and not observed.thresholds
+    ):  # nearly always
         return False
-    weights = plain(observed.real_servers)
-    return any(_thresholds_of(observed_thresholds, key) != thresholds for key in desired.weights.plain() if key in weights)
+    return next(virtual_server_operations(desired.key, desired, observed, may_remove), None) is not None
 
 
 def _thresholds_of(observed: Mapping[RealServerKey, Thresholds] | None, key: bytes) -> Thresholds:
     return observed.get(RealServerKey(key), NO_THRESHOLDS) if observed else NO_THRESHOLDS
-
-
-def _still_drains(desired: VirtualServer, may_remove: MayRemove) -> Iterator[bool]:
-    """For each real server whose desired weight is 0, whether it drains, as before it was desired."""
-    if isinstance(desired.weights, EvenWeights):
-        return
-    for key, weight in desired.weights.plain().items():
-        if weight == 0:
-            yield may_remove(desired.key, RealServerKey(key)) is not None
 
 
 def _parting(
@@ -87,11 +69,7 @@ def virtual_server_operations(
         return
     if observed is None:
         yield Operation(Verb.ADD, desired)
-        if isinstance(desired.weights, EvenWeights) and desired.thresholds is NO_THRESHOLDS:  # nearly always
-            if desired.weights:
-                yield Operation(Verb.ADD, RealServers(key, desired.weights))
-        else:
-            yield from _by_weight(desired)
+        yield from _additions(desired)
         return
     if desired.settings != observed.settings:
         yield Operation(Verb.SET, desired)
@@ -99,13 +77,13 @@ def virtual_server_operations(
     thresholds, observed_thresholds = desired.thresholds, observed.thresholds
     has_equal_thresholds = thresholds == NO_THRESHOLDS and not observed_thresholds
     for packed, desired_weight in desired_weights.items():
-        weight, real_server = weights.get(packed), RealServerKey(packed)
-        if (
-            weight != desired_weight
-            or not (has_equal_thresholds or _thresholds_of(observed_thresholds, packed) == thresholds)
-            or (weight == 0 and may_remove(key, real_server) is not None)
+        weight = weights.get(packed)
+        if not (
+            weight == desired_weight
+            and (has_equal_thresholds or _thresholds_of(observed_thresholds, packed) == thresholds)
+            and (weight or may_remove(key, RealServerKey(packed)) is None)
         ):
-            item = RealServers(key, (real_server,), desired_weight, thresholds, stays=desired_weight == 0)
+            item = RealServers(key, (RealServerKey(packed),), desired_weight, thresholds, stays=desired_weight == 0)
             yield Operation(Verb.ADD if weight is None else Verb.SET, item)
     for packed, weight in weights.items():
         if packed not in desired_weights:
@@ -114,8 +92,12 @@ def virtual_server_operations(
                 yield Operation(parting, RealServers.of(key, real_server, 0))
 
 
-def _by_weight(desired: VirtualServer) -> Iterator[Operation]:
+def _additions(desired: VirtualServer) -> Iterator[Operation]:
     """The additions of all real servers, one for each run of equal weights, which keeps their order."""
+    if isinstance(desired.weights, EvenWeights) and desired.thresholds is NO_THRESHOLDS:  # nearly always
+        if desired.weights:
+            yield Operation(Verb.ADD, RealServers(desired.key, desired.weights))
+        return
     for weight, run in itertools.groupby(desired.weights.plain().items(), key=lambda item: item[1]):
         keys = tuple(RealServerKey(key) for key, _ in run)
         yield Operation(Verb.ADD, RealServers(desired.key, keys, weight, desired.thresholds, stays=weight == 0))

@@ -76,6 +76,11 @@ class NodePort(NamedTuple):
     port: int
 
 
+def lies_in(key: VirtualServerKey, ranges: Iterable[Network]) -> bool:
+    """Whether the address of a virtual server lies in one of some ranges. That of a mark has no address."""
+    return not isinstance(key, FirewallMark) and any(one.contains(key.address) for one in ranges)
+
+
 def owned_virtual_servers(
     sets: Mapping[str, Collection[SetEntry]],
     local: Container[Address],

@@ -1,5 +1,6 @@
 """When a failed operation may be tried again. Times are numbers that the test chooses."""
 
+from ipvsproxy.model.kernel import Device
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
@@ -60,9 +61,9 @@ def test_another_desired_value_may_be_tried_at_once_and_is_a_first_attempt() -> 
 
 def test_an_object_without_an_operation_does_not_wake_the_loop() -> None:
     retries = Retries()
-    retries.fail("key", "add", 0)
-    retries.fail("other", "add", 5)
-    retries.keep_only({"other", "third"})
+    retries.fail(("device", "gone"), "add", 0)
+    retries.fail(("device", "other"), "add", 5)
+    retries.due([Operation(Verb.ADD, Device("other"))], lambda operation: ("device", str(operation.item)), 0)
     assert retries.next_s() == 5 + FIRST_DELAY_S
     assert len(retries) == 1
 
@@ -70,15 +71,15 @@ def test_an_object_without_an_operation_does_not_wake_the_loop() -> None:
 def test_an_operation_under_way_is_no_further_failure_and_is_tried_as_soon_as_it_has_ended() -> None:
     retries = Retries()
     retries.fail(("rules", 4), "wish", 0)
-    retries.wait(("rules", 4), "wish", 1)
-    retries.wait(("set", "name"), "wish", 1)
+    retries.fail(("rules", 4), "wish", 1, is_running=True)
+    retries.fail(("set", "name"), "wish", 1, is_running=True)
     assert not retries.may_try(("rules", 4), "wish", LONGEST_DELAY_S)
     retries.hasten("rules")
     assert retries.may_try(("rules", 4), "wish", 1)
     assert not retries.may_try(("set", "name"), "wish", 1)
     retries.fail(("rules", 4), "wish", 2)
     assert retries.next_s() == 2 + 2 * FIRST_DELAY_S, "the second failure"
-    retries.wait(("rules", 4), "another wish", 3)
+    retries.fail(("rules", 4), "another wish", 3, is_running=True)
     retries.fail(("rules", 4), "another wish", 4)
     assert retries.next_s() == 4 + FIRST_DELAY_S, "the first failure of this wish"
 
