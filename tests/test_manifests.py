@@ -93,7 +93,7 @@ def test_the_example_has_every_annotation_and_none_is_wrong() -> None:
     for each in objects:
         text = each["metadata"]["annotations"]
         if each["kind"] == "Service":
-            fields.parse_service_annotations(msgspec.convert(text, schema.ServiceAnnotations), skipped)
+            fields.parse_service_annotations(msgspec.convert(text, schema.ServiceAnnotationsJson), skipped)
         else:
             assert fields.parse_slice_weight(text[Annotation.WEIGHT.whole], skipped) == 1
     assert skipped == []

@@ -28,7 +28,7 @@ from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ObjectKind
-from ipvsproxy.model.virtual_servers import Connections, Counters
+from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters
 from ipvsproxy.store.objects import Changes, Trigger
 from tests.daemon.metrics.test_traffic import CLUSTER, POD, WEB, Scene
 from tests.support.summaries import Clock, state, summary
@@ -89,7 +89,7 @@ class OurNode:
         self._scene.clock.now += 10
         self._scene.kernel.counters = {CLUSTER: Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))}
         counted = Counters(*(self._passed * number for number in (1, 2, 3, 4, 5)))
-        self._scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 1), counted)}}
+        self._scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(ConnectionCounts(1, 1), counted)}}
         self.metrics.requested("api:6443", "200", 0.1, "GET")
         self.metrics.watch_restarted(ObjectKind.SERVICE, Trouble.ENDED)
         done = Report(done={("add", "address"): 1}, failed={("add", "set_entry"): 1}, errors=(), pending=0)

@@ -35,7 +35,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, Skeleton
 from ipvsproxy.model.sets import IP_SETS, WITNESS_KINDS, ForeignElement, SetEntries, SetEntry
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
 
 SETS_AT_ONCE = 5
 """The number of sets, out of 34, in one part of a poll: each takes three system calls."""
@@ -344,7 +344,7 @@ class NodeKernel:
 
     def connections(
         self, keys: Collection[VirtualServerKey]
-    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
         """The connection counts of these virtual servers; None for those that could not be read."""
         try:
             counts = self.ipvs.connections(keys)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
-from ipvsproxy.model.kind import DriverName, Kind
+from ipvsproxy.model.kind import DriverName, KernelKind
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Owner, ServiceName
@@ -14,7 +14,7 @@ DEVICE = "kube-ipvs0"
 """The name of the dummy device, which has every service address unless they are local by routes."""
 
 
-@Kind("device", DriverName.ADDRESSES)
+@KernelKind("device", DriverName.ADDRESSES)
 class Device(NamedTuple):
     """The dummy device, one for both families. It stays down: its addresses are local even so."""
 
@@ -62,7 +62,7 @@ class _ServiceAddresses(NamedTuple):
         return ", ".join(map(str, self.addresses))
 
 
-@Kind("address", DriverName.ADDRESSES, several="addresses")
+@KernelKind("address", DriverName.ADDRESSES, several="addresses")
 class BoundAddresses(_ServiceAddresses):
     """One or more service addresses on the dummy device: /32 or /128, global scope."""
 
@@ -73,7 +73,7 @@ ROUTE_PROTOCOL = 251
 """The protocol number of our routes unless the operator chooses another: unused in the list of iproute2 (``rt_protos``)."""
 
 
-@Kind("route", DriverName.ROUTES, one="local route")
+@KernelKind("route", DriverName.ROUTES, one="local route")
 class LocalRoutes(_ServiceAddresses):
     """One or more local routes, each to one service address: with it, the address is local without being on an interface.
 
@@ -84,7 +84,7 @@ class LocalRoutes(_ServiceAddresses):
     __slots__ = ()
 
 
-@Kind("sysctl", DriverName.SYSCTL)
+@KernelKind("sysctl", DriverName.SYSCTL)
 class Sysctl(NamedTuple):
     """A kernel setting: its path, relative to ``/proc/sys`` or absolute, and its value as text.
 
@@ -124,7 +124,7 @@ TIMEOUTS = "timeouts"
 """The only key in the table of timeouts."""
 
 
-@Kind("timeouts", DriverName.IPVS, one="IPVS timeouts", several="IPVS timeouts")
+@KernelKind("timeouts", DriverName.IPVS, one="IPVS timeouts", several="IPVS timeouts")
 class Timeouts(NamedTuple):
     """The IPVS connection timeouts of the network namespace, in seconds. A value of 0 leaves the timeout unchanged."""
 
@@ -183,7 +183,7 @@ class Flow(NamedTuple):
         return f"{self.protocol.name} flows to {host_port(self.address, self.port)} ({self.family.label})"
 
 
-@Kind("flow", DriverName.CONNTRACK, one="tracked flow")
+@KernelKind("flow", DriverName.CONNTRACK, one="tracked flow")
 class FlowCleaning(NamedTuple):
     """The deletion of the flows to one frontend, except those with replies from one of the real servers in ``keep``."""
 
@@ -218,4 +218,4 @@ PROMPT_REUSE = (5, 9)
 Several = RealServers | SetEntries | BoundAddresses | LocalRoutes
 """Every class of which one value stands for several kernel objects."""
 KernelObject = VirtualServer | Several | IpSet | SetCopy | Device | Sysctl | Timeouts | FlowCleaning
-"""Every class with a ``Kind``, except the rules (``Skeleton``)."""
+"""Every class with a ``KernelKind``, except the rules (``Skeleton``)."""

@@ -22,7 +22,7 @@ class DriverName(enum.StrEnum):
 T = TypeVar("T")
 
 
-class Kind:
+class KernelKind:
     """A kind of kernel object.
 
     ``name`` is for log lines, metrics and documents, ``one`` and ``several`` are for people.
@@ -41,10 +41,10 @@ class Kind:
         return object_class
 
 
-_KINDS: dict[type, Kind] = {}
+_KINDS: dict[type, KernelKind] = {}
 
 
-def of(object_class: type) -> Kind:
+def of(object_class: type) -> KernelKind:
     """The kind of a class of kernel objects.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ipvsproxy.model import kind
 from ipvsproxy.model.kernel import KernelObject, Several
-from ipvsproxy.model.kind import Kind
+from ipvsproxy.model.kind import KernelKind
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
 
@@ -41,7 +41,7 @@ class Operation(NamedTuple):
         return f"{self.verb} {kind_of(self.item)} {self.item}"
 
 
-KINDS: Mapping[type, Kind] = {object_class: kind.of(object_class) for object_class in typing.get_args(Item)}
+KINDS: Mapping[type, KernelKind] = {object_class: kind.of(object_class) for object_class in typing.get_args(Item)}
 """The kind of each class of kernel objects."""
 _SEVERAL = frozenset(typing.get_args(Several))
 

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.kind import DriverName, Kind
+from ipvsproxy.model.kind import DriverName, KernelKind
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 
@@ -171,7 +171,7 @@ MARKING_TABLE = "mangle"
 """The table of rules that give packets a mark. A kernel need not have it; no Service needs these rules to be reached."""
 
 
-@Kind("rules", DriverName.IPTABLES, one="family of rules", several="families of rules")
+@KernelKind("rules", DriverName.IPTABLES, one="family of rules", several="families of rules")
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
     """The desired rules of one family: the whole content of each of our chains, and the jumps that lead to them.

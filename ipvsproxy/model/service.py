@@ -253,8 +253,8 @@ class Gone(NamedTuple):
     key: ObjectKey
 
 
-class Listing(NamedTuple):
-    """A list of one kind begins. Until ``Listed`` or another ``Listing``, all events of this kind come from the list."""
+class ListStarted(NamedTuple):
+    """A list of one kind begins. Until ``Listed`` or another ``ListStarted``, all events of this kind come from the list."""
 
     kind: ObjectKind
 
@@ -281,7 +281,7 @@ class ApiServersFound(NamedTuple):
     servers: frozenset[RealServerKey]
 
 
-Event = Put | Gone | Listing | Listed | Rejected | ApiServersFound
+Event = Put | Gone | ListStarted | Listed | Rejected | ApiServersFound
 
 
 REMEMBERED_S = 2.0**40

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipvsproxy.model.kind import DriverName, Kind
+from ipvsproxy.model.kind import DriverName, KernelKind
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 
@@ -74,7 +74,7 @@ SET_CAPACITY = 65536
 """``maxelem`` of every hash set, as in kube-proxy. With another value, each sync of a kube-proxy on this node would fail."""
 
 
-@Kind("set", DriverName.IPSET)
+@KernelKind("set", DriverName.IPSET)
 class IpSet(NamedTuple):
     """One of the sets: a kind of set in one family."""
 
@@ -111,7 +111,7 @@ IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kin
 """Every set by its name in the kernel."""
 
 
-@Kind("set", DriverName.IPSET)
+@KernelKind("set", DriverName.IPSET)
 class SetCopy(NamedTuple):
     """The larger copy of a set, under a name of its own, while the set is being enlarged. No rule names it."""
 
@@ -203,7 +203,7 @@ def mark_of(entry: SetEntry) -> FirewallMark | None:
     return FirewallMark.of(ip_set.family, int.from_bytes(entry.address, "big") & 0xFFFFFFFF)
 
 
-@Kind("set_entry", DriverName.IPSET, one="set entry", several="set entries")
+@KernelKind("set_entry", DriverName.IPSET, one="set entry", several="set entries")
 class SetEntries(NamedTuple):
     """One or more entries of one set."""
 

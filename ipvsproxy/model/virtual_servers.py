@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipvsproxy.model.kind import DriverName, Kind
+from ipvsproxy.model.kind import DriverName, KernelKind
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.real_servers import NO_REAL_SERVERS, NO_THRESHOLDS, RealServerKey, Thresholds, Weights
 from ipvsproxy.model.service import NODE_OWNER, Owner
@@ -89,7 +89,7 @@ class VirtualServerSettings(NamedTuple):
         return f"{self.scheduler}{flags}{affinity}"
 
 
-@Kind("virtual_server", DriverName.IPVS, one="virtual server")
+@KernelKind("virtual_server", DriverName.IPVS, one="virtual server")
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired virtual server, with its owner.
 
@@ -140,7 +140,7 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
         return ObservedVirtualServer(self.settings, real_servers, self.thresholds)
 
 
-@Kind("real_server", DriverName.IPVS, one="real server")
+@KernelKind("real_server", DriverName.IPVS, one="real server")
 class RealServers(NamedTuple):
     """One or more real servers of one virtual server, with their observed or desired weight (0: no new connections).
 
@@ -183,18 +183,18 @@ class RealServers(NamedTuple):
         return f"{self.virtual_server} -> {', '.join(map(str, self.keys))}"
 
 
-class Connections(NamedTuple):
+class ConnectionCounts(NamedTuple):
     """The connections of a real server as IPVS counts them: ``active`` ones are established, the others ``inactive``."""
 
     active: int = 0
     inactive: int = 0
 
-    def plus(self, other: "Connections") -> "Connections":
+    def plus(self, other: "ConnectionCounts") -> "ConnectionCounts":
         """The sum of both."""
-        return Connections(self.active + other.active, self.inactive + other.inactive)
+        return ConnectionCounts(self.active + other.active, self.inactive + other.inactive)
 
 
-NO_CONNECTIONS = Connections()
+NO_CONNECTIONS = ConnectionCounts()
 
 
 class Counters(NamedTuple):

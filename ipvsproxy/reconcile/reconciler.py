@@ -23,10 +23,10 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once, each
-from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, VirtualServerKey
+from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, VirtualServerKey
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.kinds.kind import Circumstances, Stage
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.observation import observer
 from ipvsproxy.reconcile.observation.drift import Drifts, News
 from ipvsproxy.reconcile.operations import pace, retry
@@ -63,7 +63,7 @@ class Reconciler:
         self._drifts = Drifts()
         self._drains = drain.Drains()
         self._pace = pace.Pace()
-        self._tables = Tables(
+        self._tables = NodeTables(
             self._drains,
             lambda key: ownership.lies_in(key, self._policy.excluded),
             lambda family: family in self._policy.families,
@@ -133,7 +133,7 @@ class Reconciler:
         return self._drains.due(now)
 
     def noting_connections(
-        self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], now: float
+        self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], now: float
     ) -> Iterator[None]:
         """Take in the connection counts of virtual servers with a draining real server, in steps; None for unreadable ones."""
 

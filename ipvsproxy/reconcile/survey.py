@@ -14,9 +14,9 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import Owner, Service, ServiceName, ServicePort
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, ForeignElement, IpSet, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.kind import DescribeRule, Difference, Stage
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict, Table
 from ipvsproxy.reconcile.virtual_servers import ownership, precedence
@@ -66,7 +66,7 @@ class Statistics:
 class Survey:
     """Reads the tables of a reconciler."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: NodeTables) -> None:
         self._tables = tables
         self._drains = tables.drains
         self.states: Mapping[ServiceName, ServiceState] = tables.states
@@ -183,7 +183,7 @@ class Survey:
         """The number of draining real servers."""
         return len(self._drains)
 
-    def draining_connections(self) -> list[tuple[VirtualServerKey, RealServerKey, Connections]]:
+    def draining_connections(self) -> list[tuple[VirtualServerKey, RealServerKey, ConnectionCounts]]:
         """The draining real servers whose connections are known, without those that only wait for their removal."""
         drains = self._drains.with_connections()
         return [(one.virtual_server, one.key, one.connections) for one in drains if one.connections is not None]

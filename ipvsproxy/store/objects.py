@@ -32,7 +32,7 @@ from ipvsproxy.model.service import (
     Event,
     Gone,
     Listed,
-    Listing,
+    ListStarted,
     Node,
     ObjectKey,
     ObjectKind,
@@ -196,9 +196,9 @@ class Store:
                     self._put(event.object, now)
                 case Gone():
                     self._remove(event.kind, event.key, now)
-                case Listing(kind=ObjectKind.ENDPOINT_SLICE):
+                case ListStarted(kind=ObjectKind.ENDPOINT_SLICE):
                     self._shrunk = {}
-                case Listing():
+                case ListStarted():
                     pass
                 case Listed():
                     self._take_list(event, now)

@@ -13,7 +13,7 @@ from ipvsproxy.commands.inspection import Comparison
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.translate.api.decode import decode_document
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders, golden_fixtures, memory_node
@@ -81,7 +81,7 @@ def golden(directory: pathlib.Path) -> Iterator[State]:
         yield with_api_servers((event.object for event in events if isinstance(event, Put)), "172.18.0.2")
 
 
-def desired(tables: Tables) -> Mapping[str, Mapping[Any, Any]]:
+def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
     """Every table but that of tracked flows, which no command looks at."""
     return {
         **{f"entries of {name}": table.desired for name, table in tables.entries.items()},

@@ -9,7 +9,7 @@ from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
-from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, Connections, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, ConnectionCounts, VirtualServerSettings
 from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.support import builders, memory_node
 from tests.support.builders import OTHER_NODE, endpoint
@@ -55,7 +55,7 @@ def test_anything_else_is_refused(text: str) -> None:
 
 async def test_a_service_is_told_with_its_endpoints_and_what_the_kernel_holds() -> None:
     kernel = await synced_kernel(*WEB)
-    kernel.connection_counts[CLUSTER, builders.backend("10.244.0.1")] = Connections(3, 12)
+    kernel.connection_counts[CLUSTER, builders.backend("10.244.0.1")] = ConnectionCounts(3, 12)
     lines = await _text(kernel, "default/web", *WEB)
     assert lines[0] == "Service default/web (ClusterIP)"
     assert "    TCP 10.96.0.10:80 (cluster IP), rr" in lines

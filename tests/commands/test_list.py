@@ -16,7 +16,7 @@ from ipvsproxy.kernel.ipvs.rows import RealServerRow, Rows, VirtualServerRow
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
-from ipvsproxy.model.virtual_servers import Connections, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerSettings
 from ipvsproxy.translate.api.targets import Target, Targets
 from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.config import loading
@@ -48,7 +48,7 @@ def _rows(kernel: FakeKernel) -> Rows:
 def _virtual_servers(kernel: FakeKernel) -> Iterator[VirtualServerRow]:
     for key, held in sorted(kernel.virtual_servers.items(), key=lambda item: (item[0].port, str(item[0]))):
         real_servers = [
-            RealServerRow(one, 3 if weight == NOT_MASQUERADED else 0, max(weight, 0), connections=Connections(2, 3))
+            RealServerRow(one, 3 if weight == NOT_MASQUERADED else 0, max(weight, 0), connections=ConnectionCounts(2, 3))
             for one, weight in sorted(held.real_servers.items())
         ]
         yield VirtualServerRow(key, held.settings, key.address.family.bits, real_servers=tuple(real_servers))

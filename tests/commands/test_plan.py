@@ -9,7 +9,7 @@ from ipvsproxy.commands.inspection import Document, UnknownStateError
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.sets import ForeignElement
-from ipvsproxy.model.virtual_servers import Connections
+from ipvsproxy.model.virtual_servers import ConnectionCounts
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.inspected_node import inspected, synced_kernel
@@ -80,7 +80,7 @@ async def test_what_nobody_wants_any_more_is_removed_and_belongs_to_no_service()
 async def test_a_real_server_with_connections_is_only_emptied(active: int, verbs: list[str]) -> None:
     kernel = await synced_kernel(*WEB)
     cluster, gone = builders.frontend(builders.CLUSTER_IP, 80), builders.backend("10.244.1.1")
-    kernel.connection_counts[cluster, gone] = Connections(active, 0)
+    kernel.connection_counts[cluster, gone] = ConnectionCounts(active, 0)
     document = await _plan(kernel, *WEB[:2], builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     about = [one for one in document["operations"] if one["object"] == f"{cluster} -> {gone}"]
     assert [one["verb"] for one in about] == verbs

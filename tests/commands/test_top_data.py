@@ -9,7 +9,7 @@ import pytest
 from ipvsproxy.commands import top_data
 from ipvsproxy.commands.top_data import Details
 from ipvsproxy.model.service import ApiObject, ServiceType
-from ipvsproxy.model.virtual_servers import Connections
+from ipvsproxy.model.virtual_servers import ConnectionCounts
 from tests.support import builders, top_pictures
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode
@@ -188,8 +188,8 @@ async def test_addresses_that_the_daemon_does_not_name_are_counted() -> None:
 
 
 async def test_each_endpoint_has_the_figures_of_all_its_virtual_servers(node: PageNode) -> None:
-    node.kernel.connection_counts[CLUSTER, HERE] = Connections(7, 3)
-    node.kernel.connection_counts[builders.frontend("192.168.0.10", 30080), HERE] = Connections(1, 2)
+    node.kernel.connection_counts[CLUSTER, HERE] = ConnectionCounts(7, 3)
+    node.kernel.connection_counts[builders.frontend("192.168.0.10", 30080), HERE] = ConnectionCounts(1, 2)
     details = await _details(node)
     assert details.lines[0].startswith("default/web ")
     assert details.endpoints[0].texts == [

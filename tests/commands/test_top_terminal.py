@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ipvsproxy.model.virtual_servers import Connections
+from ipvsproxy.model.virtual_servers import ConnectionCounts
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode
@@ -37,7 +37,7 @@ def node() -> PageNode:
     one = PageNode()
     one.begin_with(builders.node(), WEB, DNS, EVIL, SLICE)
     one.traffic.per_second[CLUSTER] = 100
-    one.kernel.connection_counts[CLUSTER, builders.backend("10.244.0.1")] = Connections(7, 3)
+    one.kernel.connection_counts[CLUSTER, builders.backend("10.244.0.1")] = ConnectionCounts(7, 3)
     return one
 
 

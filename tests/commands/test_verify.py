@@ -14,7 +14,7 @@ from ipvsproxy.model.rules import ChainKey
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import ForeignElement, SetEntry
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import Connections, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerSettings
 from tests.support import builders
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.inspected_node import inspected, synced_kernel
@@ -107,7 +107,7 @@ async def test_a_draining_real_server_is_no_difference() -> None:
     kernel = await synced_kernel(*WEB)
     draining = builders.backend("10.244.9.9")
     kernel.virtual_servers[CLUSTER].real_servers[draining] = 0
-    kernel.connection_counts[CLUSTER, draining] = Connections(2, 0)
+    kernel.connection_counts[CLUSTER, draining] = ConnectionCounts(2, 0)
     assert await _lines(kernel) == ["node-a: equal; compared 1 Services, 2 virtual servers, 1 draining real servers"]
 
 

@@ -16,9 +16,9 @@ from tests.fuzz.chooser import Chooser
 
 MOST_ITEMS = 3
 SHAPES: dict[ObjectKind, type[schema.Schema]] = {
-    ObjectKind.SERVICE: schema.Service,
-    ObjectKind.ENDPOINT_SLICE: schema.EndpointSlice,
-    ObjectKind.NODE: schema.Node,
+    ObjectKind.SERVICE: schema.ServiceJson,
+    ObjectKind.ENDPOINT_SLICE: schema.EndpointSliceJson,
+    ObjectKind.NODE: schema.NodeJson,
 }
 _ADDRESSES = ("10.96.0.1", "10.244.0.9", "192.168.0.10", "fd00::1", "::ffff:10.0.0.1", "010.0.0.1", "0.0.0.0", "::", "127.0.0.1")
 _NETWORKS = (

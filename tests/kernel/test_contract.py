@@ -31,7 +31,7 @@ from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,
-    Connections,
+    ConnectionCounts,
     FirewallMark,
     ObservedVirtualServer,
     RealServers,
@@ -216,7 +216,7 @@ def test_a_plan_reads_what_run_reads(kernel: Kernel, given: loop_kernel.Kernel) 
     assert given.observe(*asked) == kernel.observe(*asked)
     assert given.interface_addresses() == kernel.interface_addresses()
     assert given.connections([desired.key]) == {
-        desired.key: {real_server(desired, port=port).key: Connections(0, 0) for port in (1, 2)}
+        desired.key: {real_server(desired, port=port).key: ConnectionCounts(0, 0) for port in (1, 2)}
     }
 
 
@@ -350,7 +350,7 @@ def test_idle_real_servers_have_no_connections_and_unknown_virtual_servers_no_re
     desired, other = server(), server(Family.IPV6)
     add(kernel, desired, real_server(desired))
     assert kernel.connections([desired.key, other.key]) == {
-        desired.key: {real_server(desired).key: Connections(0, 0)},
+        desired.key: {real_server(desired).key: ConnectionCounts(0, 0)},
         other.key: {},
     }
 

@@ -34,7 +34,7 @@ from ipvsproxy.model.rules import Backend, ObservedSkeleton
 from ipvsproxy.model.sets import IP_SETS, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
-    Connections,
+    ConnectionCounts,
     ObservedVirtualServer,
     RealServers,
     VirtualServer,
@@ -142,7 +142,7 @@ class Double:
 
     def connections(self, keys: Collection[VirtualServerKey]) -> Any:
         self._kernel.check(self._name)
-        return {KEY: {BACKEND: Connections(2, 1)}}
+        return {KEY: {BACKEND: ConnectionCounts(2, 1)}}
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         self._kernel.applied.append((self._name, [operation.item for operation in operations]))
@@ -464,7 +464,7 @@ def test_addresses_of_other_interfaces_are_read_alone_and_a_failure_is_raised(ke
 def test_connections_that_cannot_be_read_are_none(kernel: Kernel) -> None:
     target = new_node()
     unknown = builders.frontend("10.96.0.2", 80)
-    assert target.connections([KEY, unknown]) == {KEY: {BACKEND: Connections(2, 1)}, unknown: None}
+    assert target.connections([KEY, unknown]) == {KEY: {BACKEND: ConnectionCounts(2, 1)}, unknown: None}
     kernel.broken = {"ipvs"}
     assert target.connections([KEY]) == {KEY: None}
 

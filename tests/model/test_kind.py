@@ -5,7 +5,7 @@ import typing
 import pytest
 
 from ipvsproxy.model import kind, sets
-from ipvsproxy.model.kind import DriverName, Kind
+from ipvsproxy.model.kind import DriverName, KernelKind
 from ipvsproxy.model.plan import KINDS, Item
 
 
@@ -15,7 +15,7 @@ def test_every_class_of_kernel_objects_has_a_kind_and_every_driver_belongs_to_on
 
 
 def test_words_for_people_default_to_the_name() -> None:
-    made = Kind("device", DriverName.ADDRESSES)
+    made = KernelKind("device", DriverName.ADDRESSES)
     assert (made.one, made.several) == ("device", "devices")
     given = kind.of(sets.SetEntries)
     assert (given.name, given.one, given.several) == ("set_entry", "set entry", "set entries")

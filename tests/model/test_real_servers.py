@@ -73,7 +73,7 @@ def test_weights_equal_only_mappings_and_have_no_hash() -> None:
         hash(packed)
     with pytest.raises(KeyError):
         packed[builders.backend("10.0.0.2")]
-    assert repr(packed) == "EvenWeights.of([RealServerKey('10.0.0.1:8080')])"
+    assert repr(packed) == "EvenWeights({RealServerKey('10.0.0.1:8080'): 1})"
 
 
 def test_weights_by_plain_bytes_are_the_same_for_packed_and_other_mappings() -> None:

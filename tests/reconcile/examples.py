@@ -10,7 +10,7 @@ from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.tables.table import Table
 from tests.support.fake_kernel import KernelVirtualServer
 
@@ -58,7 +58,7 @@ def state(
     )
 
 
-def tables_of(tables: Tables) -> list[Table[Any, Any, Any]]:
+def tables_of(tables: NodeTables) -> list[Table[Any, Any, Any]]:
     """Every table of kernel objects: that of health checks has no observed side."""
     return [table for kind in tables.kinds for table in kind.tables]
 

@@ -6,14 +6,14 @@ from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import EndpointSlice, Service
-from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServerKey
 from tests.reconcile import examples, simulation
 from tests.support import builders
 
 KEY = builders.frontend(builders.CLUSTER_IP, 80)
 ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.0.2")
 FOREIGN = builders.frontend("203.0.113.9", 25)
-BUSY = Connections(1, 0)
+BUSY = ConnectionCounts(1, 0)
 DNS_FLOW = examples.flow(builders.CLUSTER_IP)
 
 

@@ -9,7 +9,7 @@ from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.virtual_servers import VirtualServer
 from ipvsproxy.reconcile.kinds.kind import MISSING, STALE
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.translate.settings import Binding
 from tests.reconcile import simulation
@@ -144,7 +144,7 @@ def test_what_other_programs_change_is_drift_and_repaired_in_any_way(binding: Bi
 
 
 def test_routes_of_a_family_that_is_not_served_stay() -> None:
-    tables = Tables(Drains(), lambda _: False, lambda family: family is Family.IPV4)
+    tables = NodeTables(Drains(), lambda _: False, lambda family: family is Family.IPV4)
     both = parse_address("10.96.0.1"), parse_address("fd00:96::1")
     list(tables.routes.observing(dict.fromkeys(both, True)))
     assert list(tables.routes.surplus) == [both[0]]

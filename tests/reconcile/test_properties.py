@@ -19,8 +19,8 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServer, VirtualServerKey
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.translate.settings import Binding
@@ -185,7 +185,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     def a_client_connects(self, data: st.DataObject) -> None:
         pair = data.draw(st.sampled_from(self._serving()))
         self.live.add(pair)
-        self.node.kernel.connection_counts[pair] = Connections(1, 0)
+        self.node.kernel.connection_counts[pair] = ConnectionCounts(1, 0)
 
     @stateful.precondition(lambda self: self.live)
     @stateful.rule(data=st.data())
@@ -364,7 +364,7 @@ test_any_history_ends_in_the_state_computed_from_scratch = AnyHistory.TestCase
 
 def _desired_by(changes: list[tuple[str, Service | None, EndpointSlice | None]]) -> Mapping[str, object]:
     """The desired state after these changes, and the waiting owners."""
-    tables = Tables(Drains())
+    tables = NodeTables(Drains())
     node = simulation.SimulatedNode()
     for name, service, slices in changes:
         if service and slices:

@@ -8,7 +8,7 @@ from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, Wei
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.real_servers import Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
-from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, Connections, RealServers, VirtualServer
+from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, ConnectionCounts, RealServers, VirtualServer
 from ipvsproxy.translate.settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -16,7 +16,7 @@ from tests.support.builders import OTHER_NODE
 
 KEY = builders.frontend(builders.CLUSTER_IP, 80)
 ONE, TWO = builders.backend("10.244.0.1"), builders.backend("10.244.1.2")
-BUSY = Connections(1, 0)
+BUSY = ConnectionCounts(1, 0)
 
 
 def web(service: Service | None = None, **values: Any) -> Service:
@@ -94,7 +94,7 @@ def test_an_endpoint_of_weight_zero_that_goes_is_drained() -> None:
     node.sync()
     assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1, TWO: 0}
     assert node.reconciler.survey.draining == 1
-    node.kernel.connection_counts[KEY, TWO] = Connections(0, 0)
+    node.kernel.connection_counts[KEY, TWO] = ConnectionCounts(0, 0)
     node.sync(after_s=60)
     node.sync(after_s=60)
     assert node.kernel.virtual_servers[KEY].real_servers == {ONE: 1}

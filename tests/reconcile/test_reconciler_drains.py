@@ -3,7 +3,7 @@
 import pytest
 
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import Connections, RealServers
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers
 from ipvsproxy.reconcile.reconciler import Policy
 from tests.reconcile.serving import BUSY, KEY, ONE, TWO, draining, removal, running, set_weight, web, weights
 from tests.support import builders
@@ -165,7 +165,7 @@ def test_drains_of_a_virtual_server_that_turns_out_to_be_gone_are_forgotten_at_o
 
 def test_counts_without_a_drain_mean_nothing() -> None:
     node = running("10.244.0.1")
-    list(node.reconciler.noting_connections({KEY: {ONE: Connections(0, 0)}}, node.now))
+    list(node.reconciler.noting_connections({KEY: {ONE: ConnectionCounts(0, 0)}}, node.now))
     assert not node.plan().operations
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServer
 from ipvsproxy.reconcile.operations import pace
 from tests.reconcile import simulation
 from tests.support import builders
@@ -130,7 +130,7 @@ def test_connections_are_waited_for_first() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:2])
     busy = builders.backend(POOL[0])
-    node.kernel.connection_counts[KEY, busy] = Connections(1, 0)
+    node.kernel.connection_counts[KEY, busy] = ConnectionCounts(1, 0)
     put(node, POOL[2:4])
     assert set(node.kernel.virtual_servers[KEY].real_servers) == {busy, *map(builders.backend, POOL[2:4])}
 

@@ -10,7 +10,7 @@ from ipvsproxy.model.plan import KINDS, Operation, Verb
 from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import Connections, VirtualServer
+from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServer
 from ipvsproxy.reconcile.kinds.kind import Stage
 from ipvsproxy.reconcile.operations.pace import MOST_KEPT, Pace
 from ipvsproxy.reconcile.survey import Sides
@@ -87,12 +87,12 @@ def test_an_entry_witnesses_a_virtual_server_without_an_address(node: simulation
 
 
 def test_a_real_server_that_drains_is_shown_with_its_connections_once_these_are_read(node: simulation.SimulatedNode) -> None:
-    node.kernel.connection_counts[KEY, SECOND] = Connections(2, 1)
+    node.kernel.connection_counts[KEY, SECOND] = ConnectionCounts(2, 1)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
     node.sync()
     survey = node.reconciler.survey
     assert survey.draining == 1
-    assert survey.draining_connections() == [(KEY, SECOND, Connections(2, 1))]
+    assert survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))]
     assert list(survey.draining_virtual_servers) == [KEY]
     assert list(survey.draining_of(KEY)) == [SECOND]
     assert not survey.draining_of(ELSEWHERE)
@@ -234,17 +234,17 @@ def test_node_ports_are_witnessed_on_addresses_of_their_ranges_alone(node: simul
 def test_statistics_count_conflicts_once_and_drains_that_wait_apart_from_the_others(node: simulation.SimulatedNode) -> None:
     node.put(builders.service("other", created_s=builders.CREATED_S + 1), builders.endpoint_slice(service="other"))
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
-    node.kernel.connection_counts[KEY, SECOND] = Connections(2, 1)
+    node.kernel.connection_counts[KEY, SECOND] = ConnectionCounts(2, 1)
     node.sync()
     node.reconciler._pace.note(added=0, removed=MOST_KEPT, now=node.now)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.3")))
     node.sync()
     statistics = node.reconciler.survey.statistics(node.now)
     assert (statistics.conflicts, statistics.drains, statistics.waiting_removals) == (1, 1, 1)
-    assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, Connections(2, 1))]
+    assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))]
     node.reconciler._pace = Pace()
     node.sync(after_s=60)
     node.put(builders.service("web"), builders.endpoint_slice(builders.endpoint("10.244.0.1")))
-    node.kernel.connection_counts[KEY, builders.backend("10.244.0.3", 8080)] = Connections(1, 0)
+    node.kernel.connection_counts[KEY, builders.backend("10.244.0.3", 8080)] = ConnectionCounts(1, 0)
     at_once(node.reconciler.settling(node.apply(node.plan().operations), node.now))
-    assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, Connections(2, 1))], "the others are unknown"
+    assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))], "the others are unknown"

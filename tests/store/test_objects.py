@@ -19,7 +19,7 @@ from ipvsproxy.model.service import (
     Event,
     Gone,
     Listed,
-    Listing,
+    ListStarted,
     ObjectKind,
     Rejected,
     Service,
@@ -272,7 +272,7 @@ def test_a_slice_of_no_family_that_goes_has_no_trigger_to_forget(store: Store) -
 
 def test_the_beginning_of_a_list_of_services_changes_nothing(store: Store) -> None:
     store.take()
-    store.deliver([Listing(ObjectKind.SERVICE)], 2)
+    store.deliver([ListStarted(ObjectKind.SERVICE)], 2)
     assert store.take() == Changes(services={})
 
 
@@ -420,7 +420,7 @@ def emptied(count: int) -> list[ApiObject]:
 
 
 def deliver_list(store: Store, *slices: ApiObject, now: float) -> None:
-    store.deliver([Listing(ObjectKind.ENDPOINT_SLICE)], now)
+    store.deliver([ListStarted(ObjectKind.ENDPOINT_SLICE)], now)
     deliver(store, *slices)
     store.deliver([listed(*slices, kind=ObjectKind.ENDPOINT_SLICE)], now)
 
@@ -438,7 +438,7 @@ def test_a_list_whose_slices_are_all_emptied_is_doubted_and_then_confirmed() -> 
 
 def test_a_list_that_breaks_off_does_not_affect_the_next() -> None:
     store, _ = guarded_store(20)
-    store.deliver([Listing(ObjectKind.ENDPOINT_SLICE)], 10)
+    store.deliver([ListStarted(ObjectKind.ENDPOINT_SLICE)], 10)
     deliver(store, *emptied(20))
     slices = [item for name in store.services for item in store.slices_of(name)]
     deliver_list(store, *slices, now=11)

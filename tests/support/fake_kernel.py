@@ -32,7 +32,7 @@ from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, Observed
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, SetCopy, SetEntries, SetType
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import (
-    Connections,
+    ConnectionCounts,
     FirewallMark,
     ObservedVirtualServer,
     RealServers,
@@ -89,7 +89,7 @@ class FakeKernel:
         self.asked_schedulers: list[str] = []
         self.virtual_servers: dict[VirtualServerKey, KernelVirtualServer] = {}
         self.foreign_virtual_servers = 0
-        self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], Connections] = {}
+        self.connection_counts: dict[tuple[VirtualServerKey, RealServerKey], ConnectionCounts] = {}
         self.connection_queries: list[int] = []
         """The number of virtual servers in each query for connections."""
         self.sets: dict[str, fake_sets.KernelSet] = {}
@@ -220,12 +220,12 @@ class FakeKernel:
 
     def connections(
         self, keys: Collection[VirtualServerKey]
-    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
         """The connections of each real server of these virtual servers; none unless ``connection_counts`` says so."""
         self.connection_queries.append(len(keys))
         if "connections" in self.unreadable:
             return dict.fromkeys(keys)
-        none = Connections(0, 0)
+        none = ConnectionCounts(0, 0)
         return {
             key: {real: self.connection_counts.get((key, real), none) for real in self.virtual_servers[key].real_servers}
             if key in self.virtual_servers

@@ -9,7 +9,7 @@ from typing import Any
 
 from ipvsproxy.daemon.sources import reflector, watch
 from ipvsproxy.daemon.sources.source import Trouble
-from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected
 from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
 
@@ -45,7 +45,7 @@ class Sink:
                 case Listed(kind, keys):
                     kept = {key.name for key in keys}
                     self.objects[kind] = {name: item for name, item in self.objects[kind].items() if name in kept}
-                case Rejected() | Listing() | ApiServersFound():
+                case Rejected() | ListStarted() | ApiServersFound():
                     pass
         self._arrived.set()
 

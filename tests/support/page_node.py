@@ -22,7 +22,7 @@ from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ApiObject, Node, ObjectKind
-from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters, VirtualServerKey
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.memory_node import MemoryNode
@@ -33,7 +33,7 @@ PROGRAM = Program((1, 8, 9), "nf_tables")
 class Traffic(TrafficReader):
     """The counters of a kernel in memory: each virtual server counts ``per_second`` of its own, times the age of this object.
 
-    Connections are read from ``FakeKernel.connection_counts``. ``readings`` counts readings of all virtual servers.
+    ConnectionCounts are read from ``FakeKernel.connection_counts``. ``readings`` counts readings of all virtual servers.
     """
 
     def __init__(self, kernel: FakeKernel) -> None:
@@ -82,7 +82,7 @@ class Traffic(TrafficReader):
         servers = found.real_servers if found else {}
         share = self.per_second.get(key, 0.0) / max(1, sum(weight > 0 for weight in servers.values()))
         for one, weight in servers.items():
-            connections = self.kernel.connection_counts.get((key, one), Connections(0, 0))
+            connections = self.kernel.connection_counts.get((key, one), ConnectionCounts(0, 0))
             yield one, EndpointTraffic(connections, self._counted(share if weight else 0.0))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ipvsproxy.model.service import ApiObject, Endpoint, Service, ServiceType, Skipped
-from ipvsproxy.model.virtual_servers import Connections
+from ipvsproxy.model.virtual_servers import ConnectionCounts
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, THIS_NODE, endpoint, service_port
 from tests.support.page_node import PageNode
@@ -131,4 +131,4 @@ def add_traffic(node: PageNode) -> None:
     for key, rate in zip(web_keys, itertools.chain([420.0], itertools.repeat(150.0))):  # noqa: B905 - the second has no end
         node.traffic.per_second[key] = rate
         for number, one in enumerate(node.kernel.virtual_servers[key].real_servers):
-            node.kernel.connection_counts[key, one] = Connections(20 + number, 40 + number)
+            node.kernel.connection_counts[key, one] = ConnectionCounts(20 + number, 40 + number)

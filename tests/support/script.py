@@ -9,7 +9,7 @@ from typing import Any
 
 from ipvsproxy.daemon.sources import reflector
 from ipvsproxy.daemon.sources.source import ApiError
-from ipvsproxy.model.service import ApiServersFound, Event, Listed, Listing, ObjectKind, ServiceName
+from ipvsproxy.model.service import ApiServersFound, Event, Listed, ListStarted, ObjectKind, ServiceName
 
 Json = dict[str, Any]
 WEB = ServiceName("default", "web")
@@ -146,5 +146,5 @@ def names(events: Iterable[Event]) -> list[str]:
     return [
         f"{type(event).__name__} {event.key.name}"
         for event in events
-        if not isinstance(event, Listing | Listed | ApiServersFound) and event.key
+        if not isinstance(event, ListStarted | Listed | ApiServersFound) and event.key
     ]

@@ -31,7 +31,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
-from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers import drain
@@ -48,7 +48,7 @@ REST_FACTOR = 4
 LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
 """The most failures of a sync that are logged in full."""
-_Connections = Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
+_Connections = Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()

@@ -14,7 +14,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, Sysctl
 from ipvsproxy.model.plan import Outcome, Verb, one_by_one
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import each
 from ipvsproxy.reconcile.observation.drift import News
@@ -48,7 +48,7 @@ def log_received(events: Iterable[Event]) -> None:
                 log.debug("received", change="put", kind=kind.value, name=str(key))
             case Gone(kind, key):
                 log.debug("received", change="deleted", kind=kind.value, name=str(key))
-            case Listing(kind):
+            case ListStarted(kind):
                 log.debug("received", change="listing", kind=kind.value)
             case Listed(kind, keys):
                 log.debug("received", change="listed", kind=kind.value, objects=len(keys))

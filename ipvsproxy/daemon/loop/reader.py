@@ -25,7 +25,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
 from ipvsproxy.reconcile.operations import retry
 from ipvsproxy.reconcile.reconciler import Reconciler
 
@@ -68,7 +68,7 @@ class ReadableKernel(Protocol):
 
     def connections(
         self, keys: Collection[VirtualServerKey]
-    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]:
+    ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
         """The connection counts of these virtual servers; None for a virtual server whose counts could not be read."""
 
     def why_missing(self, scheduler: str) -> str:

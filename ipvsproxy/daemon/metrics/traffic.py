@@ -25,7 +25,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceName
-from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, Connections, Counters, VirtualServerKey
+from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
@@ -201,7 +201,7 @@ class Traffic:
         self._services = Ledger(limit)
         self._endpoints = Ledger(limit)
         self._labels: dict[VirtualServerKey, tuple[Service, str]] = {}
-        self._open: dict[str, Connections] = {}
+        self._open: dict[str, ConnectionCounts] = {}
 
     async def refresh(self) -> None:
         """Read the counters, unless they are fresh. Keeps the former ones if the kernel is busy or fails. One call at a time."""
@@ -270,7 +270,7 @@ class Traffic:
                 yield
             rows.append(Row(key, name, counters.get(key)))
         yield from self._services.booking(rows, counters)
-        open_connections: dict[str, Connections] = {}
+        open_connections: dict[str, ConnectionCounts] = {}
         rows = []
         ownerless: set[Hashable] = set()
         for number, (key, servers) in enumerate(endpoints.items(), 1):
@@ -286,7 +286,7 @@ class Traffic:
         yield from self._endpoints.booking(rows, ownerless)
         if not self._of_endpoints:
             yield from self._adding_drains(open_connections)
-        listed: dict[str, Connections] = {}
+        listed: dict[str, ConnectionCounts] = {}
         for number, (name, connections) in enumerate(open_connections.items(), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
@@ -294,7 +294,7 @@ class Traffic:
                 listed[name] = connections
         self._open = listed
 
-    def _adding_drains(self, open_connections: dict[str, Connections]) -> Iterator[None]:
+    def _adding_drains(self, open_connections: dict[str, ConnectionCounts]) -> Iterator[None]:
         """Add the connections of draining real servers, as last read."""
         # Drains come and go between two slices.
         drains = self._survey.draining_connections()
@@ -352,7 +352,7 @@ class Traffic:
         yield from _gauges(series.TRAFFIC_UNLISTED, unlisted)
         yield _heading(series.OPEN_CONNECTIONS)
         for labels, connections in self._open.items():
-            for state, count in zip(Connections._fields, connections, strict=True):
+            for state, count in zip(ConnectionCounts._fields, connections, strict=True):
                 yield f'{series.OPEN_CONNECTIONS.name}{{{labels},state="{state}"}} {count}\n'
         for kind, ledger in kinds.items():
             yield from _counters(kind, ledger, openmetrics=openmetrics)

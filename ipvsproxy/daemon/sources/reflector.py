@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol, assert_never
 
 from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.sources.source import ApiError, BehindError, Deliver, Trouble, WatchStatus
-from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKey, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, ListStarted, ObjectKey, ObjectKind, Put, Rejected
 from ipvsproxy.translate.api import decode
 
 LONGEST_LINE_BYTES = 64 << 20
@@ -294,7 +294,7 @@ class Reflector:
     async def _pages(self, connection: ApiConnection, version: str, limit: int, deliver: Deliver) -> AbstractSet[ObjectKey]:
         """Read a whole list; returns the keys of all of its objects, also of those that cannot be read."""
         keys: set[ObjectKey] = set()
-        begins: tuple[Event, ...] = (Listing(self._kind),)
+        begins: tuple[Event, ...] = (ListStarted(self._kind),)
 
         token = ""
         while True:

@@ -21,7 +21,7 @@ from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import Connections, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
@@ -64,7 +64,7 @@ class Board:
         self._sorted: dict[tuple[str, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
         self._names = 0
         """The revision of the last Service that came or went."""
-        self._active: Mapping[ServiceName, Connections] = {}
+        self._active: Mapping[ServiceName, ConnectionCounts] = {}
         self._revision = 0
         self.changed(store.services)
 
@@ -79,7 +79,7 @@ class Board:
         for name in names:
             self._dirty.setdefault(name, False)
 
-    def show_active(self, active: Mapping[ServiceName, Connections]) -> None:
+    def show_active(self, active: Mapping[ServiceName, ConnectionCounts]) -> None:
         """The connections of some Services, as just read."""
         self._active = active
 

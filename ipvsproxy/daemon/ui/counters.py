@@ -31,7 +31,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
-from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, Connections, Counters, VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 
@@ -272,7 +272,7 @@ class Opened:
 
     def __init__(self) -> None:
         self.read_s: float | None = None
-        self.counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections]] = {}
+        self.counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts]] = {}
         """The connections at the last reading."""
         self._traffic: Traffic = {}
         self._rates: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
@@ -280,7 +280,7 @@ class Opened:
     def taking(self, traffic: Traffic, now: float) -> Iterator[None]:
         """Take in another reading, with pauses."""
         seconds = 0.0 if self.read_s is None else now - self.read_s
-        counts: dict[VirtualServerKey, dict[RealServerKey, Connections]] = {}
+        counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts]] = {}
         found: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
         for key, servers in traffic.items():
             known, of_key = self._traffic.get(key), counts.setdefault(key, {})
@@ -314,7 +314,7 @@ class CounterFollower:
     ) -> None:
         """``processor_clock`` is the processor time of the calling thread."""
         self.rates = ServiceRates()
-        self.active: Mapping[ServiceName, Connections] = {}
+        self.active: Mapping[ServiceName, ConnectionCounts] = {}
         self._sampler = sampler
         self._survey = survey
         self._viewers = viewers
@@ -402,7 +402,7 @@ class CounterFollower:
             if len(keys) + len(own) <= SERVERS_OF_PAGES:
                 keys += own
                 owners.update(dict.fromkeys(own, name))
-        sums: dict[ServiceName, Connections] = dict.fromkeys(owners.values(), NO_CONNECTIONS)
+        sums: dict[ServiceName, ConnectionCounts] = dict.fromkeys(owners.values(), NO_CONNECTIONS)
         traffic = await self._read_endpoints(keys)
         for key, servers in traffic.items():
             for one in servers.values():

@@ -14,7 +14,7 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealSer
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
 from ipvsproxy.model.state import ClusterScope
-from ipvsproxy.model.virtual_servers import PERSISTENT, Connections, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.store.objects import Store
@@ -24,7 +24,7 @@ from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import GRACE_S, NodeView
 
 Document = dict[str, Any]
-Counts = Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None]
+Counts = Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]
 """The connections of real servers by virtual server."""
 
 
@@ -272,7 +272,9 @@ def _limits(thresholds: Thresholds) -> Document:
     return {"maxConnections": thresholds.upper or None, "resumeConnections": thresholds.lower or None}
 
 
-def _real_server(key: RealServerKey, weight: int, counts: Connections | None, desired: Mapping[RealServerKey, int]) -> Document:
+def _real_server(
+    key: RealServerKey, weight: int, counts: ConnectionCounts | None, desired: Mapping[RealServerKey, int]
+) -> Document:
     """A real server; ``desired`` has the own weight of each that is desired: with slow start, it may have less for a while."""
     is_ours = weight != NOT_MASQUERADED
     if key in desired and 0 < weight < desired[key]:

@@ -26,7 +26,7 @@ from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import (
-    Connections,
+    ConnectionCounts,
     ObservedVirtualServer,
     RealServers,
     VirtualServer,
@@ -172,7 +172,7 @@ class IpvsDriver:
         """Whether IPVS in this kernel has IPv6 (CONFIG_IP_VS_IPV6). A lost answer counts as yes."""
         return self._channel.do(self._table.encoder.unacceptable_service("rr")) != errno.EAFNOSUPPORT
 
-    def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, Connections]]:
+    def connections(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts]]:
         """The connections of the real servers of these virtual servers; empty for a virtual server that does not exist.
 
         Raises:

@@ -25,7 +25,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.virtual_servers import Connections, FirewallMark, ObservedVirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, ObservedVirtualServer, VirtualServerKey
 
 PART_S = 0.003
 """The longest time of a part; the kernel thread may have other calls between two parts."""
@@ -77,7 +77,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
         """The names of virtual servers that were written since the reading under way began."""
 
     @abc.abstractmethod
-    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
+    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
         """The connections of a virtual server's real servers; empty if it does not exist.
 
         Raises:
@@ -206,13 +206,13 @@ class SockoptReader(FamilyReader[bytes]):
                 return False
         return True
 
-    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
+    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
         """As of the class above. Leaves out a real server of IPv6, which only tunnels can have, and ours never do."""
         room = FIRST_ROOM
         while (entries := self._destinations(self._name_of(key), room)) is not None:
             if not any(entries[-_COUNTED_ENTRY.size :]):  # there was room left, so the answer is complete
                 counted = itertools.takewhile(lambda one: any(one[0]), _COUNTED_ENTRY.iter_unpack(entries))
-                return {RealServerKey(name): Connections(*counts) for name, *counts in counted}
+                return {RealServerKey(name): ConnectionCounts(*counts) for name, *counts in counted}
             room *= 8
         return {}
 
@@ -294,7 +294,7 @@ class NetlinkReader(FamilyReader[ipvs_rows.NetlinkRow]):
         self._families = families
         self._table = table
 
-    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, Connections]:
+    def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
         """As of the class above."""
         return {row.key: row.connections for row in self._table.real_servers(key)}
 

@@ -19,7 +19,7 @@ from ipvsproxy.model.virtual_servers import (
     HASHED,
     NO_CONNECTIONS,
     PERSISTENT,
-    Connections,
+    ConnectionCounts,
     Counters,
     FirewallMark,
     ObservedVirtualServer,
@@ -91,7 +91,7 @@ class RealServerRow(NamedTuple):
     weight: int
     upper: int = 0
     lower: int = 0
-    connections: Connections = NO_CONNECTIONS
+    connections: ConnectionCounts = NO_CONNECTIONS
 
     @property
     def method(self) -> str:
@@ -248,7 +248,7 @@ class NetlinkTable:
 class EndpointTraffic(NamedTuple):
     """One real server: its open connections, and its counters."""
 
-    connections: Connections
+    connections: ConnectionCounts
     counters: Counters
 
 
@@ -359,7 +359,7 @@ def real_server_of(part: Part) -> RealServerRow:
         raise KernelError(action="read the real servers of IPVS", detail=ipvs_message.NO_ADDRESS_FAMILY)
     family, address, port, flags, weight, upper, lower, active, inactive = values
     key = RealServerKey(address_of(family, address) + port)
-    return RealServerRow(key, flags, weight, upper, lower, Connections(active, inactive))
+    return RealServerRow(key, flags, weight, upper, lower, ConnectionCounts(active, inactive))
 
 
 def counted_service(part: Part) -> tuple[VirtualServerKey | None, Counters]:

@@ -19,7 +19,7 @@ from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import Tables
+    from ipvsproxy.reconcile.kinds.node import NodeTables
 
 _STAGES: Mapping[tuple[Verb, str], Stage] = (
     {(Verb.ADD, name): Stage.SOURCE_RANGES for name in ownership.RANGE_SETS}
@@ -38,7 +38,7 @@ class Entries(PresenceKind):
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.ENTRIES, Verb.REMOVE: Stage.ENTRY_REMOVALS}
     is_witness = True
 
-    def __init__(self, all_tables: "Tables") -> None:
+    def __init__(self, all_tables: "NodeTables") -> None:
         super().__init__(all_tables, IP_SETS)
         self.by_set = {name: table for table, name in self.names.items()}
 

@@ -15,12 +15,12 @@ from ipvsproxy.model.service import Owner
 from ipvsproxy.model.sets import MarkedEntry
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.reconcile.kinds.kind import Circumstances, Kind, Stage
+from ipvsproxy.reconcile.kinds.kind import Circumstances, ReconciledKind, Stage
 from ipvsproxy.reconcile.tables.table import Table, always, replacing
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import Tables
+    from ipvsproxy.reconcile.kinds.node import NodeTables
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class Keep:
     real_servers: frozenset[RealServerKey]
 
 
-class Flows(Kind):
+class Flows(ReconciledKind):
     """The tracked flows of UDP and SCTP frontends. The observed side is what was cleaned last."""
 
     classes: ClassVar[tuple[type, ...]] = (FlowCleaning,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.FLOWS}
 
-    def __init__(self, all_tables: "Tables") -> None:
+    def __init__(self, all_tables: "NodeTables") -> None:
         """No flow is removed."""
         self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
             lambda keep: keep.owner,

@@ -35,7 +35,7 @@ from ipvsproxy.reconcile.tables.table import PresenceTable, Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import Tables
+    from ipvsproxy.reconcile.kinds.node import NodeTables
 
 MISSING = "missing"
 STALE = "nothing"
@@ -91,7 +91,7 @@ class Circumstances:
     local routes that stay for now.
     """
 
-    def __init__(self, tables: "Tables", *, has_observed_all: bool = True, keeping: Collection[object] = ()) -> None:
+    def __init__(self, tables: "NodeTables", *, has_observed_all: bool = True, keeping: Collection[object] = ()) -> None:
         self.has_observed_all = has_observed_all
         self.keeping = keeping
         self._tables = tables
@@ -126,7 +126,7 @@ class Circumstances:
         return {ownership.virtual_server_of(entry) for table in tables for entry in table.pending}
 
 
-class Kind:
+class ReconciledKind:
     """One kind of kernel object on one node.
 
     ``classes`` are the classes of its items, ``stages`` the stages of its verbs: a verb without one is never planned.
@@ -137,7 +137,7 @@ class Kind:
     stages: ClassVar[Mapping[Verb, Stage]]
     is_witness: ClassVar[bool] = False
 
-    def __init__(self, all_tables: "Tables", *tables: Table[Any, Any, Any]) -> None:
+    def __init__(self, all_tables: "NodeTables", *tables: Table[Any, Any, Any]) -> None:
         self.all = all_tables
         self.tables = tables
         self.name = kind.of(self.classes[0]).name
@@ -205,10 +205,10 @@ class Kind:
         return Difference(kind=of or self.name, name=name, owner=owner, desired=desired, observed=observed)
 
 
-class PresenceKind(Kind):
+class PresenceKind(ReconciledKind):
     """A kind of which only presence counts. Items are one object each, or several that share a class."""
 
-    def __init__(self, all_tables: "Tables", names: Iterable[str] = ("",)) -> None:
+    def __init__(self, all_tables: "NodeTables", names: Iterable[str] = ("",)) -> None:
         """``names`` are those of the tables, as they stand before their objects in texts for people."""
         self.names: Mapping[Table[Any, Owner, bool], str] = {
             PresenceTable(self.is_protected, all_tables.unequal): name for name in names

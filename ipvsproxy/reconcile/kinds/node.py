@@ -32,7 +32,7 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.addresses import Addresses, Routes
 from ipvsproxy.reconcile.kinds.entries import Entries
 from ipvsproxy.reconcile.kinds.flows import Flows
-from ipvsproxy.reconcile.kinds.kind import Kind, Stage
+from ipvsproxy.reconcile.kinds.kind import ReconciledKind, Stage
 from ipvsproxy.reconcile.kinds.rules import Rules
 from ipvsproxy.reconcile.kinds.sets import SetCopies, Sets
 from ipvsproxy.reconcile.kinds.settings import Devices, IpvsTimeouts, Sysctls
@@ -57,7 +57,7 @@ class _Local(Container[Address]):
         return any(address in mapping for mapping in self._mappings)
 
 
-class Tables:
+class NodeTables:
     """Desired and observed state of the node, by kind of kernel object."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Tables:
         self.of_virtual_servers, self.of_entries, self.of_rules = VirtualServers(self), Entries(self), Rules(self)
         self.of_sysctls, self.of_timeouts, self.of_flows = Sysctls(self), IpvsTimeouts(self), Flows(self)
         of_addresses, of_routes, of_sets, of_devices = Addresses(self), Routes(self), Sets(self), Devices(self)
-        self.kinds: Sequence[Kind] = (
+        self.kinds: Sequence[ReconciledKind] = (
             self.of_sysctls,
             self.of_timeouts,
             of_devices,
@@ -98,7 +98,7 @@ class Tables:
             self.of_flows,
         )
         """All kinds. Adding one means a module here, and a driver in ``kernel``."""
-        self.by_class: Mapping[type, Kind] = {object_class: one for one in self.kinds for object_class in one.classes}
+        self.by_class: Mapping[type, ReconciledKind] = {object_class: one for one in self.kinds for object_class in one.classes}
         self.virtual_servers = self.of_virtual_servers.servers
         self.entries = self.of_entries.by_set
         self.addresses: Table[Address, Owner, bool] = of_addresses.tables[0]

@@ -9,23 +9,23 @@ from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.rules import MARKING_TABLE, ObservedRule, ObservedSkeleton, Skeleton
 from ipvsproxy.model.service import NODE_OWNER
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, DescribeRule, Difference, Kind, Stage
+from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, DescribeRule, Difference, ReconciledKind, Stage
 from ipvsproxy.reconcile.tables.table import Table, always
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import Tables
+    from ipvsproxy.reconcile.kinds.node import NodeTables
 
 STRANGE_SHOWN = 5
 """So many rules of other programs are shown of each chain."""
 
 
-class Rules(Kind):
+class Rules(ReconciledKind):
     """The rules of each family."""
 
     classes: ClassVar[tuple[type, ...]] = (Skeleton,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.RULES}
 
-    def __init__(self, all_tables: "Tables") -> None:
+    def __init__(self, all_tables: "NodeTables") -> None:
         """Rules are never removed."""
         self.describe_rule: DescribeRule = lambda rule, _: str(rule)
         self.skeletons: Table[Family, Skeleton, ObservedSkeleton] = Table(

@@ -8,20 +8,20 @@ from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, Sysctl, Timeouts
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import NODE_OWNER
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.kinds.kind import Circumstances, Difference, Kind, PresenceKind, Stage
+from ipvsproxy.reconcile.kinds.kind import Circumstances, Difference, PresenceKind, ReconciledKind, Stage
 from ipvsproxy.reconcile.tables.table import Table, always
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import Tables
+    from ipvsproxy.reconcile.kinds.node import NodeTables
 
 
-class Sysctls(Kind):
+class Sysctls(ReconciledKind):
     """Kernel settings. One that cannot be written is given up until its desired or observed value changes."""
 
     classes: ClassVar[tuple[type, ...]] = (Sysctl,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.SETTINGS}
 
-    def __init__(self, all_tables: "Tables") -> None:
+    def __init__(self, all_tables: "NodeTables") -> None:
         """No setting is removed."""
         self.settings: Table[str, Sysctl, str] = Table(
             lambda _: NODE_OWNER, lambda desired, observed: not desired.is_met_by(observed), always, all_tables.unequal
@@ -62,13 +62,13 @@ class Sysctls(Kind):
             yield self.difference(path, self.settings.desired[path].value, observed)
 
 
-class IpvsTimeouts(Kind):
+class IpvsTimeouts(ReconciledKind):
     """The IPVS timeouts, which only ``Observer.note_timeouts`` shows."""
 
     classes: ClassVar[tuple[type, ...]] = (Timeouts,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.TIMEOUTS}
 
-    def __init__(self, all_tables: "Tables") -> None:
+    def __init__(self, all_tables: "NodeTables") -> None:
         """Timeouts are never removed."""
         self.timeouts: Table[str, Timeouts, Timeouts] = Table(
             lambda _: NODE_OWNER, lambda desired, observed: desired != observed, always, all_tables.unequal

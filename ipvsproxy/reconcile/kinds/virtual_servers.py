@@ -24,15 +24,15 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, Circumstances, Difference, Kind, Stage
+from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, Circumstances, Difference, ReconciledKind, Stage
 from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import diff, ownership
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import Tables
+    from ipvsproxy.reconcile.kinds.node import NodeTables
 
 
-class VirtualServers(Kind):
+class VirtualServers(ReconciledKind):
     """Virtual servers and their real servers, in one table."""
 
     classes: ClassVar[tuple[type, ...]] = (VirtualServer, RealServers)
@@ -42,7 +42,7 @@ class VirtualServers(Kind):
         Verb.REMOVE: Stage.VIRTUAL_SERVER_REMOVALS,
     }
 
-    def __init__(self, all_tables: "Tables") -> None:
+    def __init__(self, all_tables: "NodeTables") -> None:
         """Excluded virtual servers, and those of a family that is not served, are never removed."""
         self._drains = all_tables.drains
         self.servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer] = Table(

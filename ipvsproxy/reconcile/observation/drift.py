@@ -48,7 +48,7 @@ class News(NamedTuple):
     left_alone: Mapping[DriftPlace, int]
 
 
-class _History(NamedTuple):
+class _DriftHistory(NamedTuple):
     desired: object
     times: int
     last_s: float
@@ -61,7 +61,7 @@ class Drifts:
     def __init__(self) -> None:
         self._drifted: Counter[str] = Counter()
         self._left_alone: dict[DriftPlace, int] = {}
-        self._places: dict[DriftPlace, _History] = {}
+        self._places: dict[DriftPlace, _DriftHistory] = {}
         """The place that has been calm for longest comes first."""
         self._contested: set[DriftPlace] = set()
         self._withheld: dict[DriftPlace, float] = {}
@@ -78,11 +78,11 @@ class Drifts:
         times = last.times + 1 if last is not None and again else 1
         excess = times - FREE_HEALS
         if excess <= 0:
-            self._places[place] = _History(desired, times, now, now)
+            self._places[place] = _DriftHistory(desired, times, now, now)
             self._contested.discard(place)
             return
         patience_s = FIRST_PATIENCE_S if excess == 1 else LONGEST_PATIENCE_S
-        self._places[place] = _History(desired, times, now, now + patience_s)
+        self._places[place] = _DriftHistory(desired, times, now, now + patience_s)
         self._contested.add(place)
         self._left_alone[place] = times
 

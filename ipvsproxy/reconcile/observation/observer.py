@@ -13,7 +13,7 @@ from ipvsproxy.model.real_servers import RealServerKey, plain
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.observation.drift import DriftPlace, Drifts
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
@@ -26,7 +26,7 @@ class Observer:
     local routes that have appeared during a reading in parts, until its end.
     """
 
-    def __init__(self, tables: Tables, drains: Drains, drifts: Drifts) -> None:
+    def __init__(self, tables: NodeTables, drains: Drains, drifts: Drifts) -> None:
         self.has_observed_all = False
         self.newcomers: set[object] = set()
         self._tables = tables
@@ -121,7 +121,7 @@ class Observer:
                         self.newcomers.add(key)
 
 
-def healed_place(tables: Tables, item: Item) -> tuple[DriftPlace, object]:
+def healed_place(tables: NodeTables, item: Item) -> tuple[DriftPlace, object]:
     """The place of the drift that an operation on this item repairs, and the desired value there."""
     kind = tables.by_class[type(item)]
     table, key = kind.place(item)

@@ -16,7 +16,7 @@ def delay_s(attempts: int) -> float:
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(attempts - 1, 16))
 
 
-class _Failure(NamedTuple):
+class _FailedOperation(NamedTuple):
     desired: object
     attempts: int
     due_s: float
@@ -29,7 +29,7 @@ class Retries:
     """
 
     def __init__(self) -> None:
-        self._failures: dict[object, _Failure] = {}
+        self._failures: dict[object, _FailedOperation] = {}
 
     def __len__(self) -> int:
         return len(self._failures)
@@ -38,7 +38,7 @@ class Retries:
         """Record a failure. An operation that is still running is none: it waits for ``hasten``."""
         last = self._failures.get(key)
         attempts = (last.attempts if last and last.desired == desired else 0) + (not is_running)
-        self._failures[key] = _Failure(desired, attempts, now + (LONGEST_DELAY_S if is_running else delay_s(attempts)))
+        self._failures[key] = _FailedOperation(desired, attempts, now + (LONGEST_DELAY_S if is_running else delay_s(attempts)))
 
     def hasten(self, kind: str) -> None:
         """Let every operation on this kind of kernel object be tried now."""

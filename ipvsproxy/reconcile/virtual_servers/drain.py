@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping
 
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, Connections, RealServers, VirtualServerKey
+from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, RealServers, VirtualServerKey
 
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
@@ -32,7 +32,7 @@ class Drain:
     virtual_server: VirtualServerKey
     key: RealServerKey
     since_s: float
-    connections: Connections | None = None
+    connections: ConnectionCounts | None = None
 
 
 class Drains:
@@ -141,7 +141,7 @@ class Drains:
     def judge(
         self,
         key: VirtualServerKey,
-        counts: Mapping[RealServerKey, Connections] | None,
+        counts: Mapping[RealServerKey, ConnectionCounts] | None,
         now: float,
         *,
         deadline_s: float,
@@ -187,7 +187,7 @@ class Drains:
 
 
 def removals_at_once(
-    outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, Connections] | None], room: int
+    outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
 ) -> list[Operation]:
     """The removals of real servers without connections whose drain has just begun by these outcomes.
 

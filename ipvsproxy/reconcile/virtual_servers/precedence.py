@@ -16,7 +16,7 @@ from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 
-class Role(enum.IntEnum):
+class AddressRole(enum.IntEnum):
     """The role of a virtual server's address for its Service; the lower role goes first."""
 
     CLUSTER_IP = 0
@@ -27,7 +27,7 @@ class Role(enum.IntEnum):
 class Rank(NamedTuple):
     """The rank of a Service for a virtual server; the lowest rank wins."""
 
-    role: Role
+    role: AddressRole
     owner: Owner
 
 
@@ -49,18 +49,18 @@ def rank(owner: Owner, entries: Collection[SetEntry], key: VirtualServerKey) -> 
         return SetEntry(name, key.address, key.protocol, key.port) in entries
 
     if has_entry_in(_CLUSTER_IPS[family]):
-        role = Role.CLUSTER_IP
+        role = AddressRole.CLUSTER_IP
     elif any(map(has_entry_in, _OTHERS[family])):
-        role = Role.OTHER_ADDRESS
+        role = AddressRole.OTHER_ADDRESS
     else:
-        role = Role.NODE_PORT
+        role = AddressRole.NODE_PORT
     return Rank(role, owner)
 
 
 def reason(winner: Rank, other: Rank) -> str:
     """Why the winner goes before the other, as a text to put after its name."""
     if winner.role is not other.role:
-        return "has it as its cluster IP" if winner.role is Role.CLUSTER_IP else "has it as its node port"
+        return "has it as its cluster IP" if winner.role is AddressRole.CLUSTER_IP else "has it as its node port"
     if other.owner.is_remembered and not winner.owner.is_remembered:
         return "is on the newest list, which lacks the other, and has it"
     return "is older and has it"

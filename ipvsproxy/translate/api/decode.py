@@ -18,7 +18,7 @@ _MISSHAPEN = (msgspec.ValidationError, UnicodeDecodeError)
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """All errors of msgspec for bytes, also for bytes that are not JSON, or JSON nested too deeply for the interpreter."""
 
-T = TypeVar("T", schema.Service, schema.EndpointSlice, schema.Node)
+T = TypeVar("T", schema.ServiceJson, schema.EndpointSliceJson, schema.NodeJson)
 K = TypeVar("K", bound=ObjectKey)
 
 
@@ -129,11 +129,11 @@ def _reason(error: Exception) -> str:
 
 
 _READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
-    ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, schema.Service, ServiceName, parse.parse_service),
+    ObjectKind.SERVICE: _Reader(ObjectKind.SERVICE, schema.ServiceJson, ServiceName, parse.parse_service),
     ObjectKind.ENDPOINT_SLICE: _Reader(
-        ObjectKind.ENDPOINT_SLICE, schema.EndpointSlice, EndpointSliceName, parse.parse_endpoint_slice
+        ObjectKind.ENDPOINT_SLICE, schema.EndpointSliceJson, EndpointSliceName, parse.parse_endpoint_slice
     ),
-    ObjectKind.NODE: _Reader(ObjectKind.NODE, schema.Node, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
+    ObjectKind.NODE: _Reader(ObjectKind.NODE, schema.NodeJson, ObjectKey, lambda raw, key: parse.parse_node(raw, key.name)),
 }
 
 
@@ -201,7 +201,7 @@ def _loose_line(kind: ObjectKind, line: bytes) -> WatchLine:
         raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
     if decoded.type == "ERROR":
         try:
-            status = msgspec.json.decode(decoded.object, type=schema.Status)
+            status = msgspec.json.decode(decoded.object, type=schema.StatusJson)
         except _UNREADABLE as error:
             raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
         message = (status.message or status.reason or "no message")[:500]
@@ -250,11 +250,11 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
 
 def _manifest(kind: ObjectKind, raw: Any, key: Any, where: str) -> Put | Rejected:
     match raw:
-        case schema.EndpointSlice():
+        case schema.EndpointSliceJson():
             return Put(kind, key, parse.parse_endpoint_slice(raw, key, default_port_names=True))
-        case schema.Service(spec=schema.ServiceSpec(type="ExternalName")):
+        case schema.ServiceJson(spec=schema.ServiceSpec(type="ExternalName")):
             pass
-        case schema.Service(spec=spec) if spec is None or not (spec.cluster_ip or spec.cluster_ips):
+        case schema.ServiceJson(spec=spec) if spec is None or not (spec.cluster_ip or spec.cluster_ips):
             return Rejected(kind, key, where, "spec.clusterIP: is missing, and only an API server allots one")
     return Put(kind, key, _READERS[kind].read(raw, key))
 

@@ -98,7 +98,7 @@ def _read_seconds(text: str) -> float:
 MOST_RULES = 1000
 """The most weights of one Service by node and zone."""
 
-_NONE = schema.ServiceAnnotations()
+_NONE = schema.ServiceAnnotationsJson()
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DURATION = re.compile(r"(?:([0-9]{1,5})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,5})s)?", re.ASCII)
 _FLAGS: Mapping[str, int] = {
@@ -117,7 +117,7 @@ class _Given(NamedTuple):
     name: str
 
 
-def parse_service_annotations(raw: schema.ServiceAnnotations, skipped: list[Skipped]) -> ServiceAnnotations:
+def parse_service_annotations(raw: schema.ServiceAnnotationsJson, skipped: list[Skipped]) -> ServiceAnnotations:
     """The annotations of a Service that are ours; appends a ``Skipped`` for each wrong one."""
     if raw == _NONE:
         return NO_ANNOTATIONS
@@ -133,7 +133,7 @@ def parse_service_annotations(raw: schema.ServiceAnnotations, skipped: list[Skip
     return ServiceAnnotations(given=frozenset(given), **values)
 
 
-def _given(raw: schema.ServiceAnnotations) -> Iterable[_Given]:
+def _given(raw: schema.ServiceAnnotationsJson) -> Iterable[_Given]:
     """The annotations that are there. Ours come after kube-router's, and so replace them."""
     if raw.alias_scheduler is not None:
         yield _Given(Annotation.SCHEDULER, raw.alias_scheduler, "kube-router.io/service.scheduler")

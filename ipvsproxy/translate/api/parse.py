@@ -48,7 +48,7 @@ _NO_SPEC = schema.ServiceSpec()
 _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
 
 
-def parse_service(raw: schema.Service, name: ServiceName) -> Service:
+def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
     """A Service. Its unusable parts are in ``skipped``; if it cannot be served at all, ``not_served`` says why."""
     metadata, spec = raw.metadata or _NO_METADATA, raw.spec or _NO_SPEC
     skipped: list[Skipped] = []
@@ -140,7 +140,7 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
 
 
 @functools.lru_cache(maxsize=1024)
-def _service_ports(ports: tuple[schema.ServicePort, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
+def _service_ports(ports: tuple[schema.ServicePortJson, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
     """The ports that can be used, and why the others cannot; one object for all Services with equal ports."""
     usable: list[ServicePort] = []
     skipped: list[Skipped] = []
@@ -222,7 +222,7 @@ def _affinity_timeout(spec: schema.ServiceSpec, skipped: list[Skipped]) -> int:
     return DEFAULT_AFFINITY_TIMEOUT_S
 
 
-def parse_node(raw: schema.Node, name: str) -> Node:
+def parse_node(raw: schema.NodeJson, name: str) -> Node:
     """A Node. InternalIPs come before ExternalIPs: the first usable address is the primary one."""
     metadata, spec = raw.metadata or _NO_NODE_METADATA, raw.spec or schema.NodeSpec()
     skipped: list[Skipped] = []
@@ -251,7 +251,7 @@ _FAMILIES = {family.label: family for family in Family}
 
 
 def parse_endpoint_slice(
-    raw: schema.EndpointSlice, name: EndpointSliceName, *, default_port_names: bool = False
+    raw: schema.EndpointSliceJson, name: EndpointSliceName, *, default_port_names: bool = False
 ) -> EndpointSlice:
     """An EndpointSlice. ``default_port_names``: an absent port name is the empty one, as the API server would write it."""
     metadata = raw.metadata or _NO_SLICE_METADATA
@@ -269,7 +269,7 @@ def parse_endpoint_slice(
         skipped.append(Skipped("addressType", reason, invalid=not known))
     raw_ports = raw.ports or ()
     if default_port_names:
-        raw_ports = tuple(schema.EndpointPort(one.name or "", one.protocol, one.port) for one in raw_ports)
+        raw_ports = tuple(schema.EndpointPortJson(one.name or "", one.protocol, one.port) for one in raw_ports)
     ports, complaints = (_endpoint_ports if len(raw_ports) <= FEW_PORTS else _endpoint_ports.__wrapped__)(raw_ports)
     skipped.extend(complaints)
     given = metadata.annotations or _NO_SLICE_ANNOTATIONS
@@ -294,7 +294,7 @@ def parse_endpoint_slice(
 
 
 @functools.lru_cache(maxsize=1024)
-def _endpoint_ports(ports: tuple[schema.EndpointPort, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
+def _endpoint_ports(ports: tuple[schema.EndpointPortJson, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
     """The ports that can be used, and why the others cannot; one object for all slices with equal ports."""
     usable: list[EndpointPort] = []
     skipped: list[Skipped] = []
@@ -312,7 +312,9 @@ def _endpoint_ports(ports: tuple[schema.EndpointPort, ...]) -> tuple[tuple[Endpo
     return tuple(usable), tuple(skipped)
 
 
-def _endpoints(endpoints: list[schema.Endpoint], family: Family, skipped: list[Skipped]) -> tuple[bytes, tuple[Conditions, ...]]:
+def _endpoints(
+    endpoints: list[schema.EndpointJson], family: Family, skipped: list[Skipped]
+) -> tuple[bytes, tuple[Conditions, ...]]:
     addresses: list[bytes] = []
     conditions: list[Conditions] = []
     length = family.bits // 8

@@ -42,7 +42,7 @@ _SERVICE_ANNOTATIONS = {
 """The names of the annotations of Services that are read, by field."""
 
 
-class ServiceAnnotations(Schema, frozen=True, rename=_SERVICE_ANNOTATIONS):
+class ServiceAnnotationsJson(Schema, frozen=True, rename=_SERVICE_ANNOTATIONS):
     """The annotations of Services that are read. An alias is kube-router's name."""
 
     scheduler: str | None = None
@@ -84,7 +84,7 @@ class Metadata(Schema, frozen=True):
 class ServiceMetadata(Metadata, frozen=True):
     """``metadata`` of a Service."""
 
-    annotations: ServiceAnnotations | None = None
+    annotations: ServiceAnnotationsJson | None = None
 
 
 class SliceMetadata(Metadata, frozen=True):
@@ -101,7 +101,7 @@ class AnyObject(Schema, frozen=True):
     metadata: Metadata | None = None
 
 
-class ServicePort(Schema, frozen=True):
+class ServicePortJson(Schema, frozen=True):
     """``spec.ports[]`` of a Service."""
 
     name: str | None = None
@@ -130,7 +130,7 @@ class ServiceSpec(Schema, frozen=True):
     cluster_ips: list[str] | None = msgspec.field(name="clusterIPs", default=None)
     external_ips: list[str] | None = msgspec.field(name="externalIPs", default=None)
     load_balancer_source_ranges: list[str] | None = None
-    ports: tuple[ServicePort, ...] | None = None
+    ports: tuple[ServicePortJson, ...] | None = None
     session_affinity: str | None = None
     session_affinity_config: SessionAffinityConfig | None = None
     internal_traffic_policy: str | None = None
@@ -157,7 +157,7 @@ class ServiceStatus(Schema, frozen=True):
     load_balancer: LoadBalancerStatus | None = None
 
 
-class Service(Schema, frozen=True):
+class ServiceJson(Schema, frozen=True):
     """A core/v1 Service."""
 
     metadata: ServiceMetadata | None = None
@@ -165,7 +165,7 @@ class Service(Schema, frozen=True):
     status: ServiceStatus | None = None
 
 
-class EndpointPort(Schema, frozen=True):
+class EndpointPortJson(Schema, frozen=True):
     """``ports[]`` of an EndpointSlice."""
 
     name: str | None = None
@@ -194,7 +194,7 @@ class EndpointHints(Schema, frozen=True):
     for_nodes: tuple[Hint, ...] | None = None
 
 
-class Endpoint(Schema, frozen=True):
+class EndpointJson(Schema, frozen=True):
     """``endpoints[]`` of an EndpointSlice."""
 
     addresses: list[str] | None = None
@@ -204,13 +204,13 @@ class Endpoint(Schema, frozen=True):
     zone: str | None = None
 
 
-class EndpointSlice(Schema, frozen=True):
+class EndpointSliceJson(Schema, frozen=True):
     """A discovery.k8s.io/v1 EndpointSlice."""
 
     metadata: SliceMetadata | None = None
     address_type: str | None = None
-    ports: tuple[EndpointPort, ...] | None = None
-    endpoints: list[Endpoint] | None = None
+    ports: tuple[EndpointPortJson, ...] | None = None
+    endpoints: list[EndpointJson] | None = None
 
 
 class Taint(Schema, frozen=True):
@@ -240,7 +240,7 @@ class NodeStatus(Schema, frozen=True):
     addresses: list[NodeAddress] | None = None
 
 
-class Node(Schema, frozen=True):
+class NodeJson(Schema, frozen=True):
     """A core/v1 Node."""
 
     metadata: Metadata | None = None
@@ -248,7 +248,7 @@ class Node(Schema, frozen=True):
     status: NodeStatus | None = None
 
 
-class Status(Schema, frozen=True):
+class StatusJson(Schema, frozen=True):
     """A ``Status`` object, which an ERROR event or a refused request carries."""
 
     code: int | None = None

@@ -42,7 +42,7 @@ class _Endpoint(schema.Schema, frozen=True):
 
 class _Slice(schema.Schema, frozen=True):
     metadata: schema.Metadata | None = None
-    ports: tuple[schema.EndpointPort, ...] | None = None
+    ports: tuple[schema.EndpointPortJson, ...] | None = None
     endpoints: list[_Endpoint] | None = None
 
 
@@ -105,7 +105,7 @@ def _name(reference: _Reference | None, namespace: str) -> str:
     return name if reference.kind in (None, "Pod") else f"{reference.kind} {name}"
 
 
-def _key(endpoint: _Endpoint, port: schema.EndpointPort) -> RealServerKey | None:
+def _key(endpoint: _Endpoint, port: schema.EndpointPortJson) -> RealServerKey | None:
     """None where address or port are absent or invalid."""
     if not endpoint.addresses or port.port is None or not 0 < port.port <= fields.HIGHEST_PORT:
         return None

@@ -21,7 +21,7 @@ from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.support import builders, http_client
 from tests.support.summaries import Clock, state
@@ -43,7 +43,7 @@ class Ports:
         self.clock = Clock()
         self.checks = HealthChecks(is_healthy=lambda: self.is_healthy, open_listener=self._open, clock=self.clock)
         self.checks.listen_on(addresses)
-        self._tables = Tables(Drains())
+        self._tables = NodeTables(Drains())
 
     async def _open(self, address: Address, port: int, answer: Callable[[], Answer]) -> "Opened":
         where = host_port(address, port)

@@ -19,7 +19,7 @@ from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.service import ObjectKind, Rejected, Service, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import Connections
+from ipvsproxy.model.virtual_servers import ConnectionCounts
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.view import GRACE_S
 from tests.support import builders, memory_node, virtual_time
@@ -306,7 +306,7 @@ async def test_the_connections_of_a_drain_are_read_until_they_have_ended() -> No
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet()
-        node.kernel.connection_counts[WEB_KEY, leaving] = Connections(1, 0)
+        node.kernel.connection_counts[WEB_KEY, leaving] = ConnectionCounts(1, 0)
         node.put(builders.endpoint_slice())
         await node.quiet(200)
         assert node.kernel.virtual_servers[WEB_KEY].real_servers == {leaving: 0}
@@ -321,7 +321,7 @@ async def test_a_drain_ends_at_its_deadline() -> None:
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())
         await node.quiet()
-        node.kernel.connection_counts[WEB_KEY, builders.backend("10.244.0.5")] = Connections(1, 0)
+        node.kernel.connection_counts[WEB_KEY, builders.backend("10.244.0.5")] = ConnectionCounts(1, 0)
         node.put(builders.endpoint_slice())
         await node.quiet(6.9)
         assert node.kernel.virtual_servers[WEB_KEY].real_servers

@@ -19,7 +19,7 @@ from ipvsproxy.model.service import ObjectKind, Owner, Put, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import Observation, ServiceState
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import Connections, ObservedVirtualServer, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import ConnectionCounts, ObservedVirtualServer, VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from tests.support import builders
@@ -149,7 +149,7 @@ def test_a_real_server_without_connections_counts_as_waiting_instead_of_draining
     figures.put_web()
     show_draining(figures.reconciler, WEB_KEY, POD, now=40)
     show_draining(figures.reconciler, WEB_KEY, POD, OTHER_POD, now=70)
-    list(figures.reconciler.noting_connections({WEB_KEY: {OTHER_POD: Connections(1, 0)}}, 80))
+    list(figures.reconciler.noting_connections({WEB_KEY: {OTHER_POD: ConnectionCounts(1, 0)}}, 80))
     values = figures.read()
     assert values["ipvsproxy_drains"] == {(): 1}
     assert values["ipvsproxy_waiting_removals"] == {(): 1}

@@ -27,7 +27,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.model.virtual_servers import Connections, Counters, VirtualServerKey
+from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters, VirtualServerKey
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.services import state
@@ -283,7 +283,7 @@ async def test_the_next_scrape_continues_a_reading_that_took_too_long(
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.SERVERS_AT_ONCE", 1)
     scene = Scene(WEB, of_endpoints=of_endpoints)
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
-    scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(1, 0), Counters(100))}}
+    scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(ConnectionCounts(1, 0), Counters(100))}}
     total = f"ipvsproxy_service_connections_total{{{HTTP}}}"
     parts = 0
 
@@ -356,7 +356,7 @@ async def test_draining_endpoints_show_their_connections() -> None:
     scene = Scene(WEB)
     for key in (CLUSTER, EXTERNAL):
         show_draining(scene.reconciler, key, POD)
-        list(scene.reconciler.noting_connections({key: {POD: Connections(3, 1)}}, 1))
+        list(scene.reconciler.noting_connections({key: {POD: ConnectionCounts(3, 1)}}, 1))
     samples = await scene.scrape()
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
     assert samples[f'ipvsproxy_endpoint_open_connections{{{endpoint},state="active"}}'] == 6
@@ -371,18 +371,18 @@ def test_an_endpoint_that_waits_for_removal_and_goes_while_drains_are_counted_is
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
     scene, waiting = Scene(WEB), builders.backend("10.244.0.6")
     show_draining(scene.reconciler, CLUSTER, POD, waiting)
-    list(scene.reconciler.noting_connections({CLUSTER: {POD: Connections(3, 1), waiting: Connections(0, 0)}}, 1))
+    list(scene.reconciler.noting_connections({CLUSTER: {POD: ConnectionCounts(3, 1), waiting: ConnectionCounts(0, 0)}}, 1))
     assert scene.reconciler.survey.statistics(1).waiting_removals == 1
-    connections: dict[str, Connections] = {}
+    connections: dict[str, ConnectionCounts] = {}
     for _ in scene.traffic._adding_drains(connections):
         show_draining(scene.reconciler, CLUSTER, POD)
-    assert connections == {f'{HTTP},endpoint="10.244.0.5:8080"': Connections(3, 1)}
+    assert connections == {f'{HTTP},endpoint="10.244.0.5:8080"': ConnectionCounts(3, 1)}
 
 
 async def test_endpoints_can_have_totals_of_their_own() -> None:
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(3), EXTERNAL: Counters()}
-    scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(Connections(2, 1), Counters(3, 30, 29, 300, 290))}}
+    scene.kernel.of_endpoints = {CLUSTER: {POD: EndpointTraffic(ConnectionCounts(2, 1), Counters(3, 30, 29, 300, 290))}}
     samples = await scene.scrape()
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
     assert samples[f"ipvsproxy_endpoint_connections_total{{{endpoint}}}"] == 3
@@ -394,7 +394,7 @@ async def test_endpoints_can_have_totals_of_their_own() -> None:
 async def test_endpoints_of_a_virtual_server_that_one_reading_lacks_are_not_counted_twice() -> None:
     scene = Scene(WEB, of_endpoints=True)
     whole = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
-    scene.kernel.of_endpoints = {key: {POD: EndpointTraffic(Connections(2, 1), counted)} for key, counted in whole.items()}
+    scene.kernel.of_endpoints = {key: {POD: EndpointTraffic(ConnectionCounts(2, 1), counted)} for key, counted in whole.items()}
     endpoint = f'{HTTP},endpoint="10.244.0.5:8080"'
     for counters in (whole, {CLUSTER: whole[CLUSTER]}, {}, whole):
         scene.kernel.counters = counters
@@ -408,7 +408,7 @@ async def test_a_virtual_server_that_is_not_desired_for_a_while_and_stays_is_not
     scene = Scene(WEB, of_endpoints=True)
     scene.kernel.counters = {CLUSTER: Counters(100), EXTERNAL: Counters(50)}
     scene.kernel.of_endpoints = {
-        key: {POD: EndpointTraffic(Connections(1, 0), counted)} for key, counted in scene.kernel.counters.items()
+        key: {POD: EndpointTraffic(ConnectionCounts(1, 0), counted)} for key, counted in scene.kernel.counters.items()
     }
     inside = builders.service("web", *WEB.ports, kind=ServiceType.NODE_PORT, cluster=["10.96.0.10"])
     for service in (WEB, inside, WEB):
@@ -424,8 +424,8 @@ async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
     scene.kernel.counters = {CLUSTER: Counters(1, 2, 3, 4, 5), builders.frontend("10.96.0.11", 80): Counters(1)}
     scene.kernel.of_endpoints = {
         CLUSTER: {
-            POD: EndpointTraffic(Connections(1, 0), Counters(1)),
-            builders.backend("10.244.0.6"): EndpointTraffic(Connections(1, 0), Counters(1)),
+            POD: EndpointTraffic(ConnectionCounts(1, 0), Counters(1)),
+            builders.backend("10.244.0.6"): EndpointTraffic(ConnectionCounts(1, 0), Counters(1)),
         }
     }
     metrics = Metrics()

@@ -17,7 +17,7 @@ import structlog.testing
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources import directory
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, Listing, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected
 
 DEADLINE_S = 60
 SERVICE = """\
@@ -67,7 +67,7 @@ def described(events: Sequence[Event]) -> list[str]:
     return [
         f"{type(event).__name__} {event.key.name if event.key else '?'}"
         for event in events
-        if not isinstance(event, Listing | Listed | ApiServersFound)
+        if not isinstance(event, ListStarted | Listed | ApiServersFound)
     ]
 
 

@@ -18,7 +18,7 @@ from ipvsproxy.model.service import (
     Event,
     Gone,
     Listed,
-    Listing,
+    ListStarted,
     ObjectKind,
     Put,
     Rejected,
@@ -67,7 +67,7 @@ def world(tmp_path: pathlib.Path) -> World:
 
 def described(events: list[Event]) -> list[str]:
     return [
-        f"{type(event).__name__} {event.key}" for event in events if not isinstance(event, Listing | Listed | ApiServersFound)
+        f"{type(event).__name__} {event.key}" for event in events if not isinstance(event, ListStarted | Listed | ApiServersFound)
     ]
 
 

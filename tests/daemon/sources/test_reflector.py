@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.daemon.sources import reflector
 from ipvsproxy.daemon.sources.source import ApiError, Trouble
-from ipvsproxy.model.service import Event, Gone, Listed, Listing, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.model.service import Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected, ServiceName
 from tests.support.script import GONE, GONE_LINE, WEB, Answer, ScriptEndError, World, bookmark, line, names, page, service
 from tests.support.virtual_time import in_virtual_time
 
@@ -52,7 +52,7 @@ async def test_pages_are_delivered_as_they_arrive_and_the_end_of_the_list_last()
     world = World(page(service("a"), service("b"), more="t1"), page(service("c")))
     await world.run()
     assert names(world.delivered) == ["Put a", "Put b", "Put c"]
-    assert world.delivered[0] == Listing(ObjectKind.SERVICE)
+    assert world.delivered[0] == ListStarted(ObjectKind.SERVICE)
     assert world.batches == [3, 1, 1]
     assert world.delivered[-1] == Listed(ObjectKind.SERVICE, frozenset(ServiceName("default", name) for name in "abc"))
     assert "limit=500" in world.lists[0]

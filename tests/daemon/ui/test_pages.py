@@ -18,7 +18,7 @@ from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.daemon.ui import counters, pages
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceType, Skipped
-from ipvsproxy.model.virtual_servers import Connections, RealServers
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers
 from tests.support import builders, http_client
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode
@@ -140,7 +140,7 @@ async def test_rates_of_the_node_come_from_two_readings_and_only_later_points_ar
 @in_virtual_time
 async def test_a_row_tells_addresses_ports_endpoints_and_traffic() -> None:
     node = _node()
-    node.kernel.connection_counts[CLUSTER, FIRST] = Connections(7, 1)
+    node.kernel.connection_counts[CLUSTER, FIRST] = ConnectionCounts(7, 1)
     async with node.reading():
         await node.quiet(1)
         told = await node.ask("services")
@@ -251,7 +251,7 @@ async def test_a_row_tells_what_is_wrong() -> None:
 @in_virtual_time
 async def test_a_draining_endpoint_is_counted_until_its_connections_end() -> None:
     node = _node()
-    node.kernel.connection_counts[CLUSTER, FIRST] = Connections(2, 0)
+    node.kernel.connection_counts[CLUSTER, FIRST] = ConnectionCounts(2, 0)
     async with node.reading():
         await node.quiet(1)
         await node.ask("services")
@@ -274,7 +274,7 @@ async def test_one_service_is_told_as_by_explain_with_rates_and_zones() -> None:
     zoned = endpoint("10.244.0.1")
     zoned = zoned._replace(conditions=msgspec.structs.replace(zoned.conditions, zone="zone-b"))
     node = _node(*WEB[:2], builders.endpoint_slice(zoned, *ENDPOINTS[1:]))
-    node.kernel.connection_counts[CLUSTER, FIRST] = Connections(3, 4)
+    node.kernel.connection_counts[CLUSTER, FIRST] = ConnectionCounts(3, 4)
     async with node.reading():
         await node.quiet(1)
         node.traffic.per_second[CLUSTER] = 50.0

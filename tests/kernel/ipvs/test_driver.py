@@ -25,7 +25,7 @@ from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServe
 from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,
-    Connections,
+    ConnectionCounts,
     Counters,
     FirewallMark,
     RealServers,
@@ -313,8 +313,8 @@ def test_connections_are_read_for_each_virtual_server(driver: ipvs.IpvsDriver) -
     four, six, missing = server("10.96.0.1"), server("fd00:96::1"), server("10.96.0.2")
     driver.apply(operations(Verb.ADD, four, six, real(four, "10.1.0.1"), real(four, "10.1.0.2"), real(six, "fd00::1")))
     assert driver.connections([four.key, six.key, missing.key]) == {
-        four.key: {real(four, "10.1.0.1").key: Connections(0, 0), real(four, "10.1.0.2").key: Connections(0, 0)},
-        six.key: {real(six, "fd00::1").key: Connections(0, 0)},
+        four.key: {real(four, "10.1.0.1").key: ConnectionCounts(0, 0), real(four, "10.1.0.2").key: ConnectionCounts(0, 0)},
+        six.key: {real(six, "fd00::1").key: ConnectionCounts(0, 0)},
         missing.key: {},
     }
 
@@ -344,7 +344,7 @@ def test_traffic_is_counted_by_virtual_and_by_real_server(driver: ipvs.IpvsDrive
     assert counted[virtual.key].connections == 1
     assert counted[virtual.key].packets_in >= 3
     assert counted[virtual.key].bytes_in > 1000 > counted[virtual.key].bytes_out > 0
-    assert of_endpoints[virtual.key][backend.key].connections == Connections(1, 0)
+    assert of_endpoints[virtual.key][backend.key].connections == ConnectionCounts(1, 0)
     assert of_endpoints[virtual.key][backend.key].counters.bytes_in > 1000
     assert of_endpoints[virtual.key][real(virtual, loopback, 9).key].counters == Counters()
     assert of_endpoints[idle.key] == of_endpoints[server("10.96.0.3").key] == {}

@@ -20,7 +20,7 @@ from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServe
 from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,
-    Connections,
+    ConnectionCounts,
     FirewallMark,
     ObservedVirtualServer,
     RealServers,
@@ -404,7 +404,7 @@ def test_a_family_that_is_not_asked_for_is_not_read(driver: ipvs.IpvsDriver) -> 
 def test_connections_of_all_real_servers_are_read_however_many_there_are(table: Table, number: int) -> None:
     pods = [RealServerKey.of(parse_address(f"10.1.{one >> 8}.{one & 255}"), 8080) for one in range(1, number + 1)]
     table.put(WEB, *pods)
-    counted = Connections(0x07070707, 0x07070707)  # what the table has behind the thresholds
+    counted = ConnectionCounts(0x07070707, 0x07070707)  # what the table has behind the thresholds
     assert table.reader.connections(WEB) == dict.fromkeys(pods, counted)
     assert table.asked == [DESTINATIONS] * (1 if number < ipvs_readings.FIRST_ROOM else 3 if number > 256 else 2)
 
@@ -432,4 +432,4 @@ def test_the_connections_are_the_same_as_by_netlink(driver: ipvs.IpvsDriver, num
         clean(driver.apply(operations(Verb.SET, RealServers.of(one.key, keys[0], 0))))
     with contextlib.closing(ipvs_rows.NetlinkTable()) as table:
         by_netlink = ipvs_readings.NetlinkReader(frozenset(Family), table).connections(one.key)
-    assert driver.connections([one.key]) == {one.key: by_netlink} == {one.key: dict.fromkeys(keys, Connections(0, 0))}
+    assert driver.connections([one.key]) == {one.key: by_netlink} == {one.key: dict.fromkeys(keys, ConnectionCounts(0, 0))}

@@ -9,12 +9,12 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.kinds.kind import Stage
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples
 from tests.support import builders
 
-STAGE_OF = Tables(Drains()).stage
+STAGE_OF = NodeTables(Drains()).stage
 KEY = builders.frontend("192.0.2.10", 80)
 SERVER = VirtualServer(KEY, examples.ROUND_ROBIN)
 REAL = builders.backend("10.244.0.1")
@@ -67,7 +67,7 @@ def test_an_operation_that_is_never_planned_has_no_stage() -> None:
 
 
 def test_every_kind_is_listed_once_and_every_stage_is_used() -> None:
-    kinds = Tables(Drains()).kinds
+    kinds = NodeTables(Drains()).kinds
     assert sorted(one.__name__ for kind in kinds for one in kind.classes) == sorted(one.__name__ for one in KINDS)
     by_set = {Stage.SOURCE_RANGES, Stage.FIREWALL_ENTRIES, Stage.FIREWALL_REMOVALS, Stage.MARKS, Stage.MARK_REMOVALS}
     of_real_servers = {Stage.REAL_SERVER_REMOVALS}

@@ -14,7 +14,7 @@ from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.flows import Keep
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples
@@ -32,16 +32,16 @@ LOCAL_ENTRY = examples.port_entry(SetKind.NODE_PORT_LOCAL_TCP, 30080)
 FLOW = examples.flow("10.96.0.10")
 
 
-def new_claims() -> Tables:
-    return Tables(Drains())
+def new_claims() -> NodeTables:
+    return NodeTables(Drains())
 
 
-def put(tables: Tables, *states: ServiceState) -> None:
+def put(tables: NodeTables, *states: ServiceState) -> None:
     for state in states:
         at_once(tables.putting(state.owner.service, state))
 
 
-def entries(tables: Tables, owner: Owner) -> set[object]:
+def entries(tables: NodeTables, owner: Owner) -> set[object]:
     return {entry for table in tables.entries.values() for entry, owner_of in table.desired.items() if owner_of == owner}
 
 
@@ -253,12 +253,12 @@ def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
     assert KEY not in tables.virtual_servers.surplus
 
 
-def put_flow(tables: Tables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
+def put_flow(tables: NodeTables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
     """None: the Service has no endpoint that serves."""
     put(tables, examples.state(owner, CLUSTER_IP, flows={FLOW: frozenset(keep)} if keep else {}))
 
 
-def clean(tables: Tables) -> None:
+def clean(tables: NodeTables) -> None:
     for flow in list(tables.flows.pending):
         tables.flows.confirm(flow, tables.flows.desired[flow].real_servers)
 

@@ -19,7 +19,7 @@ from ipvsproxy.model.state import ClusterScope, Rarities, ServiceState
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, RealServers, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.kind import Circumstances
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples, simulation
 from tests.support import builders
@@ -357,7 +357,7 @@ def test_a_desired_real_server_that_may_not_keep_its_flows_does_not_delay_the_cl
     assert len(cleanings(node.sync())) == 2
 
 
-def removals(tables: Tables) -> list[Operation]:
+def removals(tables: NodeTables) -> list[Operation]:
     return [operation for kind in tables.kinds for operation in kind.removals(Circumstances(tables))]
 
 
@@ -365,7 +365,7 @@ def test_a_set_is_not_destroyed_while_a_rule_that_is_in_force_names_it() -> None
     named = IpSet(SetKind.SCOPE, Family.IPV4)
     match = SetMatch(named.name, (Side.DESTINATION, Side.DESTINATION))
     for rule in (Rule(target=Verdict.DROP, set=match), Rule(target=TakeMark(match))):
-        tables = Tables(Drains())
+        tables = NodeTables(Drains())
         rules = Skeleton(family=Family.IPV4, chains={ChainKey("mangle", "KUBE-IPVSPROXY-MARK"): (rule,)}, jumps=())
         tables.put_skeleton(rules)
         other = IpSet(SetKind.NO_LOCAL, Family.IPV4)
@@ -397,7 +397,7 @@ def test_a_flow_waits_for_the_virtual_server_of_its_mark_and_of_no_other(port: i
         entries=(gives,),
         rare=Rarities(flows={flow: frozenset()}, scopes=(scope,)),
     )
-    tables = Tables(Drains())
+    tables = NodeTables(Drains())
     at_once(tables.putting(examples.OLD.service, state))
     tables.virtual_servers.confirm(key, ObservedVirtualServer(examples.ROUND_ROBIN, {}))
     tables.flows.confirm(flow, frozenset([builders.backend("10.244.0.9")]))
@@ -408,14 +408,14 @@ def test_a_flow_waits_for_the_virtual_server_of_its_mark_and_of_no_other(port: i
 
 
 def test_a_foreign_element_in_a_set_of_source_ranges_admits_nobody_and_goes() -> None:
-    tables = Tables(Drains())
+    tables = NodeTables(Drains())
     element = ForeignElement(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4).name)
     tables.entries[element.set].confirm(element, True)
     assert removals(tables) == [Operation(Verb.REMOVE, SetEntries(element.set, (element,)))]
 
 
 def test_rules_that_are_in_force_or_not_desired_are_not_lacking() -> None:
-    tables = Tables(Drains())
+    tables = NodeTables(Drains())
     assert not tables.of_rules.lacks(Family.IPV4)
     tables.put_skeleton(Skeleton(family=Family.IPV4, chains={}, jumps=()))
     assert tables.of_rules.lacks(Family.IPV4)

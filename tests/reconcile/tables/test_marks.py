@@ -12,7 +12,7 @@ from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, Service
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetKind, mark_entry
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import (
-    Connections,
+    ConnectionCounts,
     FirewallMark,
     RealServers,
     VirtualServer,
@@ -20,7 +20,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerSettings,
 )
 from ipvsproxy.reconcile.kinds.kind import Circumstances
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, spread
@@ -231,7 +231,7 @@ def test_a_process_that_only_reads_desires_the_sets_of_scopes() -> None:
 
 
 def test_no_mark_is_given_before_every_service_has_been_put() -> None:
-    tables = Tables(Drains())
+    tables = NodeTables(Drains())
     tables.scopes.use_bits(0x3)
     node = node_with()
     node.put(*shop())
@@ -489,7 +489,7 @@ def test_a_scope_that_nobody_desires_any_more_keeps_its_connections() -> None:
     key = FirewallMark.of(Family.IPV4, FIRST)
     busy = builders.backend(HERE)
     assert busy in node.kernel.virtual_servers[key].real_servers
-    node.kernel.connection_counts[key, busy] = Connections(1, 0)
+    node.kernel.connection_counts[key, busy] = ConnectionCounts(1, 0)
     node.put(*shop(local=False))
     node.sync()
     node.sync(after_s=60)
@@ -511,7 +511,7 @@ def test_a_scope_of_datagrams_that_nobody_desires_any_more_keeps_none() -> None:
         if local:
             assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
             busy = next(iter(node.kernel.virtual_servers[FirewallMark.of(Family.IPV4, FIRST)].real_servers))
-            node.kernel.connection_counts[FirewallMark.of(Family.IPV4, FIRST), busy] = Connections(1, 0)
+            node.kernel.connection_counts[FirewallMark.of(Family.IPV4, FIRST), busy] = ConnectionCounts(1, 0)
     assert scopes_of(node) == {}
 
 
@@ -660,7 +660,7 @@ def test_a_mark_that_was_busy_is_given_when_it_is_free() -> None:
         marks.want(port)
     assert marks.give() == [first]
     assert marks.give() == []
-    assert marks.take_news() == marks.waiting == [second, third]
+    assert marks.take_news() == list(marks.waiting) == [second, third]
     theirs.remove(2)
     assert marks.give() == [second]
     assert [marks.mark_of(port) for port in (first, second, third)] == [1, 2, 0]
@@ -796,7 +796,7 @@ def test_a_refused_mark_that_no_service_has_any_more_changes_nothing() -> None:
     assert marks_of(node) == {BALANCER: FIRST}
 
 
-def destroyable(tables: Tables) -> set[object]:
+def destroyable(tables: NodeTables) -> set[object]:
     """The sets that may be destroyed now."""
     circumstances = Circumstances(tables)
     return {operation.item for kind in tables.kinds for operation in kind.removals(circumstances)}

@@ -9,7 +9,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.model.sets import IP_SETS, MarkedEntry, SetEntries, mark_entry
-from ipvsproxy.model.virtual_servers import Connections, FirewallMark, RealServers, VirtualServer, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, RealServers, VirtualServer, VirtualServerSettings
 from tests.reconcile import simulation
 from tests.reconcile.tables.test_marks import node_with, plan_additions
 from tests.support import builders
@@ -110,7 +110,7 @@ class Shops:
             case "connect":
                 marked = {key: one for key, one in node.kernel.virtual_servers.items() if isinstance(key, FirewallMark)}
                 held = [(key, one) for key, server in marked.items() for one in server.real_servers if chance() < 0.3]
-                node.kernel.connection_counts = dict.fromkeys(held, Connections(1, 0))
+                node.kernel.connection_counts = dict.fromkeys(held, ConnectionCounts(1, 0))
             case _:
                 bits = self.random.choice([0x3, 0x6, 0x7])
                 node._policy = dataclasses.replace(node._policy, scope_bits=bits)

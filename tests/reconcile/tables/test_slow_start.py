@@ -7,7 +7,7 @@ from ipvsproxy.model.annotations import Annotation, ServiceAnnotations, WeightRu
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
-from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServer
 from ipvsproxy.reconcile.tables import slow_start
 from tests.reconcile.simulation import SimulatedNode
 from tests.support import builders
@@ -100,7 +100,7 @@ def test_a_change_of_the_service_does_not_begin_anew() -> None:
 def test_an_endpoint_that_returns_climbs_again() -> None:
     node = running(1, 2)
     node.put(web(), pods(1))
-    node.kernel.connection_counts[KEY, builders.backend("10.244.0.2")] = Connections(1, 0)
+    node.kernel.connection_counts[KEY, builders.backend("10.244.0.2")] = ConnectionCounts(1, 0)
     node.sync()
     assert weights(node) == {1: OWN, 2: 0}
     node.put(web(), pods(1, 2))
@@ -219,7 +219,7 @@ def test_a_service_without_slow_start_beside_one_with_it_is_served_as_ever() -> 
 
 def test_an_endpoint_beside_others_that_only_drain_has_its_own_weight_at_once() -> None:
     node = running(1)
-    node.kernel.connection_counts[KEY, builders.backend("10.244.0.1")] = Connections(1, 0)
+    node.kernel.connection_counts[KEY, builders.backend("10.244.0.1")] = ConnectionCounts(1, 0)
     node.put(web(), pods())
     node.sync()
     assert weights(node) == {1: 0}

@@ -16,7 +16,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.virtual_servers import diff
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples
@@ -124,7 +124,7 @@ def test_real_servers_of_other_protocols_are_removed_at_once(key: VirtualServerK
 def test_a_full_replacement_adds_before_it_removes() -> None:
     result = operations(examples.virtual_server(KEY, TWO), examples.observed({ONE: 1}))
     swap = [Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)), Operation(Verb.SET, RealServers.of(KEY, ONE, 0))]
-    assert sorted(result, key=Tables(Drains()).stage) == swap
+    assert sorted(result, key=NodeTables(Drains()).stage) == swap
 
 
 def test_real_servers_are_added_in_their_order() -> None:

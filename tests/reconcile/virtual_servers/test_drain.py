@@ -10,13 +10,13 @@ import pytest
 
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.virtual_servers import Connections, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers.drain import LONGEST_INTERVAL_S, SHORTEST_INTERVAL_S, Drains, removals_at_once
 from tests.support import builders
 
 KEY, OTHER = builders.frontend("10.96.0.1", 80), builders.frontend("10.96.0.2", 80)
 ONE, TWO, THREE = (builders.backend(f"10.244.0.{number}") for number in (1, 2, 3))
-BUSY, IDLE = Connections(1, 0), Connections(0, 0)
+BUSY, IDLE = ConnectionCounts(1, 0), ConnectionCounts(0, 0)
 
 
 class Judged(Drains):
@@ -29,7 +29,7 @@ class Judged(Drains):
 
     def see(
         self,
-        counts: Mapping[RealServerKey, Connections] | None,
+        counts: Mapping[RealServerKey, ConnectionCounts] | None,
         now: float,
         *,
         key: VirtualServerKey = KEY,
@@ -54,7 +54,7 @@ def test_without_drains_nothing_is_due() -> None:
 
 @pytest.mark.checklist(89)
 @pytest.mark.parametrize("counts", [{ONE: IDLE}, {}], ids=["has none", "is gone from the kernel"])
-def test_a_real_server_without_connections_is_over(counts: dict[RealServerKey, Connections]) -> None:
+def test_a_real_server_without_connections_is_over(counts: dict[RealServerKey, ConnectionCounts]) -> None:
     drains = Judged(ONE)
     assert drains.may_remove(KEY, ONE) is False
     assert drains.see(counts, 100) == [ONE]
@@ -65,8 +65,8 @@ def test_a_real_server_without_connections_is_over(counts: dict[RealServerKey, C
 
 
 @pytest.mark.checklist(90)
-@pytest.mark.parametrize("counts", [Connections(1, 0), Connections(0, 1)])
-def test_a_real_server_with_active_or_closing_connections_is_kept(counts: Connections) -> None:
+@pytest.mark.parametrize("counts", [ConnectionCounts(1, 0), ConnectionCounts(0, 1)])
+def test_a_real_server_with_active_or_closing_connections_is_kept(counts: ConnectionCounts) -> None:
     drains = Judged(ONE)
     assert drains.see({ONE: counts}, 1e9) == []
     assert drains.may_remove(KEY, ONE) is False
@@ -112,7 +112,7 @@ def test_old_drains_are_due_less_often_but_at_least_twice_a_minute() -> None:
 
 
 @pytest.mark.parametrize("counts", [{ONE: BUSY}, None], ids=["busy", "unreadable"])
-def test_the_deadline_ends_a_drain_with_connections(counts: dict[RealServerKey, Connections] | None) -> None:
+def test_the_deadline_ends_a_drain_with_connections(counts: dict[RealServerKey, ConnectionCounts] | None) -> None:
     drains = Judged(ONE)
     assert drains.see(counts, 159.5, deadline_s=60) == []
     assert drains.next_s() == 160
@@ -270,6 +270,6 @@ def test_no_other_real_server_is_removed_with_it(done: Outcome) -> None:
 
 @pytest.mark.parametrize("counts", [{}, {KEY: None}, {OTHER: {ONE: IDLE}}])
 def test_no_real_server_with_unknown_connections_is_removed(
-    counts: dict[VirtualServerKey, dict[RealServerKey, Connections] | None],
+    counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts] | None],
 ) -> None:
     assert removals_at_once([outcome(Verb.SET, ONE)], counts, 9) == []

@@ -9,10 +9,10 @@ from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.reconcile.kinds.node import Tables
+from ipvsproxy.reconcile.kinds.node import NodeTables
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers import precedence
-from ipvsproxy.reconcile.virtual_servers.precedence import Role
+from ipvsproxy.reconcile.virtual_servers.precedence import AddressRole
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
 from tests.reconcile.kinds.test_node import entries, new_claims, put
@@ -30,32 +30,32 @@ def by(owner: Owner, kind: SetKind) -> ServiceState:
     return examples.state(owner, KEY, real_servers=[builders.backend("10.244.0.1")], entries=[entry])
 
 
-def owner_of(tables: Tables) -> Owner:
+def owner_of(tables: NodeTables) -> Owner:
     return tables.virtual_servers.desired[KEY].owner
 
 
 @pytest.mark.parametrize(
     ("kind", "role"),
     [
-        (SetKind.CLUSTER_IP, Role.CLUSTER_IP),
-        (SetKind.NODE_PORT_TCP, Role.NODE_PORT),
-        *((kind, Role.OTHER_ADDRESS) for kind in OTHERS),
+        (SetKind.CLUSTER_IP, AddressRole.CLUSTER_IP),
+        (SetKind.NODE_PORT_TCP, AddressRole.NODE_PORT),
+        *((kind, AddressRole.OTHER_ADDRESS) for kind in OTHERS),
     ],
 )
-def test_entries_show_the_role_of_a_virtual_server_for_its_service(kind: SetKind, role: Role) -> None:
+def test_entries_show_the_role_of_a_virtual_server_for_its_service(kind: SetKind, role: AddressRole) -> None:
     assert precedence.rank(OLD, by(OLD, kind).entries, KEY) == (role, OLD)
 
 
 def test_a_node_port_of_sctp_names_its_address_and_is_one_all_the_same() -> None:
     key = builders.frontend("172.18.0.2", 30080, Protocol.SCTP)
     state = examples.state(OLD, key, entries=[examples.entry(SetKind.NODE_PORT_SCTP, key)])
-    assert precedence.rank(state.owner, state.entries, key).role is Role.NODE_PORT
+    assert precedence.rank(state.owner, state.entries, key).role is AddressRole.NODE_PORT
 
 
 def test_an_ipv6_cluster_ip_is_one_too() -> None:
     key = builders.frontend("fd00:10:96::a", 80)
     entry = SetEntry(IpSet(SetKind.CLUSTER_IP, Family.IPV6).name, parse_address("fd00:10:96::a"), Protocol.TCP, 80)
-    assert precedence.rank(OLD, [entry], key).role is Role.CLUSTER_IP
+    assert precedence.rank(OLD, [entry], key).role is AddressRole.CLUSTER_IP
 
 
 @pytest.mark.parametrize("asked_for", OTHERS)

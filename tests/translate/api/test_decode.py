@@ -281,20 +281,20 @@ def test_no_bytes_are_too_strange_to_decode(kind: ObjectKind, data: bytes) -> No
         decode.decode_watch_line(kind, data)
 
 
-@hypothesis.given(strategies.JSON | strategies.documents(schema.Service).map(lambda document: MANIFEST | document))
+@hypothesis.given(strategies.JSON | strategies.documents(schema.ServiceJson).map(lambda document: MANIFEST | document))
 def test_no_document_is_too_strange_to_decode(document: Any) -> None:
     event = decode.decode_document(document, "web.yaml")
     assert event is None or event.kind is ObjectKind.SERVICE
     assert not isinstance(event, Rejected) or event.reason
 
 
-@hypothesis.given(st.lists(strategies.documents(schema.Service) | strategies.JSON, max_size=4))
+@hypothesis.given(st.lists(strategies.documents(schema.ServiceJson) | strategies.JSON, max_size=4))
 def test_a_list_yields_one_event_per_item_whatever_the_items_are(items: list[Any]) -> None:
     events = _list(*items).events
     assert len(events) == len(items)
     assert all(isinstance(event, Rejected) or event.key.name for event in events)
 
 
-@hypothesis.given(strategies.documents(schema.Service))
+@hypothesis.given(strategies.documents(schema.ServiceJson))
 def test_a_watch_reads_an_object_as_a_list_does(document: dict[str, Any]) -> None:
     assert _line("ADDED", document).event == _list(document).events[0]

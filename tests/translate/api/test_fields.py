@@ -79,7 +79,7 @@ def parse(**given: str) -> tuple[ServiceAnnotations, list[Skipped]]:
 
 
 def parse_named(named: dict[str, str]) -> tuple[ServiceAnnotations, list[Skipped]]:
-    raw = msgspec.convert(named, schema.ServiceAnnotations)
+    raw = msgspec.convert(named, schema.ServiceAnnotationsJson)
     skipped: list[Skipped] = []
     return fields.parse_service_annotations(raw, skipped), skipped
 

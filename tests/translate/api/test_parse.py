@@ -21,7 +21,7 @@ def _service(
     """A Service whose spec has, besides what is given, a cluster IP and one port."""
     defaults = {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}
     document = {"metadata": metadata, "spec": defaults | (spec or {}), "status": status}
-    return parse.parse_service(msgspec.convert(document, schema.Service), NAME)
+    return parse.parse_service(msgspec.convert(document, schema.ServiceJson), NAME)
 
 
 def _reasons(parsed: Service) -> list[str]:
@@ -297,12 +297,12 @@ def test_of_a_bad_value_so_much_is_repeated_as_fits_a_line() -> None:
 
 
 def test_an_object_of_nothing_is_not_served() -> None:
-    assert parse.parse_service(schema.Service(), NAME).not_served is not None
+    assert parse.parse_service(schema.ServiceJson(), NAME).not_served is not None
 
 
-@hypothesis.given(strategies.documents(schema.Service))
+@hypothesis.given(strategies.documents(schema.ServiceJson))
 def test_no_service_is_too_strange_to_parse(document: dict[str, Any]) -> None:
-    service = parse.parse_service(msgspec.convert(document, schema.Service), NAME)
+    service = parse.parse_service(msgspec.convert(document, schema.ServiceJson), NAME)
     assert service.not_served or service.cluster_addresses
     assert service.created_s >= 0
     assert all(0 < port.port <= 65535 and 0 <= port.node_port <= 65535 for port in service.ports)

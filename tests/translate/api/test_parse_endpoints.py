@@ -23,7 +23,7 @@ def _reasons(parsed: EndpointSlice) -> list[str]:
 def _wide_slice(addresses: list[str]) -> EndpointSlice:
     endpoints = [{"addresses": [address]} for address in addresses]
     document = {"addressType": "IPv4", "metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "endpoints": endpoints}
-    return parse.parse_endpoint_slice(msgspec.convert(document, schema.EndpointSlice), EndpointSliceName("shop", "web-1"))
+    return parse.parse_endpoint_slice(msgspec.convert(document, schema.EndpointSliceJson), EndpointSliceName("shop", "web-1"))
 
 
 @pytest.mark.parametrize("beyond", [0, 1])
@@ -48,13 +48,13 @@ def test_of_many_unusable_parts_the_first_are_reported_and_the_others_counted(co
 @pytest.mark.parametrize("port", [1, 65535])
 def test_the_first_and_the_last_port_are_ports(port: int) -> None:
     document = {"addressType": "IPv4", "ports": [{"name": "", "port": port}]}
-    parsed = parse.parse_endpoint_slice(msgspec.convert(document, schema.EndpointSlice), EndpointSliceName("shop", "web-1"))
+    parsed = parse.parse_endpoint_slice(msgspec.convert(document, schema.EndpointSliceJson), EndpointSliceName("shop", "web-1"))
     assert [one.port for one in parsed.ports] == [port]
 
 
 def _slice(document: dict[str, Any], **choices: bool) -> EndpointSlice:
     defaults = {"metadata": {"labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4"}
-    raw = msgspec.convert(defaults | document, schema.EndpointSlice)
+    raw = msgspec.convert(defaults | document, schema.EndpointSliceJson)
     return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"), **choices)
 
 
@@ -206,7 +206,7 @@ def test_slices_that_differ_in_their_trigger_time_only_are_equal() -> None:
     assert _slice({"metadata": {"labels": labels, "annotations": annotations}}) == _slice({"metadata": {"labels": labels}})
 
 
-@hypothesis.given(strategies.documents(schema.EndpointSlice), st.booleans())
+@hypothesis.given(strategies.documents(schema.EndpointSliceJson), st.booleans())
 def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], default_port_names: bool) -> None:  # noqa: FBT001 - drawn
     parsed = _slice(document, default_port_names=default_port_names)
     assert all(endpoint.address.family is parsed.family for endpoint in parsed.endpoints)
@@ -216,7 +216,7 @@ def test_no_endpoint_slice_is_too_strange_to_parse(document: dict[str, Any], def
 _USUAL = st.fixed_dictionaries({"addresses": st.sampled_from([["10.244.0.5"], ["10.244.0.6", "10.244.0.7"], ["fd00::5"]])})
 
 
-@hypothesis.given(st.sampled_from(["IPv4", "IPv6"]), st.lists(_USUAL | strategies.documents(schema.Endpoint), max_size=4))
+@hypothesis.given(st.sampled_from(["IPv4", "IPv6"]), st.lists(_USUAL | strategies.documents(schema.EndpointJson), max_size=4))
 def test_an_endpoint_is_read_alike_whatever_stands_beside_it(family: str, endpoints: list[dict[str, Any]]) -> None:
     parsed = _slice({"addressType": family, "endpoints": endpoints})
     alone = [_slice({"addressType": family, "endpoints": [one]}) for one in endpoints]
@@ -231,7 +231,7 @@ def _weighty_slice(weight: str) -> EndpointSlice:
         "metadata": {"labels": {"kubernetes.io/service-name": "web"}, "annotations": {"ipvsproxy.io/weight": weight}},
         "endpoints": [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))],
     }
-    raw = msgspec.convert(document, schema.EndpointSlice)
+    raw = msgspec.convert(document, schema.EndpointSliceJson)
     return parse.parse_endpoint_slice(raw, EndpointSliceName("shop", "web-1"))
 
 

@@ -13,7 +13,7 @@ from tests.translate import strategies
 
 
 def _node(document: dict[str, Any]) -> Node:
-    return parse.parse_node(msgspec.convert(document, schema.Node), "node-a")
+    return parse.parse_node(msgspec.convert(document, schema.NodeJson), "node-a")
 
 
 def test_internal_addresses_of_a_node_come_before_external_ones_and_names_are_none() -> None:
@@ -70,7 +70,7 @@ def test_a_nodes_zone_is_its_label_and_its_events_go_by_its_uid() -> None:
     assert (node.zone, node.uid) == ("", "")
 
 
-@hypothesis.given(strategies.documents(schema.Node))
+@hypothesis.given(strategies.documents(schema.NodeJson))
 def test_no_node_is_too_strange_to_parse(document: dict[str, Any]) -> None:
     node = _node(document)
     assert len(set(node.addresses)) == len(node.addresses)

@@ -41,7 +41,7 @@ NODE = b"""{
 
 
 def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_the_api() -> None:
-    raw = msgspec.json.decode(SERVICE, type=schema.Service)
+    raw = msgspec.json.decode(SERVICE, type=schema.ServiceJson)
     assert raw.metadata == schema.ServiceMetadata(
         name="web",
         namespace="shop",
@@ -50,7 +50,7 @@ def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_th
         creation_timestamp="2026-01-02T03:04:05Z",
         deletion_timestamp="2026-01-02T03:05:00Z",
         labels=schema.ObjectLabels(proxy_name="", headless=""),
-        annotations=schema.ServiceAnnotations(
+        annotations=schema.ServiceAnnotationsJson(
             scheduler="wrr",
             scheduler_flags="",
             weights="other=2",
@@ -71,7 +71,7 @@ def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_th
         cluster_ips=["10.96.0.10", "fd00::10"],
         external_ips=["192.0.2.1"],
         load_balancer_source_ranges=["10.0.0.0/8"],
-        ports=(schema.ServicePort(name="http", protocol="TCP", port=80, node_port=30080),),
+        ports=(schema.ServicePortJson(name="http", protocol="TCP", port=80, node_port=30080),),
         session_affinity="ClientIP",
         session_affinity_config=schema.SessionAffinityConfig(client_ip=schema.ClientIPConfig(timeout_seconds=600)),
         internal_traffic_policy="Local",
@@ -83,14 +83,14 @@ def test_every_field_of_a_service_that_means_something_is_read_by_its_name_in_th
 
 
 def test_every_field_of_an_endpoint_slice_that_means_something_is_read_by_its_name_in_the_api() -> None:
-    raw = msgspec.json.decode(ENDPOINT_SLICE, type=schema.EndpointSlice)
+    raw = msgspec.json.decode(ENDPOINT_SLICE, type=schema.EndpointSliceJson)
     assert raw.metadata
     assert raw.metadata.labels == schema.ObjectLabels(service="web")
     assert raw.metadata.annotations == schema.SliceAnnotations(trigger_time="2026-01-02T03:04:05Z", weight="7")
     assert raw.address_type == "IPv4"
-    assert raw.ports == (schema.EndpointPort(name="", protocol="UDP", port=53),)
+    assert raw.ports == (schema.EndpointPortJson(name="", protocol="UDP", port=53),)
     assert raw.endpoints == [
-        schema.Endpoint(
+        schema.EndpointJson(
             addresses=["10.244.0.5"],
             conditions=schema.EndpointConditions(ready=False, serving=True, terminating=True),
             node_name="node-a",
@@ -101,7 +101,7 @@ def test_every_field_of_an_endpoint_slice_that_means_something_is_read_by_its_na
 
 
 def test_every_field_of_a_node_that_means_something_is_read_by_its_name_in_the_api() -> None:
-    raw = msgspec.json.decode(NODE, type=schema.Node)
+    raw = msgspec.json.decode(NODE, type=schema.NodeJson)
     assert raw.metadata
     assert raw.metadata.labels == schema.ObjectLabels(zone="zone-a")
     assert raw.spec == schema.NodeSpec(pod_cidr="10.244.0.0/24", pod_cidrs=["10.244.0.0/24"], taints=[schema.Taint(key="k")])
@@ -110,7 +110,7 @@ def test_every_field_of_a_node_that_means_something_is_read_by_its_name_in_the_a
 
 @pytest.mark.parametrize(
     "shape",
-    [schema.Service, schema.EndpointSlice, schema.Node, schema.Status, schema.AnyObject],
+    [schema.ServiceJson, schema.EndpointSliceJson, schema.NodeJson, schema.StatusJson, schema.AnyObject],
 )
 def test_null_and_absent_are_the_same(shape: type[schema.Schema]) -> None:
     names = [field.encode_name for field in msgspec.structs.fields(shape)]
@@ -118,5 +118,5 @@ def test_null_and_absent_are_the_same(shape: type[schema.Schema]) -> None:
 
 
 def test_a_status_says_code_reason_and_message() -> None:
-    raw = msgspec.json.decode(b'{"kind":"Status","code":410,"reason":"Expired","message":"too old"}', type=schema.Status)
-    assert raw == schema.Status(code=410, reason="Expired", message="too old")
+    raw = msgspec.json.decode(b'{"kind":"Status","code":410,"reason":"Expired","message":"too old"}', type=schema.StatusJson)
+    assert raw == schema.StatusJson(code=410, reason="Expired", message="too old")
