@@ -1,8 +1,10 @@
 """The two sides of the kernel's state: what one Service needs on this node, and one reading of the kernel."""
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,6 +57,22 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 NO_RARITIES = Rarities()
+
+
+class Role(enum.StrEnum):
+    """The role of a virtual server's address for its Service."""
+
+    CLUSTER_IP = "cluster IP"
+    EXTERNAL_IP = "external IP"
+    LOAD_BALANCER_IP = "load balancer IP"
+    NODE_PORT = "node port"
+
+
+class Frontend(NamedTuple):
+    """A virtual server of a Service, and the role of its address."""
+
+    role: Role
+    virtual_server: VirtualServer
 
 
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -13,7 +13,7 @@ from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
-from ipvsproxy.model.state import ClusterScope
+from ipvsproxy.model.state import ClusterScope, Frontend, Role
 from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.marks import MarkedPort
@@ -115,7 +115,7 @@ class Explainer:
         self,
         indexed: _Indexed,
         use: explain.PortUse,
-        frontends: Iterable[explain.Frontend],
+        frontends: Iterable[Frontend],
     ) -> Generator[None, None, Document]:
         port: Document = {
             "name": use.port.name,
@@ -167,15 +167,15 @@ class Explainer:
             "kernel": (yield from self._kernel(key, self._survey.sides(key).desired)) if key else None,
         }
 
-    def _frontend(self, indexed: _Indexed, frontend: explain.Frontend) -> Document:
+    def _frontend(self, indexed: _Indexed, frontend: Frontend) -> Document:
         desired = frontend.virtual_server
         key, owner = desired.key, self._survey.states[indexed.service.name].owner
         conflict = self._survey.conflict(key)
-        is_restricted = frontend.role is explain.Role.LOAD_BALANCER_IP and bool(indexed.service.options.source_ranges)
+        is_restricted = frontend.role is Role.LOAD_BALANCER_IP and bool(indexed.service.options.source_ranges)
         return {
             "virtualServer": str(key),
             "role": frontend.role.value,
-            "traffic": "internal" if frontend.role is explain.Role.CLUSTER_IP else "external",
+            "traffic": "internal" if frontend.role is Role.CLUSTER_IP else "external",
             "held": self._survey.has(owner, key),
             "owner": str(self._survey.virtual_servers[key].owner),
             "waiting": [str(one) for one in conflict.waiting] if conflict else [],

@@ -1,19 +1,16 @@
 """Why a Service is served as it is: each endpoint with the reason why it is used or not.
 
-Rule: nothing is decided here. Desired state comes from ``state.translate``; reasons come from the functions that it calls.
+Rule: nothing is decided here. Desired state, and which endpoints are used, come from ``state.Translation``.
 """
 
 import dataclasses
-import enum
-import itertools
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.model.net import Address, Family, Protocol
+from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Endpoint, EndpointSlice, EndpointSliceName, Service, ServicePort, Skipped
-from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import VirtualServer
+from ipvsproxy.model.state import Frontend, ServiceState
 from ipvsproxy.translate.services import state, topology
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import NodeView
@@ -22,28 +19,11 @@ ENDPOINTS_AT_ONCE = 50
 """Endpoints that are explained without a pause: less than a millisecond of work."""
 
 
-class Role(enum.StrEnum):
-    """The role of a virtual server's address for its Service."""
-
-    CLUSTER_IP = "cluster IP"
-    EXTERNAL_IP = "external IP"
-    LOAD_BALANCER_IP = "load balancer IP"
-    NODE_PORT = "node port"
-
-
 class NotUsed(NamedTuple):
     """Why an endpoint is not used: a code for programs, and a text for people."""
 
     code: str
     reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Frontend:
-    """A virtual server of a Service, and the role of its address."""
-
-    role: Role
-    virtual_server: VirtualServer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +49,7 @@ class PortUse:
 
     port: ServicePort
     family: Family
-    frontends: tuple[Frontend, ...]
+    frontends: Sequence[Frontend]
     endpoints: tuple[EndpointUse, ...]
 
 
@@ -88,31 +68,26 @@ def explaining(
 ) -> Generator[None, None, Explanation]:
     """Explains a Service step by step: it may have thousands of endpoints. The slices are those labelled with its name."""
     ordered = sorted(slices, key=lambda item: item.name)
-    desired = state.translate(service, ordered, view, settings)
-    families = [address.family for address in service.cluster_addresses if address.family in settings.families]
-    mine = {family: [item for item in ordered if item.family is family] for family in families}
-    by_port = {family: topology.slices_by_port(slices_of_family) for family, slices_of_family in mine.items()}
-    frontends = _frontends(service, desired, view)
-    ports = [] if service.not_served else [(port, family) for port in service.ports for family in families]
-    by_slice = {f"EndpointSlice {item.name}": item.skipped for item in ordered}
+    translation = state.Translation(service, view, settings)
+    yield from translation.adding(ordered)
+    desired = translation.state()
     yield
+    places = {port: place for place, port in enumerate(service.ports)}
+    by_port = {family: topology.slices_by_port(one for one in ordered if one.family is family) for family in Family}
     uses: list[PortUse] = []
-    for port, family in ports:
-        found = topology.find_endpoints(by_port[family], port)
-        choice = state.routes_of_port(service, port, family, found, view)
-        numbers: dict[EndpointSliceName, list[int]] = {}
-        for item, number in by_port[family].get((port.name, port.protocol), ()):
-            numbers.setdefault(item.name, []).append(number)
+    for served in sorted(translation.ports, key=lambda one: places[one.port]):
         used: list[EndpointUse] = []
         explained: set[RealServerKey] = set()
-        for item in mine[family]:
-            for use in _uses(item, port, found, choice, explained, numbers=numbers.get(item.name, ())):
+        numbers: dict[EndpointSliceName, list[int]] = {}
+        for item, number in by_port[served.family].get((served.port.name, served.port.protocol), ()):
+            numbers.setdefault(item.name, []).append(number)
+        for item in (one for one in ordered if one.family is served.family):
+            for use in _uses(item, served, explained, numbers.get(item.name, ())):
                 used.append(use)
                 if len(used) % ENDPOINTS_AT_ONCE == 0:
                     yield
-        own = (port.protocol, family, port.port, False), (port.protocol, family, port.node_port, True)
-        at_port = tuple(itertools.chain.from_iterable(frontends.get(one, ()) for one in own))
-        uses.append(PortUse(port=port, family=family, frontends=at_port, endpoints=tuple(used)))
+        uses.append(PortUse(port=served.port, family=served.family, frontends=served.frontends, endpoints=tuple(used)))
+    by_slice = {f"EndpointSlice {item.name}": item.skipped for item in ordered}
     return Explanation(
         service=service,
         desired=desired,
@@ -121,41 +96,10 @@ def explaining(
     )
 
 
-def _frontends(
-    service: Service, desired: ServiceState, view: NodeView
-) -> Mapping[tuple[Protocol, Family, int, bool], list[Frontend]]:
-    """The virtual servers of a Service by protocol, family, number, and whether that is the number of a node port."""
-    addresses: Mapping[Role, Iterable[Address]] = {
-        Role.CLUSTER_IP: service.cluster_addresses,
-        Role.EXTERNAL_IP: service.options.external_addresses,
-        Role.LOAD_BALANCER_IP: service.options.load_balancer_addresses,
-    }
-    named = {address: role for role, those in reversed([*addresses.items()]) for address in those}
-    of_node = frozenset(address for those in view.node_port_addresses.values() for address in those)
-    ports = {(port.protocol, port.port) for port in service.ports}
-    of_other_ports = {(port.protocol, port.node_port) for port in service.ports if port.node_port != port.port}
-    frontends: dict[tuple[Protocol, Family, int, bool], list[Frontend]] = {}
-    for virtual_server in desired.served:
-        key = virtual_server.key
-        number = (key.protocol, key.port)
-        role = named.get(key.address) if number in ports else None
-        # A node port goes before the other addresses of another port, as in ``state.Roles``.
-        if role is None or (key.address in of_node and role is not Role.CLUSTER_IP and number in of_other_ports):
-            role = Role.NODE_PORT
-        place = (key.protocol, key.address.family, key.port, role is Role.NODE_PORT)
-        frontends.setdefault(place, []).append(Frontend(role=role, virtual_server=virtual_server))
-    return frontends
-
-
 def _uses(
-    item: EndpointSlice,
-    port: ServicePort,
-    by_key: topology.Endpoints,
-    choice: topology.EndpointChoice,
-    explained: set[RealServerKey],
-    *,
-    numbers: Collection[int],
+    item: EndpointSlice, served: state.ServedPort, explained: set[RealServerKey], numbers: Collection[int]
 ) -> Iterator[EndpointUse]:
+    port, choice = served.port, served.choice
     if not numbers:
         name = f"named {port.name!r}" if port.name else "without a name"
         reason = NotUsed("no_such_port", f"its EndpointSlice has no {port.protocol.name} port {name}")
@@ -164,7 +108,7 @@ def _uses(
     for number in numbers:
         for endpoint in item.endpoints:
             key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
-            counts = by_key[key] == conditions and key not in explained  # of two equal ones, the first
+            counts = served.endpoints[key] == conditions and key not in explained  # of two equal ones, the first
             if counts:
                 explained.add(key)
             internal, external, cluster = (

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ipvsproxy.model.net import Address, Family, Network
+from ipvsproxy.model.net import Address, Network
 from ipvsproxy.model.service import Service, ServiceName, Skipped
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import NodeView
@@ -35,32 +35,31 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
     """The Service without its refused addresses, and the reason for each of them."""
     if service.name == KUBERNETES:
         return service, ()
-    options = service.options
-    refused: dict[tuple[str, Address], str] = {}
-    for field, addresses in (
-        ("spec.clusterIPs", service.cluster_addresses),
-        ("spec.externalIPs", options.external_addresses),
-        ("status.loadBalancer", options.load_balancer_addresses),
-    ):
-        for address in addresses:
-            is_cluster = field == "spec.clusterIPs"
-            why = _why_not_cluster(address, view) if is_cluster else _why_not_external(service, address, view, settings)
-            if why and not _is_in(address, settings.allowed_addresses):
-                refused[field, address] = why
-    if not refused:
+    options, allowed = service.options, settings.allowed_addresses
+    others = (*options.external_addresses, *options.load_balancer_addresses)
+    clusters = {
+        one: why for one in service.cluster_addresses if (why := _why_not_cluster(one, view)) and not _is_in(one, allowed)
+    }
+    externals = {
+        one: why for one in others if (why := _why_not_external(service, one, view, settings)) and not _is_in(one, allowed)
+    }
+    if not clusters and not externals:
         return service, ()
     without = msgspec.structs.replace(
         service,
-        cluster_addresses=tuple(one for one in service.cluster_addresses if ("spec.clusterIPs", one) not in refused),
+        cluster_addresses=tuple(one for one in service.cluster_addresses if one not in clusters),
         options=msgspec.structs.replace(
             options,
-            external_addresses=tuple(one for one in options.external_addresses if ("spec.externalIPs", one) not in refused),
-            load_balancer_addresses=tuple(
-                one for one in options.load_balancer_addresses if ("status.loadBalancer", one) not in refused
-            ),
+            external_addresses=tuple(one for one in options.external_addresses if one not in externals),
+            load_balancer_addresses=tuple(one for one in options.load_balancer_addresses if one not in externals),
         ),
     )
-    return without, tuple(Skipped(field, f"{address} {reason}") for (field, address), reason in refused.items())
+    fields = (
+        ("spec.clusterIPs", service.cluster_addresses, clusters),
+        ("spec.externalIPs", options.external_addresses, externals),
+        ("status.loadBalancer", options.load_balancer_addresses, externals),
+    )
+    return without, tuple(Skipped(field, f"{one} {why[one]}") for field, those, why in fields for one in those if one in why)
 
 
 def _why_not_cluster(address: Address, view: NodeView) -> str:
@@ -96,5 +95,5 @@ def _is_in(address: Address, networks: Iterable[Network]) -> bool:
 
 
 def _is_special(address: Address) -> bool:
-    is_multicast = address[0] & 0xF0 == 0xE0 if address.family is Family.IPV4 else address[0] == 0xFF  # noqa: PLR2004 - 224/4, ff00::/8
+    is_multicast = address[0] == 0xFF if len(address) == 16 else address[0] & 0xF0 == 0xE0  # noqa: PLR2004 - ff00::/8, 224/4
     return is_multicast or address.is_unspecified or address.is_link_local_v6

@@ -102,8 +102,6 @@ class Scope(NamedTuple):
 
     def used(self, endpoints: Endpoints) -> Sequence[bytes]:
         """The keys of the endpoints in use."""
-        if not any(self):  # nearly always; each endpoint of a thousand takes 0.15 µs more otherwise
-            return [key for key, conditions in endpoints.items() if conditions.ready]
         return [key for key, conditions in endpoints.items() if self.why_not(conditions) is None]
 
 
@@ -140,9 +138,9 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     endpoint, from clients outside, which the load balancer's health check sends to other nodes.
     """
     ready = [endpoint for endpoint in endpoints.values() if endpoint.ready]
-    node_hint, zone_hint = _hints(ready, node, zone)
-    cluster = Scope(last_resort=not ready, node_hint=node_hint, zone_hint=zone_hint)
-    everywhere = Route(cluster, in_order(cluster.used(endpoints), node))
+    cluster = Scope(not ready, "", *_hints(ready, node, zone))
+    are_all_used = len(ready) == len(endpoints) and not any(cluster)  # nearly always; no endpoint need be asked then
+    everywhere = Route(cluster, in_order(endpoints if are_all_used else cluster.used(endpoints), node))
     if not (internal_local or external_local):
         return EndpointChoice(everywhere, everywhere, everywhere, lacks_local=False)
     local = Scope(last_resort=not any(endpoint.node_name == node for endpoint in ready), node=node)
@@ -210,6 +208,8 @@ def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]
     node or its zone. Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose,
     topology-mode).
     """
+    if not ready or not (ready[0].node_hints or ready[0].zone_hints):  # nearly always
+        return "", ""
     if all(one.node_hints for one in ready) and any(node in one.node_hints for one in ready):
         return node, ""
     if zone and all(one.zone_hints for one in ready) and any(zone in one.zone_hints for one in ready):

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceOptions, ServiceType, Skipped
+from ipvsproxy.model.state import Role
 from ipvsproxy.translate.services import explain
-from ipvsproxy.translate.services.explain import Role
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, dead, draining, endpoint
