@@ -13,9 +13,7 @@ from ipvsproxy.translate.api import parse, schema
 GONE = 410
 """HTTP status, and code of an ERROR event: the resource version is too old, and the kind must be listed again."""
 
-_MISSHAPEN = (msgspec.ValidationError, UnicodeDecodeError)
-"""The errors of msgspec for JSON that breaks the schema, or text that is not UTF-8. A single object may be the cause."""
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """All errors of msgspec for bytes, also for bytes that are not JSON, or JSON nested too deeply for the interpreter."""
 
 T = TypeVar("T", schema.ServiceJson, schema.EndpointSliceJson, schema.NodeJson)
@@ -63,22 +61,22 @@ class _ListMetadata(schema.Schema, frozen=True):
     continue_token: str | None = msgspec.field(name="continue", default=None)
 
 
-class _Page(schema.Schema, frozen=True):
+class Page(schema.Schema, frozen=True):
+    """One page of a list as the API writes it."""
+
     metadata: _ListMetadata
     items: list[msgspec.Raw] | None = None
 
 
-_PAGE = msgspec.json.Decoder(_Page)
+_PAGE = msgspec.json.Decoder(Page)
 
 
-class _Line(schema.Schema, Generic[T], frozen=True):
-    type: str
-    object: T
-
-
-class _LooseLine(schema.Schema, frozen=True):
+class _Line(schema.Schema, frozen=True):
     type: str
     object: msgspec.Raw
+
+
+_LINE = msgspec.json.Decoder(_Line)
 
 
 class _Reader(Generic[T, K]):
@@ -88,7 +86,6 @@ class _Reader(Generic[T, K]):
         self.kind = kind
         self.shape: type[T] = shape
         self._key = key
-        self.line: msgspec.json.Decoder[_Line[T]] = msgspec.json.Decoder(_Line[shape])  # type: ignore[valid-type]  # made at run time
         self.one: msgspec.json.Decoder[T] = msgspec.json.Decoder(shape)
         self.read: Callable[[T, K], ApiObject] = read
 
@@ -109,14 +106,15 @@ class _Reader(Generic[T, K]):
         """As ``event``, for an object that may break the schema of its kind."""
         try:
             return self.event(self.one.decode(raw), where)
-        except _UNREADABLE as error:
-            return Rejected(self.kind, _loose_key(self.kind, raw), where, _reason(error))
+        except UNREADABLE as error:
+            return Rejected(self.kind, self.key(_metadata(raw)), where, _reason(error))
 
 
-def _loose_key(kind: ObjectKind, raw: msgspec.Raw) -> ObjectKey | None:
+def _metadata(raw: msgspec.Raw) -> schema.Metadata | None:
+    """The metadata of an object that may break the schema of its kind; None where they cannot be read either."""
     try:
-        return _READERS[kind].key(msgspec.json.decode(raw, type=schema.AnyObject).metadata)
-    except _UNREADABLE:
+        return msgspec.json.decode(raw, type=schema.AnyObject).metadata
+    except UNREADABLE:
         return None
 
 
@@ -137,16 +135,25 @@ _READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
 }
 
 
+def read_page(kind: ObjectKind, body: bytes) -> Page:
+    """One page of a list, with items that have not been read yet.
+
+    Raises:
+        UndecodableError: the body is not a list at all.
+    """
+    try:
+        return _PAGE.decode(body)
+    except UNREADABLE as error:
+        raise UndecodableError(f"list of {kind}s: {_reason(error)}") from error
+
+
 def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
     """One page of a list of this kind.
 
     Raises:
         UndecodableError: the body is not a list at all. One bad item in it is a ``Rejected`` instead.
     """
-    try:
-        page = _PAGE.decode(body)
-    except _UNREADABLE as error:
-        raise UndecodableError(f"list of {kind}s: {_reason(error)}") from error
+    page = read_page(kind, body)
     # One by one: values made of five hundred items at once would not stay in the processor's near caches.
     events = tuple(map(_READERS[kind].loose_event, page.items or ()))
     return ListPage(events, page.metadata.resource_version or "", page.metadata.continue_token or "")
@@ -157,14 +164,14 @@ def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
     reader = _READERS[kind]
     try:
         return reader.event(reader.one.decode(item))
-    except _UNREADABLE:
+    except UNREADABLE:
         return reader.loose_event(msgspec.Raw(item)) if _is_whole(item) else None
 
 
 def _is_whole(text: bytes) -> bool:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
-    except _UNREADABLE:
+    except UNREADABLE:
         return False
     return True
 
@@ -175,48 +182,26 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
     Raises:
         UndecodableError: the line is not a watch event. A bad object in it is a ``Rejected`` instead.
     """
-    reader = _READERS[kind]
     try:
-        decoded = reader.line.decode(line)
-        raw, what = decoded.object, decoded.type
-    except _MISSHAPEN:
-        return _loose_line(kind, line)
-    except _UNREADABLE as error:
-        raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
-    version = (raw.metadata and raw.metadata.resource_version) or ""
-    if what in {"ADDED", "MODIFIED"}:
-        return WatchLine(reader.event(raw), version)
-    if what == "DELETED":
-        key = reader.key(raw.metadata)
-        return WatchLine(Gone(kind, key) if key else Rejected(kind, None, "", "metadata.name is missing"), version)
-    if what == "BOOKMARK":
-        return WatchLine(Bookmark(), version)
-    return _loose_line(kind, line)
-
-
-def _loose_line(kind: ObjectKind, line: bytes) -> WatchLine:
-    try:
-        decoded = msgspec.json.decode(line, type=_LooseLine)
-    except _UNREADABLE as error:
+        decoded = _LINE.decode(line)
+    except UNREADABLE as error:
         raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
     if decoded.type == "ERROR":
         try:
             status = msgspec.json.decode(decoded.object, type=schema.StatusJson)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
         message = (status.message or status.reason or "no message")[:500]
         return WatchLine(Expired(message) if status.code == GONE else ServerError(status.code or 0, message), "")
-    try:
-        metadata = msgspec.json.decode(decoded.object, type=schema.AnyObject).metadata
-    except _UNREADABLE:
-        metadata = None
+    metadata, reader = _metadata(decoded.object), _READERS[kind]
     version = (metadata and metadata.resource_version) or ""
-    key = _READERS[kind].key(metadata)
-    if decoded.type == "DELETED" and key:
-        return WatchLine(Gone(kind, key), version)
+    if decoded.type == "BOOKMARK" and metadata:
+        return WatchLine(Bookmark(), version)
     if decoded.type not in {"ADDED", "MODIFIED", "DELETED"}:
         raise UndecodableError(f"watch of {kind}s: event type {decoded.type[:32]!r} is not known")
-    return WatchLine(_READERS[kind].loose_event(decoded.object), version)
+    if decoded.type == "DELETED" and (key := reader.key(metadata)):
+        return WatchLine(Gone(kind, key), version)
+    return WatchLine(reader.loose_event(decoded.object), version)
 
 
 _MANIFESTS: Mapping[tuple[str, str], ObjectKind] = {
@@ -234,7 +219,7 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
     """
     try:
         head = msgspec.convert(document, schema.AnyObject)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return Rejected(ObjectKind.SERVICE, None, where, _reason(error))
     kind = _MANIFESTS.get((head.api_version or "", head.kind or ""))
     if kind is None:
@@ -244,7 +229,7 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
         return Rejected(kind, None, where, "metadata.name is missing")
     try:
         return _manifest(kind, msgspec.convert(document, _READERS[kind].shape), key, where)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return Rejected(kind, key, where, _reason(error))
 
 

@@ -7,11 +7,9 @@ import msgspec
 
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.translate.api import fields, schema
-from ipvsproxy.translate.api.decode import UndecodableError
-
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+from ipvsproxy.translate.api.decode import UNREADABLE, read_page
 
 
 class Target(NamedTuple):
@@ -46,21 +44,13 @@ class _Slice(schema.Schema, frozen=True):
     endpoints: list[_Endpoint] | None = None
 
 
-class _List(schema.Schema, frozen=True):
-    metadata: schema.Metadata
-    items: list[msgspec.Raw] | None = None
-
-
 def of_list(body: bytes) -> Targets:
     """The targets of a list of EndpointSlices. An item that breaks the schema has none.
 
     Raises:
         UndecodableError: the body is not a list at all.
     """
-    try:
-        items = msgspec.json.decode(body, type=_List).items
-    except _UNREADABLE as error:
-        raise UndecodableError(f"list of EndpointSlices: {error}") from error
+    items = read_page(ObjectKind.ENDPOINT_SLICE, body).items
     return {key: target for item in items or () for key, target in _of_item(item)}
 
 
@@ -72,7 +62,7 @@ def of_documents(documents: Iterable[object]) -> Targets:
 def _of_item(item: msgspec.Raw) -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
     try:
         yield from _of_slice(msgspec.json.decode(item, type=_Slice))
-    except _UNREADABLE:
+    except UNREADABLE:
         return
 
 
@@ -80,7 +70,7 @@ def _of_document(document: object) -> Iterator[tuple[tuple[ServiceName, RealServ
     try:
         if msgspec.convert(document, schema.AnyObject).kind == "EndpointSlice":
             yield from _of_slice(msgspec.convert(document, _Slice))
-    except _UNREADABLE:
+    except UNREADABLE:
         return
 
 
