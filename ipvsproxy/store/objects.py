@@ -137,8 +137,7 @@ class Store:
         self._guard = guard or Guard(0)
         self._services: dict[ServiceName, Service] = {}
         self._slices: dict[ObjectKey, EndpointSlice] = {}
-        # Nearly all Services have one slice, kept without a tuple: 100,000 tuples would be 6 MB.
-        self._slices_of: dict[ServiceName, EndpointSlice | tuple[EndpointSlice, ...]] = {}
+        self._slices_of: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
         self._nodes: dict[str, Node] = {}
         self.schedulers: set[str] = set()
         """The schedulers that annotations of Services have named so far."""
@@ -164,8 +163,7 @@ class Store:
 
     def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
         """The EndpointSlices of a Service, in no order."""
-        known = self._slices_of.get(name, ())
-        return known if isinstance(known, tuple) else (known,)
+        return self._slices_of.get(name, ())
 
     def node(self, name: str) -> Node | None:
         """The Node of this name, if it is known."""
@@ -298,7 +296,7 @@ class Store:
                 before = self._nodes.get(item.name)
                 self._nodes[item.name] = item
                 if before is None or before != item:
-                    self._note_node_change()
+                    self._note_change(ObjectKind.NODE, None, now)
                     if item.skipped:
                         self._complain(ObjectKind.NODE, item, before)
             case never:
@@ -319,8 +317,7 @@ class Store:
         service = self._known_name(item.service) if item.service else None
         self._slices[name] = item = msgspec.structs.replace(item, name=name, service=service)
         if item.service:
-            others = self.slices_of(item.service)
-            self._slices_of[item.service] = (*others, item) if others else item
+            self._slices_of[item.service] = (*self.slices_of(item.service), item)
         self._note_change(ObjectKind.ENDPOINT_SLICE, item.service, now)
         if before is not None and before.service:
             self._dirty.setdefault(before.service, now)
@@ -351,7 +348,7 @@ class Store:
     def _forget_slice(self, service: ServiceName, name: EndpointSliceName) -> None:
         others = tuple(item for item in self.slices_of(service) if item.name != name)
         if others:
-            self._slices_of[service] = others if len(others) > 1 else others[0]
+            self._slices_of[service] = others
         else:
             del self._slices_of[service]
 
@@ -377,7 +374,7 @@ class Store:
                 if node and not node.leaving:
                     # Its last addresses and zone still hold. Load balancers must learn that it is leaving.
                     self._nodes[key.name] = msgspec.structs.replace(node, leaving=True)
-                    self._note_node_change()
+                    self._note_change(ObjectKind.NODE, None, now)
             case never:
                 assert_never(never)
 
@@ -396,6 +393,3 @@ class Store:
         self._counts[kind] += 1
         if service:
             self._dirty.setdefault(service, now)
-
-    def _note_node_change(self) -> None:
-        self._counts[ObjectKind.NODE] += 1
