@@ -15,8 +15,7 @@ import itertools
 import platform
 import time
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector, metrics_core
@@ -50,14 +49,7 @@ NEVER_READ = ("timeouts", "flow")
 """Kinds of kernel objects that are written, but never read."""
 
 
-class Counted(NamedTuple):
-    """A metric with the values of its series by label values."""
-
-    metric: Metric
-    values: Mapping[tuple[str, ...], float]
-
-
-def gauges(sources: Sources, families: Collection[Family]) -> Generator[Counted | None, None, None]:
+def gauges(sources: Sources, families: Collection[Family]) -> Iterator[metrics_core.Metric | None]:
     """All gauges of this moment, with a pause (None) after each ``OBJECTS_AT_ONCE``."""
     kernel, status, untaken = sources.survey.statistics(sources.clock()), sources.status, sources.store.untaken
     watches = {kind.value: watch for kind, watch in sources.watch_states().items()}
@@ -67,7 +59,7 @@ def gauges(sources: Sources, families: Collection[Family]) -> Generator[Counted 
     yield _one(series.OLDEST_CHANGE_AGE, status.oldest_change_age_s)
     yield _one(series.UNREADABLE_PARTS, len(status.unreadable()))
     places = sources.leftovers().items()
-    yield Counted(series.LEFTOVER_RULES, {(place.family.label, str(place.variant)): is_there for place, is_there in places})
+    yield _family(series.LEFTOVER_RULES, {(place.family.label, str(place.variant)): is_there for place, is_there in places})
     yield _one(series.OTHER_BACKEND_LEFT, sources.other_backend())
     yield _one(series.UNOPENED_PORTS, sources.unopened_ports())
     numbers = yield from counting(kernel)
@@ -95,15 +87,23 @@ def gauges(sources: Sources, families: Collection[Family]) -> Generator[Counted 
     yield _labelled(series.WATCH_CONTACT_AGE, contacts)
 
 
-def _one(metric: Metric, value: float) -> Counted:
-    return Counted(metric, {(): value})
+def _one(metric: Metric, value: float) -> metrics_core.Metric:
+    return _family(metric, {(): value})
 
 
-def _labelled(metric: Metric, values: Mapping[str, float]) -> Counted:
-    return Counted(metric, {(key,): value for key, value in values.items()})
+def _labelled(metric: Metric, values: Mapping[str, float]) -> metrics_core.Metric:
+    return _family(metric, {(key,): value for key, value in values.items()})
 
 
-def _by_family(metric: Metric, values: Mapping[Family, int], families: Iterable[Family]) -> Counted:
+def _family(metric: Metric, values: Mapping[tuple[str, ...], float]) -> metrics_core.Metric:
+    kind = CounterMetricFamily if metric.type is Type.COUNTER else GaugeMetricFamily
+    family = kind(metric.name, metric.meaning, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _by_family(metric: Metric, values: Mapping[Family, int], families: Iterable[Family]) -> metrics_core.Metric:
     return _labelled(metric, {family.label: values[family] for family in families})
 
 
@@ -184,32 +184,15 @@ class Histogram(Collector):
         yield family
 
 
-class Tables(Collector):
-    """The metrics that are counted from the tables at a scrape."""
+class Families(Collector):
+    """Metrics that are already made, for a registry or as one."""
 
-    def __init__(self) -> None:
-        self.sources: Sources | None = None
-        self.families: tuple[Family, ...] = ()
-        self._counted: Sequence[Counted] = ()
+    def __init__(self, families: Iterable[metrics_core.Metric] = ()) -> None:
+        self.families = families
 
-    def counting(self) -> Iterator[None]:
-        """Count the present state, with pauses. Until the end, ``collect`` has the former counts."""
-        counted: list[Counted] = []
-        for one in gauges(self.sources, self.families) if self.sources else ():
-            if one is None:
-                yield
-            else:
-                counted.append(one)
-        self._counted = counted
-
-    def collect(self) -> Iterator[metrics_core.Metric]:
-        """The last complete counts, for the registry."""
-        for metric, values in self._counted:
-            kind = CounterMetricFamily if metric.type is Type.COUNTER else GaugeMetricFamily
-            family = kind(metric.name, metric.meaning, labels=metric.labels)
-            for labels, value in values.items():
-                family.add_metric(labels, value)
-            yield family
+    def collect(self) -> Iterable[metrics_core.Metric]:
+        """The metrics."""
+        return self.families
 
 
 class Metrics:
@@ -225,14 +208,15 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._rendering = asyncio.Lock()
         self._without_local: dict[ServiceName, ServiceState] = {}
-        self._tables = Tables()
+        self._sources: Sources | None = None
+        self._counted = Families()
         self._traffic: Traffic | None = None
         self._values = Recorded(self._registry)
         for driver in DriverName:
             self._values.show(series.APPLY_DURATION, driver)
         self._values.set(series.CONFIG_IN_FORCE, value=1)
         self._values.set(series.BUILD_INFO, importlib.metadata.version("ipvsproxy"), platform.python_version(), value=1)
-        self._registry.register(self._tables)
+        self._registry.register(self._counted)
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
 
@@ -240,8 +224,7 @@ class Metrics:
         """Show the series of these families, sources and traffic from now on."""
         self._traffic = traffic
         self._families = tuple(sorted(families))
-        self._tables.sources = sources
-        self._tables.families = self._families
+        self._sources = sources
         for family in self._families:
             for metric in series.EACH_FAMILY:
                 self._values.show(metric, family.label)
@@ -371,8 +354,11 @@ class Metrics:
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
         await asyncio.sleep(0)  # the snapshot of the tables is a slice of its own
-        await in_slices(self._tables.counting(), self._clock)
-        families = (_One(family) for family in self._registry.collect())
+        counted: list[metrics_core.Metric | None] = []
+        steps = gauges(self._sources, self._families) if self._sources else ()
+        await in_slices(map(counted.append, steps), self._clock)
+        self._counted.families = [one for one in counted if one]
+        families = (Families([family]) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
         first: list[bytes] = []
         page: list[bytes] = []
@@ -388,16 +374,6 @@ class Metrics:
             parts = _compressed(parts)
         await in_slices(map(page.append, parts), self._clock)
         return Answer(server.OK, b"", headers, [part for part in page if part])
-
-
-class _One(Collector):
-    """A registry with a single metric."""
-
-    def __init__(self, family: metrics_core.Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterator[metrics_core.Metric]:
-        yield self._family
 
 
 def _compressed(parts: Iterable[bytes]) -> Iterator[bytes]:

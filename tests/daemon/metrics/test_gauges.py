@@ -65,7 +65,8 @@ class Figures:
             leftovers=lambda: self.leftovers,
             other_backend=lambda: self.other_backend,
         )
-        return {one.metric.name: dict(one.values) for one in metrics.gauges(sources, BOTH) if one}
+        families = filter(None, metrics.gauges(sources, BOTH))
+        return {one.name: {tuple(sample.labels.values()): sample.value for sample in one.samples} for one in families}
 
 
 def _server(*backends: str) -> ObservedVirtualServer:
@@ -188,7 +189,7 @@ def test_drift_is_counted_by_kind() -> None:
     at_once(figures.reconciler.putting(OWNER.service, ServiceState(owner=OWNER, addresses=(address,))))
     for addresses in (frozenset({address}), frozenset()):
         at_once(figures.reconciler.observer.observing(Observation(addresses=addresses), now=0))
-    drift = figures.read()["ipvsproxy_drift_total"]
+    drift = figures.read()["ipvsproxy_drift"]
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}
 
 

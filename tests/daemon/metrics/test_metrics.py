@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from prometheus_client import Metric, parser
+from prometheus_client import Metric, metrics_core, parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics import metrics as metrics_module
 from ipvsproxy.daemon.metrics import series
 from ipvsproxy.daemon.metrics.figures import Sources
-from ipvsproxy.daemon.metrics.metrics import Counted, Metrics
+from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.source import Trouble
 from ipvsproxy.model.kernel import DEVICE, Device, Flow, FlowCleaning
 from ipvsproxy.model.net import Family, Protocol, parse_address
@@ -352,7 +352,7 @@ async def test_a_scrape_that_is_cancelled_while_counting_leaves_the_next_one_com
     begun = asyncio.Event()
     count = metrics_module.gauges
 
-    def pause(sources: Sources, families: Collection[Family]) -> Iterator[Counted | None]:
+    def pause(sources: Sources, families: Collection[Family]) -> Iterator[metrics_core.Metric | None]:
         yield from itertools.islice(count(sources, families), 3)
         begun.set()
         clock.now += 1
