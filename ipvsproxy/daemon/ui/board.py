@@ -10,18 +10,18 @@ port or node port, or both as ``ipvsadm -Ln`` prints them: ``address:port``.
 import heapq
 import itertools
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ipvsproxy.daemon.ui import counters
-from ipvsproxy.daemon.ui.counters import ServiceRates, keys_of
+from ipvsproxy.daemon.ui.counters import CounterFollower, keys_of
 from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
+from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
@@ -52,10 +52,10 @@ SORTS = ("name", "connections", "packets", "bytes", "endpoints", "problems")
 class Board:
     """Rows of all Services."""
 
-    def __init__(self, store: Store, survey: Survey, rates: ServiceRates, troubles: "Troubles") -> None:
+    def __init__(self, store: Store, survey: Survey, counted: CounterFollower, troubles: "Troubles") -> None:
         self._store = store
         self._survey = survey
-        self._rates = rates
+        self._counted = counted
         self._troubles = troubles
         self._rows: dict[ServiceName, Row] = {}
         self._dirty: dict[ServiceName, bool] = {}
@@ -64,7 +64,6 @@ class Board:
         self._sorted: dict[tuple[str, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
         self._names = 0
         """The revision of the last Service that came or went."""
-        self._active: Mapping[ServiceName, ConnectionCounts] = {}
         self._revision = 0
         self.changed(store.services)
 
@@ -78,10 +77,6 @@ class Board:
     def _recount(self, names: Iterable[ServiceName]) -> None:
         for name in names:
             self._dirty.setdefault(name, False)
-
-    def show_active(self, active: Mapping[ServiceName, ConnectionCounts]) -> None:
-        """The connections of some Services, as just read."""
-        self._active = active
 
     def refreshing(self) -> Iterator[None]:
         """Bring all rows up to date, with pauses."""
@@ -136,7 +131,7 @@ class Board:
     def _stamp(self, question: Question) -> tuple[int, int]:
         """The order is the same as long as this is."""
         if question.sort in ("connections", "packets", "bytes"):
-            return self._revision, self._rates.readings
+            return self._revision, self._counted.rates.readings
         if question.sort == "name" and not question.query:
             return self._names, 0
         return self._revision, 0
@@ -172,7 +167,7 @@ class Board:
     def _rank(self, sort: str) -> Callable[[ServiceName], float]:
         match sort:
             case "connections" | "packets" | "bytes":
-                return self._rates.ranking(("connections", "packets", "bytes").index(sort))
+                return self._counted.rates.ranking(("connections", "packets", "bytes").index(sort))
             case "endpoints":
                 return lambda name: row.endpoints.ready if (row := self._rows.get(name)) else 0
             case "problems":
@@ -193,18 +188,18 @@ class Board:
             "size": question.size,
             "names": list(map(str, names)),
             "services": [self.describe(name) for name in names],
-            "sampleSeconds": self._rates.interval_s,
+            "sampleSeconds": self._counted.rates.interval_s,
         }
 
     def describe(self, name: ServiceName) -> dict[str, Any]:
         """The row of a known Service as a document."""
         service = self._store.services[name]
         row = self._rows.get(name) or Row(Endpoints(), ())
-        connections, traffic = self._rates.line(name)
-        active = self._active.get(name)
+        connections, traffic = self._counted.rates.line(name)
+        active = self._counted.active.get(name)
         return {
             **described(service, row),
-            **counters.described(self._rates.of(name)),
+            **counters.described(self._counted.rates.of(name)),
             "activeConnections": active.active if active else None,
             "history": {"connectionsPerSecond": connections, "bytesPerSecond": traffic},
         }

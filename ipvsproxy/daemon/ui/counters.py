@@ -70,9 +70,9 @@ class Viewers:
         self._seen_s[name] = self._last_s = now
         return True
 
-    def idle_at_s(self) -> float | None:
-        """When nobody has looked for ``IDLE_S``; None before the first request."""
-        return None if self._last_s is None else self._last_s + IDLE_S
+    def have_looked(self, now: float) -> bool:
+        """Whether somebody has looked in the last ``IDLE_S``."""
+        return self._last_s is not None and now - self._last_s < IDLE_S
 
 
 T = TypeVar("T")
@@ -346,8 +346,7 @@ class CounterFollower:
     async def run(self) -> None:
         """Read for ever."""
         while True:
-            idle_at_s = self._viewers.idle_at_s()
-            is_watched = idle_at_s is not None and idle_at_s > self._clock()
+            is_watched = self._viewers.have_looked(self._clock())
             if not is_watched:
                 self._forget()
             due_s = self._due_s()
@@ -372,10 +371,10 @@ class CounterFollower:
     async def sample(self) -> None:
         """Read what is due now. What cannot be read is unknown until the next time."""
         now = self._sampled_s = self._clock()
-        idle_at_s = self._viewers.idle_at_s()
+        is_watched = self._viewers.have_looked(now)
         try:
             self._history.add(await self._sampler.kernel.call(lambda reader: reader.totals()), now, self._wall_clock())
-            if idle_at_s is not None and idle_at_s > now:
+            if is_watched:
                 await self._read_services()
                 await self._read_shown(now)
         except KernelError as error:

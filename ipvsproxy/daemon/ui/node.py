@@ -135,39 +135,21 @@ class Identity:
     variants: Callable[[], Mapping[Family, str]]
 
 
-class Syncs:
-    """The last syncs, the newest first."""
-
-    def __init__(self) -> None:
-        self._syncs: collections.deque[dict[str, Any]] = collections.deque(maxlen=SYNCS)
-        self.failed = 0
-        """Operations that failed in the last sync that had any; none once nothing is pending."""
-
-    def synced(self, summary: SyncSummary, at_s: float) -> None:
-        """A sync has ended."""
-        report = summary.report
-        failed, done = sum(report.failed.values()), sum(report.done.values())
-        if failed or not report.pending:
-            self.failed = failed
-        self._syncs.appendleft(
-            {
-                "endedAt": at_s,
-                "isAudit": summary.is_audit,
-                "services": len(summary.changes.services),
-                "done": done,
-                "failed": failed,
-                "pending": report.pending,
-                "waitedSeconds": summary.waited_s,
-                "readSeconds": summary.observed_s,
-                "translatedSeconds": summary.translated_s,
-                "appliedSeconds": summary.applied_s,
-                "durationSeconds": summary.duration_s,
-            }
-        )
-
-    def describe(self) -> list[dict[str, Any]]:
-        """As documents."""
-        return list(self._syncs)
+def _sync(summary: SyncSummary, at_s: float) -> dict[str, Any]:
+    """A sync as a document."""
+    return {
+        "endedAt": at_s,
+        "isAudit": summary.is_audit,
+        "services": len(summary.changes.services),
+        "done": sum(summary.report.done.values()),
+        "failed": sum(summary.report.failed.values()),
+        "pending": summary.report.pending,
+        "waitedSeconds": summary.waited_s,
+        "readSeconds": summary.observed_s,
+        "translatedSeconds": summary.translated_s,
+        "appliedSeconds": summary.applied_s,
+        "durationSeconds": summary.duration_s,
+    }
 
 
 def describe(
@@ -178,13 +160,13 @@ def describe(
     scheduler: str,
     statistics: Statistics,
     numbers: Numbers,
-    syncs: Syncs,
+    events: "EventLog",
     history: History,
     since_s: float,
 ) -> dict[str, Any]:
     """The document of ``node.json``, with the points of the history after a time."""
     health = sources.status.health()
-    reasons = list(_reasons(health, sources, statistics, syncs))[:REASONS]
+    reasons = list(_reasons(health, sources, statistics, events.failed))[:REASONS]
     pending = {kind: number for kind, number in statistics.pending.items() if number}
     drifted = {kind: number for kind, number in statistics.drifted.items() if number}
     last = history.last if history.last and health.now_s - history.last.at_s < RECENT_S else None
@@ -204,11 +186,11 @@ def describe(
         "realServers": sum(numbers.real_servers.values()),
         "pending": {"total": sum(pending.values()), "byKind": pending},
         "drifted": {"total": sum(drifted.values()), "byKind": drifted},
-        "failed": syncs.failed,
+        "failed": events.failed,
         "draining": statistics.drains,
         "waitingRemovals": statistics.waiting_removals,
         "conflicts": statistics.conflicts,
-        "syncs": syncs.describe(),
+        "syncs": list(events.syncs),
         "source": identity.source,
         "watches": [
             {
@@ -248,7 +230,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
 
 
-def _reasons(health: Health, sources: Sources, statistics: Statistics, syncs: Syncs) -> Iterator[str]:
+def _reasons(health: Health, sources: Sources, statistics: Statistics, failed: int) -> Iterator[str]:
     if health.missing:
         yield f"the first list of {', '.join(sorted(kind.value for kind in health.missing))} is not complete"
     for kind, doubt in sources.store.doubts.items():
@@ -256,8 +238,8 @@ def _reasons(health: Health, sources: Sources, statistics: Statistics, syncs: Sy
     for path, value in health.unmet_settings.items():
         yield f"the kernel setting {path} is {value}"
     yield from sorted(health.unreadable)
-    if syncs.failed:
-        yield f"{syncs.failed} operations failed; they are tried again"
+    if failed:
+        yield f"{failed} operations failed; they are tried again"
     for name, number in statistics.pending.items():
         if number:
             yield f"{_count(number, name)} differ from what is desired"
@@ -273,9 +255,13 @@ LONGEST_TEXT = 500
 
 
 class EventLog:
-    """The last events, as documents. The ``id`` of an event counts from 1; times are in seconds since the epoch."""
+    """The last events and syncs, as documents. The ``id`` of an event counts from 1; times are in seconds since the epoch."""
 
     def __init__(self) -> None:
+        self.syncs: collections.deque[dict[str, Any]] = collections.deque(maxlen=SYNCS)
+        """The last syncs, the newest first."""
+        self.failed = 0
+        """Operations that failed in the last sync that had any; none once nothing is pending."""
         self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS)
         self._failing: frozenset[str] = frozenset()
         self._states: dict[tuple[str, str], str] = {}
@@ -292,6 +278,9 @@ class EventLog:
     def synced(self, summary: SyncSummary, at_s: float) -> None:
         """A sync has ended."""
         report, names = summary.report, summary.changes.services
+        self.syncs.appendleft(_sync(summary, at_s))
+        if report.failed or not report.pending:
+            self.failed = sum(report.failed.values())
         if summary.drifted:
             left = f"{report.pending} object{'s are' if report.pending != 1 else ' is'} still to be repaired"
             verdict = left if report.pending else "repaired"

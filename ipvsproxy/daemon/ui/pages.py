@@ -112,7 +112,6 @@ class Pages:
         self._viewers = counters.Viewers()
         self._history = History()
         self._events = EventLog()
-        self._syncs = node.Syncs()
         self._troubles = Troubles(sources.survey)
         self._board: Board | None = None
         self._view: NodeView | None = None
@@ -144,7 +143,6 @@ class Pages:
         at_s = self._wall_clock()
         self._view = summary.view
         names = summary.changes.services
-        self._syncs.synced(summary, at_s)
         self._events.synced(summary, at_s)
         self._history.note_changes(len(names), summary.waited_s + summary.duration_s)
         self._numbers = None
@@ -152,8 +150,7 @@ class Pages:
         for outcome in summary.report.errors:
             if owner := self._sources.survey.owner_of(outcome.operation.item):
                 self._troubles.failed(owner.service, outcome.error)
-        idle_at_s = self._viewers.idle_at_s()
-        if idle_at_s is None or idle_at_s <= self._clock():
+        if not self._viewers.have_looked(self._clock()):
             self._board = None
             self._told.clear()
         elif self._board is not None:
@@ -226,7 +223,7 @@ class Pages:
             scheduler=self._translation().scheduler,
             statistics=statistics,
             numbers=numbers,
-            syncs=self._syncs,
+            events=self._events,
             history=self._history,
             since_s=since_s,
         )
@@ -240,9 +237,8 @@ class Pages:
     async def _fresh_board(self) -> Board:
         self._counters.looked_at()
         if self._board is None:
-            self._board = Board(self._sources.store, self._sources.survey, self._counters.rates, self._troubles)
+            self._board = Board(self._sources.store, self._sources.survey, self._counters, self._troubles)
         table = self._board
-        table.show_active(self._counters.active)
         await in_slices(table.refreshing(), self._clock)
         return table
 

@@ -10,7 +10,7 @@ from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.ui import board, counters
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
-from ipvsproxy.daemon.ui.counters import REMEMBERED, Opened, ServiceRates
+from ipvsproxy.daemon.ui.counters import REMEMBERED, Opened
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.translate.services import explain
@@ -72,7 +72,7 @@ async def test_long_work_pauses() -> None:
     async with node.reading():
         await node.quiet(1)
         survey = node.engine.survey
-        table = Board(node.store, survey, ServiceRates(), Troubles(survey))
+        table = Board(node.store, survey, node.pages._counters, Troubles(survey))
         assert len(list(table.refreshing())) >= MANY // board.ROWS_AT_ONCE
         assert len(list(table.finding(Question(sort="endpoints", descending=True)))) >= MANY // board.SORTED_AT_ONCE
         assert len(list(table.finding(Question(query="s12")))) >= MANY // board.ROWS_AT_ONCE
@@ -85,7 +85,7 @@ async def test_long_work_pauses() -> None:
 def test_only_so_many_searches_are_kept() -> None:
     node = _node(3)
     survey = node.engine.survey
-    table = Board(node.store, survey, ServiceRates(), Troubles(survey))
+    table = Board(node.store, survey, node.pages._counters, Troubles(survey))
     list(table.refreshing())
     for number in range(3 * board.SEARCHES):
         list(table.finding(Question(query=f"s{number}")))

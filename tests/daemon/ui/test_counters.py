@@ -153,9 +153,10 @@ def test_so_many_may_look_and_no_more_until_one_has_gone() -> None:
 
 def test_nobody_looks_some_time_after_the_last_request() -> None:
     viewers = Viewers()
-    assert viewers.idle_at_s() is None
+    assert not viewers.have_looked(0)
     viewers.admit("", 5)
-    assert viewers.idle_at_s() == 5 + IDLE_S
+    assert viewers.have_looked(4.5 + IDLE_S)
+    assert not viewers.have_looked(5 + IDLE_S)
 
 
 def test_names_are_short_and_plain() -> None:
