@@ -39,11 +39,6 @@ class Chooser:
         self._data = data
         self._position = 0
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether all bytes are used up."""
-        return self._position >= len(self._data)
-
     def take(self, count: int) -> bytes:
         """This many bytes, or the rest."""
         taken = self._data[self._position : self._position + count]

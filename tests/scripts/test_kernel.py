@@ -84,11 +84,14 @@ def run(launcher: list[str], script: str, place: pathlib.Path, *options: str) ->
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, check=False, timeout=LONGEST_S)
 
 
-def test_status_output_and_files_of_the_command_arrive(launcher: list[str], place: pathlib.Path) -> None:
-    (place / "bytes").write_bytes(bytes(range(256)) * 4000)
+def test_a_command_in_a_clean_environment_returns_its_status_output_and_files(launcher: list[str], place: pathlib.Path) -> None:
+    data = bytes(range(256)) * 4000
+    (place / "bytes").write_bytes(data)
     beside = pathlib.Path(tempfile.mkdtemp(dir="/tmp"))
     script = f"""
         cat bytes
+        id -u; cat; echo "$IPVSPROXY_WORD/$UNRELATED"; test -t 1 || echo no terminal; ls -A $HOME
+        ip -brief address; date +%s; ip link add name d type dummy 2>/dev/null && echo device
         echo "a line for stderr" >&2
         echo written >result
         touch {shlex.quote(str(beside))}/file 2>/dev/null && echo "/tmp is the host's" >&2
@@ -96,25 +99,17 @@ def test_status_output_and_files_of_the_command_arrive(launcher: list[str], plac
         exit 7
     """
     ended = run(launcher, script, place)
-    assert ended.stdout == (place / "bytes").read_bytes()
-    assert ended.stderr == b"a line for stderr\n"
-    assert ended.returncode == 7
-    assert (place / "result").read_text() == "written\n"
-    beside.rmdir()
-
-
-def test_the_environment_is_clean(launcher: list[str], place: pathlib.Path) -> None:
-    script = """
-        id -u; cat; echo "$IPVSPROXY_WORD/$UNRELATED"; test -t 1 || echo no terminal; ls -A $HOME
-        ip -brief address; date +%s; ip link add name d type dummy && echo device
-    """
-    ended = run(launcher, script, place)
-    user, word, terminal, loopback, clock, *rest = ended.stdout.decode().splitlines()
+    assert ended.stdout.startswith(data)
+    user, word, terminal, loopback, clock, *rest = ended.stdout.removeprefix(data).decode().splitlines()
     assert (user, word, terminal) == ("0", "it's a word/", "no terminal")
     assert loopback.split() == ["lo", "UNKNOWN", "127.0.0.1/8", "::1/128"]
     assert abs(int(clock) - time.time()) < 10
     if launcher in [command for command, _ in GUESTS.values()]:
         assert rest == ["device"]
+    assert ended.stderr == b"a line for stderr\n"
+    assert ended.returncode == 7
+    assert (place / "result").read_text() == "written\n"
+    beside.rmdir()
 
 
 def test_a_missing_command_is_reported_with_the_shells_status(launcher: list[str], place: pathlib.Path) -> None:

@@ -118,10 +118,6 @@ class FakeKernel:
         """Fail the next ``times`` operations that match the predicate, with this error number."""
         self._failures.append(Failure(predicate, number, times))
 
-    def stop_failing(self) -> None:
-        """Fail no further operation."""
-        self._failures.clear()
-
     def forget(self) -> None:
         """Forget the operations so far, not the state."""
         self.applied.clear()
