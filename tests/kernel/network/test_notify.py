@@ -95,16 +95,6 @@ def test_a_renamed_device_has_vanished(listener: notify.ChangeListener, device: 
     assert listener.read() == (notify.DeviceVanished(device),)
 
 
-def test_our_own_changes_are_no_events(device: str) -> None:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as ours:
-        ours.bind((0, 0))
-        with notify.ChangeListener(own_ports=(ours.getsockname()[0],), device=device) as listener:
-            ours.send(new_address_request(device, "192.0.2.1"))
-            assert struct.unpack_from("=i", ours.recv(4096), 16) == (0,)
-            ip("address", "add", "192.0.2.2/32", "dev", device)
-            assert listener.read() == (notify.AddressAppeared(carried(device, "192.0.2.2", 32)),)
-
-
 def test_our_own_changes_do_not_even_wake_the_listener(device: str) -> None:
     own_ports: set[int] = set()
     with (
