@@ -1,7 +1,6 @@
 """``ipvsproxy doctor``: checks all that ipvsproxy needs on this node: one finding for each question, with its remedy."""
 
 import asyncio
-import contextlib
 import enum
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.kernel import backends, host
-from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, gather
 from ipvsproxy.kernel.iptables.tables import HOST_PORTS_REMEDY
@@ -123,10 +121,10 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
 
 def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
     scheduler = f"ip_vs_{config.translation.scheduler}"
-    in_use = {one.settings.scheduler for one in ((facts.observation and facts.observation.virtual_servers) or {}).values()}
-    asked = {
-        name: state for name, state in facts.modules.items() if name != scheduler or config.translation.scheduler not in in_use
-    }
+    asked = dict(facts.modules)
+    servers = ((facts.observation and facts.observation.virtual_servers) or {}).values()
+    if any(one.settings.scheduler == config.translation.scheduler for one in servers):
+        asked.pop(scheduler, None)
     by_state = {state: [name for name, one in asked.items() if one is state] for state in ModuleState}
     for name in by_state[ModuleState.MISSING]:
         yield fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
@@ -381,12 +379,11 @@ async def examine(config: Config) -> Sequence[Finding]:
         KernelError: the version of the kernel cannot be read.
     """
     sysctls = config.sysctls(host.kernel_version(), host.processor_count())
-    ports = [address.port for address in (config.servers.health, config.servers.metrics) if address]
     found = await asyncio.to_thread(
         gather,
-        modules=(*await asyncio.to_thread(_modules_of, config.drivers.rules_backend), f"ip_vs_{config.translation.scheduler}"),
+        scheduler=config.translation.scheduler,
         sysctls=(*(item.path for item in sysctls), *_BAD, _FORWARDING, _LOOPBACK_IPV6, _TRACKED_TCP),
-        ports=ports,
+        ports=[address.port for address in (config.servers.health, config.servers.metrics) if address],
         chains=skeleton.CHAINS,
         jumps=skeleton.JUMPS,
         route_protocol=config.drivers.route_protocol,
@@ -394,14 +391,6 @@ async def examine(config: Config) -> Sequence[Finding]:
         by_interface=config.translation.detect_local.is_by_interface,
     )
     return [*judge(found, sysctls, config), await _source(config)]
-
-
-def _modules_of(asked: Backend) -> Sequence[str]:
-    """The modules that the backend of the rules needs. While the kernel does not say which it can be, those of iptables."""
-    with contextlib.suppress(KernelError):
-        if backends.choose(asked).backend is Backend.NFTABLES:
-            return host.NFTABLES_MODULES
-    return host.MODULES
 
 
 async def _source(config: Config) -> Finding:

@@ -160,11 +160,8 @@ async def _serve_on(node: inspection.Inspected, source: sources.Source, metrics:
             status.listed(time.monotonic())
             await asyncio.gather(following, dry_run.run())
 
-    configured = config.servers
     listen = dataclasses.replace(
-        configured,
-        health=beside_kube_proxy(configured.health) if configured.health else None,
-        metrics=beside_kube_proxy(configured.metrics) if configured.metrics else None,
+        config.servers, health=beside_kube_proxy(config.servers.health), metrics=beside_kube_proxy(config.servers.metrics)
     )
     for name, address in (("health", listen.health), ("metrics", listen.metrics)):
         if address:
@@ -174,6 +171,6 @@ async def _serve_on(node: inspection.Inspected, source: sources.Source, metrics:
     await lifecycle.until_stopped(signals.stopping, status, [follow()], servers)
 
 
-def beside_kube_proxy(address: ListenAddress) -> ListenAddress:
+def beside_kube_proxy(address: ListenAddress | None) -> ListenAddress | None:
     """The address at which a server listens in a dry run."""
-    return address._replace(port=OTHER_PORTS.get(address.port, address.port))
+    return address and address._replace(port=OTHER_PORTS.get(address.port, address.port))

@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.top_data import Details, Picture, Question
@@ -32,7 +32,7 @@ NO_TEXTUAL = (
 )
 
 
-OTHER_DAEMON = "it is kube-proxy, or an ipvsproxy that is older or runs with --ui=false"
+_HINTS: Mapping[int, str] = {404: "it is kube-proxy, or an ipvsproxy that is older or runs with --ui=false"}
 PATH = "/ui/api"
 TIMEOUT_S = 5.0
 """The longest wait for a whole answer."""
@@ -74,13 +74,7 @@ class Daemon:
         except ValueError:
             document = None
         if status != http.HTTPStatus.OK:
-            sentence = (
-                document.get("error")
-                if isinstance(document, dict)
-                else OTHER_DAEMON
-                if status == http.HTTPStatus.NOT_FOUND
-                else ""
-            )
+            sentence = document.get("error") if isinstance(document, dict) else _HINTS.get(status)
             kind = NotThereError if status == http.HTTPStatus.NOT_FOUND and isinstance(document, dict) else NoAnswerError
             raise kind(f"{self.url} answers {PATH}/{what}.json with status {status}" + (f": {sentence}" if sentence else ""))
         if not isinstance(document, dict):

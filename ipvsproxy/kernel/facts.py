@@ -106,7 +106,7 @@ class Facts:
 
 def gather(
     *,
-    modules: Iterable[str],
+    scheduler: str,
     sysctls: Iterable[str],
     ports: Collection[int],
     chains: Collection[ChainKey],
@@ -117,7 +117,7 @@ def gather(
 ) -> Facts:
     """Gather all facts. ``sysctls`` are paths below ``/proc/sys``; ``chains``, ``jumps`` and ``route_protocol`` are ours.
 
-    ``backend`` is the configured one. ``by_interface``: an interface tells this node's pods.
+    ``backend`` and ``scheduler`` are the configured ones. ``by_interface``: an interface tells this node's pods.
 
     Raises:
         KernelError: the kernel version cannot be read.
@@ -149,6 +149,8 @@ def gather(
                 kernel.close()
     except KernelError as error:
         unreadable = str(error)
+    is_nftables = chosen is not None and chosen.backend is Backend.NFTABLES
+    modules = host.NFTABLES_MODULES if is_nftables else host.MODULES
     listings, unread_listings = _listings(choice)
     foreign_tables, unread_nft_tables = _attempt(nft_tables.read_tables, tuple[NftTable, ...]())
     other_backend, unread_backend = _attempt(lambda: backends.describe_other(chosen.backend) if chosen else "", "")
@@ -159,7 +161,7 @@ def gather(
         version=host.kernel_version(),
         privileges=privileges,
         features=features,
-        modules={name: module_state(name) for name in modules},
+        modules={name: module_state(name) for name in (*modules, f"ip_vs_{scheduler}")},
         sysctls=SysctlDriver().observe(sysctls),
         sysctls_writable=os.access("/proc/sys/net/ipv4/ip_forward", os.W_OK),
         iptables_choice=choice,
