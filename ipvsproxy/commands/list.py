@@ -1,6 +1,6 @@
 """``ipvsproxy list``: what ``ipvsadm -Ln`` prints, with the names of Services and pods beside it."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspected
@@ -13,7 +13,6 @@ from ipvsproxy.kernel.ipvs.rows import MASQUERADED, RealServerRow, Rows, Virtual
 from ipvsproxy.kernel.node import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.translate.api.targets import Targets
 
@@ -61,16 +60,14 @@ class _Names:
         return {
             "target": target.name or None if target else None,
             "node": target.node or None if target else None,
-            "state": _state(row, desired.real_servers if desired else None),
+            "state": _state(row, is_desired=row.key in desired.real_servers) if desired else None,
         }
 
 
-def _state(row: RealServerRow, desired: Collection[RealServerKey] | None) -> str | None:
-    if desired is None:
-        return None
+def _state(row: RealServerRow, *, is_desired: bool) -> str:
     if row.method != MASQUERADED:
         return "not masqueraded"
-    if row.key in desired:
+    if is_desired:
         return "serving" if row.weight else "no new connections"
     return "not desired" if row.weight else "draining"
 

@@ -63,7 +63,8 @@ def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool =
         switch = option if option.implied_value else None
         source = Source(f"--{name}")
         if value is None and not option.implied_value:
-            problems.append(Problem(source, f"needs a value, such as --{name}={_example(option)}", option.key))
+            example = next(iter(option.choices), "") or option.default or option.placeholder or option.kind.placeholder
+            problems.append(Problem(source, f"needs a value, such as --{name}={example}", option.key))
             continue
         text = option.implied_value if value is None else value
         if not text and option.empty_is_unset and option.kind is Kind.TEXT:
@@ -101,10 +102,6 @@ def _appended(kind: Kind, before: Value, new: Value) -> Value:
     raise TypeError(kind)
 
 
-def _example(option: Option) -> str:
-    return option.choices[0] if option.choices else option.default or option.placeholder or option.kind.placeholder
-
-
 def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Problem:
     written = argument.partition("=")[0]
     plain = name.lstrip("-")
@@ -135,11 +132,16 @@ def load(
     readable = True
     path = str(given["config"].value) if "config" in given else ""
     if path:
-        content = _read(path, given["config"], read_file)
+        try:
+            content = file.read(read_file(path), path)
+        except OSError as error:
+            text = f"{quoted(path)} cannot be read: {error.strerror or error}"
+            content = file.Content(path, problems=[Problem(given["config"].source, text)])
         problems += tuple(content.problems)
         readable = all(problem.key for problem in content.problems)
-        notices = (*content.notices, *_ignored(given))
         flags = {key: flag for key, flag in given.items() if catalogue.BY_KEY[key].overrides_file}
+        ignored = [flag.source for key, flag in given.items() if key not in flags and key != "config"]
+        notices = (*content.notices, *(f"{source}: not used, because --config is given" for source in ignored))
         for key in [key for key in flags.keys() & content.given if catalogue.BY_KEY[key].kind in _APPENDED]:
             flags[key] = Given(
                 _appended(catalogue.BY_KEY[key].kind, flags[key].value, content.given[key].value), flags[key].source
@@ -150,19 +152,3 @@ def load(
     if problems or broken_rules:
         raise ConfigError((*problems, *(broken_rules if readable else ())))
     return dataclasses.replace(config, notices=(*notices, *config.notices))
-
-
-def _read(path: str, flag: Given, read_file: Callable[[str], bytes]) -> file.Content:
-    try:
-        return file.read(read_file(path), path)
-    except OSError as error:
-        problem = Problem(flag.source, f"{quoted(path)} cannot be read: {error.strerror or error}")
-        return file.Content(path, problems=[problem])
-
-
-def _ignored(given: Mapping[str, Given]) -> list[str]:
-    return [
-        f"{value.source}: not used, because --config is given"
-        for key, value in given.items()
-        if key != "config" and not catalogue.BY_KEY[key].overrides_file
-    ]

@@ -100,17 +100,15 @@ def resolve(
     }
     servers = settings.Servers(**fields["servers"])
     _check_writable(values, servers)
-    node_name = _node_name(values, hostname)
+    fields[""]["node_name"] = _node_name(values, hostname)
     _check_source(values)
     _check_periods(values)
-    scheduler = _scheduler(values)
-    excluded = _networks(values, "ipvs.excludeCIDRs")
-    allowed = _networks(values, "ipvsproxy.allowServiceAddresses")
     bits = _scope_bits(values)
+    fields["policy"] |= {"excluded": _networks(values, "ipvs.excludeCIDRs"), "scope_bits": bits}
     fields["translation"] |= {
         "bind_address": bind_address,
-        "scheduler": scheduler,
-        "allowed_addresses": allowed,
+        "scheduler": _scheduler(values),
+        "allowed_addresses": _networks(values, "ipvsproxy.allowServiceAddresses"),
         "scope_bits": bits,
         "annotations": _annotations(values),
         **_detect_local(values),
@@ -119,12 +117,12 @@ def resolve(
     }
     timeouts = Timeouts(**{name: int(value) for name, value in fields["timeouts"].items()})
     config = Config(
-        **fields[""] | {"node_name": node_name},
+        **fields[""],
         servers=servers,
         config_file=config_file,
         source=settings.ServiceSource(**fields["source"]),
         translation=Settings(**fields["translation"]),
-        policy=Policy(**fields["policy"] | {"excluded": excluded, "scope_bits": bits}),
+        policy=Policy(**fields["policy"]),
         engine=settings.EngineSettings(timeouts=timeouts if any(timeouts) else None, **fields["engine"]),
         drivers=settings.Drivers(**fields["drivers"]),
         conntrack=ConntrackChoices(**fields["conntrack"]),
