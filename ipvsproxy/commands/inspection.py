@@ -257,8 +257,7 @@ async def readable_kernel(config: Config) -> AsyncIterator[KernelThread[NodeKern
     try:
         backend = (await asyncio.to_thread(backends.choose, config.drivers.rules_backend)).backend
         runs_iptables = backend is Backend.IPTABLES
-        if missing := (*host.missing_privileges(runs_iptables=runs_iptables), *host.missing_features()):
-            raise CannotStartError(*missing)
+        requirements.demand((*host.missing_privileges(runs_iptables=runs_iptables), *host.missing_features()))
         choice = await asyncio.to_thread(iptables_variant.choose, skeleton.CHAINS) if runs_iptables else None
         make = functools.partial(
             NodeKernel,
