@@ -140,7 +140,7 @@ def test_the_shadow_differs_from_the_proxy_in_name_labels_and_ports_and_prepares
     health = load.load(["--proxy-mode=ipvs"], hostname="node", read_file=lambda _: b"").servers.health
     assert health is not None
     asked = {container[probe]["httpGet"]["port"] for probe in ("livenessProbe", "readinessProbe")}
-    assert asked == {dry_run.beside_kube_proxy(health).port}
+    assert asked == {dry_run.OTHER_PORTS[health.port]}
 
 
 def own_configuration(manifests: pathlib.Path) -> Mapping[str, str]:
