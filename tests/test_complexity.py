@@ -20,8 +20,8 @@ import ipvsproxy
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.kernel.backends import Driver
 from ipvsproxy.kernel.base import netlink
-from ipvsproxy.kernel.ipset.driver import IpsetDriver
-from ipvsproxy.kernel.ipvs.driver import IpvsDriver
+from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
+from ipvsproxy.kernel.ipvs.ipvs_driver import IpvsDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend

@@ -17,7 +17,7 @@ import yaml
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.sources import reflector, watch
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.model.annotations import Annotation
 from ipvsproxy.model.service import Skipped
 from ipvsproxy.translate.api import fields, schema

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs.driver import IpvsDriver
+from ipvsproxy.kernel.ipvs.ipvs_driver import IpvsDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey

@@ -16,11 +16,11 @@ from ipvsproxy.daemon.loop.reader import Kernel
 from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.ipvs.driver import AbsentIpvs
+from ipvsproxy.kernel.ipvs.ipvs_driver import AbsentIpvs
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
-from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
 from ipvsproxy.model.rules import Backend, Skeleton

@@ -31,8 +31,8 @@ from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.driver import Program
-from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.iptables.iptables_driver import Program
+from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.rules import Backend

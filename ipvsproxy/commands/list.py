@@ -10,7 +10,7 @@ from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.ipvs.rows import MASQUERADED, RealServerRow, Rows, VirtualServerRow
-from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey

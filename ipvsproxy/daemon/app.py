@@ -32,9 +32,9 @@ from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.iptables.driver import Program
+from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.ipvs.rows import TrafficReader
-from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import Event

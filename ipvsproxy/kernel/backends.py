@@ -16,16 +16,16 @@ from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
-from ipvsproxy.kernel.ipset import driver as ipset
-from ipvsproxy.kernel.ipset.driver import IpsetDriver
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.ipset import ipset_driver as ipset
+from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.iptables.driver import Program
+from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.kernel.nftables.driver import NftDriver
+from ipvsproxy.kernel.nftables.nftables_driver import NftDriver
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Family

@@ -16,8 +16,8 @@ from pyroute2.netlink import NETLINK_NETFILTER, NETLINK_ROUTE
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
-from ipvsproxy.kernel.ipset import message as ipset_message
-from ipvsproxy.kernel.ipset.message import IPSET_PROTOCOL
+from ipvsproxy.kernel.ipset import ipset_message
+from ipvsproxy.kernel.ipset.ipset_message import IPSET_PROTOCOL
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, PROMPT_REUSE

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 
 class DriverName(enum.StrEnum):
-    """The drivers, by their names in metrics. ``kernel/node.py`` has an object for each."""
+    """The drivers, by their names in metrics. ``kernel/node_kernel.py`` has an object for each."""
 
     IPVS = "ipvs"
     IPSET = "ipset"

@@ -26,7 +26,7 @@ from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once, each
 from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, VirtualServerKey
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.kinds.kind import Circumstances, Stage
-from ipvsproxy.reconcile.kinds.node import NodeTables
+from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.observation import observer
 from ipvsproxy.reconcile.observation.drift import Drifts, News
 from ipvsproxy.reconcile.operations import pace, retry

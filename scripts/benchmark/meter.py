@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ipvsproxy.daemon.loop import engine, reader, translator
-from ipvsproxy.kernel import node
+from ipvsproxy.kernel import node_kernel
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.ipvs import driver as ipvs
-from ipvsproxy.kernel.ipvs import message as ipvs_message
+from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
+from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.store import objects
 from ipvsproxy.translate.api import decode
 from scripts.benchmark import calls, recording
@@ -94,8 +94,8 @@ class Meter:
             (objects.Store, "deliver", "store"),
             (translator.Translator, "update_view", "view"),
             (translator.Translator, "put_skeletons", "rules"),
-            (node.NodeKernel, "observe", "read"),
-            (node.NodeKernel, "apply", "apply"),
+            (node_kernel.NodeKernel, "observe", "read"),
+            (node_kernel.NodeKernel, "apply", "apply"),
             (ipvs_message.Encoder, "encode", "encode IPVS"),
         ):
             setattr(owner, function, self._timed(getattr(owner, function), name))

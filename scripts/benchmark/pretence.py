@@ -10,11 +10,11 @@ from collections.abc import Collection, Container, Iterator
 from typing import Any
 from unittest import mock
 
-from ipvsproxy.kernel import host, node, sysctls
+from ipvsproxy.kernel import host, node_kernel, sysctls
 from ipvsproxy.kernel.base import netlink
-from ipvsproxy.kernel.ipset.driver import IpsetDriver
+from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
 from ipvsproxy.kernel.iptables import process as iptables_process
-from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.network import addresses
@@ -42,7 +42,7 @@ def kernel() -> Iterator[None]:
             (netlink, "resolve_family", lambda *_: FAMILY_NUMBER),
             (ipvs_readings.SockoptReader, "connections", lambda _reader, _key: nothing),
             (ipvs.IpvsDriver, "observe", lambda _driver, _families=(): nothing),
-            (node.NodeKernel, "poll", lambda *_, **__: iter(())),  # nothing has changed
+            (node_kernel.NodeKernel, "poll", lambda *_, **__: iter(())),  # nothing has changed
             (addresses.AddressDriver, "_find", lambda _driver: addresses._Link(2, "kube-ipvs0", "dummy")),
             (addresses.AddressDriver, "_apply_device", lambda _driver, operation: Outcome(operation)),
             (IpsetDriver, "_revision", lambda _driver, _set: 6),

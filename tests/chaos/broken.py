@@ -13,7 +13,7 @@ from tests.chaos.moments import Moment
 
 def _give_up_families() -> None:
     """Treat every failed trial write as a missing family."""
-    from ipvsproxy.kernel.iptables import driver as iptables  # noqa: PLC0415 - only in the process that runs it
+    from ipvsproxy.kernel.iptables import iptables_driver as iptables  # noqa: PLC0415 - only in the process that runs it
     from ipvsproxy.kernel.iptables import rules_driver  # noqa: PLC0415 - only in the process that runs it
 
     usual = rules_driver.RulesDriver.try_writing

@@ -20,7 +20,7 @@ from ipvsproxy.commands import cleanup
 from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
-from ipvsproxy.kernel.iptables.driver import IptablesDriver
+from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver
 from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.model.net import Family

@@ -13,7 +13,7 @@ from ipvsproxy.commands.inspection import Comparison
 from ipvsproxy.model.kernel import DEVICE
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, EndpointSlice, Gone, ObjectKind, Put, ServiceName
-from ipvsproxy.reconcile.kinds.node import NodeTables
+from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.translate.api.decode import decode_document
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders, golden_fixtures, memory_node

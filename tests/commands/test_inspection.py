@@ -13,7 +13,7 @@ from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.daemon.sources.source import Source
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.modules import ModuleState
-from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb

@@ -31,7 +31,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.driver import COMMANDS, Program, Refusal
+from ipvsproxy.kernel.iptables.iptables_driver import COMMANDS, Program, Refusal
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family

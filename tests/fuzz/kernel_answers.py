@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipset import driver as ipset
+from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
-from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.network import addresses, conntrack, notify
 from ipvsproxy.kernel.nftables import tables as nft_tables

@@ -9,9 +9,9 @@ import json
 from ipvsproxy.config import load
 from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Config
-from ipvsproxy.kernel.ipset import message as ipset_message
+from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
-from ipvsproxy.kernel.ipvs import message as ipvs_message
+from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb

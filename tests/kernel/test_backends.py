@@ -12,7 +12,7 @@ from ipvsproxy.kernel import backends
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
-from ipvsproxy.kernel.ipset import driver as ipset
+from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.model.plan import Operation, Outcome
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from ipvsproxy.commands import plan
 from ipvsproxy.daemon.loop import reader as loop_kernel
-from ipvsproxy.kernel import node
+from ipvsproxy.kernel import node_kernel
 from ipvsproxy.kernel.backends import ChosenBackend
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, Flow, FlowCleaning, LocalRoutes, Sysctl, Timeouts
@@ -71,9 +71,9 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
         yield real
 
 
-def opened(backend: Backend) -> node.NodeKernel:
+def opened(backend: Backend) -> node_kernel.NodeKernel:
     """The real kernel, with the rules of these tests; skips where it lacks the backend."""
-    made = node.NodeKernel((FILTER, MARK), JUMPS, chosen=ChosenBackend(backend))
+    made = node_kernel.NodeKernel((FILTER, MARK), JUMPS, chosen=ChosenBackend(backend))
     if refusal := made.rules.try_writing(Family.IPV4) if backend is Backend.NFTABLES else None:
         made.close()
         pytest.skip(refusal.reason)
@@ -82,13 +82,13 @@ def opened(backend: Backend) -> node.NodeKernel:
 
 def uses_nftables(kernel: Kernel) -> bool:
     """Whether rules and sets are in nf_tables, which has error numbers of its own, and tells more."""
-    return isinstance(kernel, node.NodeKernel) and kernel.backend is Backend.NFTABLES
+    return isinstance(kernel, node_kernel.NodeKernel) and kernel.backend is Backend.NFTABLES
 
 
 @pytest.fixture
 def other(kernel: Kernel) -> Iterator[Kernel]:
     """Another program on the same host."""
-    if not isinstance(kernel, node.NodeKernel):
+    if not isinstance(kernel, node_kernel.NodeKernel):
         yield kernel
         return
     with contextlib.closing(opened(kernel.backend)) as made:
@@ -697,7 +697,7 @@ def test_a_scheduler_that_there_is_not_is_unusable(kernel: Kernel) -> None:
 
 
 def test_a_scheduler_without_a_module_is_missing(kernel: Kernel) -> None:
-    is_real = isinstance(kernel, node.NodeKernel)
+    is_real = isinstance(kernel, node_kernel.NodeKernel)
     if is_real and modules.module_state("ip_vs_fastest") is modules.ModuleState.UNKNOWN:
         pytest.skip("the files of this kernel's modules are not visible")
     assert "no scheduler 'fastest'" in kernel.why_missing("fastest")

@@ -15,8 +15,8 @@ import pytest
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.process import requirements
 from ipvsproxy.kernel.base import netlink
-from ipvsproxy.kernel.ipset import driver as ipset
-from ipvsproxy.kernel.ipset import message as ipset_message
+from ipvsproxy.kernel.ipset import ipset_driver as ipset
+from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.kernel.network.routes import RouteDriver
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb

@@ -10,7 +10,7 @@ from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
 from ipvsproxy.model.state import Rarities, ServiceState
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey, VirtualServerSettings
-from ipvsproxy.reconcile.kinds.node import NodeTables
+from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.tables.table import Table
 from tests.support.fake_kernel import KernelVirtualServer
 

@@ -20,7 +20,7 @@ from ipvsproxy.model.service import EndpointSlice, Service
 from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.kinds.node import NodeTables
+from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.translate.settings import Binding

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, assert_never
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables.driver import Program, Refusal
+from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
 from ipvsproxy.model.kernel import (
     DEVICE,
     BoundAddresses,

@@ -16,7 +16,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sampler, Sources
 from ipvsproxy.daemon.sources.source import WatchStatus
 from ipvsproxy.daemon.ui.pages import Pages
-from ipvsproxy.kernel.iptables.driver import Program
+from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic, TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address

@@ -25,8 +25,8 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.host import Missing
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.driver import Program, Refusal
-from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.iptables.iptables_driver import Program, Refusal
+from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import SLOW_S, KernelThread
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb

@@ -24,13 +24,13 @@ from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import figures
 from ipvsproxy.daemon.metrics.figures import Numbers, Sampler, Sources
-from ipvsproxy.daemon.ui import board, counters, node
+from ipvsproxy.daemon.ui import board, counters, node_page
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.daemon.ui.node import EventLog, History
+from ipvsproxy.daemon.ui.node_page import EventLog, History
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables.driver import Program
+from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile.survey import Statistics
@@ -100,7 +100,7 @@ class Pages:
         self._clock = sources.clock
         self._translation = translation
         self._wall_clock = wall_clock
-        self._identity = node.Identity(
+        self._identity = node_page.Identity(
             version=importlib.metadata.version("ipvsproxy"),
             node_name=node_name,
             started_s=wall_clock(),
@@ -216,7 +216,7 @@ class Pages:
         sources = self._sources
         statistics = sources.survey.statistics(self._clock())
         numbers = await self._count(statistics)
-        return node.describe(
+        return node_page.describe(
             identity=self._identity,
             sources=sources,
             zone=self._view.zone if self._view else "",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import driver as iptables
-from ipvsproxy.kernel.iptables.driver import IptablesDriver, Program, Refusal
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
+from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver, Program, Refusal
 from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome

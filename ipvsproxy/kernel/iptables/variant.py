@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import tables as iptables_tables
-from ipvsproxy.kernel.iptables.driver import Program
+from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 

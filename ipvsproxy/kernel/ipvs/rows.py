@@ -12,7 +12,7 @@ from pyroute2.netlink import NETLINK_GENERIC
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs import message as ipvs_message
+from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.virtual_servers import (

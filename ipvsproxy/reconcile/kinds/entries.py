@@ -19,7 +19,7 @@ from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import NodeTables
+    from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 _STAGES: Mapping[tuple[Verb, str], Stage] = (
     {(Verb.ADD, name): Stage.SOURCE_RANGES for name in ownership.RANGE_SETS}

@@ -20,7 +20,7 @@ from ipvsproxy.reconcile.tables.table import Table, always, replacing
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import NodeTables
+    from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What each kind of kernel object declares once: its tables, the stages and preconditions of its operations, and its differences.
 
-Nothing else tells kinds apart. ``kinds/node.py`` lists them.
+Nothing else tells kinds apart. ``kinds/node_tables.py`` lists them.
 
 The stages give the order of one plan. Additions come before removals, a restriction comes before the object that it restricts:
 
@@ -35,7 +35,7 @@ from ipvsproxy.reconcile.tables.table import PresenceTable, Table
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import NodeTables
+    from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 MISSING = "missing"
 STALE = "nothing"

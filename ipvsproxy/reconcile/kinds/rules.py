@@ -13,7 +13,7 @@ from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, DescribeRule, Differe
 from ipvsproxy.reconcile.tables.table import Table, always
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import NodeTables
+    from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 STRANGE_SHOWN = 5
 """So many rules of other programs are shown of each chain."""

@@ -12,7 +12,7 @@ from ipvsproxy.reconcile.kinds.kind import Circumstances, Difference, PresenceKi
 from ipvsproxy.reconcile.tables.table import Table, always
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import NodeTables
+    from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 
 class Sysctls(ReconciledKind):

@@ -29,7 +29,7 @@ from ipvsproxy.reconcile.tables.table import Table
 from ipvsproxy.reconcile.virtual_servers import diff, ownership
 
 if TYPE_CHECKING:
-    from ipvsproxy.reconcile.kinds.node import NodeTables
+    from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 
 class VirtualServers(ReconciledKind):

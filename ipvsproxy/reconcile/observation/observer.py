@@ -13,7 +13,7 @@ from ipvsproxy.model.real_servers import RealServerKey, plain
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServerKey
-from ipvsproxy.reconcile.kinds.node import NodeTables
+from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.observation.drift import DriftPlace, Drifts
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.reconcile.virtual_servers.drain import Drains

@@ -21,7 +21,7 @@ from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.reconcile.kinds.node import NodeTables
+from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.support import builders, http_client
 from tests.support.summaries import Clock, state

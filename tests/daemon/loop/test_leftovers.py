@@ -27,7 +27,7 @@ from ipvsproxy.daemon.loop.leftovers import (
 )
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.driver import IptablesDriver
+from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver
 from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family

@@ -1,6 +1,7 @@
 """Covers counters of the kernel by Service port: their sums, labels, and the waits of a scrape.
 
-Left out: reading a real kernel's counters (tests/kernel/ipvs/test_driver.py), and the cost of a scrape (``test_scrape_cost``).
+Left out: reading a real kernel's counters (tests/kernel/ipvs/test_ipvs_driver.py), and the cost of a scrape
+(``test_scrape_cost``).
 """
 
 import concurrent.futures

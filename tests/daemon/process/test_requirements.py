@@ -20,7 +20,7 @@ from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.base.timing import Bucket
 from ipvsproxy.daemon.process import lifecycle, requirements
 from ipvsproxy.kernel import host, instance
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from tests.config import loading

@@ -61,7 +61,7 @@ def test_a_package_that_is_not_installed_is_an_error_at_once() -> None:
 
 
 def test_of_pyroute2_no_more_is_imported_than_what_drivers_use() -> None:
-    program = "import sys, ipvsproxy.kernel.node; print(*sys.modules)"
+    program = "import sys, ipvsproxy.kernel.node_kernel; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     loaded = [name for name in done.stdout.split() if name.partition(".")[0] == "pyroute2"]
     assert "pyroute2.netlink.generic.ipvs" in loaded

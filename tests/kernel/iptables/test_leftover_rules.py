@@ -9,15 +9,15 @@ import pytest
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
-from ipvsproxy.kernel.iptables.driver import Program
+from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM, LeftoverRules, RulesPlace
 from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference, Removal
-from tests.kernel.iptables.test_driver import make_program
+from tests.kernel.iptables.test_iptables_driver import make_program
 from tests.support import left_rules
 from tests.support.left_rules import listed, run
 

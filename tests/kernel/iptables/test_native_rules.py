@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.iptables.tables import RuleChanges

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.real_servers import RealServerKey

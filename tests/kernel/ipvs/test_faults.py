@@ -9,7 +9,7 @@ import pytest
 
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.model.plan import Verb
 from tests.kernel.ipvs.examples import clean, operations, real, server
 from tests.support import fake_netlink

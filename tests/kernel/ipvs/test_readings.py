@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs import driver as ipvs
+from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
 from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.net import Family, Protocol, parse_address

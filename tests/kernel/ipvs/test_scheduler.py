@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs.driver import FIRST_PROBE_PORT, PROBE_ADDRESS, IpvsDriver
+from ipvsproxy.kernel.ipvs.ipvs_driver import FIRST_PROBE_PORT, PROBE_ADDRESS, IpvsDriver
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.virtual_servers import (

@@ -12,7 +12,7 @@ import pytest
 
 from ipvsproxy.kernel.base import message
 from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.kernel.nftables.driver import NftDriver
+from ipvsproxy.kernel.nftables.nftables_driver import NftDriver
 from ipvsproxy.model.net import Address, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.sets import IP_SETS, SetEntries, SetEntry

@@ -20,7 +20,7 @@ from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
-from ipvsproxy.kernel.node import NodeKernel
+from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, JumpTo, Rule, SetMatch, Side, Skeleton, UnknownRule, Verdict
@@ -485,7 +485,7 @@ def test_a_cleanup_looks_at_legacy_tables_that_are_there(fresh_namespace: None, 
 
 
 def test_a_node_may_hold_its_rules_in_nftables(fresh_namespace: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipvsproxy.kernel.node.IpvsDriver", lambda: None)
+    monkeypatch.setattr("ipvsproxy.kernel.node_kernel.IpvsDriver", lambda: None)
     node = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, chosen=ChosenBackend(Backend.NFTABLES))
     program = node.rules.program(Family.IPV4)
     assert (program.variant, program.random_fully) == ("nftables", True)

@@ -20,7 +20,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerSettings,
 )
 from ipvsproxy.reconcile.kinds.kind import Circumstances
-from ipvsproxy.reconcile.kinds.node import NodeTables
+from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, spread

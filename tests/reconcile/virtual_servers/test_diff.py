@@ -16,7 +16,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile.kinds.node import NodeTables
+from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.virtual_servers import diff
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from tests.reconcile import examples

@@ -9,13 +9,13 @@ from ipvsproxy.model.service import Owner, ServiceName
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import at_once
-from ipvsproxy.reconcile.kinds.node import NodeTables
+from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.virtual_servers import precedence
 from ipvsproxy.reconcile.virtual_servers.precedence import AddressRole
 from tests.reconcile import examples
 from tests.reconcile.examples import OLD, YOUNG
-from tests.reconcile.kinds.test_node import entries, new_claims, put
+from tests.reconcile.kinds.test_node_tables import entries, new_claims, put
 from tests.support import builders
 
 KEY = builders.frontend("10.96.0.200", 80)

@@ -6,10 +6,10 @@ import stat
 import pytest
 
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
-from ipvsproxy.kernel.iptables.driver import Refusal
+from ipvsproxy.kernel.iptables.iptables_driver import Refusal
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ObservedSkeleton

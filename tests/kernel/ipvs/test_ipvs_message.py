@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyroute2.netlink.generic import ipvs
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.kernel.ipvs import message as ipvs_message
+from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb, one_by_one

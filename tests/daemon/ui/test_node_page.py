@@ -1,6 +1,6 @@
 """Covers what becomes an event, and in which words; and the history of the node's traffic."""
 
-from ipvsproxy.daemon.ui.node import EVENTS, LENGTH_S, LONGEST_TEXT, POINTS, EventLog, History, Point
+from ipvsproxy.daemon.ui.node_page import EVENTS, LENGTH_S, LONGEST_TEXT, POINTS, EventLog, History, Point
 from ipvsproxy.model.kernel import BoundAddresses
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb

@@ -14,7 +14,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import netlink, nft_message
 from ipvsproxy.kernel.nftables import sets as nft_sets
-from ipvsproxy.kernel.nftables.driver import NftDriver
+from ipvsproxy.kernel.nftables.nftables_driver import NftDriver
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, Rule, SetMatch, Side, Skeleton, Verdict

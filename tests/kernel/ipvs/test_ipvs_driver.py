@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from ipvsproxy.kernel.base import netlink
-from ipvsproxy.kernel.ipvs import driver as ipvs
-from ipvsproxy.kernel.ipvs import message as ipvs_message
+from ipvsproxy.kernel.ipvs import ipvs_driver as ipvs
+from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, host_port, parse_address

@@ -17,7 +17,7 @@ from typing import Any
 
 from ipvsproxy.kernel.base import message, netlink, sockets
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.ipvs import message as ipvs_message
+from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows

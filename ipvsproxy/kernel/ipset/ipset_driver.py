@@ -16,7 +16,7 @@ import structlog
 from ipvsproxy.kernel.base import message, netlink, sets
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
-from ipvsproxy.kernel.ipset import message as ipset_message
+from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.model import real_servers
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb

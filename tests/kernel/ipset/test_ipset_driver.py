@@ -15,8 +15,8 @@ import pytest
 
 from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.sets import ObservedSet
-from ipvsproxy.kernel.ipset import driver as ipset
-from ipvsproxy.kernel.ipset import message as ipset_message
+from ipvsproxy.kernel.ipset import ipset_driver as ipset
+from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetKind, SetType

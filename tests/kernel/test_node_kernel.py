@@ -13,9 +13,9 @@ import msgspec
 import pytest
 import structlog
 
-from ipvsproxy.kernel import backends, host, node
+from ipvsproxy.kernel import backends, host, node_kernel
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.network.addresses import ObservedAddresses
 from ipvsproxy.model.kernel import (
     DEVICE,
@@ -170,22 +170,22 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     for driver, answer in answers.items():
         double = Double(names.get(driver, driver.lower()), kernel, answer)
         name = "RulesDriver" if driver == "Iptables" else f"{driver}Driver"
-        place = backends if driver in {"Iptables", "Ipset"} else node
+        place = backends if driver in {"Iptables", "Ipset"} else node_kernel
         monkeypatch.setattr(place, name, lambda *_, double=double, **__: double)
     changes = Double("rule_changes", kernel, lambda: None)
-    monkeypatch.setattr(node, "RuleChanges", lambda: changes)
+    monkeypatch.setattr(node_kernel, "RuleChanges", lambda: changes)
     return kernel
 
 
-def new_node() -> node.NodeKernel:
-    return node.NodeKernel(skeleton.CHAINS, skeleton.JUMPS)
+def new_node() -> node_kernel.NodeKernel:
+    return node_kernel.NodeKernel(skeleton.CHAINS, skeleton.JUMPS)
 
 
-def observe(target: node.NodeKernel) -> Observation:
+def observe(target: node_kernel.NodeKernel) -> Observation:
     return target.observe(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"])
 
 
-def poll(target: node.NodeKernel, *, thorough: bool = False) -> Observation:
+def poll(target: node_kernel.NodeKernel, *, thorough: bool = False) -> Observation:
     """All parts of a poll as one."""
     parts = list(target.poll(["KUBE-CLUSTER-IP"], list(Family), ["net/ipv4/ip_forward"], thorough=thorough, whole=True))
     whole: dict[str, Any] = {"errors": ()}
@@ -242,7 +242,7 @@ def test_a_driver_that_breaks_down_fails_its_run_only(kernel: Kernel) -> None:
 def test_each_run_is_reported_with_its_outcomes_and_its_duration(kernel: Kernel) -> None:
     kernel.broken = {"ipset"}
     reported: list[tuple[list[bool], float]] = []
-    target = node.NodeKernel(
+    target = node_kernel.NodeKernel(
         skeleton.CHAINS, skeleton.JUMPS, lambda outcomes, took_s: reported.append(([bool(one.error) for one in outcomes], took_s))
     )
     target.apply(operations(*ITEMS["ipvs"], ENTRIES))
@@ -342,7 +342,7 @@ def test_a_poll_has_parts_between_which_other_calls_may_write(kernel: Kernel) ->
     parts = list(target.poll(names, list(Family), [], thorough=False, whole=True))
     asked = [set(part.some_sets) for part in parts if part.some_sets]
     assert set().union(*asked) == set(names)
-    assert max(map(len, asked)) == node.SETS_AT_ONCE
+    assert max(map(len, asked)) == node_kernel.SETS_AT_ONCE
     assert [part.some_virtual_servers for part in parts[-2:]] == [{KEY: POLLED}, {OTHER_KEY: None}]
     assert kernel.applied == []
 
@@ -480,7 +480,7 @@ def test_the_port_of_the_socket_that_changes_addresses_is_known(kernel: Kernel, 
     def make_driver(open_socket: Callable[[int], socket.socket]) -> None:
         opened.append(open_socket(socket.NETLINK_ROUTE))
 
-    monkeypatch.setattr(node, "AddressDriver", make_driver)
+    monkeypatch.setattr(node_kernel, "AddressDriver", make_driver)
     target = new_node()
     with opened[0]:
         assert target.ports == {opened[0].getsockname()[0]}

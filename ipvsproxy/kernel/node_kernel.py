@@ -15,10 +15,10 @@ from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.sets import ObservedSet
 from ipvsproxy.kernel.host import Lack
-from ipvsproxy.kernel.iptables import driver as iptables
+from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.tables import RuleChanges
 from ipvsproxy.kernel.ipvs import operations as ipvs_operations
-from ipvsproxy.kernel.ipvs.driver import IpvsDriver
+from ipvsproxy.kernel.ipvs.ipvs_driver import IpvsDriver
 from ipvsproxy.kernel.ipvs.rows import TrafficReader
 from ipvsproxy.kernel.network import routes
 from ipvsproxy.kernel.network.addresses import AddressDriver, ObservedAddresses
