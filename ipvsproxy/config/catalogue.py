@@ -51,9 +51,9 @@ SOURCE = (
 )
 
 OWN = (
-    Option(
-        "manifests", "manifests", Kind.TEXT, "", "DIR", to="source.manifests", empty_is_unset=True, overrides_file=True
-    ).explained("Read Services, EndpointSlices and Nodes from this directory instead of an API server."),
+    Option("manifests", "manifests", Kind.TEXT, "", "DIR", to="source.manifests", empty_is_unset=True).explained(
+        "Read Services, EndpointSlices and Nodes from this directory instead of an API server."
+    ),
     Option("ipvs-drain-deadline", "drainDeadline", Kind.DURATION, "0s", to="policy.drain_deadline_s", minimum=0).explained(
         "How long TCP connections to a removed endpoint may last; 0 means until they end by themselves."
     ),
@@ -120,7 +120,7 @@ OWN = (
         "Show this node as a page at /ui/ of the metrics server, which ipvsproxy top needs as well."
     ),
 )
-"""Options that kube-proxy does not have. In a file their fields stand under ``ipvsproxy:``."""
+"""Options that kube-proxy does not have. In a file their fields stand under ``ipvsproxy:``, which the flags override."""
 
 NODE = (
     Option(
@@ -370,7 +370,9 @@ them, and kept: a configuration written by ``--write-config-to`` still means the
 OPTIONS: Mapping[str, tuple[Option, ...]] = {
     "Configuration and commands": CONFIGURATION,
     "Where Services come from": SOURCE,
-    "ipvsproxy's own options": tuple(option._replace(field=f"ipvsproxy.{option.field}", status=Status.OWN) for option in OWN),
+    "ipvsproxy's own options": tuple(
+        option._replace(field=f"ipvsproxy.{option.field}", status=Status.OWN, overrides_file=True) for option in OWN
+    ),
     "This node": NODE,
     "IPVS": IPVS,
     "Masquerading and node ports": TRAFFIC,

@@ -147,7 +147,8 @@ The node daemon that does the whole job of kube-proxy --proxy-mode=ipvs: it watc
 EndpointSlices and keeps this node's IPVS, ipsets, addresses and iptables rules in step with them.
 
 Every kube-proxy flag is accepted, with the same meaning and syntax. Durations are written 30s, 1m30s, 1h.
-With --config most flags are ignored, as in kube-proxy; flags marked with * still count.
+With --config most flags are ignored, as in kube-proxy. Flags marked with * count, and beat the fields of the
+file: kube-proxy's own exceptions, and all flags that only ipvsproxy has.
 The equivalent field of the file stands in [brackets].
 
 Other commands, each with its own --help:

@@ -118,6 +118,7 @@ def load(
     """The configuration of a command line, which is given without program and command.
 
     As in kube-proxy, a file replaces all flags but ``--hostname-override``, the logging flags and those that select a task.
+    Flags that kube-proxy does not have count as well, because kube-proxy may share the file. A flag replaces the file's field.
     The file's defaults then apply; they differ from those of flags in ``ipvs.minSyncPeriod``, 0 instead of 1s.
     ``read_file`` may raise OSError. ``subject`` names the one word that the command needs, empty if it takes none.
 
@@ -142,10 +143,8 @@ def load(
         flags = {key: flag for key, flag in given.items() if catalogue.BY_KEY[key].overrides_file}
         ignored = [flag.source for key, flag in given.items() if key not in flags and key != "config"]
         notices = (*content.notices, *(f"{source}: not used, because --config is given" for source in ignored))
-        for key in [key for key in flags.keys() & content.given if catalogue.BY_KEY[key].kind in _APPENDED]:
-            flags[key] = Given(
-                _appended(catalogue.BY_KEY[key].kind, flags[key].value, content.given[key].value), flags[key].source
-            )
+        for key in [key for key in flags.keys() & content.given if catalogue.BY_KEY[key].kind is Kind.PATTERNS]:
+            flags[key] = Given(_appended(Kind.PATTERNS, flags[key].value, content.given[key].value), flags[key].source)
         given = content.given | flags
     broken = {problem.key for problem in problems if problem.key}
     config, broken_rules = validate.resolve(given, broken, hostname=hostname, config_file=path)

@@ -211,10 +211,10 @@ class Option(NamedTuple):
     are in seconds for a duration. An empty value is allowed beside the ``choices``.
 
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
-    kubernetes/kubernetes), and a flag's empty text changes nothing. ``overrides_file``: the flag counts
-    even when ``--config`` is given. ``implied`` is the value that the flag without a value implies, if it is no boolean.
-    ``nanoseconds``: a number in a file is in nanoseconds. ``deprecated`` says what to use instead. ``command`` is the only
-    command that takes the flag; empty means all of them.
+    kubernetes/kubernetes), and a flag's empty text changes nothing. ``overrides_file``: the flag counts even when ``--config`` is
+    given, and replaces the value of the file. ``implied`` is the value that the flag without a value implies, if it is no
+    boolean. ``nanoseconds``: a number in a file is in nanoseconds. ``deprecated`` says what to use instead. ``command`` is the
+    only command that takes the flag; empty means all of them.
     """
 
     flag: str

@@ -6,6 +6,7 @@ from hypothesis import given, strategies
 from ipvsproxy.config import catalogue, load
 from ipvsproxy.config.option import ConfigError, Kind, Option, Value
 from ipvsproxy.config.settings import Format
+from ipvsproxy.translate.settings import Binding, TrafficScopes
 from tests.config.loading import HEAD, PATH, from_file, load_with, problems_of_file, problems_of_flags
 
 
@@ -35,8 +36,20 @@ def test_logging_options_of_the_file_apply_where_no_flag_sets_them() -> None:
     assert (config.logging.verbosity, config.logging.format) == (5, Format.JSON)
 
 
-def test_manifests_flag_overrides_the_directory_of_the_file() -> None:
-    assert from_file("ipvsproxy: {manifests: /a}", "--manifests=/b").source.manifests == "/b"
+def test_flags_that_kube_proxy_does_not_have_override_the_file() -> None:
+    text = "ipvsproxy: {manifests: /a, trafficScopes: api, allowServiceAddresses: [10.0.0.0/8]}"
+    flags = ["--manifests=/b", "--ipvs-traffic-scopes=kube-proxy", "--ipvs-vip-binding=routes", "--ipvs-allow-service-addresses="]
+    config = from_file(text, *flags, "--ipvs-scheduler=lc")
+    assert config.source.manifests == "/b"
+    translation = config.translation
+    assert (translation.scopes, translation.binding) == (TrafficScopes.KUBE_PROXY, Binding.ROUTES)
+    assert translation.allowed_addresses == (), "a list replaces that of the file"
+    assert [str(notice) for notice in config.notices] == ["--ipvs-scheduler: not used, because --config is given"]
+
+
+@pytest.mark.parametrize("option", catalogue.OPTIONS["ipvsproxy's own options"], ids=lambda one: one.flag)
+def test_each_flag_that_kube_proxy_does_not_have_counts_beside_a_file(option: Option) -> None:
+    assert not from_file("", f"--{option.flag}={option.default}").notices
 
 
 def test_empty_hostname_flag_keeps_the_name_of_the_file() -> None:
