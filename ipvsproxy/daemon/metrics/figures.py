@@ -7,9 +7,10 @@ that a scrape has given up is continued by the next one.
 import asyncio
 import collections
 import dataclasses
+import operator
 import time
-from collections.abc import Awaitable, Callable, Collection, Container, Generator, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Container, Generator, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.leftovers import AnyPlace
@@ -34,6 +35,7 @@ FAMILY_BY_LENGTH = {family.bits // 8: family for family in Family}
 """By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``."""
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class Watch(NamedTuple):
@@ -89,6 +91,29 @@ def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
             numbers.virtual_servers[family] += 1
             numbers.real_servers[family] += len(server.real_servers)
     return numbers
+
+
+ROWS_AT_ONCE = 100
+"""The number of rows that are taken in without a pause."""
+
+
+def growth(before: Sequence[int], now: Sequence[int]) -> Sequence[int]:
+    """What the counters of an object have counted between two readings, after a counter reset all of the new ones."""
+    return now if any(map(int.__lt__, now, before)) else list(map(operator.sub, now, before))
+
+
+def forgetting(known: dict[K, Any], *present: Container[K]) -> Iterator[None]:
+    """Forget all that is in none of ``present``, with pauses."""
+    gone: list[K] = []
+    for number, key in enumerate(known, 1):
+        if number % ROWS_AT_ONCE == 0:
+            yield
+        if not any(key in some for some in present):
+            gone.append(key)
+    for number, key in enumerate(gone, 1):
+        if number % ROWS_AT_ONCE == 0:
+            yield
+        del known[key]
 
 
 async def soon(part: Awaitable[T], patience_s: float | None) -> T:

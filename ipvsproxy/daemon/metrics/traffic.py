@@ -10,16 +10,16 @@ to the limit and for as long as they exist; later ones are counted together.
 import asyncio
 import dataclasses
 import itertools
+import operator
 from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.metrics import figures, series
-from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, Sample, Sampler
+from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, ROWS_AT_ONCE, Sample, Sampler
 from ipvsproxy.daemon.metrics.series import Metric
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
@@ -48,10 +48,7 @@ _METRICS = {
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-ROWS_AT_ONCE = 100
-"""The number of rows that are taken in between two readings of the clock."""
 ZERO = Counters()
-K = TypeVar("K", bound=Hashable)
 
 
 class Row(NamedTuple):
@@ -63,41 +60,18 @@ class Row(NamedTuple):
     """None if the object is there, but its counters were not read."""
 
 
-class _Marked(msgspec.Struct, gc=False):
-    """An object or total with the number of the last booking in which it was there."""
-
-    booking: int = 0
-
-
-class Total(_Marked, gc=False):
-    """The sum of the counters of all objects with the same labels, in the order of ``Counters``."""
-
-    counts: list[int] = msgspec.field(default_factory=lambda: list(ZERO))
-
-
-class _Booked(_Marked, gc=False):
-    """The last known counters of an object."""
-
-    counters: Counters = ZERO
-
-
-S = TypeVar("S", bound=_Marked)
-
-
 class Ledger:
-    """Totals by labels. At most ``limit`` labels have a total of their own; ``others`` is that of the rest, the ``unlisted``.
+    """Totals by labels, each in the order of ``Counters``.
 
-    Present objects are marked with the number of the booking; objects with another number are gone. Differences of sets would
-    show the same, but each set operation is one call, which blocks the loop for its whole duration.
+    At most ``limit`` labels have a total of their own; ``others`` is that of the rest, the ``unlisted``.
     """
 
     def __init__(self, limit: int) -> None:
-        self.totals: dict[str, Total] = {}
-        self.others = Total()
+        self.totals: dict[str, list[int]] = {}
+        self.others = list(ZERO)
         self.unlisted: set[str] = set()
         self._limit = limit
-        self._bookings = 0
-        self._last: dict[Hashable, _Booked] = {}
+        self._last: dict[Hashable, Counters] = {}
 
     def booking(self, rows: Collection[Row], ownerless: Container[Hashable] = ()) -> Iterator[None]:
         """Take in the counters of all present objects, with pauses. Labels without an object are forgotten.
@@ -108,64 +82,34 @@ class Ledger:
 
         A caller that stops at a pause leaves each row booked as a whole or not at all: nothing is counted twice.
         """
-        self._bookings += 1
-        yield from self._marking(rows)
-        yield from _forgetting(self.totals, self._bookings)
-        yield from _forgetting(self._last, self._bookings, ownerless)
-        for number, (key, labels, counters) in enumerate(rows, 1):
-            if number % ROWS_AT_ONCE == 0:
-                yield
-            booked = self._last.get(key)
-            if booked is None:
-                booked = self._last[key] = _Booked(self._bookings)
-            last, current = booked.counters, booked.counters if counters is None else counters
-            booked.counters = current
-            if current == last:
-                continue
-            if any(map(int.__lt__, current, last)):
-                last = ZERO  # a counter reset: the object was made again
-            counts = self._total(labels).counts
-            for index, (new, old) in enumerate(zip(current, last, strict=True)):
-                counts[index] += new - old
-
-    def _marking(self, rows: Collection[Row]) -> Iterator[None]:
-        """Mark the present objects and totals."""
-        unlisted: set[str] = set()
+        present, labelled, unlisted = set(), set(), set()
         for number, (key, labels, _) in enumerate(rows, 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            if booked := self._last.get(key):
-                booked.booking = self._bookings
-            if total := self.totals.get(labels):
-                total.booking = self._bookings
-            elif labels in self.unlisted:
+            present.add(key)
+            labelled.add(labels)
+            if labels in self.unlisted and labels not in self.totals:
                 unlisted.add(labels)
         self.unlisted = unlisted
+        yield from figures.forgetting(self.totals, labelled)
+        yield from figures.forgetting(self._last, present, ownerless)
+        for number, (key, labels, counters) in enumerate(rows, 1):
+            if number % ROWS_AT_ONCE == 0:
+                yield
+            last = self._last.setdefault(key, ZERO)
+            if counters is not None and counters != last:
+                self._last[key] = counters
+                total = self._total(labels)
+                total[:] = map(operator.add, total, figures.growth(last, counters))
 
-    def _total(self, labels: str) -> Total:
-        total = self.totals.get(labels)
-        if total is not None:
-            return total
-        if len(self.totals) >= self._limit:
-            self.unlisted.add(labels)
-            return self.others
-        self.unlisted.discard(labels)
-        total = self.totals[labels] = Total(self._bookings)
-        return total
-
-
-def _forgetting(marked: dict[K, S], booking: int, keeping: Container[Hashable] = ()) -> Iterator[None]:
-    """Forget all that has no mark of this booking, except for ``keeping``, with pauses."""
-    gone: list[K] = []
-    for number, (key, one) in enumerate(marked.items(), 1):
-        if number % ROWS_AT_ONCE == 0:
-            yield
-        if one.booking != booking and key not in keeping:
-            gone.append(key)
-    for number, key in enumerate(gone, 1):
-        if number % ROWS_AT_ONCE == 0:
-            yield
-        del marked[key]
+    def _total(self, labels: str) -> list[int]:
+        if labels not in self.totals:
+            if len(self.totals) >= self._limit:
+                self.unlisted.add(labels)
+                return self.others
+            self.unlisted.discard(labels)
+            self.totals[labels] = list(ZERO)
+        return self.totals[labels]
 
 
 @dataclasses.dataclass(slots=True)
@@ -360,17 +304,17 @@ class Traffic:
 
 def _counters(kind: str, ledger: Ledger, *, openmetrics: bool) -> Iterator[str]:
     totals = ledger.totals
-    if ledger.unlisted or any(ledger.others.counts):
+    if ledger.unlisted or any(ledger.others):
         totals = {**totals, _others(kind): ledger.others}
     connections, *by_direction = _METRICS[kind]
     yield _heading(connections, openmetrics=openmetrics)
     for labels, total in totals.items():
-        yield f"{connections.name}{{{labels}}} {total.counts[0]}\n"
+        yield f"{connections.name}{{{labels}}} {total[0]}\n"
     for metric, first in zip(by_direction, (1, 3), strict=True):
         yield _heading(metric, openmetrics=openmetrics)
         for labels, total in totals.items():
             for index, direction in enumerate(_DIRECTIONS, first):
-                yield f'{metric.name}{{{labels},direction="{direction}"}} {total.counts[index]}\n'
+                yield f'{metric.name}{{{labels},direction="{direction}"}} {total[index]}\n'
 
 
 def _gauges(metric: Metric, by_kind: Mapping[str, int]) -> Iterator[str]:

@@ -17,7 +17,7 @@ import re
 import struct
 import time
 from array import array
-from collections.abc import Callable, Collection, Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -25,7 +25,8 @@ import structlog
 
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
-from ipvsproxy.daemon.metrics.figures import Sampler
+from ipvsproxy.daemon.metrics import figures
+from ipvsproxy.daemon.metrics.figures import ROWS_AT_ONCE, Sampler
 from ipvsproxy.daemon.ui.node_page import History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic
@@ -82,7 +83,6 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 REMEMBERED = 24
 """The readings of which the small lines are made."""
-ROWS_AT_ONCE = 100
 _COUNTERS = struct.Struct("=5Q")
 _NOTHING = Counters()
 _ZERO = _COUNTERS.pack(*_NOTHING)
@@ -123,11 +123,10 @@ def between(before: Counters | None, now: Counters, seconds: float) -> Rates:
     return Rates._make(count / seconds for count in _counts(before or _NOTHING, now))
 
 
-def _counts(before: tuple[int, ...], now: tuple[int, ...]) -> tuple[int, int, int]:
+def _counts(before: Sequence[int], now: Sequence[int]) -> tuple[int, int, int]:
     """Connections, packets and bytes since then."""
-    if any(map(int.__lt__, now, before)):
-        before = _NOTHING  # it was made again
-    return now[0] - before[0], now[1] + now[2] - before[1] - before[2], now[3] + now[4] - before[3] - before[4]
+    connections, packets_in, packets_out, bytes_in, bytes_out = figures.growth(before, now)
+    return connections, packets_in + packets_out, bytes_in + bytes_out
 
 
 class ServiceRates:
@@ -192,7 +191,7 @@ class ServiceRates:
                     self._add(server.owner.service, _counts(_COUNTERS.unpack(before), counted))
             seen += key in last
         if seen != len(last):
-            yield from _forgetting(last, desired)
+            yield from figures.forgetting(last, desired)
 
     def _add(self, name: ServiceName, counts: tuple[int, int, int]) -> None:
         """Add counts to the place of this reading; they become rates at its end."""
@@ -237,17 +236,6 @@ class ServiceRates:
         places = [_places(number) for number in range(self.readings - count + 1, self.readings + 1)]
         figures = history.figures
         return [round(figures[place[0]], 2) for place in places], [round(figures[place[2]], 1) for place in places]
-
-
-def _forgetting(last: dict[VirtualServerKey, bytes], desired: Container[VirtualServerKey]) -> Iterator[None]:
-    gone: list[VirtualServerKey] = []
-    for index, key in enumerate(last, 1):
-        if index % ROWS_AT_ONCE == 0:
-            yield
-        if key not in desired:
-            gone.append(key)
-    for key in gone:
-        del last[key]
 
 
 def _places(number: int) -> tuple[int, int, int]:

@@ -18,9 +18,9 @@ from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from ipvsproxy.daemon.http.health import Status
-from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, Sampler, Sources
+from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, ROWS_AT_ONCE, Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.traffic import ROWS_AT_ONCE, Ledger, Row, Traffic
+from ipvsproxy.daemon.metrics.traffic import Ledger, Row, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic, TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
@@ -479,5 +479,5 @@ def test_a_total_grows_by_new_counts_and_is_forgotten_with_the_last_object_of_it
             if more:
                 expected[labels[key]] = expected.get(labels[key], 0) + more
         list(ledger.booking([Row(key, labels[key], Counters(count)) for key, count in counted.items()]))
-        assert {label: total.counts[0] for label, total in ledger.totals.items()} == expected
+        assert {label: total[0] for label, total in ledger.totals.items()} == expected
     assert ledger._last.keys() == counted.keys()

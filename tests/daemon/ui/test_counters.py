@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from ipvsproxy.daemon.metrics.figures import ROWS_AT_ONCE
 from ipvsproxy.daemon.ui import counters
 from ipvsproxy.daemon.ui.counters import IDLE_S, MOST_VIEWERS, NAME, NO_RATES, REMEMBERED, VIEWER_S, Rates, ServiceRates, Viewers
 from ipvsproxy.model.service import Owner, ServiceName
@@ -134,7 +135,7 @@ def test_work_on_many_virtual_servers_pauses() -> None:
     figures = ServiceRates()
     for count in (1, 2):
         pauses = len(list(figures.taking(dict.fromkeys(keys, _counted(count)), count, desired)))
-        assert pauses == count * 1000 / counters.ROWS_AT_ONCE
+        assert pauses == count * 1000 / ROWS_AT_ONCE
 
 
 def test_rates_of_one_object() -> None:
