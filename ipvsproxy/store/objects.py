@@ -82,11 +82,6 @@ class Guard:
         """Whether objects that no list has ever contained may be removed."""
         return self._weigh(kind, Doubt(since_s=now, missing=0, known=0, is_first=True), is_doubtful=is_empty)
 
-    @property
-    def doubts_the_first(self) -> bool:
-        """Whether the first list of a kind is doubted."""
-        return any(doubt.is_first for doubt in self.doubts.values())
-
     def _weigh(self, kind: ObjectKind, doubt: Doubt, *, is_doubtful: bool) -> bool:
         before = self.doubts.pop(kind, None)
         if not self.percent or not is_doubtful or (before and doubt.since_s >= before.due_s):
@@ -135,7 +130,8 @@ class Store:
     def __init__(self, started_s: float, guard: Guard | None = None) -> None:
         self._started_s = started_s
         self._guard = guard or Guard(0)
-        self._services: dict[ServiceName, Service] = {}
+        self.services: dict[ServiceName, Service] = {}
+        """Every known Service. Only ``deliver`` changes it."""
         self._slices: dict[ObjectKey, EndpointSlice] = {}
         self._slices_of: dict[ServiceName, tuple[EndpointSlice, ...]] = {}
         self._nodes: dict[str, Node] = {}
@@ -150,12 +146,8 @@ class Store:
         self._dirty: dict[ServiceName, float] = {}
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []
-        self._counts: Counter[ObjectKind] = Counter()
-
-    @property
-    def services(self) -> Mapping[ServiceName, Service]:
-        """Every known Service."""
-        return self._services
+        self.untaken: Counter[ObjectKind] = Counter()
+        """The number of changes to take, by kind of object."""
 
     def is_only_remembered(self, name: ServiceName) -> bool:
         """Whether the newest list lacks a known Service and is doubted: Services on that list have precedence."""
@@ -178,11 +170,6 @@ class Store:
     def missing(self) -> Collection[ObjectKind]:
         """The kinds that have not been listed yet."""
         return [kind for kind in ObjectKind if kind not in self._listed]
-
-    @property
-    def untaken(self) -> Mapping[ObjectKind, int]:
-        """The number of changes to take, by kind of object."""
-        return self._counts
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
         """Take in events, in their order; ``now`` is that of a monotonic clock."""
@@ -216,7 +203,7 @@ class Store:
     @property
     def may_lack_all(self) -> bool:
         """Whether a first list is doubted. Then observed kernel objects may be desired although no known Service has them."""
-        return self._guard.doubts_the_first
+        return any(doubt.is_first for doubt in self.doubts.values())
 
     def _take_list(self, event: Listed, now: float) -> None:
         kind = event.kind
@@ -239,7 +226,7 @@ class Store:
             self._remove(kind, key, now)
 
     def _only_remember(self, missing: Iterable[ObjectKey], now: float) -> None:
-        lacking = {service.name for key in missing if (service := self._services.get(ServiceName(key.namespace, key.name)))}
+        lacking = {service.name for key in missing if (service := self.services.get(ServiceName(key.namespace, key.name)))}
         for name in lacking ^ self._remembered:
             self._dirty.setdefault(name, now)
         self._remembered = lacking
@@ -263,28 +250,28 @@ class Store:
             services=self._dirty,
             triggers=tuple(Trigger(family, at_s) for (_, family), times in self._triggers.items() for at_s in times),
             complaints=tuple(self._complaints),
-            counts=self._counts,
+            counts=self.untaken,
         )
-        self._dirty, self._counts = {}, Counter()
+        self._dirty, self.untaken = {}, Counter()
         self._triggers.clear()
         self._complaints.clear()
         return changes
 
     def touch_all(self, now: float) -> None:
         """Mark every Service for translation."""
-        for name in self._services:
+        for name in self.services:
             self._dirty.setdefault(name, now)
 
     def _put(self, item: ApiObject, now: float) -> None:
         match item:
             case Service():
-                known = self._services.get(item.name)
+                known = self.services.get(item.name)
                 if self._remembered and item.name in self._remembered:
                     self._remembered.discard(item.name)
                     self._dirty.setdefault(item.name, now)
                 if known != item:
                     name = self._known_name(item.name)
-                    self._services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
+                    self.services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
                     self._note_change(ObjectKind.SERVICE, name, now)
                     if item.options.annotations.scheduler:
                         self.schedulers.add(item.options.annotations.scheduler)
@@ -328,7 +315,7 @@ class Store:
 
     def _known_name(self, name: ServiceName) -> ServiceName:
         """The equal name that is stored already. 100,000 slices with names of their own would take 13 MB."""
-        if service := self._services.get(name):
+        if service := self.services.get(name):
             return service.name
         slices = self.slices_of(name)
         return slices[0].service or name if slices else name
@@ -356,7 +343,7 @@ class Store:
         self._rejected[kind].pop(key, None)
         match kind:
             case ObjectKind.SERVICE:
-                service = self._services.pop(ServiceName(key.namespace, key.name), None)
+                service = self.services.pop(ServiceName(key.namespace, key.name), None)
                 if service:
                     self._remembered.discard(service.name)
                     self._note_change(kind, service.name, now)
@@ -381,7 +368,7 @@ class Store:
     def _keys(self, kind: ObjectKind) -> AbstractSet[ObjectKey]:
         match kind:
             case ObjectKind.SERVICE:
-                return self._services.keys()
+                return self.services.keys()
             case ObjectKind.ENDPOINT_SLICE:
                 return self._slices.keys()
             case ObjectKind.NODE:
@@ -390,6 +377,6 @@ class Store:
                 assert_never(never)
 
     def _note_change(self, kind: ObjectKind, service: ServiceName | None, now: float) -> None:
-        self._counts[kind] += 1
+        self.untaken[kind] += 1
         if service:
             self._dirty.setdefault(service, now)

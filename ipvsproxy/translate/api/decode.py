@@ -165,15 +165,10 @@ def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
     try:
         return reader.event(reader.one.decode(item))
     except UNREADABLE:
-        return reader.loose_event(msgspec.Raw(item)) if _is_whole(item) else None
-
-
-def _is_whole(text: bytes) -> bool:
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except UNREADABLE:
-        return False
-    return True
+        try:
+            return reader.loose_event(msgspec.json.decode(item, type=msgspec.Raw))
+        except UNREADABLE:
+            return None
 
 
 def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
