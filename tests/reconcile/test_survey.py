@@ -1,6 +1,7 @@
 """Questions about desired and observed state, on a node in which everything is in force."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -13,6 +14,7 @@ from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServer
 from ipvsproxy.reconcile.kinds.kind import Stage
 from ipvsproxy.reconcile.operations.pace import MOST_KEPT, Pace
+from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.survey import Sides
 from tests.reconcile import examples, simulation
 from tests.support import builders
@@ -248,3 +250,13 @@ def test_statistics_count_conflicts_once_and_drains_that_wait_apart_from_the_oth
     node.kernel.connection_counts[KEY, builders.backend("10.244.0.3", 8080)] = ConnectionCounts(1, 0)
     at_once(node.reconciler.settling(node.apply(node.plan().operations), node.now))
     assert node.reconciler.survey.draining_connections() == [(KEY, SECOND, ConnectionCounts(2, 1))], "the others are unknown"
+
+
+def test_the_survey_finds_the_service_port_of_a_virtual_server_by_address_and_by_node_port() -> None:
+    first, second = builders.service_port(80, name="http", node_port=30080), builders.service_port(443, name="https")
+    service = builders.service("web", first, second, cluster=["10.96.0.1"])
+    port_of = functools.partial(Reconciler(Policy()).survey.service_port, service)
+    assert port_of(builders.frontend("10.96.0.1", 443)) == second
+    assert port_of(builders.frontend("192.168.0.10", 30080)) == first
+    assert port_of(builders.frontend("10.96.0.1", 30080)) is None
+    assert port_of(builders.frontend("10.96.0.1", 80, Protocol.UDP)) is None
