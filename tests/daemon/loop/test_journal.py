@@ -173,12 +173,12 @@ def test_many_broken_objects_do_not_fill_the_log() -> None:
     clock = _Clock()
     journal = Journal(clock)
     with structlog.testing.capture_logs() as logs:
-        for number in range(10_000):
+        for number in range(3_000):
             journal.log_complaints([_broken(f"default/web-{number}", "wrong", parts=20)])
     assert len(logs) == journals.BURST
     clock.now_s = 10
     with structlog.testing.capture_logs() as logs:
-        for number in range(10_000):
+        for number in range(3_000):
             journal.log_complaints([_broken(f"default/web-{number}", "wrong", parts=20)])
     assert len(logs) == 10 / journals.REFILL_S
 

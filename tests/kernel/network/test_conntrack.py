@@ -233,14 +233,14 @@ def listed(*flows: bytes, flags: int = 0) -> Callable[[int], list[fake_netlink.A
 
 @pytest.mark.parametrize("stale", [False, True], ids=["kept", "stale"])
 def test_memory_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
-    """The kernel lists parts of 32 kB; two hundred of them are 6.4 MB as bytes alone."""
+    """The kernel lists parts of 32 kB; a hundred of them are 3.2 MB as bytes alone."""
 
     def answer(data: bytes) -> list[fake_netlink.Answer]:
         ((_, kind, _, sequence, _), *_) = found = fake_netlink.split(data)
         if kind == DELETION:
             return [fake_netlink.error(found[-1][3])]
         one = fake_netlink.message(sequence, fake_flow())
-        return [*[one * (32_000 // len(one))] * 200, fake_netlink.done(sequence)]
+        return [*[one * (32_000 // len(one))] * 100, fake_netlink.done(sequence)]
 
     class Forgetful(fake_netlink.FakeSocket):
         def send(self, data: bytes, /) -> int:
