@@ -107,11 +107,13 @@ def test_cleanup_with_wrong_flags_reports_all_of_them_and_cleans_nothing(
         "ipvsproxy: --output: 'yaml' must be one of text, json",
     ]
     assert cli.main(["cleanup", "--output"]) == 2
+    assert cli.main(["cleanup", "--only=theirs"]) == 2
+    assert cleaned == []
 
 
 def test_cleanup_has_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["cleanup", "--dry-run", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("ipvsproxy cleanup [--dry-run]")
+    assert capsys.readouterr().out.startswith("ipvsproxy cleanup [--only=own] [--dry-run]")
 
 
 def test_wrong_flags_end_with_status_2_and_a_sentence_each(served: list[Config], capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,8 +23,8 @@ from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
-from ipvsproxy.model.rules import Backend, Skeleton
-from ipvsproxy.model.sets import IP_SETS, IpSet
+from ipvsproxy.model.rules import Backend, ChainKey, Jump, Skeleton
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.translate import skeleton, view
@@ -34,9 +34,32 @@ NOT_CLEAN = 1
 """Exit status if an object of ours is left, or may be."""
 
 _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
-_OURS: Mapping[Family, Skeleton] = {
-    family: Skeleton(family=family, chains=dict.fromkeys(skeleton.CHAINS, ()), jumps=skeleton.JUMPS) for family in Family
+
+
+class Extent(NamedTuple):
+    """What is removed: these chains, jumps and sets; unless ``only_own``, also what kube-proxy knows of other kinds."""
+
+    chains: tuple[ChainKey, ...] = skeleton.CHAINS
+    jumps: tuple[Jump, ...] = skeleton.JUMPS
+    sets: frozenset[SetKind] = frozenset(SetKind)
+    only_own: bool = False
+
+    def plan(
+        self, observed: Observation, excluded: Collection[Network], node_port_ranges: Collection[Network]
+    ) -> cleanup.Cleanup:
+        """The operations on a kernel in this state; the arguments are those of ``clean``."""
+        rules = dict.fromkeys(self.chains, ())
+        skeletons = {family: Skeleton(family=family, chains=rules, jumps=self.jumps) for family in Family}
+        todo = cleanup.plan(observed, skeletons, excluded, node_port_ranges)
+        return cleanup.only_own(todo, observed, self.sets) if self.only_own else todo
+
+
+EVERYTHING = Extent()
+ONLY_OWN: Mapping[Backend, Extent] = {
+    Backend.IPTABLES: Extent(skeleton.SCOPE_CHAINS, skeleton.SCOPE_JUMPS, SCOPE_KINDS, only_own=True),
+    Backend.NFTABLES: EVERYTHING._replace(only_own=True),
 }
+"""What kube-proxy does not know: in iptables and ipset second scopes, in nftables all rules and sets."""
 
 
 class Node(NamedTuple):
@@ -44,7 +67,8 @@ class Node(NamedTuple):
 
     ``rules_with`` asks the rules of the kernel, and those of each variant of iptables that is not in use. ``left`` looks in each
     place for rules that a proxy has left behind. ``skipped`` has a line for each part that this kernel does not have.
-    ``unlike_sets`` are ours by name, but of another shape: those of our table of nftables, of another version.
+    ``unlike_sets`` are ours by name, but of another shape: those of our table of nftables, of another version. ``kernel``
+    must have the chains and jumps of ``extent``.
     """
 
     kernel: Kernel
@@ -54,6 +78,7 @@ class Node(NamedTuple):
     skipped: tuple[str, ...] = ()
     unlike_sets: Callable[[], Collection[IpSet]] = tuple
     """Raises KernelError."""
+    extent: Extent = EVERYTHING
 
 
 @dataclasses.dataclass(slots=True)
@@ -100,17 +125,19 @@ def _clean_here(config: Config, result: Result) -> None:
     node_port_ranges = view.known_node_port_ranges(config.translation)
     try:
         with contextlib.ExitStack() as closing:
-            if not config.dry_run:
-                closing.enter_context(contextlib.closing(Instance()))
+            instance = closing.enter_context(contextlib.closing(Instance()))
+            if config.dry_run:
+                instance.close()  # a proxy may start meanwhile
             for backend in backends.to_clean(skeleton.CHAINS):
-                node = closing.enter_context(_this_node(config.drivers.route_protocol, backend))
+                extent = ONLY_OWN[backend] if config.only_own else EVERYTHING
+                node = closing.enter_context(_this_node(config.drivers.route_protocol, backend, extent))
                 clean(node, config.policy.excluded, node_port_ranges, result, dry_run=config.dry_run)
     except KernelError as error:
         result.problems.append(error.detail)
 
 
 @contextlib.contextmanager
-def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
+def _this_node(route_protocol: int, backend: Backend, extent: Extent) -> Iterator[Node]:
     skipped: list[str] = []
     if not _IP_VS.exists():
         skipped.append("virtual servers: this kernel has no IPVS loaded")
@@ -119,7 +146,7 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
     commands = iptables_variant.choose(skeleton.CHAINS).commands if has_choice else iptables.COMMANDS
     ipvs = None if _IP_VS.exists() else AbsentIpvs()
     chosen = backends.ChosenBackend(backend, commands)
-    made = NodeKernel(skeleton.CHAINS, skeleton.JUMPS, chosen=chosen, ipvs=ipvs, route_protocol=route_protocol)
+    made = NodeKernel(extent.chains, extent.jumps, chosen=chosen, ipvs=ipvs, route_protocol=route_protocol)
     with contextlib.closing(made) as kernel:
         programs = {}
         for family in Family:
@@ -132,14 +159,15 @@ def _this_node(route_protocol: int, backend: Backend) -> Iterator[Node]:
             for names in map(iptables_variant.commands, variants)
             if names != commands
         ]
+        left = leftovers.of_iptables(kernel.leftover_rules, kernel.leftover_rules.places(programs))
         yield Node(
             kernel,
             [kernel.rules.rules_with, *(driver.rules_with for driver in others)],
-            leftovers.of_iptables(kernel.leftover_rules, kernel.leftover_rules.places(programs))
-            | leftovers.of_nftables(kernel.leftover_tables),
+            {} if extent.only_own else left | leftovers.of_nftables(kernel.leftover_tables),
             tuple(programs),
             tuple(skipped),
             _unlike_sets if backend is Backend.NFTABLES else tuple,
+            extent,
         )
 
 
@@ -152,17 +180,17 @@ def _unlike_sets() -> Collection[IpSet]:
 def clean(
     node: Node, excluded: Collection[Network], node_port_ranges: Collection[Network], result: Result, *, dry_run: bool
 ) -> None:
-    """Remove our objects, except for virtual servers in ``excluded`` ranges; ``dry_run`` only finds them."""
+    """Remove our objects of ``node.extent``, except for virtual servers in ``excluded`` ranges; ``dry_run`` only finds them."""
     observed = _observe(node)
-    todo = cleanup.plan(observed, _OURS, excluded, node_port_ranges)
-    kept = len(cleanup.plan(observed, _OURS, (), node_port_ranges).virtual_servers) - len(todo.virtual_servers)
+    todo = node.extent.plan(observed, excluded, node_port_ranges)
+    kept = len(node.extent.plan(observed, (), node_port_ranges).virtual_servers) - len(todo.virtual_servers)
     result.notes += [*node.skipped, *([f"virtual servers in excluded ranges: {kept} stay"] if kept else [])]
     result.problems += observed.errors
     if dry_run:
         _clear(node, result, may_remove=False)
         result.add(map(Outcome, (*todo.operations, *_removal_of_unlike(node, result))))
     else:
-        outcomes = node.kernel.apply(todo.virtual_servers)
+        outcomes = node.kernel.apply((*todo.additions, *todo.virtual_servers))
         may_remove_witnesses = cleanup.may_remove_witnesses(observed) and not any(outcome.error for outcome in outcomes)
         outcomes += node.kernel.apply(todo.rules)
         _clear(node, result, may_remove=True)
@@ -175,7 +203,7 @@ def clean(
             )
         result.add(outcomes)
         if not result.problems and not any(outcome.error for outcome in outcomes):
-            again = cleanup.plan(_observe(node), _OURS, excluded, node_port_ranges).operations
+            again = node.extent.plan(_observe(node), excluded, node_port_ranges).operations
             result.problems += [f"{one.item} is back: is a kube-proxy or ipvsproxy still running here?" for one in again[:1]]
     result.notes, result.problems = list(dict.fromkeys(result.notes)), list(dict.fromkeys(result.problems))
 
@@ -221,14 +249,16 @@ def _with_users(node: Node, outcome: Outcome) -> Outcome:
 
 
 def render_text(result: Result, *, dry_run: bool) -> str:
-    """For people: in a dry run every object, else the number of each kind; and every problem."""
+    """For people: every problem; in a dry run every object, else the number of each kind."""
     done = [outcome.operation for outcome in result.outcomes.values() if not outcome.error]
     left = [name for name, error in result.left.items() if not error]
-    counts = Counter([*(kind_of(operation.item) for operation in done), *(["rules"] * len(left))])
+    removed = [kind_of(operation.item) for operation in done if operation.verb is Verb.REMOVE]
+    counts = Counter([*removed, *(["rules"] * len(left))])
     number = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     # With a problem, perhaps nothing was read.
     empty = "nothing" if result.problems else f"nothing, there {'is' if dry_run else 'was'} nothing of ours"
-    lines = [f"left out: {note}" for note in result.notes]
+    lines = [f"problem: {problem}" for problem in result.problems]
+    lines += [f"left out: {note}" for note in result.notes]
     if dry_run:
         lines += [f"would {operation}" for operation in done]
         lines += [f"would remove rules {name}" for name in left]
@@ -236,7 +266,6 @@ def render_text(result: Result, *, dry_run: bool) -> str:
     else:
         lines.append(f"removed: {number or empty}")
     lines += [f"failed: {failure}" for failure in result.failures]
-    lines += [f"problem: {problem}" for problem in result.problems]
     return "".join(f"{line}\n" for line in lines)
 
 

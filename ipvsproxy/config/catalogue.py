@@ -394,6 +394,9 @@ OF_COMMANDS = tuple(
             "Text for people, or one JSON document with a field version (default text). Also -o."
         ),
         Option("dry-run", "", Kind.BOOLEAN, "false", to="dry_run").explained("Only report what would be done."),
+        Option("only", "", Kind.TEXT, "", "own", to="only", choices=("own",), command="cleanup").explained(
+            "Remove only what kube-proxy does not know, so that connections go on: the way back to it."
+        ),
         Option("once", "", Kind.BOOLEAN, "false", to="top.once", command="top").explained(
             "Print one picture as plain text, and end."
         ),

@@ -114,12 +114,16 @@ _CLEANUP = Command(
     "cleanup",
     "remove everything that ipvsproxy or kube-proxy has left in the kernel",
     """\
-ipvsproxy cleanup [--dry-run] [--output=text|json] [flags]
+ipvsproxy cleanup [--only=own] [--dry-run] [--output=text|json] [flags]
 
 Removes everything of ipvsproxy, or of a kube-proxy in IPVS or iptables mode, from this network namespace: virtual
 servers, iptables rules of both variants, ipsets, the nftables table inet ipvsproxy, local routes, kube-ipvs0; of both IP
-families. Objects of other programs stay. No API server is needed.
+families. Objects of other programs stay. No API server is needed. Refused while ipvsproxy runs here, a dry run as well.
 
+  --only own
+        Remove only what kube-proxy does not know: second scopes (virtual servers by mark, sets and chains
+        KUBE-IPVSPROXY-*), the nftables table, the copy of a set, and local routes, whose addresses in use are added to
+        kube-ipvs0 before. Connections through all other virtual servers continue. The way back to kube-proxy.
   --dry-run
         Only report what would be removed.
   --output text|json

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.commands import cleanup
+from ipvsproxy.config import load
 from ipvsproxy.daemon.loop import leftovers
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
@@ -104,7 +105,7 @@ def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_who_could_not_look_does_not_say_that_there_is_nothing_of_ours(*, dry_run: bool) -> None:
     result = cleanup.Result(problems=["another ipvsproxy is running"])
-    removed, problem = cleanup.render_text(result, dry_run=dry_run).splitlines()
+    problem, removed = cleanup.render_text(result, dry_run=dry_run).splitlines()
     assert removed == ("would remove: nothing" if dry_run else "removed: nothing")
     assert problem == "problem: another ipvsproxy is running"
 
@@ -369,12 +370,34 @@ def test_a_set_in_use_by_a_strange_rule_stays_and_the_rule_is_named() -> None:
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_nothing_is_cleaned_beside_a_running_ipvsproxy() -> None:
+def test_beside_a_running_ipvsproxy_nothing_is_cleaned_or_listed_and_the_first_line_says_so() -> None:
+    shell("iptables -N KUBE-FORWARD")
     with contextlib.closing(Instance()):
-        cleaned = run_program("--cleanup")
-        assert cleaned.returncode == 1
-        assert "problem: another ipvsproxy (process " in cleaned.stdout
-        assert run_program("cleanup", "--dry-run").returncode == 0
+        for arguments in (
+            ["--cleanup"],
+            ["cleanup", "--only=own"],
+            ["cleanup", "--dry-run"],
+            ["cleanup", "--only=own", "--dry-run"],
+        ):
+            refused = run_program(*arguments)
+            assert refused.returncode == 1
+            problem, removed = refused.stdout.splitlines()
+            assert problem.startswith("problem: another ipvsproxy (process ")
+            assert removed == ("would remove: nothing" if "--dry-run" in arguments else "removed: nothing")
+    listed = run_program("cleanup", "--dry-run")
+    assert (listed.returncode, listed.stdout.splitlines()[-1]) == (0, "would remove: 1 rules")
+
+
+@pytest.mark.usefixtures("network_namespace")
+def test_a_dry_run_does_not_keep_an_ipvsproxy_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> tuple[()]:
+        Instance().close()
+        return ()
+
+    monkeypatch.setattr("ipvsproxy.kernel.backends.to_clean", start)
+    config = load.load(["--cleanup", "--dry-run"], hostname="node-1", read_file=lambda _: b"", command="cleanup")
+    assert cleanup.run(config) == cleanup.CLEAN
+    assert cleanup.run(dataclasses.replace(config, dry_run=False)) == cleanup.NOT_CLEAN
 
 
 @pytest.mark.usefixtures("network_namespace")

@@ -1,4 +1,6 @@
-"""The removal of all our kernel objects, and no others, for ``--cleanup``; or of those alone that hide the API server.
+"""The removal of all our kernel objects, and no others, for ``--cleanup``.
+
+Or of those alone that kube-proxy does not know, or that hide the API server.
 
 Rule 1: virtual servers go first, so that no packet meets a part of the rules; then rules, the sets that they name, the device,
 and local routes.
@@ -14,9 +16,9 @@ from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, IpSet, SetEntries, SetEntry, SetKind
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
+from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
@@ -24,16 +26,20 @@ EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
 
 
 class Cleanup(NamedTuple):
-    """The removals, in this order. ``witnesses`` must wait until all our virtual servers are gone."""
+    """The removals, in this order. ``witnesses`` must wait until all our virtual servers are gone.
+
+    ``additions`` come first: addresses that are local by a route alone, and stay in use. Witnesses wait for them as well.
+    """
 
     virtual_servers: tuple[Operation, ...]
     rules: tuple[Operation, ...]
     witnesses: tuple[Operation, ...]
+    additions: tuple[Operation, ...] = ()
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """All removals."""
-        return (*self.virtual_servers, *self.rules, *self.witnesses)
+        """All operations."""
+        return (*self.additions, *self.virtual_servers, *self.rules, *self.witnesses)
 
 
 def plan(
@@ -51,6 +57,28 @@ def plan(
         virtual_servers=tuple(_virtual_servers(observed, excluded, node_port_ranges)),
         rules=rules(observed, skeletons),
         witnesses=tuple(_witnesses(observed)),
+    )
+
+
+def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -> Cleanup:
+    """The part of a cleanup that removes what kube-proxy does not know: it continues with the rest, and connections do, too.
+
+    The rest are virtual servers by address, ``kube-ipvs0``, and sets of all but these ``kinds``. Which rules are in ``todo``,
+    the skeletons of ``plan`` say. A service address that a route makes local becomes an address of ``kube-ipvs0``.
+    """
+
+    def goes(operation: Operation) -> bool:
+        item = operation.item
+        return item.kind in kinds if isinstance(item, IpSet) else not isinstance(item, Device)
+
+    served = {key.address for key in observed.virtual_servers or ()}
+    bound = tuple(sorted(served & (observed.routes or frozenset()) - (observed.addresses or frozenset())))
+    device = () if observed.device else (Operation(Verb.ADD, Device(DEVICE)),)
+    return Cleanup(
+        virtual_servers=tuple(one for one in todo.virtual_servers if isinstance(one.item.key, FirewallMark)),
+        rules=todo.rules,
+        witnesses=tuple(filter(goes, todo.witnesses)),
+        additions=(*device, Operation(Verb.ADD, BoundAddresses(bound))) if bound else (),
     )
 
 

@@ -1,6 +1,7 @@
 """The removals of a cleanup, and their order. ``tests/commands/test_cleanup.py`` shows that it works."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -8,9 +9,9 @@ from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, LocalRoutes
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Jump, ObservedSkeleton, Skeleton
-from ipvsproxy.model.sets import SET_COPY, ForeignElement, IpSet, SetEntries, SetEntry, SetKind
+from ipvsproxy.model.sets import SET_COPY, ForeignElement, IpSet, SetEntries, SetEntry, SetKind, mark_entry
 from ipvsproxy.model.state import Observation
-from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
+from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServer
 from ipvsproxy.reconcile.removal import cleanup
 from tests.reconcile import examples
 from tests.support import builders
@@ -157,6 +158,50 @@ def test_nothing_is_given_up_while_a_part_that_tells_whose_it_is_cannot_be_read(
 
 def test_an_allowed_address_of_an_api_server_is_not_given_up() -> None:
     assert cleanup.give_up(hiding(), (), [API_SERVER], builders.networks("192.0.2.0/24")).operations == ()
+
+
+MARK = FirewallMark.of(Family.IPV4, 0x3FFF)
+MARKS = IpSet(SetKind.MARKS, Family.IPV4)
+
+
+def with_own_objects(**changed: Any) -> Observation:
+    """A kernel whose Service has a second scope, and an address that is local by a route, beside two stale routes."""
+    server = ObservedVirtualServer(examples.ROUND_ROBIN, {})
+    observed = Observation(
+        virtual_servers={KEY: server, MARK: server, FirewallMark.of(Family.IPV4, 7): server},
+        sets={CLUSTER_IPS.name: frozenset(), MARKS.name: frozenset({mark_entry(MARK)})},
+        set_copy=True,
+        device=True,
+        addresses=frozenset(),
+        routes=frozenset({KEY.address, FOREIGN.address}),
+        interface_addresses=(),
+        skeletons={Family.IPV4: ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(JUMPS))},
+    )
+    return dataclasses.replace(observed, **changed)
+
+
+def only_own(observed: Observation, *kinds: SetKind) -> cleanup.Cleanup:
+    return cleanup.only_own(cleanup.plan(observed, OURS, ()), observed, kinds)
+
+
+def test_what_kube_proxy_does_not_know_goes_alone() -> None:
+    observed = with_own_objects()
+    assert list(only_own(observed, SetKind.MARKS).operations) == [
+        Operation(Verb.ADD, BoundAddresses((KEY.address,))),
+        remove(VirtualServer(MARK, examples.ROUND_ROBIN)),
+        remove(OURS[Family.IPV4]),
+        remove(MARKS),
+        remove(SET_COPY),
+        remove(LocalRoutes(tuple(sorted((KEY.address, FOREIGN.address))))),
+    ]
+    assert remove(CLUSTER_IPS) in only_own(observed, *SetKind).operations
+
+
+def test_an_address_that_is_bound_already_or_that_no_virtual_server_has_is_not_bound() -> None:
+    assert only_own(with_own_objects(addresses=frozenset({KEY.address}))).additions == ()
+    assert only_own(with_own_objects(virtual_servers={})).additions == ()
+    device, bound = only_own(with_own_objects(device=False)).additions
+    assert (device, bound.item) == (Operation(Verb.ADD, Device(DEVICE)), BoundAddresses((KEY.address,)))
 
 
 def test_a_virtual_server_of_another_program_at_the_api_server_stays() -> None:
