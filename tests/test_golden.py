@@ -36,7 +36,7 @@ PROFILES = [
 """Without one where the programs of iptables lack IPv6, which nftables serves without them."""
 PHASES = {"default": ("P0", "P1", "P2")}
 WITHOUT_SCOPES, WITH_SCOPES = TrafficScopes.KUBE_PROXY, TrafficScopes.API
-PROFILES_WITH_SCOPES = ("default", "masquerade-all")
+PROFILES_WITH_SCOPES = ("default",)
 CASES = [
     (scopes, profile, phase, section)
     for scopes in TrafficScopes

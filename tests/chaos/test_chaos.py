@@ -147,7 +147,7 @@ def test_a_short_history_passes(tmp_path: Path) -> None:
     with lab.Lab() as node:
         History(drawn, str(SEED), node, tmp_path, figures, quick=True, backend=BACKEND).run()
     assert figures.kills > 0
-    assert figures.injected.total() > 0
+    assert figures.injected["ENOBUFS"] > 0
     assert figures.troubles.total() == 1
     assert figures.moments.total() == 1
     assert len(figures.heals_s) == len(drawn.drifts)

@@ -152,11 +152,17 @@ def _lost_by_routing_sockets(process_id: int) -> int:
     return sum(int(drops) for _, protocol, *_, drops, inode in rows if protocol == "0" and f"socket:[{inode}]" in opened)
 
 
+@pytest.fixture(scope="module", name="laboratory")
+def _laboratory() -> Iterator[lab.Lab]:
+    with lab.Lab() as laboratory:
+        yield laboratory
+
+
 @contextlib.contextmanager
-def _working_node(directory: Path, starter: tuple[str, ...], *flags: str) -> Iterator[Cluster]:
+def _working_node(laboratory: lab.Lab, directory: Path, starter: tuple[str, ...], *flags: str) -> Iterator[Cluster]:
     """A node whose Services are served; the log of the program has a disk of its own."""
     (directory / "disk").mkdir()
-    with lab.Lab() as laboratory, contextlib.ExitStack() as leaving:
+    with contextlib.ExitStack() as leaving:
         laboratory.run("node", "mount", "-t", "tmpfs", "-o", "size=1m", "none", str(directory / "disk"))
         leaving.callback(laboratory.run, "node", "umount", "-l", str(directory / "disk"))
         (directory / "disk/log").touch()
@@ -184,8 +190,10 @@ def _working_node(directory: Path, starter: tuple[str, ...], *flags: str) -> Ite
         pytest.param(_lost_notifications, ("-m", "ipvsproxy"), id="lost notifications"),
     ],
 )
-def test_a_node_at_a_limit_serves_changes_answers_and_stops(limit: Limit, starter: tuple[str, ...], tmp_path: Path) -> None:
-    with _working_node(tmp_path, starter) as running:
+def test_a_node_at_a_limit_serves_changes_answers_and_stops(
+    laboratory: lab.Lab, limit: Limit, starter: tuple[str, ...], tmp_path: Path
+) -> None:
+    with _working_node(laboratory, tmp_path, starter) as running:
         with limit(running, tmp_path):
             with running.lab.load("p2", "TCP", "10.96.0.200", 80, interval_s=0.1) as loads:
                 _change(running, lambda: _status("livez"))
@@ -193,9 +201,10 @@ def test_a_node_at_a_limit_serves_changes_answers_and_stops(limit: Limit, starte
         _stop(running)
 
 
-def test_open_connections_go_on_while_the_connection_table_is_full(tmp_path: Path) -> None:
+def test_open_connections_go_on_while_the_connection_table_is_full(laboratory: lab.Lab, tmp_path: Path) -> None:
     # New connections are dropped by the kernel itself, also to /livez: all that is asserted here goes through open ones.
-    with _working_node(tmp_path, ("-m", "ipvsproxy"), "--conntrack-max-per-core=0") as running, contextlib.ExitStack() as held:
+    flags = ("-m", "ipvsproxy"), "--conntrack-max-per-core=0"
+    with _working_node(laboratory, tmp_path, *flags) as running, contextlib.ExitStack() as held:
         size = CONNECTION_TABLE_SIZE.read_text()
         asking = http.client.HTTPConnection("127.0.0.1", 10256, timeout=ANSWERED_WITHIN_S)
         asking.connect()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import golden_fixtures, golden_state, lab
 
-RECORDINGS = [("default", "P0"), ("default", "P1"), ("scheduler-mh", "P0"), ("strict-exclude", "P0"), ("single-v4", "P0")]
+RECORDINGS = [("default", "P1"), ("scheduler-mh", "P0"), ("strict-exclude", "P0")]
 
 
 @pytest.fixture(scope="module", name="node")
