@@ -13,10 +13,10 @@ import time
 import urllib.request
 from pathlib import Path
 
-from tests.chaos import cluster, instrumented, soak, take_overs, usage, verifying, world
+from tests.chaos import cluster, instrumented, soak, take_overs, usage, world
 from tests.chaos.clients import Clients
 from tests.chaos.figures import Figures
-from tests.support import api_store, golden_state, lab
+from tests.support import api_store, golden_state, lab, program
 
 BATCH_S = 0.1
 FLAGS = (
@@ -117,11 +117,11 @@ class Soak:
         """At the end the kernel must be in the desired state."""
         deadline_s = time.monotonic() + SETTLED_WITHIN_S
         while True:
-            status, output = verifying.verify(self._flags)
-            if status == 0:
+            (verified,) = program.run_in_turn(["verify", *self._flags], within_s=SETTLED_WITHIN_S)
+            if verified.status == 0:
                 return
             if time.monotonic() > deadline_s:
-                self.wrong.append(f"verify: status {status}: {output[-2000:]}")
+                self.wrong.append(f"verify: status {verified.status}: {(verified.output + verified.error)[-2000:]}")
                 return
 
     def _compare_ports(self) -> None:

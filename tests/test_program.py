@@ -13,6 +13,7 @@ import pathlib
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,74 +24,70 @@ from ipvsproxy.model.net import Family
 from tests.support import api_server, golden_state, lab_agent, left_rules, patience
 from tests.support.api_server import ApiServer
 from tests.support.api_store import ENDPOINT_SLICES, NODES, SERVICES, Object
-from tests.support.program import PYTHON, python_environment, run_in_turn
+from tests.support.program import PYTHON, Program, python_environment, run_in_turn
 
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
-STOPPED_WITHIN_S = patience.seconds(30.0)
 SYNCED_WITHIN_S = patience.seconds(60.0)
 ANSWERED_WITHIN_S = patience.seconds(1.0)
 ENDED_WITHIN_S = patience.seconds(2.0)
 LARGE = 20_000
 """The external IPs of a very large Service."""
 FLAGS = (
-    "--proxy-mode=ipvs",
     "--hostname-override=node-a",
     "--cluster-cidr=10.244.0.0/16,fd00:244::/64",
     "--conntrack-max-per-core=0",  # writable only in the host's own namespace
 )
 XTABLES_LOCK = pathlib.Path("/run/xtables.lock")
 BETWEEN_LOOKS_S = 0.5
+BETWEEN_LINES_S = 0.05
 MAIN = (*PYTHON, "-m", "ipvsproxy")
+IPVS = "--proxy-mode=ipvs"
 
 State = Mapping[str, Any]
 
 
 @dataclasses.dataclass
 class Running:
-    """A running program, and the lines that it has logged so far."""
+    """A running program, its log, and how many lines of it have been read."""
 
-    process: asyncio.subprocess.Process
-    log: list[str]
+    process: Program
+    path: pathlib.Path
+    read: int = 0
+
+    @property
+    def log(self) -> list[str]:
+        """The lines so far."""
+        return self.path.read_text().splitlines()
 
     async def read_until(self, text: str) -> str:
         """The next line with this text."""
-        assert self.process.stderr is not None
         async with asyncio.timeout(SYNCED_WITHIN_S):
-            async for raw in self.process.stderr:
-                self.log.append(raw.decode())
-                if text in self.log[-1]:
-                    return self.log[-1]
-        raise AssertionError(f"ended without {text!r}:\n{''.join(self.log)}")
-
-    async def read_on(self) -> None:
-        """Read its log to the end."""
-        assert self.process.stderr is not None
-        async for raw in self.process.stderr:
-            self.log.append(raw.decode())
+            while True:
+                is_alive, lines = self.process.is_alive, self.log
+                found = next((number for number in range(self.read, len(lines)) if text in lines[number]), None)
+                if found is not None:
+                    self.read = found + 1
+                    return lines[found]
+                assert is_alive, f"ended without {text!r}:\n{self.process.log_tail()}"
+                await asyncio.sleep(BETWEEN_LINES_S)
 
     async def stop(self) -> int:
-        """Stop it; returns its exit status."""
-        began_s = time.monotonic()
-        self.process.terminate()
-        _, error = await asyncio.wait_for(self.process.communicate(), STOPPED_WITHIN_S + 10)
-        assert time.monotonic() - began_s < STOPPED_WITHIN_S, error.decode()
-        self.log += error.decode().splitlines(keepends=True)
-        assert self.process.returncode is not None
-        return self.process.returncode
+        """Stop it, in time; returns its exit status."""
+        await asyncio.to_thread(self.process.__exit__, None, None, None)
+        assert self.process.status is not None
+        return self.process.status
 
 
 @contextlib.asynccontextmanager
 async def running(*flags: str) -> AsyncIterator[Running]:
-    process = await asyncio.create_subprocess_exec(
-        *MAIN, *FLAGS, *flags, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, env=python_environment()
-    )
-    try:
-        yield Running(process, [])
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory, "log")
+        started = Program(None, path, *FLAGS, *flags).__enter__()
+        try:
+            yield Running(started, path)
+        finally:
+            started.kill()
 
 
 async def run(*command: str) -> tuple[int, str]:
@@ -331,7 +328,6 @@ async def test_a_new_service_is_served_under_a_held_iptables_lock_and_its_rules_
     new["spec"]["externalIPs"] = ["198.51.100.9"]  # the first one, on which a rule depends
     async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
-        reading = asyncio.create_task(program.read_on())
         with locked_tables() as free:
             show(folder, "v1", "Service", new)
             await until(lambda: "TCP 198.51.100.9:80" in virtual_servers())
@@ -340,7 +336,6 @@ async def test_a_new_service_is_served_under_a_held_iptables_lock_and_its_rules_
             await until(lambda: any("still running" in line for line in program.log))
             free()
         await until(lambda: "KUBE-EXTERNAL-IP" in str(rules()["v4/nat/KUBE-SERVICES"]))
-        reading.cancel()
 
 
 async def test_a_restart_removes_objects_that_were_deleted_meanwhile(folder: pathlib.Path) -> None:
@@ -369,7 +364,6 @@ async def test_node_ports_on_an_address_lost_meanwhile_are_removed_and_foreign_o
     async with running(f"--manifests={folder}") as program:
         await program.read_until("event=synced")
         program.process.kill()
-        await program.process.wait()
     ports = {f"TCP {gone}:3000{number}" for number in range(1, 4)} | {f"UDP {gone}:3000{number}" for number in range(1, 4)}
     assert ports & set(virtual_servers())
     assert (await run("ip", "address", "del", f"{gone}/24", "dev", "wide"))[0] == 0
@@ -472,7 +466,6 @@ async def test_while_a_very_large_service_is_programmed_it_answers_and_heeds_a_s
     large["spec"]["externalIPs"] = [f"11.0.{number >> 8}.{number & 255}" for number in range(LARGE)]
     async with running(f"--manifests={folder}") as program:
         await program.read_until("synced")
-        reading = asyncio.create_task(program.read_on())
         await livez_took_s()  # the first connection makes the program load its HTTP server
         show(folder, "v1", "Service", large)
         show(folder, "discovery.k8s.io/v1", "EndpointSlice", endpoint_slice("large", "10.244.0.9"))
@@ -483,10 +476,8 @@ async def test_while_a_very_large_service_is_programmed_it_answers_and_heeds_a_s
         took_s += [await livez_took_s() for _ in range(20)]
         assert max(took_s) < ANSWERED_WITHIN_S, took_s
         began_s = time.monotonic()
-        program.process.terminate()
-        assert await asyncio.wait_for(program.process.wait(), SYNCED_WITHIN_S) == 0
+        assert await program.stop() == 0
         assert time.monotonic() - began_s < ENDED_WITHIN_S
-        await reading
 
 
 def closed_port() -> int:
@@ -503,11 +494,11 @@ def without_privileges() -> Sequence[str]:
 
 
 WRONG: Sequence[tuple[Sequence[str], str]] = (
-    (["--proxy-mode=ipvs", "--nope"], "'--nope': unknown flag"),
+    ([IPVS, "--nope"], "'--nope': unknown flag"),
     (["--manifests=."], "--proxy-mode: is not set, and ipvs is the only mode that ipvsproxy supports"),
-    ([*FLAGS, "--manifests=/missing"], "--manifests: /missing is not a directory"),
-    ([*FLAGS, "--kubeconfig=/missing"], "kubeconfig /missing: /missing: No such file or directory"),
-    ([*FLAGS, "--config=/missing"], "--config: '/missing'"),
+    ([IPVS, *FLAGS, "--manifests=/missing"], "--manifests: /missing is not a directory"),
+    ([IPVS, *FLAGS, "--kubeconfig=/missing"], "kubeconfig /missing: /missing: No such file or directory"),
+    ([IPVS, *FLAGS, "--config=/missing"], "--config: '/missing'"),
 )
 
 
@@ -524,7 +515,7 @@ def test_errors_are_reported_in_a_sentence_and_nothing_is_programmed() -> None:
 
 async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
     before = read_state()
-    status, error = await run(*without_privileges(), *MAIN, *FLAGS, f"--manifests={folder}")
+    status, error = await run(*without_privileges(), *MAIN, IPVS, *FLAGS, f"--manifests={folder}")
     assert status == 2
     assert "it has no CAP_NET_ADMIN" in error.splitlines()[-2]
     assert read_state() == before
@@ -533,7 +524,7 @@ async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
 async def test_a_device_of_our_name_and_another_kind_ends_it_and_stays(folder: pathlib.Path) -> None:
     assert (await run("ip", "link", "add", "kube-ipvs0", "type", "bridge"))[0] == 0
     before = read_state()
-    status, error = await run(*MAIN, *FLAGS, f"--manifests={folder}")
+    status, error = await run(*MAIN, IPVS, *FLAGS, f"--manifests={folder}")
     assert (status, error.splitlines()[-2:]) == (
         2,
         ["ipvsproxy: kube-ipvs0 is a bridge device, not a dummy: remove or rename it", "ipvsproxy: nothing was programmed"],
@@ -549,7 +540,7 @@ async def test_it_waits_for_an_unreachable_api_server_and_programs_nothing_by_ha
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{closed_port()}")
     async with running(f"--kubeconfig={kubeconfig}") as program:
         await program.read_until("watch_failed")
-        assert program.process.returncode is None
+        assert program.process.is_alive
         assert read_state() == before
 
 

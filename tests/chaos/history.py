@@ -28,7 +28,6 @@ from tests.chaos import (
     nft_drift,
     plan,
     usage,
-    verifying,
 )
 from tests.chaos.clients import Clients
 from tests.chaos.configuration import Configuration
@@ -43,6 +42,7 @@ QUIET_WITHIN_S = patience.seconds(150.0)
 """Until everything is in force, on a slow kernel, including another start of the program."""
 HEALED_WITHIN_S = patience.seconds(60.0)
 """Until drift is repaired: five seconds on a node; here each reading, also the suite's, takes a hundred times as long."""
+VERIFIED_WITHIN_S = 60.0
 SETTLE_S = 0.5
 """Wait before the first reading, so that it need not be repeated: readings are slow here."""
 POLL_S = 0.2
@@ -399,9 +399,9 @@ class History:
 
     def _verify(self) -> None:
         """``ipvsproxy verify`` must find no difference."""
-        status, output = verifying.verify(self.configuration.flags)
-        if status != 0:
-            raise self.violation(f"verify ends with status {status}", output.splitlines())
+        (verified,) = program.run_in_turn(["verify", *self.configuration.flags], within_s=VERIFIED_WITHIN_S)
+        if verified.status != 0:
+            raise self.violation(f"verify ends with status {verified.status}", (verified.output + verified.error).splitlines())
         self.figures.verified += 1
 
     def _differences(self, desired: kernel_state.State) -> list[str]:

@@ -5,17 +5,14 @@ the program, which leaves the state as kube-proxy left it for the next take-over
 """
 
 import itertools
-import multiprocessing
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support import golden_fixtures, golden_state, lab, patience
+from tests.support import golden_fixtures, golden_state, lab, patience, program
 
-PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.sources.directory")
-"""Modules imported before each start, because importing them on user-mode Linux takes seconds."""
 WITHIN_S = patience.seconds(60.0)
 POLL_S = 0.02
 SYNCED = b"event=synced"
@@ -90,10 +87,8 @@ class TakeOvers:
         manifests.mkdir()
         golden_fixtures.World(manifests).apply("P0")
         profile = golden_fixtures.profiles()["default"]["flags"].split()
-        self._flags = ["--proxy-mode=ipvs", f"--manifests={manifests}", "--hostname-override=node-a", "-v=4", *profile]
+        self._program = program.Program(manifests, self._log, "--hostname-override=node-a", "-v=4", *profile)
         self._recorded: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOADED))
         add_second_address(node)
         golden_state.restore_state(self._recorded)
         self._size = SIZE_OF_TABLE.read_text()
@@ -133,27 +128,16 @@ class TakeOvers:
             SIZE_OF_TABLE.write_text(self._size)
         self._log.write_bytes(b"")
         began_s = time.monotonic()
-        process = self._context.Process(target=_run, args=(self._flags, str(self._log)))
-        process.start()
+        running = self._program.__enter__()
         try:
             while SYNCED not in self._log.read_bytes():
-                if not process.is_alive() or time.monotonic() > began_s + WITHIN_S:
+                if not running.is_alive or time.monotonic() > began_s + WITHIN_S:
                     raise TimeoutError(f"not in force within {WITHIN_S:.0f} s:\n{self._log.read_text()[-4000:]}")
                 time.sleep(POLL_S)
             ended_s = time.monotonic()
         finally:
-            process.kill()
-            process.join()
+            running.kill()
         return TakeOver(began_s, ended_s, self._log.read_text())
-
-
-def _run(flags: Sequence[str], log: str) -> None:
-    from ipvsproxy import cli  # noqa: PLC0415 - only in the process that runs it
-
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    raise SystemExit(cli.main(list(flags)))
 
 
 def _unanswered(client: Client, outcome: str, asked_s: float, done: Sequence[tuple[int, TakeOver]]) -> Unanswered:

@@ -6,7 +6,6 @@ other objects must stay while the program runs.
 
 import contextlib
 import json
-import multiprocessing
 import os
 import re
 import subprocess
@@ -20,8 +19,8 @@ from typing import Any, NamedTuple, Self
 
 from tests.faults import acts
 from tests.support import golden_state, patience
+from tests.support.forked import Forked
 
-PRELOADED = ("ipvsproxy.cli", "ipvsproxy.daemon.app", "ipvsproxy.daemon.sources.directory", "tests.faults.acts")
 SYNC_PERIOD_S = 1
 WITHIN_S = patience.seconds(20.0)
 """Until everything is in force after acts that failed once: a start, the end of a hanging process, and two tries."""
@@ -83,8 +82,6 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._manifests = directory / "manifests"
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOADED))
         self._cleaning = contextlib.ExitStack()
         self._numbers = iter(range(1, 1 << 30))
 
@@ -121,11 +118,10 @@ class Node:
             self._spoil()
         number = next(self._numbers)
         log, written = (self._directory / f"{name}-{number}" for name in ("log", "acts"))
-        log.touch()
         began_s = time.monotonic()
         flags = [*FLAGS, f"--manifests={self._manifests}"]
-        process = self._context.Process(target=_program, args=(flags, str(log), str(written), orders))
-        process.start()
+        with log.open("wb") as output:
+            process = Forked(_program, flags, str(written), orders, output=output.fileno(), environment=os.environ)
         lacking: Sequence[str] = ["anything"]
         is_permanent = any(order.time == 0 for order in orders)
         hides_rules = any(order.time == 0 and order.name.endswith(LISTING) for order in orders)
@@ -133,7 +129,7 @@ class Node:
         deadline_s = began_s + (SHOWN_WITHIN_S if is_permanent else within_s)
         is_healthy = False
         try:
-            while process.is_alive() and time.monotonic() < deadline_s:
+            while process.poll() is None and time.monotonic() < deadline_s:
                 time.sleep(POLL_S)
                 missing |= self._missing() if spoiled else frozenset()
                 if b"event=synced" not in log.read_bytes():
@@ -142,14 +138,14 @@ class Node:
                     break
                 if is_permanent and not silent_signs(lacking, _health(), _shown(), _warnings(log.read_text())):
                     break
-            if is_permanent and process.is_alive() and not lacking:
+            if is_permanent and process.poll() is None and not lacking:
                 time.sleep(TOLD_WITHIN_S)
-            is_healthy = process.is_alive() and _health()
-            shown = _shown() if process.is_alive() else []
+            is_healthy = process.poll() is None and _health()
+            shown = _shown() if process.poll() is None else []
         finally:
-            status = process.exitcode
+            status = process.poll()
             process.kill()
-            process.join()
+            process.wait()
         if spoiled:
             lacking = lacking and self._lacking(hides_rules=hides_rules)
             missing |= self._missing()
@@ -232,16 +228,13 @@ def orders(done: Sequence[acts.Act]) -> Iterator[acts.Order]:
                 yield acts.Order(name, failure, time_)
 
 
-def _program(flags: Sequence[str], log: str, written: str, orders: Sequence[acts.Order]) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
+def _program(flags: Sequence[str], written: str, orders: Sequence[acts.Order]) -> int:
     acts.install(acts.Acts(Path(written), orders))
     from ipvsproxy import cli  # noqa: PLC0415 - only in the process that runs it
     from ipvsproxy.daemon.process import requirements  # noqa: PLC0415 - as above
 
     requirements.DELAYS_S = requirements.DELAYS_S[:TRIES]
-    os._exit(cli.main(list(flags)))
+    return cli.main(flags)
 
 
 def _listed() -> frozenset[str]:

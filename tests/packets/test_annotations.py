@@ -49,7 +49,7 @@ def _wait_until(reached: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def _shares(running: Cluster, family: Family, requests: int = 200) -> Mapping[str, float]:
+def _shares(running: Cluster, family: Family, requests: int = 100) -> Mapping[str, float]:
     """The share of each pod, by its name, of so many new connections, however long these take."""
     load = running.lab.repeat("p2", "TCP", cluster.address("cluster 1", family), 80, count=requests)
     assert load.outcomes == {"ok": requests}
@@ -234,7 +234,7 @@ def test_a_new_endpoint_climbs_to_its_share(running: Cluster) -> None:
 
     def climbed() -> bool:
         for family, found in shares.items():
-            found.append(_shares(running, family, 100)["r1"])
+            found.append(_shares(running, family)["r1"])
         return all(found[-1] > 0.45 for found in shares.values())
 
     _wait_until(climbed, "climbed")

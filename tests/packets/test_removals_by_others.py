@@ -3,13 +3,12 @@
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from ipvsproxy.model.net import Family, host_port, parse_address
 from tests.support import cluster, lab
-from tests.support.cluster import service
+from tests.support.cluster import Cluster, service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
@@ -17,17 +16,17 @@ AUDIT_INTERVAL_S = 2
 FLAGS = (f"--ipvs-sync-period={AUDIT_INTERVAL_S}s",)
 
 
-@pytest.fixture(name="laboratory", scope="module")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
+@pytest.fixture(name="running", scope="module")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path_factory.mktemp("removals"), *FLAGS) as running:
+        yield running
 
 
 OPTIONS = {"TCP": "-t", "UDP": "-u", "SCTP": "--sctp-service"}
 
 
-def _remove(laboratory: lab.Lab, protocol: str, address: str, port: int) -> None:
-    laboratory.run("node", "ipvsadm", "-D", OPTIONS[protocol], host_port(parse_address(address), port))
+def _remove(running: Cluster, protocol: str, address: str, port: int) -> None:
+    running.lab.run("node", "ipvsadm", "-D", OPTIONS[protocol], host_port(parse_address(address), port))
 
 
 def _of_one_family(name: str, number: int, pod: str, family: Family) -> list[cluster.Manifest]:
@@ -35,30 +34,27 @@ def _of_one_family(name: str, number: int, pod: str, family: Family) -> list[clu
     return service(name, number, pod, clusterIP=address, clusterIPs=[address], ipFamilies=[family.label])
 
 
+def test_one_comes_back_although_the_first_service_of_ipv6_arrives_before_the_next_poll(running: Cluster) -> None:
+    """Comes first, before the program has observed IPv6."""
+    first = _of_one_family("web", 1, "p1", Family.IPV4)
+    running.have(first)
+    before = set(running.virtual_servers())
+    _remove(running, "TCP", cluster.address("cluster 1", Family.IPV4), 80)
+    running.have(first, _of_one_family("dns", 2, "p2", Family.IPV6))
+    running.program.wait_until(lambda: before < set(running.virtual_servers()), "healed", cluster.CHANGED_WITHIN_S)
+
+
 @pytest.mark.parametrize("removed", ["all", "IPv6"])
 def test_they_come_back_after_a_stop_of_the_process_that_is_longer_than_the_audit_interval(
-    laboratory: lab.Lab, tmp_path: Path, removed: str
+    running: Cluster, removed: str
 ) -> None:
-    with cluster.Cluster(laboratory, tmp_path, *FLAGS) as running:
-        running.have(service("web", 1, "p1"), service("dns", 2, "p2"))
-        before = set(running.virtual_servers())
-        assert {":" in address for _, address, _ in before} == {True, False}, "of both families"
-        os.kill(running.program.process_id, signal.SIGSTOP)
-        for one in before:
-            if removed == "all" or ":" in one[1]:
-                _remove(laboratory, *one)
-        laboratory.run("node", "sleep", str(2 * AUDIT_INTERVAL_S))
-        os.kill(running.program.process_id, signal.SIGCONT)
-        running.program.wait_until(lambda: set(running.virtual_servers()) == before, "healed", cluster.CHANGED_WITHIN_S)
-
-
-def test_one_comes_back_although_the_first_service_of_ipv6_arrives_before_the_next_poll(
-    laboratory: lab.Lab, tmp_path: Path
-) -> None:
-    with cluster.Cluster(laboratory, tmp_path, *FLAGS) as running:
-        first = _of_one_family("web", 1, "p1", Family.IPV4)
-        running.have(first)
-        before = set(running.virtual_servers())
-        _remove(laboratory, "TCP", cluster.address("cluster 1", Family.IPV4), 80)
-        running.have(first, _of_one_family("dns", 2, "p2", Family.IPV6))
-        running.program.wait_until(lambda: before < set(running.virtual_servers()), "healed", cluster.CHANGED_WITHIN_S)
+    running.have(service("web", 1, "p1"), service("dns", 2, "p2"))
+    before = set(running.virtual_servers())
+    assert {":" in address for _, address, _ in before} == {True, False}, "of both families"
+    os.kill(running.program.process_id, signal.SIGSTOP)
+    for one in before:
+        if removed == "all" or ":" in one[1]:
+            _remove(running, *one)
+    running.lab.run("node", "sleep", str(2 * AUDIT_INTERVAL_S))
+    os.kill(running.program.process_id, signal.SIGCONT)
+    running.program.wait_until(lambda: set(running.virtual_servers()) == before, "healed", cluster.CHANGED_WITHIN_S)

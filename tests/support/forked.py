@@ -1,47 +1,43 @@
 """Programs under test as forks of a process that has imported them: the import is most of a start on user-mode Linux."""
 
 import ctypes
-import importlib
 import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
 _CLONE_NEWNET = 0x40000000
-PRELOADED = ("tests.support.preloaded",)
 _context = multiprocessing.get_context("forkserver")
 
 
 def prepare() -> None:
     """Start the process that forks, in the network namespace of this thread, unless it runs already."""
-    _context.set_forkserver_preload(list(PRELOADED))
+    main = sys.modules["__main__"].__spec__
+    # Each fork runs a main module of ours again, which must not take long. Those of tools are not run again.
+    ours = [main.name] if main and not main.name.endswith("__main__") else []
+    _context.set_forkserver_preload(["tests.support.preloaded", *ours])
     forkserver.ensure_running()
 
 
 class Forked:
-    """``main`` of a module in a fork, in the network namespace of this thread, with the methods of ``subprocess.Popen``.
+    """A function in a fork, in the network namespace of this thread, with the methods of ``subprocess.Popen``.
 
-    ``main`` finds its arguments in ``sys.argv``, and returns the exit status. Both streams of output go to a descriptor.
+    ``target`` returns the exit status. Standard output and error go to the descriptor ``output``.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], *, output: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, target: Callable[..., int], *arguments: object, output: int, environment: Mapping[str, str]) -> None:
         prepare()
         with (
             Connection(os.dup(output), readable=False) as log,
             Connection(os.open("/proc/thread-self/ns/net", os.O_RDONLY), writable=False) as namespace,
         ):
-            self._process = _context.Process(target=_run, args=(module, arguments, dict(environment), log, namespace))
+            self._process = _context.Process(target=_run, args=(log, namespace, dict(environment), target, *arguments))
             self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit status; None while it runs."""
-        return self._process.exitcode
 
     def poll(self) -> int | None:
         """The exit status; None while it runs."""
@@ -69,11 +65,11 @@ class Forked:
 
 
 def _run(
-    module: str,
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
     log: "Connection[None, None]",
     namespace: "Connection[None, None]",
+    environment: Mapping[str, str],
+    target: Callable[..., int],
+    *arguments: object,
 ) -> None:
     if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "no such network namespace")
@@ -83,8 +79,7 @@ def _run(
     log.close()
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = [module, *arguments]
-    status = importlib.import_module(module).main()
+    status = target(*arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

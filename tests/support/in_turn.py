@@ -5,15 +5,17 @@ import io
 import json
 import os
 import sys
+from collections.abc import Sequence
 
 from ipvsproxy import cli
 
 
-def main() -> int:
-    """Run the command lines in the last argument, a list in JSON."""
+def run(commands: Sequence[Sequence[str]]) -> int:
+    """Run the command lines."""
     end = os._exit
-    os._exit = lambda _status: None  # type: ignore[assignment, return-value]  # a command with a thread that has not ended does not end this process
-    for arguments in json.loads(sys.argv[-1]):
+    # A command with a thread that has not ended yet does not end this process.
+    os._exit = lambda _status: None  # type: ignore[assignment, return-value]  # as above
+    for arguments in commands:
         with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()) as error:
             status = cli.main(arguments)
         sys.stdout.write(json.dumps([status, output.getvalue(), error.getvalue()]) + "\n")
@@ -22,4 +24,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(json.loads(sys.argv[-1]))

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from tests.support import forked, patience
+from ipvsproxy import cli
+from tests.support import forked, in_turn, patience
 
 SYNCED_WITHIN_S = patience.seconds(120.0)
 STOPPED_WITHIN_S = patience.seconds(30.0)
@@ -50,14 +51,11 @@ def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
     Raises:
         subprocess.SubprocessError: one of them ended the process, or they took too long.
     """
-    arguments = [json.dumps(commands)]
     with tempfile.TemporaryFile() as output:
         if FORKS:
-            process: AnyProcess = forked.Forked(
-                "tests.support.in_turn", arguments, output=output.fileno(), environment=os.environ
-            )
+            process: AnyProcess = forked.Forked(in_turn.run, commands, output=output.fileno(), environment=os.environ)
         else:
-            command = [*PYTHON, "-m", "tests.support.in_turn", *arguments]
+            command = [*PYTHON, "-m", "tests.support.in_turn", json.dumps(commands)]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, env=python_environment())
         try:
             status = process.wait(patience.seconds(within_s))
@@ -66,7 +64,7 @@ def run_in_turn(*commands: Sequence[str], within_s: float) -> list[Ended]:
         output.seek(0)
         text = output.read().decode()
     if status != 0:
-        raise subprocess.CalledProcessError(status, arguments, text)
+        raise subprocess.CalledProcessError(status, str(commands), text)
     return [Ended(*json.loads(line)) for line in text.splitlines()]
 
 
@@ -108,13 +106,13 @@ class Program:
         return self
 
     def _fork(self, log: int) -> AnyProcess:
-        return forked.Forked("ipvsproxy.cli", self._flags, output=log, environment=self._environment)
+        return forked.Forked(cli.main, self._flags, output=log, environment=self._environment)
 
     def _start(self, log: int) -> AnyProcess:
         return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._process.poll() is None:
+        if self.is_alive:
             self._process.terminate()
             try:
                 self._process.wait(STOPPED_WITHIN_S)
@@ -137,9 +135,14 @@ class Program:
         return self._process.pid
 
     @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.poll()
+
+    @property
     def is_alive(self) -> bool:
         """Whether the program runs."""
-        return self._process.poll() is None
+        return self.status is None
 
     @property
     def command(self) -> str:
@@ -166,8 +169,8 @@ class Program:
         """
         deadline = time.monotonic() + within_s
         while not reached():
-            if self._process.poll() is not None:
-                raise ProgramError(f"ended with status {self._process.returncode}, not {what}\n{self.log_tail()}")
+            if not self.is_alive:
+                raise ProgramError(f"ended with status {self.status}, not {what}\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise ProgramError(f"not {what} within {within_s} s\n{self.log_tail()}")
             time.sleep(_BETWEEN_LOOKS_S)
