@@ -1,8 +1,17 @@
-"""Both ways by which Service addresses become local: what packets meet is the same."""
+"""The lab of a module, and both ways by which Service addresses become local: what packets meet is the same."""
+
+from collections.abc import Iterator
 
 import pytest
 
 from ipvsproxy.translate.settings import Binding
+from tests.support import lab
+
+
+@pytest.fixture(scope="module", name="laboratory")
+def _laboratory() -> Iterator[lab.Lab]:
+    with lab.Lab() as laboratory:
+        yield laboratory
 
 
 @pytest.fixture(scope="module", params=Binding, ids=str)

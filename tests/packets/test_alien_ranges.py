@@ -1,6 +1,5 @@
 """A pod of another node whose address lies in this node's ``spec.podCIDRs``: Calico's own address management beside kubeadm's."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,6 @@ from tests.packets.test_scopes import API, SERVICES
 from tests.support import cluster, lab
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(name="laboratory", scope="module")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
 
 
 def test_a_pod_of_another_node_in_this_nodes_range_is_answered_at_a_node_port(laboratory: lab.Lab, tmp_path: Path) -> None:

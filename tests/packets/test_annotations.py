@@ -8,7 +8,7 @@ import collections
 import contextlib
 import ipaddress
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -26,8 +26,6 @@ by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.
 
 PODS = ("p1", "p2", "r1", "r2")
 TCP = ("TCP",)
-WAITED_S = patience.seconds(60.0)
-"""The kernel forgets a connection that was reset after 10 s."""
 CLIENTS = 24
 
 
@@ -40,13 +38,6 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def _web(*endpoints: str, **annotations: str) -> list[Manifest]:
     named = {name.replace("_", "-"): value for name, value in annotations.items()}
     return service("web", 1, *endpoints, protocols=TCP, annotations=named)
-
-
-def _wait_until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAITED_S
-    while not reached():
-        assert time.monotonic() < deadline, f"not {what} within {WAITED_S} s"
-        time.sleep(0.05)
 
 
 def _shares(running: Cluster, family: Family, requests: int = 100) -> Mapping[str, float]:
@@ -104,7 +95,7 @@ def test_an_endpoint_with_the_most_connections_gets_no_more_and_the_client_is_re
             connection.abort()
             opened.remove(connection)
     for family, opened in connections.items():
-        _wait_until(lambda there=to[family]: running.lab.probe("p2", "TCP", there, 80).outcome == "ok", "resumed")  # type: ignore[misc]  # a default
+        running.wait_until(lambda there=to[family]: running.lab.probe("p2", "TCP", there, 80).outcome == "ok", "resumed")  # type: ignore[misc]  # a default
         for connection in opened:
             connection.abort()
 
@@ -237,7 +228,7 @@ def test_a_new_endpoint_climbs_to_its_share(running: Cluster) -> None:
             found.append(_shares(running, family)["r1"])
         return all(found[-1] > 0.45 for found in shares.values())
 
-    _wait_until(climbed, "climbed")
+    running.wait_until(climbed, "climbed")
     for found in shares.values():
         assert found[0] < 0.25
         assert len(found) > 2
@@ -246,7 +237,7 @@ def test_a_new_endpoint_climbs_to_its_share(running: Cluster) -> None:
     def is_at_its_share() -> bool:
         return all(_shares(running, family)["r1"] == pytest.approx(0.5, abs=0.01) for family in Family)
 
-    _wait_until(is_at_its_share, "at its share")
+    running.wait_until(is_at_its_share, "at its share")
 
 
 def test_a_drain_ends_at_the_deadline_of_its_service(running: Cluster) -> None:
@@ -256,7 +247,7 @@ def test_a_drain_ends_at_the_deadline_of_its_service(running: Cluster) -> None:
     connections = [running.lab.open("p2", "TCP", address, 80) for address in to for _ in range(2)]
     running.have(_web("p1", drain_deadline=deadline))
     assert [running.real_servers("TCP", address, 80)[far] for address, far in to.items()] == [0, 0]
-    _wait_until(lambda: not any(far in running.real_servers("TCP", address, 80) for address, far in to.items()), "removed")
+    running.wait_until(lambda: not any(far in running.real_servers("TCP", address, 80) for address, far in to.items()), "removed")
     for connection in connections:
         if connection.backend in to.values():
             with pytest.raises(lab.LabError):

@@ -26,12 +26,6 @@ BESIDE = ("sysctl", "flow")
 MASQUERADING = {Backend.IPTABLES: "KUBE-MARK-MASQ", Backend.NFTABLES: "KUBE-POSTROUTING"}
 
 
-@pytest.fixture(name="laboratory", scope="module")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
-
-
 def told(running: Cluster) -> dict[str, Any]:
     """What explain, verify and plan say, without the rules and sets that explain names."""
     explained, verified, planned = (

@@ -8,7 +8,7 @@ import itertools
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,12 +53,6 @@ CLIENTS = [
     for protocol in ("TCP", "UDP")
     for family in Family
 ]
-
-
-@pytest.fixture(name="laboratory", scope="module")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
 
 
 def wait_until(reached: Callable[[], bool], what: str) -> None:

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,6 @@ HEALED_WITHIN_S = patience.seconds(25.0)
 FOREIGN = ("local", "10.96.200.200", "dev", "lo", "table", "local", "protocol", "252", "metric", "1024")
 
 
-@pytest.fixture(name="laboratory", scope="module")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
-
-
 def bound(running: Cluster) -> dict[Binding, set[str]]:
     """The local addresses of the API's Services, in each way."""
     return {binding: running.local_addresses(binding) for binding in Binding}
@@ -48,13 +41,6 @@ def bound(running: Cluster) -> dict[Binding, set[str]]:
 def served() -> set[str]:
     every = {cluster.address(f"cluster {number}", family) for number in range(1, MANY) for family in Family}
     return every | {cluster.address(f"{kind} 1", family) for kind in ("balancer", "external") for family in Family}
-
-
-def wait_until(reached: Callable[[], bool], what: str, within_s: float = cluster.CHANGED_WITHIN_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not reached():
-        assert time.monotonic() < deadline, f"not {what} within {within_s} s"
-        time.sleep(0.1)
 
 
 def is_in(running: Cluster, binding: Binding) -> bool:
@@ -72,7 +58,7 @@ def test_a_reload_switches_in_both_directions_without_a_lost_connection_or_reque
         with losing_nothing(running, CLIENTS) as check_held:
             for binding in (Binding.ROUTES, Binding.ADDRESSES, Binding.ROUTES):
                 configure(path, vipBinding=binding)
-                wait_until(functools.partial(is_in, running, binding), f"switched to {binding}", 30)
+                running.wait_until(functools.partial(is_in, running, binding), f"switched to {binding}")
                 check_held()
         assert running.program.process_id == process
 
@@ -89,7 +75,7 @@ def test_a_process_killed_in_the_middle_of_a_switch_leaves_all_served_and_the_ne
         ):
             running.program.kill()
             running.begin(f"--ipvs-vip-binding={binding}")
-            wait_until(lambda begun=binding: bool(running.local_addresses(begun)), "begun", 30)  # type: ignore[misc]  # a default
+            running.wait_until(lambda begun=binding: bool(running.local_addresses(begun)), "begun")  # type: ignore[misc]  # a default
             time.sleep(pause_s)
             running.program.kill()
             ways = bound(running)
@@ -97,7 +83,7 @@ def test_a_process_killed_in_the_middle_of_a_switch_leaves_all_served_and_the_ne
             for family in Family:
                 assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", family), 80).outcome == "ok"
             running.start(f"--ipvs-vip-binding={last}")
-            wait_until(functools.partial(is_in, running, last), f"in the way {last}", 30)
+            running.wait_until(functools.partial(is_in, running, last), f"in the way {last}")
 
 
 DAMAGE = {
@@ -119,7 +105,7 @@ def test_lost_and_stray_routes_are_found_and_healed(laboratory: lab.Lab, tmp_pat
         for about, commands in DAMAGE.items():
             for command in commands:
                 laboratory.run("node", "ip", *command.split())
-            wait_until(lambda: running.local_addresses(Binding.ROUTES) == before, f"healed: {about}", HEALED_WITHIN_S)
+            running.wait_until(lambda: running.local_addresses(Binding.ROUTES) == before, f"healed: {about}", HEALED_WITHIN_S)
             for family in Family:
                 assert running.lab.probe("p2", "TCP", cluster.address("cluster 1", family), 80).outcome == "ok", about
             if "silently" not in about:

@@ -6,9 +6,8 @@ One run of the program with each binding for all tests; each test begins with it
 import ipaddress
 import json
 import re
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,13 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.settings import Binding
 from tests.packets.bindings import by_family, with_addresses
-from tests.support import cluster, lab, patience
+from tests.support import cluster, lab
 from tests.support.cluster import Cluster, Endpoint, Manifest, service, slices
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
 
 UDP_TIMEOUT_S = 2
 LOAD_TIMEOUT_S = 0.25
-WAITED_S = patience.seconds(60.0)
 
 
 @pytest.fixture(scope="module", name="running")
@@ -32,13 +30,6 @@ def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iter
     flags = (f"--ipvs-udp-timeout={UDP_TIMEOUT_S}s", f"--ipvs-vip-binding={binding}")
     with lab.Lab() as laboratory, Cluster(laboratory, directory, *flags) as running:
         yield running
-
-
-def _wait_until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAITED_S
-    while not reached():
-        assert time.monotonic() < deadline, f"not {what} within {WAITED_S} s"
-        time.sleep(0.05)
 
 
 def _range_of(name: str, family: Family) -> str:
@@ -99,8 +90,8 @@ def test_a_udp_client_that_was_refused_is_served_by_the_first_endpoint(running: 
     running.have(service("web", 1))
     # IPVS ends connections of a removed real server a tick later (expire_nodest_conn_flush, since Linux 5.9), and drops packets
     # of the tracked flow until then.
-    _wait_until(lambda: not _flows(running, family, "UDP"), "forgotten by connection tracking")
-    _wait_until(lambda: "UDP" not in Path("/proc/net/ip_vs_conn").read_text(), "forgotten by IPVS")
+    running.wait_until(lambda: not _flows(running, family, "UDP"), "forgotten by connection tracking")
+    running.wait_until(lambda: "UDP" not in Path("/proc/net/ip_vs_conn").read_text(), "forgotten by IPVS")
     with pytest.raises(lab.LabError, match="ConnectionRefused"):
         connection.ask()
     running.have(service("web", 1, "r1"))
@@ -172,16 +163,11 @@ def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> 
     first = backends()
     assert len(first) == 1
     assert backends() == first
-    assert len({first, *_backends_after_expiry(backends, is_remembered)}) == 2
-
-
-def _backends_after_expiry(
-    backends: Callable[[], tuple[str, ...]], is_remembered: Callable[[], bool]
-) -> Iterator[tuple[str, ...]]:
-    """The endpoints after expiry: the scheduler chooses anew, possibly the same one."""
-    for _ in range(2):
-        _wait_until(lambda: not is_remembered(), "forgotten")
-        yield backends()
+    after = []
+    for _ in range(2):  # the scheduler chooses anew, possibly the same one
+        running.wait_until(lambda: not is_remembered(), "forgotten")
+        after.append(backends())
+    assert len({first, *after}) == 2
 
 
 def _hexadecimal(address: str) -> str:

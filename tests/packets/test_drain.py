@@ -3,22 +3,19 @@
 Includes a restart meanwhile, a returning endpoint, the end of the connections, and a deadline.
 """
 
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.settings import Binding
 from tests.packets.bindings import with_addresses, with_routes
-from tests.support import cluster, lab, patience
+from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
 
-FORGOTTEN_WITHIN_S = patience.seconds(60.0)
-"""IPVS remembers a connection that was reset for 10 s."""
 DEADLINE_S = 6
 
 
@@ -27,13 +24,6 @@ def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iter
     directory = tmp_path_factory.mktemp("drain")
     with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         yield running
-
-
-def _wait_until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + FORGOTTEN_WITHIN_S
-    while not reached():
-        assert time.monotonic() < deadline, f"not {what} within {FORGOTTEN_WITHIN_S} s"
-        time.sleep(0.1)
 
 
 def _drains() -> float:
@@ -81,7 +71,7 @@ def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cl
     for family, (going, _) in pods.items():
         assert connections[family].ask() == going
         connections[family].abort()
-    _wait_until(lambda: all(_weights(running, family) == {pods[family][1]: 1} for family in Family), "removed")
+    running.wait_until(lambda: all(_weights(running, family) == {pods[family][1]: 1} for family in Family), "removed")
     assert _drains() == 0
 
 
@@ -95,7 +85,7 @@ def test_connections_end_at_the_deadline_that_a_restart_begins_anew(running: Clu
     running.program.kill()
     running.start(f"--ipvs-drain-deadline={DEADLINE_S}s")
     assert connection.ask() == going
-    _wait_until(lambda: _weights(running, Family.IPV4) == {staying: 1}, "removed")
+    running.wait_until(lambda: _weights(running, Family.IPV4) == {staying: 1}, "removed")
     with pytest.raises(lab.LabError):
         connection.ask()
     connection.abort()

@@ -75,12 +75,6 @@ REFUSED = [
 ]
 
 
-@pytest.fixture(name="laboratory", scope="module")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
-
-
 @contextlib.contextmanager
 def held_lock() -> Iterator[None]:
     with LOCK.open("a") as file:

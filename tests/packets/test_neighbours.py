@@ -61,12 +61,6 @@ CLIENTS = [
 ]
 
 
-@pytest.fixture(name="laboratory", scope="module")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
-
-
 @pytest.fixture(autouse=True)
 def _clean(laboratory: lab.Lab) -> Iterator[None]:
     """No test meets the tables of another."""

@@ -41,7 +41,7 @@ def test_one_comes_back_although_the_first_service_of_ipv6_arrives_before_the_ne
     before = set(running.virtual_servers())
     _remove(running, "TCP", cluster.address("cluster 1", Family.IPV4), 80)
     running.have(first, _of_one_family("dns", 2, "p2", Family.IPV6))
-    running.program.wait_until(lambda: before < set(running.virtual_servers()), "healed", cluster.CHANGED_WITHIN_S)
+    running.wait_until(lambda: before < set(running.virtual_servers()), "healed")
 
 
 @pytest.mark.parametrize("removed", ["all", "IPv6"])
@@ -57,4 +57,4 @@ def test_they_come_back_after_a_stop_of_the_process_that_is_longer_than_the_audi
             _remove(running, *one)
     running.lab.run("node", "sleep", str(2 * AUDIT_INTERVAL_S))
     os.kill(running.program.process_id, signal.SIGCONT)
-    running.program.wait_until(lambda: set(running.virtual_servers()) == before, "healed", cluster.CHANGED_WITHIN_S)
+    running.wait_until(lambda: set(running.virtual_servers()) == before, "healed")

@@ -6,8 +6,7 @@ import os
 import shutil
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,10 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.questions import ANSWERED, ATTEMPTS
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
-from tests.support import cluster, golden_state, lab, nft_state, patience
+from tests.support import cluster, golden_state, lab, nft_state
 from tests.support.cluster import service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
-
-
-@pytest.fixture(name="laboratory", scope="module")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
 
 
 def ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Result:
@@ -45,13 +38,6 @@ def traces(running: cluster.Cluster) -> list[str]:
     sets = [*running.lab.run("node", "ipset", "list", "-name").splitlines(), *nft_state.read_sets()]
     marks = [line for line in Path("/proc/net/ip_vs").read_text().splitlines() if line.startswith("FWM")]
     return [line for line in (*rules, *sets, *marks) if "IPVSPROXY" in line or line.startswith("FWM")]
-
-
-def wait_until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + patience.seconds(30)
-    while not reached():
-        assert time.monotonic() < deadline, f"not {what}"
-        time.sleep(0.2)
 
 
 DETECTION = {
@@ -128,9 +114,9 @@ def test_on_a_kernel_without_mangle_everybody_fares_as_with_kube_proxy(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
         running.have(SERVICES)
-        wait_until(lambda: ask(running, "client", "balancer 7").outcome == ANSWERED, "reached within source ranges")
+        running.wait_until(lambda: ask(running, "client", "balancer 7").outcome == ANSWERED, "reached within source ranges")
         assert ask(running, "client2", "balancer 7").outcome == "timeout"
-        wait_until(lambda: bool(running.logged("operation_failed.*mangle")), "the rules of mangle refused")
+        running.wait_until(lambda: bool(running.logged("operation_failed.*mangle")), "the rules of mangle refused")
 
         def all_served() -> bool:
             """The client outside is not asked for balancer 2, which has no endpoint for it."""
@@ -138,7 +124,7 @@ def test_on_a_kernel_without_mangle_everybody_fares_as_with_kube_proxy(
                 ask(running, one, "balancer 2").backends == backends("r1") for one in ("p2", "host")
             )
 
-        wait_until(all_served, "everybody served")
+        running.wait_until(all_served, "everybody served")
 
 
 def test_other_bits_after_a_restart_end_no_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
@@ -170,7 +156,7 @@ def test_connections_outlive_a_restart_and_the_end_of_scopes_which_leaves_no_tra
         assert [one.ask() for one in held] == [one.backend for one in held]
         for one in held:
             one.abort()
-        wait_until(lambda: traces(running) == [], "without a trace")
+        running.wait_until(lambda: traces(running) == [], "without a trace")
         running.program.__exit__(None, None, None)
 
 
@@ -239,7 +225,7 @@ def marks(running: cluster.Cluster) -> list[str]:
         entries[:] = sets.get("KUBE-IPVSPROXY-SCOPE", {}).get("members", [])
         return bool(entries)
 
-    running.program.wait_until(are_there, "marked", cluster.CHANGED_WITHIN_S)
+    running.wait_until(are_there, "marked")
     return entries
 
 

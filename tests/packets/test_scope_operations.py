@@ -5,13 +5,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ipvsproxy.model.net import Family
-from tests.packets.test_scope_changes import ask, backends, traces, wait_until
+from tests.packets.test_scope_changes import ask, backends, traces
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
 from tests.support import cluster, golden_state, harm, lab
 from tests.support.cluster import service
@@ -24,12 +23,6 @@ FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
 SERVED = service("web", 1, *BOTH, balancer=True, **LOCAL)
 BESIDE = re.compile(r"sysctl|flow")
 """A network namespace may not change the size of the connection table; a host may. Each start reads the tracked flows."""
-
-
-@pytest.fixture(name="laboratory", scope="module")
-def _laboratory() -> Iterator[lab.Lab]:
-    with lab.Lab() as laboratory:
-        yield laboratory
 
 
 def _configure(path: Path, scopes: str, drain_deadline: str = "0s") -> None:
@@ -56,27 +49,19 @@ def test_a_reload_switches_scopes_off_and_on_without_a_lost_connection(laborator
         assert {one.backend for one in held} == set(backends("p1", "r1"))
         with laboratory.load("host", "TCP", cluster.address("balancer 1", Family.IPV4), 80, interval_s=0.05) as loads:
             _configure(path, "kube-proxy")
-            running.program.wait_until(
-                lambda: ask(running, "p2", "balancer 1").backends == backends("p1"), "switched off", cluster.CHANGED_WITHIN_S
-            )
+            running.wait_until(lambda: ask(running, "p2", "balancer 1").backends == backends("p1"), "switched off")
             assert [one.ask() for one in held] == [one.backend for one in held]
             held[1].abort()
             _configure(path, "api")
-            running.program.wait_until(
-                lambda: ask(running, "p2", "balancer 1").backends == backends("p1", "r1"), "switched on", cluster.CHANGED_WITHIN_S
-            )
+            running.wait_until(lambda: ask(running, "p2", "balancer 1").backends == backends("p1", "r1"), "switched on")
             assert held[0].ask() == held[0].backend
             _configure(path, "kube-proxy")
-            running.program.wait_until(
-                lambda: ask(running, "p2", "balancer 1").backends == backends("p1"),
-                "switched off again",
-                cluster.CHANGED_WITHIN_S,
-            )
+            running.wait_until(lambda: ask(running, "p2", "balancer 1").backends == backends("p1"), "switched off again")
         (load,) = loads
         assert (load.failed, load.outcomes["ok"] > 5) == (0, True), load.failures
         held[0].abort()
         _configure(path, "kube-proxy", "1s")  # else closed connections remain for two minutes
-        running.program.wait_until(lambda: traces(running) == [], "without a trace", cluster.CHANGED_WITHIN_S)
+        running.wait_until(lambda: traces(running) == [], "without a trace")
         assert running.program.process_id == process
         assert running.program.is_alive
 
@@ -132,7 +117,7 @@ def test_drift_of_scopes_is_repaired(laboratory: lab.Lab, tmp_path: Path) -> Non
             found = len(running.logged("event=drift_found"))
             subprocess.run(damage, check=True, timeout=60)
             is_repaired = functools.partial(_is_repaired, running, found, state)
-            wait_until(is_repaired, f"repaired after {' '.join(damage)}")
+            running.wait_until(is_repaired, f"repaired after {' '.join(damage)}")
         assert ask(running, "p2", "balancer 1").backends == backends("p1", "r1")
 
 

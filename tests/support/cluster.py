@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -204,6 +204,10 @@ class Cluster:
         flags = [f"--manifests={self._manifests}", *self._flags]
         return program.run_in_turn(*([*command.split(), *flags] for command in commands), within_s=120)
 
+    def wait_until(self, reached: Callable[[], bool], what: str, within_s: float = CHANGED_WITHIN_S) -> None:
+        """Poll until a condition holds, as ``Program.wait_until``."""
+        self.program.wait_until(reached, what, within_s)
+
     def have(self, *manifests: Iterable[Manifest]) -> None:
         """Set the API's objects, and wait until they are programmed."""
         shown = self.objects
@@ -212,7 +216,7 @@ class Cluster:
             return
         before = self.synced_services
         self.show()
-        self.program.wait_until(lambda: self.synced_services > before, "synced", CHANGED_WITHIN_S)
+        self.wait_until(lambda: self.synced_services > before, "synced")
 
     def show(self) -> None:
         """Write the API's objects to the file, all at once."""
