@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.commands import inspection
@@ -11,14 +11,17 @@ from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.net import Address, Family, host_port, parse_address
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import ObjectKind, Service, ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
+from ipvsproxy.store.objects import Complaint
 
 FOUND = 0
 UNKNOWN = 1
 """Exit status if there is no such Service, and no virtual server at the address."""
 
 _NAME = re.compile(r"[^/\s]+/[^/\s]+")
+_PARTS = ("services", "notUsed", "unclaimed")
+"""The parts of a document; all are empty for an unknown subject."""
 
 
 class Place(NamedTuple):
@@ -63,7 +66,7 @@ async def describe(node: Inspected, subject: Subject) -> Document:
         UnknownStateError: the kernel could not be read.
     """
     comparison = Comparison(node)
-    await comparison.read()
+    changes = await comparison.read()
     survey = comparison.survey
     if isinstance(subject, ServiceName):
         keys = list(_keys_of(comparison, subject))
@@ -71,6 +74,7 @@ async def describe(node: Inspected, subject: Subject) -> Document:
     else:
         keys = [key for key in survey.virtual_server_keys() if subject.matches(key)]
         names = sorted({desired.owner.service for key in keys if (desired := survey.sides(key).desired)})
+        names = names or sorted(name for name, one in node.store.services.items() if subject.address in _addresses(one))
     scopes = [key for name in names for key in _keys_of(comparison, name) if isinstance(key, FirewallMark)]
     observed = [key for key in dict.fromkeys((*keys, *scopes)) if survey.sides(key).observed]
     counts = await node.kernel.call(lambda kernel: kernel.connections(observed))
@@ -86,8 +90,23 @@ async def describe(node: Inspected, subject: Subject) -> Document:
         **inspection.head("explain", node.config.node_name),
         "zone": comparison.view.zone,
         "services": [explainer.service(name, set(keys)) for name in names],
+        "notUsed": list(_rejected(subject, changes.complaints, node.store.services)),
         "unclaimed": [explainer.unclaimed(key) for key in keys if not survey.sides(key).desired],
     }
+
+
+def _addresses(service: Service) -> Sequence[Address]:
+    """All addresses that a Service asks for, whether or not they are served."""
+    options = service.options
+    return (*service.cluster_addresses, *options.external_addresses, *options.load_balancer_addresses)
+
+
+def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[ServiceName]) -> Iterator[Document]:
+    """Why an object of this name is not used at all. Unused parts of known Services stand with these."""
+    for complaint in complaints:
+        if complaint.kind is ObjectKind.SERVICE and complaint.name == str(subject) and (complaint.where or subject not in known):
+            for one in complaint.skipped:
+                yield {"object": f"Service {subject}", "field": one.field, "reason": one.reason, "where": complaint.where}
 
 
 def _keys_of(comparison: Comparison, name: ServiceName) -> Iterable[VirtualServerKey]:
@@ -100,7 +119,9 @@ def run(config: Config, subject: Subject) -> int:
 
     async def answer(node: Inspected) -> Answer:
         document = await describe(node, subject)
-        return Answer(document, FOUND if document["services"] or document["unclaimed"] else UNKNOWN)
+        is_known = document["notUsed"] or document["unclaimed"]
+        is_served = any(one["ports"] or isinstance(subject, ServiceName) for one in document["services"])
+        return Answer(document, FOUND if is_known or is_served else UNKNOWN)
 
     return inspection.run(config, answer, lambda document: render(document, str(subject)))
 
@@ -114,10 +135,19 @@ _TRAFFIC = {
 }
 
 
+_NOT_ASKED_FOR = (
+    "the API server is not asked for headless Services (spec.clusterIP None), nor for those of another proxy "
+    "(label service.kubernetes.io/service-proxy-name)"
+)
+
+
 def render(document: Document, subject: str) -> Iterator[str]:
     """The lines of a document about this subject."""
-    if not document["services"] and not document["unclaimed"]:
+    if not any(document[part] for part in _PARTS):
         yield f"{subject}: no Service of this name, and no virtual server at this address"
+        if _NAME.fullmatch(subject):
+            yield f"  {_NOT_ASKED_FOR}"
+    yield from _not_used(document["notUsed"])
     for service in document["services"]:
         yield from _service(service)
     for one in document["unclaimed"]:
@@ -135,13 +165,20 @@ def _service(service: Document) -> Iterator[str]:
     if service["drainDeadlineSeconds"]:
         facts.append(f"drain deadline {service['drainDeadlineSeconds']} s")
     yield f"Service {service['service']} ({', '.join(facts)})"
-    for one in service["notUsed"]:
-        field = f" {one['field']}" if one["field"] else ""
-        yield f"  not used: {one['object']}{field}: {one['reason']}"
+    yield from _not_used(service["notUsed"])
     for one in service["slicesNotUsed"]:
         yield f"  not used: EndpointSlice {one['slice']}: {one['reason']}"
+    if service["served"] and not service["ports"]:
+        yield "  no virtual server: nothing is served here"
     for port in service["ports"]:
         yield from _port(service["service"], port, service["sourceRanges"])
+
+
+def _not_used(parts: Iterable[Document]) -> Iterator[str]:
+    for one in parts:
+        field = f" {one['field']}" if one["field"] else ""
+        where = f" ({one['where']})" if one.get("where") else ""
+        yield f"  not used: {one['object']}{field}: {one['reason']}{where}"
 
 
 def _port(service: str, port: Document, source_ranges: Sequence[str]) -> Iterator[str]:

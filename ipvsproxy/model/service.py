@@ -267,12 +267,16 @@ class Listed(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """An object could not be parsed. Its former version stays in force, so that a typing error stops no Service."""
+    """An object could not be parsed. Its former version stays in force, so that a typing error stops no Service.
+
+    ``field`` is empty if no single field is the reason.
+    """
 
     kind: ObjectKind
     key: ObjectKey | None
     where: str
     reason: str
+    field: str = ""
 
 
 class ApiServersFound(NamedTuple):

@@ -330,7 +330,7 @@ class Store:
             if self._rejected[event.kind].get(event.key) == event:
                 return
             self._rejected[event.kind][event.key] = event
-        self._complaints.append(Complaint(event.kind, str(event.key or ""), (Skipped("", event.reason),), event.where))
+        self._complaints.append(Complaint(event.kind, str(event.key or ""), (Skipped(event.field, event.reason),), event.where))
 
     def _forget_slice(self, service: ServiceName, name: EndpointSliceName) -> None:
         others = tuple(item for item in self.slices_of(service) if item.name != name)

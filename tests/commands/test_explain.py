@@ -8,7 +8,7 @@ from ipvsproxy.commands import explain
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
-from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
+from ipvsproxy.model.service import ApiObject, ObjectKind, Rejected, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, ConnectionCounts, VirtualServerSettings
 from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.support import builders, memory_node
@@ -71,6 +71,44 @@ async def test_a_place_shows_only_the_virtual_servers_there() -> None:
     document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
     (service,) = document["services"]
     assert [one["virtualServer"] for port in service["ports"] for one in port["virtualServers"]] == ["TCP 192.168.0.10:30080"]
+
+
+async def test_external_addresses_that_the_gate_turns_off_are_named_with_their_field() -> None:
+    objects = (WEB[0], builders.service("web", external=["203.0.113.9"]))
+    gate = Settings(external_addresses=False)
+    kernel = await synced_kernel(*objects, translation=gate)
+    subjects = {}
+    for subject in ("default/web", "203.0.113.9:80", "10.96.0.10:81"):
+        node = inspected(kernel, *objects, translation=gate)
+        subjects[subject] = list(explain.render(await explain.describe(node, explain.parse_subject(subject)), subject))
+    why = "  not used: Service default/web spec.externalIPs: the feature gate AllowServiceExternalIPs of this node is off"
+    assert subjects["default/web"][:2] == ["Service default/web (ClusterIP)", why]
+    nothing = ["Service default/web (ClusterIP)", why, "  no virtual server: nothing is served here"]
+    assert subjects["203.0.113.9:80"] == subjects["10.96.0.10:81"] == nothing
+
+
+async def test_a_service_without_a_cluster_ip_is_named_with_the_field() -> None:
+    headless = builders.with_options(
+        builders.service("web", cluster=[]), not_served=Skipped("spec.clusterIP", "headless", invalid=False)
+    )
+    node = inspected(FakeKernel(), WEB[0], headless)
+    node.store.deliver(
+        [
+            Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "a.yaml, document 2", "is missing", "spec.clusterIP"),
+            Rejected(ObjectKind.SERVICE, ServiceName("default", "other"), "", "is missing", "spec.clusterIP"),
+        ],
+        0,
+    )
+    lines = list(explain.render(await explain.describe(node, ServiceName("default", "bad")), "default/bad"))
+    assert lines == ["  not used: Service default/bad spec.clusterIP: is missing (a.yaml, document 2)"]
+    lines = await _text(FakeKernel(), "default/web", WEB[0], headless)
+    assert lines == ["Service default/web (ClusterIP)", "  not used: Service default/web spec.clusterIP: headless"]
+
+
+async def test_an_unknown_name_comes_with_the_services_that_are_not_asked_for() -> None:
+    lines = await _text(FakeKernel(), "default/none", WEB[0])
+    assert lines[0] == "default/none: no Service of this name, and no virtual server at this address"
+    assert "spec.clusterIP None" in lines[1]
 
 
 async def test_masquerading_names_rule_and_set() -> None:
@@ -183,7 +221,7 @@ async def test_a_node_port_on_an_address_that_the_node_lost_goes_after_a_while()
 async def test_what_nobody_knows_is_said_so() -> None:
     document = await _explain(await synced_kernel(*WEB), "default/none", *WEB)
     assert document["services"] == document["unclaimed"] == []
-    assert list(explain.render(document, "default/none")) == [
+    assert list(explain.render(document, "default/none"))[:1] == [
         "default/none: no Service of this name, and no virtual server at this address"
     ]
 

@@ -14,7 +14,18 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import BoundAddresses, LocalRoutes, Sysctl
 from ipvsproxy.model.plan import Outcome, Verb, one_by_one
 from ipvsproxy.model.rules import Skeleton
-from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.model.service import (
+    ApiServersFound,
+    Event,
+    Gone,
+    Listed,
+    ListStarted,
+    ObjectKind,
+    Put,
+    Rejected,
+    ServiceName,
+    Skipped,
+)
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import each
 from ipvsproxy.reconcile.observation.drift import News
@@ -53,11 +64,16 @@ def log_received(events: Iterable[Event]) -> None:
             case Listed(kind, keys):
                 log.debug("received", change="listed", kind=kind.value, objects=len(keys))
             case Rejected(kind, rejected):
-                log.debug("received", change="rejected", kind=kind.value, name=str(rejected or ""), reason=event.reason)
+                log.debug("received", change="rejected", kind=kind.value, name=str(rejected or ""), **_keys_of(event))
             case ApiServersFound(servers):
                 log.debug("received", change="api_servers", name=", ".join(sorted(map(str, servers))))
             case never:
                 assert_never(never)
+
+
+def _keys_of(why: Skipped | Rejected) -> Mapping[str, str]:
+    """The keys of a line that say why a part, or all, of an object is not used."""
+    return {**({"field": why.field} if why.field else {}), "reason": why.reason}
 
 
 def log_desired(name: ServiceName, state: ServiceState | None) -> None:
@@ -142,11 +158,11 @@ class Journal:
                 about["where"] = complaint.where
             if invalid and self._is_allowed((complaint.kind, complaint.name, complaint.where), len(invalid)):
                 for skipped in invalid[:PARTS_SHOWN]:
-                    self._log_limited(log.warning, "part_not_used", **about, field=skipped.field, reason=skipped.reason)
+                    self._log_limited(log.warning, "part_not_used", **about, **_keys_of(skipped))
                 self._lines.untold += len(invalid[PARTS_SHOWN:])
             for skipped in complaint.skipped:
                 if not skipped.invalid:
-                    log.debug("part_not_used", **about, field=skipped.field, reason=skipped.reason)
+                    log.debug("part_not_used", **about, **_keys_of(skipped))
 
     def logging_conflicts(self, conflicts: Iterable[Conflict]) -> Generator[None, None, Collection[Conflict]]:
         """Log the new ones of all present conflicts, in steps. Returns the present ones."""

@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKey, ObjectKind, Put, Rejected, ServiceName
+from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKey, ObjectKind, Put, Rejected, ServiceName, Skipped
 from ipvsproxy.translate.api import parse, schema
 
 GONE = 410
@@ -99,7 +99,7 @@ class _Reader(Generic[T, K]):
         """The parsed object with its key, or a rejection if it has no name."""
         key = self.key(raw.metadata)
         if key is None:
-            return Rejected(self.kind, None, where, "metadata.name is missing")
+            return Rejected(self.kind, None, where, "is missing", "metadata.name")
         return Put(self.kind, key, self.read(raw, key))
 
     def loose_event(self, raw: msgspec.Raw, where: str = "") -> Put | Rejected:
@@ -107,7 +107,7 @@ class _Reader(Generic[T, K]):
         try:
             return self.event(self.one.decode(raw), where)
         except UNREADABLE as error:
-            return Rejected(self.kind, self.key(_metadata(raw)), where, _reason(error))
+            return _rejected(self.kind, self.key(_metadata(raw)), where, error)
 
 
 def _metadata(raw: msgspec.Raw) -> schema.Metadata | None:
@@ -118,12 +118,17 @@ def _metadata(raw: msgspec.Raw) -> schema.Metadata | None:
         return None
 
 
-def _reason(error: Exception) -> str:
-    """``spec.ports[0].port: expected int, got str``, from msgspec's message."""
+def _why(error: Exception) -> Skipped:
+    """The field, such as ``spec.ports[0].port``, and ``expected int, got str``, from msgspec's message."""
     text, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
     text = text.replace("`", "").rstrip(".")
-    return f"{field}: {text[:1].lower()}{text[1:]}" if field else text
+    return Skipped(field, f"{text[:1].lower()}{text[1:]}" if field else text)
+
+
+def _rejected(kind: ObjectKind, key: ObjectKey | None, where: str, error: Exception) -> Rejected:
+    why = _why(error)
+    return Rejected(kind, key, where, why.reason, why.field)
 
 
 _READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
@@ -144,7 +149,7 @@ def read_page(kind: ObjectKind, body: bytes) -> Page:
     try:
         return _PAGE.decode(body)
     except UNREADABLE as error:
-        raise UndecodableError(f"list of {kind}s: {_reason(error)}") from error
+        raise UndecodableError(f"list of {kind}s: {_why(error)}") from error
 
 
 def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
@@ -180,12 +185,12 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
     try:
         decoded = _LINE.decode(line)
     except UNREADABLE as error:
-        raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
+        raise UndecodableError(f"watch of {kind}s: {_why(error)}") from error
     if decoded.type == "ERROR":
         try:
             status = msgspec.json.decode(decoded.object, type=schema.StatusJson)
         except UNREADABLE as error:
-            raise UndecodableError(f"watch of {kind}s: {_reason(error)}") from error
+            raise UndecodableError(f"watch of {kind}s: {_why(error)}") from error
         message = (status.message or status.reason or "no message")[:500]
         return WatchLine(Expired(message) if status.code == GONE else ServerError(status.code or 0, message), "")
     metadata, reader = _metadata(decoded.object), _READERS[kind]
@@ -215,17 +220,17 @@ def decode_document(document: object, where: str) -> Put | Rejected | None:
     try:
         head = msgspec.convert(document, schema.AnyObject)
     except UNREADABLE as error:
-        return Rejected(ObjectKind.SERVICE, None, where, _reason(error))
+        return _rejected(ObjectKind.SERVICE, None, where, error)
     kind = _MANIFESTS.get((head.api_version or "", head.kind or ""))
     if kind is None:
         return None
     key = _READERS[kind].key(head.metadata)
     if key is None:
-        return Rejected(kind, None, where, "metadata.name is missing")
+        return Rejected(kind, None, where, "is missing", "metadata.name")
     try:
         return _manifest(kind, msgspec.convert(document, _READERS[kind].shape), key, where)
     except UNREADABLE as error:
-        return Rejected(kind, key, where, _reason(error))
+        return _rejected(kind, key, where, error)
 
 
 def _manifest(kind: ObjectKind, raw: Any, key: Any, where: str) -> Put | Rejected:
@@ -235,7 +240,7 @@ def _manifest(kind: ObjectKind, raw: Any, key: Any, where: str) -> Put | Rejecte
         case schema.ServiceJson(spec=schema.ServiceSpec(type="ExternalName")):
             pass
         case schema.ServiceJson(spec=spec) if spec is None or not (spec.cluster_ip or spec.cluster_ips):
-            return Rejected(kind, key, where, "spec.clusterIP: is missing, and only an API server allots one")
+            return Rejected(kind, key, where, "is missing, and only an API server allots one", "spec.clusterIP")
     return Put(kind, key, _READERS[kind].read(raw, key))
 
 

@@ -33,6 +33,7 @@ _NODE_PORT_SETS: Mapping[Protocol, tuple[SetKind, SetKind]] = {
 _NAMES: Mapping[Family, Mapping[SetKind, str]] = {
     family: {kind: IpSet(kind, family).name for kind in SetKind} for family in Family
 }
+_GATED = Skipped("spec.externalIPs", "the feature gate AllowServiceExternalIPs of this node is off", invalid=False)
 
 
 class ServedPort(NamedTuple):
@@ -76,6 +77,8 @@ class Translation:
         self.view = view
         self.settings = settings
         self.skipped: dict[Skipped, None] = dict.fromkeys((*service.skipped, *unused, *not_admitted))
+        if self.options.external_addresses and not settings.external_addresses:
+            self.skipped[_GATED] = None
         self.ports: list[ServedPort] = []
 
         self.virtual_servers: dict[VirtualServerKey, VirtualServer] = {}

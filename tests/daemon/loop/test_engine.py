@@ -356,8 +356,8 @@ async def test_an_unused_part_is_logged_once_for_each_change() -> None:
     broken = builders.with_options(
         WEB, skipped=(Skipped("spec.externalIPs[0]", "no address"), Skipped("", "headless", invalid=False))
     )
-    rejected = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "", "spec.ports: expected array")
-    in_file = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "web.yaml, document 2", "spec.ports: expected array")
+    rejected = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "", "expected array", "spec.ports")
+    in_file = Rejected(ObjectKind.SERVICE, ServiceName("default", "bad"), "web.yaml, document 2", "not YAML")
     node = MemoryNode()
     async with node.running():
         with structlog.testing.capture_logs() as logs:
@@ -368,11 +368,11 @@ async def test_an_unused_part_is_logged_once_for_each_change() -> None:
             node.deliver([rejected])
             await node.quiet(100)
         unused = [line for line in logs if line["event"] == "part_not_used"]
-        assert [(line["log_level"], line["name"], line["field"], line["reason"]) for line in unused] == [
+        assert [(line["log_level"], line["name"], line.get("field"), line["reason"]) for line in unused] == [
             ("warning", "default/web", "spec.externalIPs[0]", "no address"),
-            ("debug", "default/web", "", "headless"),
-            ("warning", "default/bad", "", "spec.ports: expected array"),
-            ("warning", "default/bad", "", "spec.ports: expected array"),
+            ("debug", "default/web", None, "headless"),
+            ("warning", "default/bad", "spec.ports", "expected array"),
+            ("warning", "default/bad", None, "not YAML"),
         ]
         assert [line.get("where") for line in unused] == [None, None, None, "web.yaml, document 2"]
         assert_from_scratch(node)

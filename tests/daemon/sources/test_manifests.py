@@ -172,7 +172,7 @@ def test_a_document_that_cannot_be_read_is_rejected_with_its_place_and_field(wor
     rejected, put = world.write(all=text(service("web"), odd))
     assert isinstance(rejected, Rejected)
     assert (rejected.where, rejected.key) == ("all.yaml, document 2", ServiceName("default", "odd"))
-    assert rejected.reason.startswith("spec.ports[")
+    assert rejected.field.startswith("spec.ports[")
     assert described([put]) == ["Put default/web"]
 
 
@@ -187,7 +187,7 @@ def test_a_service_without_cluster_ip_is_rejected_with_the_reason(world: World) 
     del bare["spec"]["clusterIP"]
     (event,) = world.write(all=text(bare))
     assert isinstance(event, Rejected)
-    assert event.reason.startswith("spec.clusterIP: ")
+    assert event.field == "spec.clusterIP"
 
 
 # Objects that stay

@@ -28,7 +28,7 @@ from tests.translate import strategies
 SERVICE = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}}
 BROKEN = {"metadata": {"name": "bad", "namespace": "shop"}, "spec": {"clusterIP": "10.96.0.11", "ports": [{"port": "http"}]}}
 KEY, BROKEN_KEY = ServiceName("shop", "web"), ServiceName("shop", "bad")
-REASON = "spec.ports[0].port: expected int | null, got str"
+REASON, FIELD = "expected int | null, got str", "spec.ports[0].port"
 TOO_DEEP = "[" * 100_000
 
 
@@ -66,7 +66,7 @@ def test_an_item_by_itself_is_an_event_and_none_while_it_is_cut_off() -> None:
     assert event.key == KEY
     assert decode.decode_item(ObjectKind.SERVICE, item[:-1]) is None
     assert decode.decode_item(ObjectKind.SERVICE, json.dumps(BROKEN).encode()) == Rejected(
-        ObjectKind.SERVICE, BROKEN_KEY, "", REASON
+        ObjectKind.SERVICE, BROKEN_KEY, "", REASON, FIELD
     )
 
 
@@ -91,7 +91,7 @@ def test_one_broken_object_costs_itself_only() -> None:
     page = _list(SERVICE, BROKEN, {"metadata": {"name": "c"}}, version="77")
     first, second, third = page.events
     assert isinstance(first, Put)
-    assert second == Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON)
+    assert second == Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON, FIELD)
     assert isinstance(third, Put)
     assert third.key == ServiceName("default", "c")
     assert page.resource_version == "77"
@@ -99,7 +99,7 @@ def test_one_broken_object_costs_itself_only() -> None:
 
 @pytest.mark.parametrize("item", [{}, {"metadata": None}, {"metadata": {"name": ""}}])
 def test_an_object_without_a_name_is_rejected_without_a_key(item: dict[str, Any]) -> None:
-    assert _list(item).events == (Rejected(ObjectKind.SERVICE, None, "", "metadata.name is missing"),)
+    assert _list(item).events == (Rejected(ObjectKind.SERVICE, None, "", "is missing", "metadata.name"),)
 
 
 def test_text_that_is_no_utf8_costs_its_object_only() -> None:
@@ -112,7 +112,7 @@ def test_text_that_is_no_utf8_costs_its_object_only() -> None:
 
 def test_an_object_that_is_broken_down_to_its_name_has_no_key() -> None:
     (event,) = _list({"metadata": {"name": ["web"]}}).events
-    assert event == Rejected(ObjectKind.SERVICE, None, "", "metadata.name: expected str | null, got array")
+    assert event == Rejected(ObjectKind.SERVICE, None, "", "expected str | null, got array", "metadata.name")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_deleted_object_is_gone_however_broken_it_was() -> None:
 
 
 def test_a_deletion_without_a_name_is_rejected() -> None:
-    rejected = Rejected(ObjectKind.SERVICE, None, "", "metadata.name is missing")
+    rejected = Rejected(ObjectKind.SERVICE, None, "", "is missing", "metadata.name")
     assert _line("DELETED", {"metadata": {}}).event == rejected
     assert isinstance(_line("DELETED", {"metadata": {}, "spec": 1}).event, Rejected)
 
@@ -162,12 +162,12 @@ def test_a_bookmark_brings_a_version_only() -> None:
 
 def test_a_broken_object_on_a_watch_is_rejected_and_the_watch_goes_on_from_its_version() -> None:
     item = BROKEN | {"metadata": {"name": "bad", "namespace": "shop", "resourceVersion": "80"}}
-    assert _line("MODIFIED", item) == decode.WatchLine(Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON), "80")
+    assert _line("MODIFIED", item) == decode.WatchLine(Rejected(ObjectKind.SERVICE, BROKEN_KEY, "", REASON, FIELD), "80")
 
 
 def test_an_object_broken_down_to_its_metadata_is_rejected_without_key_or_version() -> None:
     line = _line("ADDED", {"metadata": "web"})
-    assert line == decode.WatchLine(Rejected(ObjectKind.SERVICE, None, "", "metadata: expected object | null, got str"), "")
+    assert line == decode.WatchLine(Rejected(ObjectKind.SERVICE, None, "", "expected object | null, got str", "metadata"), "")
 
 
 @pytest.mark.parametrize("kind", ObjectKind)
@@ -248,21 +248,24 @@ def test_a_manifest_of_another_kind_is_not_ours(head: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "key", "reason"),
+    ("document", "key", "reason", "field"),
     [
-        ("web", None, "Expected object, got str"),
-        (None, None, "Expected object, got null"),
-        ({"apiVersion": "v1", "kind": "Service", "spec": {}}, None, "metadata.name is missing"),
-        (MANIFEST | BROKEN, BROKEN_KEY, REASON),
+        ("web", None, "Expected object, got str", ""),
+        (None, None, "Expected object, got null", ""),
+        ({"apiVersion": "v1", "kind": "Service", "spec": {}}, None, "is missing", "metadata.name"),
+        (MANIFEST | BROKEN, BROKEN_KEY, REASON, FIELD),
         (
             MANIFEST | {"spec": {"ports": [{"port": 80}]}},
             KEY,
-            "spec.clusterIP: is missing, and only an API server allots one",
+            "is missing, and only an API server allots one",
+            "spec.clusterIP",
         ),
     ],
 )
-def test_a_manifest_that_cannot_be_used_says_where_it_stands_and_why(document: Any, key: ObjectKey | None, reason: str) -> None:
-    assert decode.decode_document(document, "web.yaml") == Rejected(ObjectKind.SERVICE, key, "web.yaml", reason)
+def test_a_manifest_that_cannot_be_used_says_where_it_stands_and_why(
+    document: Any, key: ObjectKey | None, reason: str, field: str
+) -> None:
+    assert decode.decode_document(document, "web.yaml") == Rejected(ObjectKind.SERVICE, key, "web.yaml", reason, field)
 
 
 @pytest.mark.parametrize("spec", [{"type": "ExternalName"}, {"clusterIP": "None"}, {"clusterIPs": ["10.96.0.10"]}])
