@@ -87,6 +87,7 @@ def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[F
     yield from _modules(facts, config)
     yield from _sysctls(facts, desired)
     yield from _advice(facts, config)
+    yield from _configuration(facts, config)
     yield from _other_backend(facts, config)
     yield from _iptables(facts, config)
     yield from _kube_proxy(facts)
@@ -175,6 +176,11 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
         value = facts.sysctls.get(path)
         if value is not None and (path != _REUSE or facts.version >= PROMPT_REUSE):
             yield warn("sysctl", f"{path} is {value}", remedy) if value == bad else ok("sysctl", f"{path} is {value}")
+
+
+def _configuration(facts: Facts, config: Config) -> Iterator[Finding]:
+    for text in config.warnings([family for family in Family if family not in facts.unserved]):
+        yield warn("configuration", text, "change the field, unless this is intended")
 
 
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:

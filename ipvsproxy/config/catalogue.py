@@ -200,7 +200,8 @@ TRAFFIC = (
         "Prefix of the names of pod interfaces, for --detect-local-mode=InterfaceNamePrefix."
     ),
     Option("nodeport-addresses", "nodePortAddresses", Kind.LIST, "", "CIDR,...", to="translation.node_port_networks").explained(
-        "Node addresses that serve node ports: CIDR ranges, or the word primary. Empty means all node addresses."
+        "Node addresses that serve node ports: CIDR ranges, and the words primary (the node's own addresses), localhost (none "
+        "in IPVS mode) and all, in any mix. Empty means all."
     ),
 )
 

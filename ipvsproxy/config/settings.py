@@ -220,14 +220,18 @@ class Config:
         """A sentence for each field of the configuration that leaves out a served family.
 
         These are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), except for the one
-        about an unset ``nodePortAddresses``, which is the default. The module that knows the Node warns about ``clusterCIDR`` and
-        ``spec.podCIDRs``.
+        about an unset ``nodePortAddresses``, which is the default, and with one about loopback addresses alone. The module that
+        knows the Node warns about ``clusterCIDR`` and ``spec.podCIDRs``, and none knows here what ``primary`` leaves out.
         """
-        ranges = (("nodePortAddresses", self.translation.node_port_networks), ("ipvs.excludeCIDRs", self.policy.excluded))
-        for field, networks in ranges:
+        node_ports = () if self.translation.node_port_primary else self.translation.node_port_networks
+        for field, networks in (("nodePortAddresses", node_ports), ("ipvs.excludeCIDRs", self.policy.excluded)):
             missing = [family.label for family in families if family not in {network.family for network in networks}]
             if networks and missing and (field == "nodePortAddresses" or len(missing) == len(families)):
                 yield f"{field} has no range of {' and '.join(missing)}, which this node serves"
+        for family in families:
+            ranges = [network for network in node_ports if network.family is family]
+            if ranges and all(network.address.is_loopback for network in ranges):
+                yield f"nodePortAddresses has only loopback addresses of {family.label}, where IPVS serves no node ports"
         for field, listen in (("healthzBindAddress", self.servers.health), ("metricsBindAddress", self.servers.metrics)):
             address = listen.address if listen else None
             if address and not address.is_unspecified and not address.is_loopback and address.family not in families:

@@ -9,6 +9,7 @@ import enum
 import re
 import urllib.parse
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ipvsproxy.config import catalogue, settings
@@ -24,6 +25,9 @@ HEALTH_PORT = 10256
 METRICS_PORT = 10249
 _OTHER_MODES = ("iptables", "nftables")
 _PRIMARY = "primary"
+_ALL = "all"
+_NODE_PORT_RANGES = {"localhost": ("127.0.0.0/8", "::1/128"), _ALL: ("0.0.0.0/0", "::/0")}
+"""The ranges that a word of ``nodePortAddresses`` stands for (cmd/kube-proxy/app/server.go since 1.37)."""
 _SCHEDULER = re.compile(r"[A-Za-z0-9_-]{1,15}", re.ASCII)  # IP_VS_SCHEDNAME_MAXLEN is 16 with the NUL
 _INTERFACE = re.compile(r"[^\s/:\"'\\+]+")  # the excluded characters cannot stand in a rule or a name
 _MARK_DROP = 0x8000  # the kubelet's KUBE-MARK-DROP
@@ -306,13 +310,15 @@ def _scope_bits(values: Values) -> int:
     return bits
 
 
-def _networks(values: Values, key: str, texts: Iterable[str] | None = None) -> tuple[Network, ...]:
-    """The ranges of an option, or of its parts."""
-    networks = []
+def _networks(
+    values: Values, key: str, words: Mapping[str, tuple[str, ...]] = MappingProxyType({}), *, texts: Iterable[str] | None = None
+) -> tuple[Network, ...]:
+    """The ranges of an option, or of its parts. ``words`` has the ranges that a word stands for."""
+    networks: list[Network] = []
     source = values.source(key)
     for index, text in enumerate(values.get(key, tuple) if texts is None else texts):
         try:
-            networks.append(parse_network(text))
+            networks += map(parse_network, words.get(text, (text,)))
         except ValueError as error:
             values.refuse(key, str(error), source.element(index))
     return tuple(networks)
@@ -321,7 +327,7 @@ def _networks(values: Values, key: str, texts: Iterable[str] | None = None) -> t
 def _detect_local(values: Values) -> dict[str, object]:
     mode = LocalMode(values.get("detectLocalMode", str) or LocalMode.CLUSTER_CIDR)
     text = values.get("clusterCIDR", str) if mode is LocalMode.CLUSTER_CIDR else ""
-    networks = _networks(values, "clusterCIDR", text.split(",") if text else ())
+    networks = _networks(values, "clusterCIDR", texts=text.split(",") if text else ())
     if len(networks) != len({network.family for network in networks}) and values.known("clusterCIDR"):
         values.refuse("clusterCIDR", f"{quoted(text)} must be one CIDR range, or one IPv4 and one IPv6 range")
     names = {}
@@ -340,12 +346,8 @@ def _detect_local(values: Values) -> dict[str, object]:
 
 def _node_ports(values: Values) -> dict[str, object]:
     texts = values.get("nodePortAddresses", tuple)
-    if texts == (_PRIMARY,):
-        return {"node_port_networks": (), "node_port_primary": True}
-    if _PRIMARY in texts:
-        source = values.source("nodePortAddresses").element(texts.index(_PRIMARY))
-        values.refuse("nodePortAddresses", "'primary' must stand alone, without CIDR ranges beside it", source)
-    return {"node_port_networks": _networks(values, "nodePortAddresses", [text for text in texts if text != _PRIMARY])}
+    networks = _networks(values, "nodePortAddresses", _NODE_PORT_RANGES | {_PRIMARY: ()})
+    return {"node_port_networks": networks, "node_port_primary": _PRIMARY in texts and _ALL not in texts}
 
 
 def _gates(values: Values) -> bool:

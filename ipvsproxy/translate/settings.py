@@ -49,7 +49,8 @@ class Binding(enum.StrEnum):
 class Settings:
     """The operator's choices that change desired state.
 
-    ``node_port_networks`` empty means every address of the node. ``node_port_primary`` means its primary addresses only.
+    Node ports answer on the addresses in ``node_port_networks``, and with ``node_port_primary`` on the node's primary ones;
+    without either of a family, on all of it.
     ``local_interface`` is the bridge or the name prefix of the two interface modes. ``bind_address``, unless it is
     unspecified, is the node's primary address whatever its Node object says. ``external_addresses`` is the feature gate
     AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal`` would not. ``scope_bits`` are the bits of

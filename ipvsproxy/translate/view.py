@@ -130,9 +130,9 @@ def _node_port_networks(settings: Settings, family: Family, primary: Mapping[Fam
 
     The rule is that of pkg/proxy/util/nodeport_addresses.go in kubernetes/kubernetes.
     """
-    if settings.node_port_primary and not primary[family].is_loopback:
-        return (network(primary[family], family.bits),)
     networks = tuple(item for item in settings.node_port_networks if item.family is family)
+    if settings.node_port_primary and not primary[family].is_loopback:
+        networks += (network(primary[family], family.bits),)
     return () if any(item.prefix_length == 0 for item in networks) else networks
 
 

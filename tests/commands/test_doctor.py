@@ -303,6 +303,13 @@ def test_local_routes_that_stay_are_fine_and_those_left_from_before_are_told() -
     assert "kube-proxy would leave them" in finding.remedy
 
 
+def test_a_field_that_leaves_out_a_served_family_is_named() -> None:
+    assert _judge("--nodeport-addresses=primary,localhost") == []
+    (finding,) = _judge("--nodeport-addresses=localhost,10.0.0.0/8", unserved={})
+    assert finding.text == "nodePortAddresses has only loopback addresses of IPv6, where IPVS serves no node ports"
+    assert _judge("--nodeport-addresses=10.0.0.0/8", unserved={Family.IPV6: "no tables"})[0].topic != "configuration"
+
+
 def test_a_host_with_bridges_is_told_that_br_netfilter_is_not_loaded() -> None:
     settings = {path: value for path, value in SYSCTLS.items() if not path.startswith("net/bridge/")}
     for bridges, expected in (((), 0), (("cni0", "docker0"), 1)):

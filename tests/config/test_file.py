@@ -225,6 +225,7 @@ def read_back(config: Config) -> Config:
     [
         [],
         ["--bind-address=fd00::1", "--hostname-override=Node-7"],
+        ["--nodeport-addresses=primary,localhost,all,10.0.0.0/8"],
         ["--nodeport-addresses=primary", "--cluster-cidr=10.0.0.0/8,fd00::/8"],
         ["--ipvs-exclude-cidrs=10.0.0.0/8", "--ipvs-strict-arp", "--ipvs-tcp-timeout=1500ms", "--masquerade-all"],
         ["--healthz-bind-address=::1", "--metrics-bind-address=1.2.3.4:5", "--conntrack-max-per-core=0"],

@@ -179,6 +179,9 @@ def test_lists_of_an_api_server_can_be_doubted_and_a_directory_cannot(flags: lis
         ([], ["0.0.0.0/0", "::/0"]),
         (["--nodeport-addresses=172.18.0.0/16"], ["172.18.0.0/16", "::/0"]),
         (["--nodeport-addresses=primary"], []),
+        (["--nodeport-addresses=primary,10.0.0.0/8"], []),
+        (["--nodeport-addresses=primary,all"], ["0.0.0.0/0", "::/0"]),
+        (["--nodeport-addresses=localhost"], ["127.0.0.0/8", "::1/128"]),
         (["--nodeport-addresses=primary", "--bind-address=172.18.0.2"], ["172.18.0.2/32", "::/0"]),
     ],
 )
@@ -186,10 +189,58 @@ def test_without_an_api_server_node_port_ranges_come_from_flags_alone(flags: lis
     assert view.known_node_port_ranges(loading.from_flags(*flags).translation) == builders.networks(*ranges)
 
 
+_OWN = ("10.2.0.5", "2001:db8::5")
+_ALL = ("10.1.0.5", "10.2.0.5", "2001:db8::5", "2001:db8::6")
+
+
+@pytest.mark.parametrize(
+    ("texts", "node_addresses", "expected"),
+    [
+        ("primary", _OWN, _OWN),
+        ("localhost", _OWN, ()),
+        ("all", _OWN, _ALL),
+        ("primary,localhost", _OWN, _OWN),
+        ("localhost,primary", _OWN, _OWN),
+        ("primary,all", _OWN, _ALL),
+        ("localhost,all", _OWN, _ALL),
+        ("primary,localhost,all", _OWN, _ALL),
+        ("primary,primary", _OWN, _OWN),
+        ("primary,10.1.0.0/16", _OWN, ("10.1.0.5", *_OWN)),
+        ("primary,2001:db8::6/128", _OWN, (*_OWN, "2001:db8::6")),
+        ("localhost,10.1.0.0/16", _OWN, ("10.1.0.5",)),
+        ("all,10.1.0.0/16", _OWN, _ALL),
+        ("primary,localhost,10.1.0.0/16", _OWN, ("10.1.0.5", *_OWN)),
+        ("primary,localhost,all,10.1.0.0/16", _OWN, _ALL),
+        # In a family without any range every address counts (NewNodePortAddresses): the Node may have no address of it.
+        ("primary", ("10.2.0.5",), ("10.2.0.5", "2001:db8::5", "2001:db8::6")),
+        ("primary,10.1.0.0/16", ("10.2.0.5",), _ALL),
+        ("primary,localhost", ("10.2.0.5",), ("10.2.0.5",)),
+        ("primary,localhost", (), ()),
+    ],
+)
+def test_words_and_ranges_of_node_port_addresses_mix(
+    texts: str, node_addresses: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    interfaces = {"eth0": ["10.1.0.5", "2001:db8::6"], "eth1": ["10.2.0.5", "2001:db8::5"], "lo": ["127.0.0.1", "::1"]}
+    settings = translation(f"--nodeport-addresses={texts}")
+    node = builders.node(*node_addresses) if node_addresses else None
+    carried = [builders.interface_address(name, one) for name, some in interfaces.items() for one in some]
+    answering = view.view_node(settings, "node-a", node, carried, ()).node_port_addresses
+    assert {str(address) for some in answering.values() for address in some} == set(expected)
+
+
 @pytest.mark.parametrize(
     ("flags", "families", "expected"),
     [
         ((), Family, []),
+        (("--nodeport-addresses=primary,10.0.0.0/8",), Family, []),
+        (("--nodeport-addresses=all",), Family, []),
+        (("--nodeport-addresses=primary,localhost",), Family, []),
+        (
+            ("--nodeport-addresses=localhost,10.0.0.0/8",),
+            Family,
+            ["nodePortAddresses has only loopback addresses of IPv6, where IPVS serves no node ports"],
+        ),
         (("--nodeport-addresses=primary",), Family, []),
         (("--nodeport-addresses=10.0.0.0/8,fd00::/8",), Family, []),
         (("--nodeport-addresses=10.0.0.0/8",), [Family.IPV4], []),

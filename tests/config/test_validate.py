@@ -67,6 +67,19 @@ CASES = [
         "nodePortAddresses: [10.0.0.0/8]",
     ),
     ("translation.node_port_primary", True, "--nodeport-addresses=primary", "nodePortAddresses: [primary]"),
+    (
+        "translation.node_port_networks",
+        networks("127.0.0.0/8", "::1/128"),
+        "--nodeport-addresses=localhost",
+        "nodePortAddresses: [localhost]",
+    ),
+    ("translation.node_port_networks", networks("0.0.0.0/0", "::/0"), "--nodeport-addresses=all", "nodePortAddresses: [all]"),
+    (
+        "translation.node_port_networks",
+        networks("127.0.0.0/8", "::1/128", "10.0.0.0/8"),
+        "--nodeport-addresses=primary,localhost,10.0.0.0/8",
+        "nodePortAddresses: [primary, localhost, 10.0.0.0/8]",
+    ),
     ("conntrack.max_per_core", 0, "--conntrack-max-per-core=0", "conntrack: {maxPerCore: 0}"),
     ("conntrack.minimum", 7, "--conntrack-min=7", "conntrack: {min: 7}"),
     (
@@ -233,7 +246,7 @@ def test_cleanup_needs_no_mode(mode: str) -> None:
             "'10.0.0.0/8,fd00::/8,fd01::/16' must be one CIDR range, or one IPv4 and one IPv6 range",
         ),
         ("--nodeport-addresses=10.0.0.1", "'10.0.0.1' is not a CIDR range such as 10.0.0.0/8"),
-        ("--nodeport-addresses=10.0.0.0/8,primary", "'primary' must stand alone, without CIDR ranges beside it"),
+        ("--nodeport-addresses=primary,Localhost", "'Localhost' is not a CIDR range such as 10.0.0.0/8"),
         ("--logging-format=xml", "'xml' must be one of text, json"),
         ("--hostname-override=  ", "must not be blank"),
         ("--show-hidden-metrics-for-version=1", "'1' must be MAJOR.MINOR, such as 1.35"),

@@ -71,7 +71,7 @@ def _config(chooser: Chooser) -> Config | None:
         f"--pod-bridge-interface={chooser.text(('cni0', 'docker0'))}",
         f"--pod-interface-name-prefix={chooser.text(('veth', 'cali'))}",
         f"--cluster-cidr={chooser.text(('10.244.0.0/16', 'fd00::/64', '10.0.0.0/8,fd00::/8'))}",
-        f"--nodeport-addresses={chooser.text(('', 'primary', '192.168.0.0/16', '0.0.0.0/0,::/0'))}",
+        f"--nodeport-addresses={chooser.text(('', 'primary', 'primary,localhost', '192.168.0.0/16', '0.0.0.0/0,::/0'))}",
         f"--iptables-masquerade-bit={chooser.integer(0, 40)}",
         f"--masquerade-all={chooser.one(('false', 'true'))}",
         f"--ipvs-scheduler={chooser.text(('', 'rr', 'mh', 'sh'))}",
