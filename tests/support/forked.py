@@ -10,15 +10,14 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 
 _CLONE_NEWNET = 0x40000000
+_SUITES = ("tests.chaos.history", "tests.faults.starts")
+"""Imports of main modules in ``scripts``, because each fork runs the main module again."""
 _context = multiprocessing.get_context("forkserver")
 
 
 def prepare() -> None:
     """Start the process that forks, in the network namespace of this thread, unless it runs already."""
-    main = sys.modules["__main__"].__spec__
-    # Each fork runs a main module of ours again, which must not take long. Those of tools are not run again.
-    ours = [main.name] if main and not main.name.endswith("__main__") else []
-    _context.set_forkserver_preload(["tests.support.preloaded", *ours])
+    _context.set_forkserver_preload(["tests.support.preloaded", *(suite for suite in _SUITES if suite in sys.modules)])
     forkserver.ensure_running()
 
 
