@@ -169,7 +169,7 @@ def _report(scopes: TrafficScopes, profile: str, phase: str, observed: State, se
     """The rows that differ and are not accepted, each with its scenario."""
     if scopes is WITH_SCOPES:
         observed = scope_rows.without_scopes(observed)
-    differences = golden_state.differences(golden_fixtures.recording(profile, phase), observed, sections)
+    differences = golden_state.differences(golden_fixtures.desired(profile, phase), observed, sections)
     return [
         f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {value}"
         for part, rows in differences.items()

@@ -8,7 +8,14 @@ from ipvsproxy.model.net import Family, host_port
 from ipvsproxy.model.rules import Backend, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind, SetType
 from ipvsproxy.model.state import ClusterScope, ServiceState
-from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServer, VirtualServerKey, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import (
+    PERSISTENT,
+    SCHEDULER_FALLBACK,
+    SCHEDULER_PORT,
+    VirtualServer,
+    VirtualServerKey,
+    VirtualServerSettings,
+)
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.skeleton import build_skeleton
 from ipvsproxy.translate.view import NodeView
@@ -83,7 +90,8 @@ def _members(scope: ClusterScope) -> list[str]:
 def _settings_row(settings: VirtualServerSettings) -> State:
     scheduler, flags, timeout_s, _ = settings
     assert bool(flags & PERSISTENT) == bool(timeout_s)
-    text = "mh-port" if flags & SCHEDULER_PORT else ""
+    names = {SCHEDULER_FALLBACK: "mh-fallback", SCHEDULER_PORT: "mh-port"}
+    text = ",".join(name for flag, name in names.items() if flags & flag)
     return {"flags": text, "netmask": "default", "persistent": timeout_s, "scheduler": scheduler}
 
 

@@ -133,7 +133,7 @@ def _without_what_no_translation_shows(recorded: Mapping[str, Any]) -> State:
 
 @pytest.mark.parametrize(("profile", "phase", "section"), CASES)
 def test_translation_equals_the_recording(directory: Path, profile: str, phase: str, section: str) -> None:
-    recorded = _without_what_no_translation_shows(golden_fixtures.recording(profile, phase))
+    recorded = _without_what_no_translation_shows(golden_fixtures.desired(profile, phase))
     differences = golden_state.differences(recorded, _state(directory, profile, phase), [section])
     report = [
         f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {old}\n    wanted   {new}"

@@ -9,6 +9,7 @@ from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
+from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK
 from ipvsproxy.translate import trace
 from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS, build_skeleton
@@ -55,7 +56,7 @@ def test_addresses_without_a_local_endpoint_are_named_for_clients_outside() -> N
 
 def test_affinity_is_by_the_address_of_the_client() -> None:
     (scope,) = _shop("10.244.0.5", affinity_s=600).rare.scopes
-    assert scope.settings == ("mh", 0, 0, 0)
+    assert scope.settings == ("mh", SCHEDULER_FALLBACK, 0, 0)
 
 
 def test_a_service_without_external_addresses_has_one_scope() -> None:

@@ -22,7 +22,7 @@ from ipvsproxy.model.annotations import (
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, EvenWeights, Thresholds, UnevenWeights, Weights
 from ipvsproxy.model.service import Conditions, EndpointSlice, Service, Skipped
-from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_FALLBACK, SCHEDULER_PORT, VirtualServerSettings
 from ipvsproxy.translate.services.topology import Endpoints
 from ipvsproxy.translate.settings import Settings
 
@@ -55,7 +55,7 @@ class Treatment(NamedTuple):
         if not affinity_timeout_s:
             return _settings(self.scheduler, self.flags, 0, 0)
         scheduler = self.scheduler if self.scheduler in HASH_SCHEDULERS else hash_scheduler
-        flags = self.flags if self.scheduler in HASH_SCHEDULERS else 0
+        flags = self.flags if self.scheduler in HASH_SCHEDULERS else SCHEDULER_FALLBACK
         return _settings(scheduler, flags & ~SCHEDULER_PORT, 0, 0)
 
     def weighs(self, slices: Iterable[EndpointSlice]) -> bool:
@@ -133,14 +133,21 @@ def _allowed(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipp
 
 
 def _scheduler(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipped]) -> tuple[str, int]:
-    """Scheduler and flags. A scheduler that an annotation names has only the flags that an annotation names."""
+    """Scheduler and flags.
+
+    Without an annotation for flags, ``mh`` has the fall-back: the kernel leaves a real server in its table when its weight
+    becomes 0 (``last_weight`` in net/netfilter/ipvs/ip_vs_mh.c), and refuses the clients that it finds there
+    (kubernetes/kubernetes #139497). As kube-proxy's, the node's ``mh`` also has the port.
+    """
     why_missing = settings.missing_schedulers.get(chosen.scheduler, "")
     if why_missing:
         skipped.append(Skipped(Annotation.SCHEDULER.field, f"{why_missing}; {settings.scheduler} is used"))
     is_chosen = bool(chosen.scheduler) and not why_missing
     scheduler = chosen.scheduler if is_chosen else settings.scheduler
     if chosen.scheduler_flags is None:
-        return scheduler, SCHEDULER_PORT if scheduler == "mh" and not is_chosen else 0  # as kube-proxy
+        if scheduler != "mh":
+            return scheduler, 0
+        return scheduler, SCHEDULER_FALLBACK | (0 if is_chosen else SCHEDULER_PORT)
     if scheduler not in HASH_SCHEDULERS:
         skipped.append(Skipped(Annotation.SCHEDULER_FLAGS.field, f"the scheduler {scheduler} has no flags; sh and mh have them"))
         return scheduler, 0

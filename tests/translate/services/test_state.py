@@ -15,7 +15,7 @@ from ipvsproxy.model.service import Endpoint, EndpointSlice, Owner, Service, Ser
 from ipvsproxy.model.sets import SetEntry, SetKind
 from ipvsproxy.model.state import NO_RARITIES, Rarities, ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE
-from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_PORT, VirtualServerSettings
+from ipvsproxy.model.virtual_servers import PERSISTENT, SCHEDULER_FALLBACK, SCHEDULER_PORT, VirtualServerSettings
 from ipvsproxy.translate.services import state
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders
@@ -326,8 +326,10 @@ def test_session_affinity_and_its_timeout_are_on_every_virtual_server() -> None:
     assert {server.settings for server in state.virtual_servers.values()} == {VirtualServerSettings("rr", PERSISTENT, 10800)}
 
 
-@pytest.mark.parametrize(("scheduler", "flags"), [("rr", 0), ("wrr", 0), ("sh", 0), ("mh", SCHEDULER_PORT)], ids=str)
-def test_only_the_maglev_scheduler_gets_a_flag(scheduler: str, flags: int) -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "flags"), [("rr", 0), ("wrr", 0), ("sh", 0), ("mh", SCHEDULER_PORT | SCHEDULER_FALLBACK)], ids=str
+)
+def test_only_the_maglev_scheduler_gets_flags(scheduler: str, flags: int) -> None:
     (server,) = state_of(service(), settings=Settings(scheduler=scheduler)).virtual_servers.values()
     assert server.settings == VirtualServerSettings(scheduler, flags, 0)
 

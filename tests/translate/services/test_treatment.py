@@ -77,10 +77,13 @@ def test_a_service_without_annotations_shares_the_weights_and_the_settings_of_al
     ("values", "default", "settings"),
     [
         ({"scheduler": "wrr"}, "rr", VirtualServerSettings("wrr")),
-        ({"scheduler": "mh"}, "mh", VirtualServerSettings("mh")),
+        ({"scheduler": "mh"}, "mh", VirtualServerSettings("mh", SCHEDULER_FALLBACK)),
+        ({"scheduler": "mh"}, "rr", VirtualServerSettings("mh", SCHEDULER_FALLBACK)),
+        ({"scheduler": "mh", "scheduler_flags": SCHEDULER_PORT}, "rr", VirtualServerSettings("mh", SCHEDULER_PORT)),
+        ({"scheduler": "sh"}, "rr", VirtualServerSettings("sh")),
         ({"scheduler": "sh", "scheduler_flags": SCHEDULER_FALLBACK}, "rr", VirtualServerSettings("sh", SCHEDULER_FALLBACK)),
         ({"scheduler_flags": 0}, "mh", VirtualServerSettings("mh")),
-        ({"weights": WeightRules()}, "mh", VirtualServerSettings("mh", SCHEDULER_PORT)),
+        ({"weights": WeightRules()}, "mh", VirtualServerSettings("mh", SCHEDULER_PORT | SCHEDULER_FALLBACK)),
         ({"thresholds": Thresholds(5)}, "rr", VirtualServerSettings("rr")),
     ],
 )
@@ -277,8 +280,8 @@ def test_the_second_scope_follows() -> None:
 @pytest.mark.parametrize(
     ("values", "settings"),
     [
-        ({"scheduler": "wrr"}, VirtualServerSettings("mh")),
-        ({"scheduler": "wrr", "thresholds": Thresholds(5)}, VirtualServerSettings("mh")),
+        ({"scheduler": "wrr"}, VirtualServerSettings("mh", SCHEDULER_FALLBACK)),
+        ({"scheduler": "wrr", "thresholds": Thresholds(5)}, VirtualServerSettings("mh", SCHEDULER_FALLBACK)),
         (
             {"scheduler": "sh", "scheduler_flags": SCHEDULER_PORT | SCHEDULER_FALLBACK, "prefix_lengths": (24, 0)},
             VirtualServerSettings("sh", SCHEDULER_FALLBACK),

@@ -1,0 +1,84 @@
+"""The scheduler ``mh`` with packets: no client is refused while endpoints are replaced, nor while flags of kube-proxy change.
+
+The kernel leaves a real server in the table of ``mh`` when its weight becomes 0.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from tests.support import cluster, lab
+from tests.support.cluster import Cluster, Manifest, service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+
+by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+
+PODS = ("p1", "p2", "r1", "r2")
+REQUESTS = 100
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("maglev")
+    with lab.Lab() as laboratory, Cluster(laboratory, directory, "--ipvs-scheduler=mh") as running:
+        yield running
+
+
+def _web(*endpoints: str) -> list[Manifest]:
+    return service("web", 1, *endpoints, protocols=("TCP",))
+
+
+def _shown(family: Family) -> str:
+    host = cluster.address("cluster 1", family)
+    return f"[{host}]:80" if family is Family.IPV6 else f"{host}:80"
+
+
+def _virtual_server(running: Cluster, family: Family) -> str:
+    """Its line in ipvsadm's listing for programs."""
+    saved = running.lab.run("node", "ipvsadm", "--save", "--numeric")
+    return next(line for line in saved.splitlines() if line.startswith(f"-A -t {_shown(family)} "))
+
+
+@by_family
+def test_no_client_is_refused_while_endpoints_are_replaced_one_by_one(running: Cluster, family: Family) -> None:
+    running.have(_web("p1", "p2"))
+    to = cluster.address("cluster 1", family)
+    opened = [running.lab.open("client", "TCP", to, 80) for _ in range(8)]
+    assert {one.backend for one in opened} == {cluster.address(pod, family) for pod in ("p1", "p2")}, "both will drain"
+    with running.lab.load("p2", "TCP", to, 80) as loads:
+        for pods in (("p1", "p2", "r1"), ("p2", "r1"), ("p2", "r1", "r2"), ("r1", "r2")):
+            running.have(_web(*pods))
+            requests = running.lab.repeat("client", "TCP", to, 80, count=REQUESTS)
+            assert requests.outcomes == {"ok": REQUESTS}
+            assert set(requests.backends) <= {cluster.address(pod, family) for pod in pods}
+        weights = running.real_servers("TCP", to, 80)
+        assert {weights[cluster.address(pod, family)] for pod in ("p1", "p2")} == {0}, "they still drain"
+    (load,) = loads
+    assert load.failures == []
+    assert load.outcomes["ok"] > 20
+    for one in opened:
+        assert one.ask() == one.backend
+        one.abort()
+
+
+@by_family
+def test_flags_of_kube_proxy_change_in_place(running: Cluster, family: Family) -> None:
+    running.have(_web(*PODS))
+    to = cluster.address("cluster 1", family)
+    running.program.kill()
+    running.lab.run("node", "ipvsadm", "-E", "-t", _shown(family), "-s", "mh", "-b", "mh-port")
+    assert _virtual_server(running, family).endswith("-s mh -b mh-port")
+    opened = [running.lab.open("client", "TCP", to, 80) for _ in range(4)]
+    with running.lab.load("p2", "TCP", to, 80) as loads:
+        running.start()
+    assert _virtual_server(running, family).endswith("-s mh -b mh-fallback,mh-port")
+    assert loads[0].failures == []
+    assert loads[0].outcomes["ok"] > 5
+    statistics = running.lab.run("node", "ipvsadm", "-Ln", "--stats", "--exact")
+    line = next(line for line in statistics.splitlines() if line.startswith("TCP") and line.split()[1] == _shown(family))
+    assert int(line.split()[2]) > loads[0].outcomes["ok"], "a virtual server that is added anew counts from 0"
+    for one in opened:
+        assert one.ask() == one.backend
+        one.abort()
