@@ -14,6 +14,7 @@ from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import ObjectKind, Service, ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.store.objects import Complaint
+from ipvsproxy.translate.view import NodeView
 
 FOUND = 0
 UNKNOWN = 1
@@ -90,7 +91,10 @@ async def describe(node: Inspected, subject: Subject) -> Document:
         **inspection.head("explain", node.config.node_name),
         "zone": comparison.view.zone,
         "services": [explainer.service(name, set(keys)) for name in names],
-        "notUsed": list(_rejected(subject, changes.complaints, node.store.services)),
+        "notUsed": [
+            *_rejected(subject, changes.complaints, node.store.services),
+            *([] if keys else _unserved_loopback(subject, node.store.services.values(), comparison.view)),
+        ],
         "unclaimed": [explainer.unclaimed(key) for key in keys if not survey.sides(key).desired],
     }
 
@@ -107,6 +111,21 @@ def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collecti
         if complaint.kind is ObjectKind.SERVICE and complaint.name == str(subject) and (complaint.where or subject not in known):
             for one in complaint.skipped:
                 yield {"object": f"Service {subject}", "field": one.field, "reason": one.reason, "where": complaint.where}
+
+
+def _unserved_loopback(subject: Subject, services: Iterable[Service], view: NodeView) -> Iterator[Document]:
+    """Why node ports do not answer on a loopback address, and which addresses do."""
+    if not isinstance(subject, Place) or not subject.address.is_loopback:
+        return
+    family = subject.address.family
+    for service in sorted(services, key=lambda one: one.name):
+        for port in service.ports:
+            if port.node_port and subject.port in (0, port.node_port):
+                cluster = [host_port(one, port.port) for one in service.cluster_addresses if one.family is family]
+                instead = [host_port(one, port.node_port) for one in view.node_port_addresses[family]] + cluster
+                where = f"node port {port.node_port} of {service.name}"
+                use = f"use {' or '.join(instead)}" if instead else f"this node has no address of {family.label} for it"
+                yield {"object": str(subject), "field": "", "reason": f"{where}: {_LOOPBACK}; {use}", "where": ""}
 
 
 def _keys_of(comparison: Comparison, name: ServiceName) -> Iterable[VirtualServerKey]:
@@ -126,6 +145,9 @@ def run(config: Config, subject: Subject) -> int:
     return inspection.run(config, answer, lambda document: render(document, str(subject)))
 
 
+_LOOPBACK = (
+    "IPVS serves no node port on loopback addresses, with kube-proxy neither, because packets from them may not leave this host"
+)
 _WHOLE = frozenset(family.bits for family in Family)
 """The prefix lengths of single addresses."""
 _TRAFFIC = {

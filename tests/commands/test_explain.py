@@ -111,6 +111,27 @@ async def test_an_unknown_name_comes_with_the_services_that_are_not_asked_for() 
     assert "spec.clusterIP None" in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("subject", "instead"),
+    [
+        ("127.0.0.1:30080", "192.168.0.10:30080 or 10.96.0.10:80"),
+        ("127.0.0.1", "192.168.0.10:30080 or 10.96.0.10:80"),
+        ("[::1]:30080", "[fd00:168::10]:30080"),
+    ],
+)
+async def test_a_node_port_on_loopback_is_told_with_the_addresses_that_answer(subject: str, instead: str) -> None:
+    (line,) = await _text(await synced_kernel(*WEB), subject, *WEB)
+    assert line.startswith(
+        f"  not used: {explain.parse_subject(subject)}: node port 30080 of default/web: IPVS serves no node port"
+    )
+    assert line.endswith(f"; use {instead}")
+
+
+async def test_a_loopback_port_that_is_no_node_port_is_unknown() -> None:
+    (line,) = await _text(await synced_kernel(*WEB), "127.0.0.1:80", *WEB)
+    assert line == "127.0.0.1:80: no Service of this name, and no virtual server at this address"
+
+
 async def test_masquerading_names_rule_and_set() -> None:
     document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
     ways = document["services"][0]["ports"][0]["virtualServers"][0]["masquerade"]
