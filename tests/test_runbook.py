@@ -43,6 +43,7 @@ case " $* " in
     *) exit 0 ;;
 esac
 """
+SLEEP = "#!/bin/sh\n"
 IPVSPROXY = '#!/bin/sh\nexec python3 -m ipvsproxy "$@"\n'
 CONFIGURATION = """\
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -93,7 +94,7 @@ def surroundings(
     tools = tmp_path / "tools"
     tools.mkdir()
     kubectl = KUBECTL.replace("@KUBECTL@", shutil.which("kubectl") or "false")
-    for name, text in (("kubectl", kubectl), ("ipvsproxy", IPVSPROXY)):
+    for name, text in (("kubectl", kubectl), ("ipvsproxy", IPVSPROXY), ("sleep", SLEEP)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     folder = ROOT / "manifests/demo"
@@ -159,10 +160,26 @@ def test_every_command_of_the_migration_works_as_printed(surroundings: Surroundi
 @pytest.mark.kernel
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which brings kustomize, is not installed")
 def test_the_jobs_of_the_migration_clean_that_node_and_first_only_list(surroundings: Surroundings) -> None:
-    (clean,) = (part for part in blocks("migration.md") if "manifests/cleanup" in part)
+    (clean,) = (part for part in blocks("migration.md") if "kubectl drain $NODE" in part and "manifests/cleanup" in part)
     type_in(clean, surroundings["folder"])
     jobs = list(yaml.safe_load_all((pathlib.Path(surroundings["calls"]).parent / "applied").read_text()))
     pods = [job["spec"]["template"]["spec"] for job in jobs]
     assert {(job["kind"], job["metadata"]["name"]) for job in jobs} == {("Job", "ipvsproxy-cleanup-worker-1")}
     assert [pod["nodeName"] for pod in pods] == ["worker-1"] * 2
     assert [pod["containers"][0]["args"] for pod in pods] == [["--dry-run=true"], ["--dry-run=false"]]
+
+
+@pytest.mark.kernel
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl, which brings kustomize, is not installed")
+def test_the_jobs_of_the_way_back_remove_only_what_kube_proxy_does_not_know(surroundings: Surroundings) -> None:
+    parts = blocks("migration.md")
+    (ready,) = (part for part in parts if "ready() {" in part)
+    (back,) = (part for part in parts if "--only=own" in part)
+    type_in(ready.partition("NODE=")[0] + back, surroundings["folder"])
+    applied = list(yaml.safe_load_all((pathlib.Path(surroundings["calls"]).parent / "applied").read_text()))
+    pods = [one["spec"]["template"]["spec"] for one in filter(None, applied)]
+    assert [pod.get("nodeName") for pod in pods] == ["worker-1", "worker-2", None]
+    cleaning = [
+        container for pod in pods for container in (*pod.get("initContainers", ()), *pod["containers"]) if "args" in container
+    ]
+    assert [(*one["command"], *one["args"]) for one in cleaning] == [("ipvsproxy", "cleanup", "--only=own")] * 3

@@ -202,16 +202,25 @@ def restore_state(expected: Mapping[str, Any]) -> None:
         RuntimeError: a tool refused.
     """
     clear_state()
-    _run("ipset", "restore", stdin="".join(_set_lines(expected["ipsets"])))
     _run("ipvsadm", "--restore", stdin="".join(_server_lines(expected["virtual_servers"], expected["real_servers"])))
-    for label, program in (("v4", "iptables-restore"), ("v6", "ip6tables-restore")):
-        _run(program, "--noflush", stdin=_rule_text(label, expected["iptables"]))
+    restore_rules(expected)
     commands = ["link add kube-ipvs0 type dummy"]
     commands += [f"address add {address} dev kube-ipvs0" for address in expected["addresses"] if address != "(device)"]
     _run("ip", "-batch", "-", stdin="\n".join(commands) + "\n")
     sysctls = dict(expected["sysctls"])
     _run("ipvsadm", "--set", *sysctls.pop(TIMEOUTS).split())
     _write_sysctls(sysctls)
+
+
+def restore_rules(expected: Mapping[str, Any]) -> None:
+    """Put the sets and rules of a recorded state into a kernel that has none of them in iptables and ipset.
+
+    Raises:
+        RuntimeError: a tool refused.
+    """
+    _run("ipset", "restore", stdin="".join(_set_lines(expected["ipsets"])))
+    for label, program in (("v4", "iptables-restore"), ("v6", "ip6tables-restore")):
+        _run(program, "--noflush", stdin=_rule_text(label, expected["iptables"]))
 
 
 def unprepare_sysctls() -> None:
