@@ -1,12 +1,10 @@
 """``ipvsproxy doctor``: checks all that ipvsproxy needs on this node: one finding for each question, with its remedy."""
 
 import asyncio
-import enum
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
-from ipvsproxy.commands import inspection
+from ipvsproxy.commands import inspection, service_checks
+from ipvsproxy.commands.finding import Finding, Level, fail, ok, warn
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
@@ -54,31 +52,6 @@ _REFUSED = {
     "output": "what IPVS sends to endpoints, and the connections of this host,",
 }
 """The packets of Services that a hook meets."""
-
-
-class Level(enum.StrEnum):
-    """The severity of a finding."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-class Finding(NamedTuple):
-    """The answer to one question. ``remedy`` is empty if there is nothing to do."""
-
-    level: Level
-    topic: str
-    text: str
-    remedy: str = ""
-
-
-ok = functools.partial(Finding, Level.OK)
-"""All is well."""
-warn = functools.partial(Finding, Level.WARN)
-"""``run`` corrects it, or the operator should know it."""
-fail = functools.partial(Finding, Level.FAIL)
-"""Traffic cannot flow."""
 
 
 def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
@@ -396,22 +369,24 @@ async def examine(config: Config) -> Sequence[Finding]:
         backend=config.drivers.rules_backend,
         by_interface=config.translation.detect_local.is_by_interface,
     )
-    return [*judge(found, sysctls, config), await _source(config)]
+    source, store = await _source(config)
+    return [*judge(found, sysctls, config), *service_checks.judge(store.services.values(), config.translation), source]
 
 
-async def _source(config: Config) -> Finding:
-    """Check the source of Services."""
+async def _source(config: Config) -> tuple[Finding, Store]:
+    """Check the source of Services; with the objects that it has."""
     store = Store(started_s=0)
     try:
         source = await sources.make(config)
         async with inspection.following(source, store):
             node = store.node(config.node_name)
     except CannotStartError as error:
-        return fail("source", str(error), "check address, credentials and permissions (ClusterRole system:node-proxier)")
+        remedy = "check address, credentials and permissions (ClusterRole system:node-proxier)"
+        return fail("source", str(error), remedy), store
     if node is None:
         text = f"{source.describe()} answers, but has no Node {config.node_name!r}"
-        return fail("source", text, "name this node's Node object by --hostname-override")
-    return ok("source", f"{source.describe()} answers: {len(store.services)} Services")
+        return fail("source", text, "name this node's Node object by --hostname-override"), store
+    return ok("source", f"{source.describe()} answers: {len(store.services)} Services"), store
 
 
 def describe(node_name: str, findings: Sequence[Finding]) -> inspection.Document:
