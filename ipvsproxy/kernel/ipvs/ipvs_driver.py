@@ -7,11 +7,9 @@ IPVS in this kernel has no IPv6, the attempt is kube-proxy's (pkg/proxy/ipvs in 
 exists for a moment, without real servers. Its address is reserved for documentation (RFC 5737), so that no client ever uses it.
 """
 
-import contextlib
 import errno
 import itertools
 import struct
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,10 +54,8 @@ class IpvsDriver:
         self,
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         ask: ipvs_readings.Ask = sockets.ask_in,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``ask`` is as ``sockets.ask_in``."""
-        self._sleep = sleep
         self.traffic = ipvs_rows.TrafficReader(connect)
         self._table = ipvs_rows.NetlinkTable(connect)
         self._channel = self._table.channel
@@ -207,7 +203,7 @@ class IpvsDriver:
                 self._note(item.key, is_there=True)
             elif isinstance(item, RealServers):
                 self._note(item.virtual_server, is_there=True)
-        failed = self._run_prepared(*ipvs_operations.as_sent(operations))
+        failed = self._run(*ipvs_operations.as_sent(operations))
         if not failed:
             self._note_removed(operations)
             return list(map(Outcome, operations))
@@ -237,35 +233,6 @@ class IpvsDriver:
         for verb, item in operations:
             if isinstance(item, VirtualServer) and verb is Verb.REMOVE:
                 self._note(item.key, is_there=False)
-
-    def _run_prepared(self, operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, ipvs_operations.Failure]:
-        """As ``_run``, in runs that begin with preparations for new schedulers, if there are any."""
-        if not any(verb is Verb.SET and type(item) is VirtualServer for verb, item in operations):
-            return self._run(operations, firsts)
-        failed: dict[int, ipvs_operations.Failure] = {}
-        pauses = 0
-        for start, end in ipvs_operations.segments(operations):
-            if pauses < ipvs_operations.MOST_PAUSES:
-                pauses += self._prepare_schedulers(operations[start:end])
-            failed |= self._run(operations[start:end], firsts[start:end])
-        return failed
-
-    def _prepare_schedulers(self, operations: Sequence[Operation]) -> bool:
-        """Let virtual servers serve clients while their scheduler is changed; see ``operations``.
-
-        Returns whether any needs that.
-        """
-        prepared: list[Operation] = []
-        for operation in filter(ipvs_operations.may_change_scheduler, operations):
-            item = operation.item
-            with contextlib.suppress(KernelError):  # the change itself reports it
-                if isinstance(item, VirtualServer) and (present := self._table.settings_of(item.key)) is not None:
-                    first = ipvs_operations.prepared(item, present)
-                    prepared += [first] if first else []
-        if prepared:
-            self._run(prepared, range(len(prepared)))
-            self._sleep(ipvs_operations.PAUSE_S)
-        return bool(prepared)
 
     def _run(self, operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, ipvs_operations.Failure]:
         """Send operations to the kernel. Returns the first failure of each object with one, by its number.

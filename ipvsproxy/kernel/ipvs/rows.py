@@ -189,8 +189,8 @@ class NetlinkTable:
             lambda parts: ((real_server_of(part), _counters(_COUNTERS_OF_DESTINATION, part)) for part in parts),
         )
 
-    def settings_of(self, key: VirtualServerKey) -> VirtualServerSettings | None:
-        """The settings of a virtual server; None if it does not exist."""
+    def virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
+        """A virtual server; None if it does not exist."""
         action = f"read {key}"
         try:
             reply = self.channel.ask(self.encoder.service(key), action)
@@ -201,12 +201,7 @@ class NetlinkTable:
         row = row_of(ipvs_message.attributes(reply))
         if row is None:
             raise KernelError(action=action, detail="the answer is incomplete")
-        return settings_of(key.address.family, *row[1:])
-
-    def virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
-        """A virtual server; None if it does not exist."""
-        settings = self.settings_of(key)
-        return None if settings is None else observed(settings, [one[:5] for one in self.real_servers(key)])
+        return observed(settings_of(key.address.family, *row[1:]), [one[:5] for one in self.real_servers(key)])
 
     def read(self) -> Rows:
         """The whole table. Virtual servers of protocols other than ours are left out."""
