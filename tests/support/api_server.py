@@ -12,7 +12,7 @@ import json
 import pathlib
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 import yaml
@@ -56,18 +56,29 @@ class _Watcher:
         *,
         bookmarks: bool,
         after_revision: int,
+        drops: bool,
     ) -> None:
         self.resource = resource
         self.after_revision = after_revision
         self.matches = matches
         self.transport = transport
         self.bookmarks = bookmarks
+        self.drops = drops
         self.queue: asyncio.Queue[bytes | _End] = asyncio.Queue()
 
     def notify(self, change: Change) -> None:
         event = change.event(self.matches) if change.resource is self.resource else None
         if event and change.revision > self.after_revision:
-            self.queue.put_nowait(line(event))
+            self.queue.put_nowait(line(_bare(event) if self.drops else event))
+
+
+def _bare(event: Object) -> Object:
+    """A watch event whose object is without managed fields."""
+    return event | {"object": _without_managed_fields(event["object"])}
+
+
+def _without_managed_fields(item: Object) -> Object:
+    return item | {"metadata": {key: value for key, value in item["metadata"].items() if key != "managedFields"}}
 
 
 def line(event: Object) -> bytes:
@@ -82,7 +93,7 @@ class ApiServer:
     ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
     ``waits_for_revision``: a watch from a future revision is silent until that is reached, instead of getting HTTP 504.
     ``cache``: the contents of a watch cache that is behind; it answers the lists that it may. ``has_cache``: without a cache,
-    each list comes from etcd, in pages.
+    each list comes from etcd, in pages. ``knows_drop``: it leaves managed fields out for those who ask (KEP-5958).
     ``lists_open``: while cleared, lists are not answered. ``requests``: all requests, in order. ``events``: all created events.
     """
 
@@ -93,6 +104,7 @@ class ApiServer:
         self.waits_for_revision = True
         self.cache: api_store.Store | None = None
         self.has_cache = True
+        self.knows_drop = True
         self.lists_open = asyncio.Event()
         self.lists_open.set()
         self.requests: list[Request] = []
@@ -288,17 +300,19 @@ class ApiServer:
             raise StatusError(410, "Expired", f"The resourceVersion for the provided list is too old: {version}")
         if version == "0" and self.has_cache:
             limit = 0  # the watch cache has no pages
-        return web.Response(
-            content_type="application/json",
-            body=_compact(
-                store.page(
-                    resource,
-                    lambda item: is_selected(item) and namespace in {"", item["metadata"].get("namespace")},
-                    limit=limit,
-                    continue_token=token,
-                )
-            ),
+        page = store.page(
+            resource,
+            lambda item: is_selected(item) and namespace in {"", item["metadata"].get("namespace")},
+            limit=limit,
+            continue_token=token,
         )
+        if self._drops(request):
+            page |= {"items": [_without_managed_fields(item) for item in page["items"]]}
+        return web.Response(content_type="application/json", body=_compact(page))
+
+    def _drops(self, request: web.Request) -> bool:
+        """Whether a request gets objects without managed fields. The first media type that a server knows decides."""
+        return self.knows_drop and request.headers.get("Accept", "").startswith("application/json;drop=metadata.managedFields")
 
     @staticmethod
     def _require_reached(revision: int, store: api_store.Store) -> None:
@@ -309,14 +323,15 @@ class ApiServer:
     async def _watch(self, request: web.Request, resource: Resource) -> web.StreamResponse:
         query = request.query
         matches = api_store.selector(query)
-        first = self._first_lines(resource, matches, _revision(query))
+        drops = self._drops(request)
+        first = self._first_lines(resource, matches, _revision(query), _bare if drops else lambda event: event)
         if not self.waits_for_revision:
             self._require_reached(_revision(query), self.store)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         assert isinstance(request.transport, asyncio.Transport)
         bookmarks = query.get("allowWatchBookmarks", "") in {"1", "true"}
         after = _revision(query)
-        watcher = _Watcher(resource, matches, request.transport, bookmarks=bookmarks, after_revision=after)
+        watcher = _Watcher(resource, matches, request.transport, bookmarks=bookmarks, after_revision=after, drops=drops)
         for item in first:
             watcher.queue.put_nowait(item)
         timeout_s = float(query.get("timeoutSeconds") or 3600)
@@ -331,17 +346,20 @@ class ApiServer:
                 timer.cancel()
         return response
 
-    def _first_lines(self, resource: Resource, matches: api_store.Matches, revision: int) -> Iterator[bytes | _End]:
+    def _first_lines(
+        self, resource: Resource, matches: api_store.Matches, revision: int, form: Callable[[Object], Object]
+    ) -> Iterator[bytes | _End]:
         """The first lines of a watch: the state if no revision is given, else the changes since then."""
         if not revision:
-            return iter([line({"type": "ADDED", "object": item}) for item in self.store.objects(resource) if matches(item)])
+            objects = [item for item in self.store.objects(resource) if matches(item)]
+            return iter([line(form({"type": "ADDED", "object": item})) for item in objects])
         try:
             events = [change.event(matches) for change in self.store.changes_since(resource, revision)]
         except StatusError as error:
             if not self.gone_by_event:
                 raise
             return iter([line({"type": "ERROR", "object": error.body}), _End.NORMAL])
-        return iter([line(event) for event in events if event])
+        return iter([line(form(event)) for event in events if event])
 
     @contextlib.asynccontextmanager
     async def _open(self, watcher: _Watcher) -> AsyncIterator[None]:

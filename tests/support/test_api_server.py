@@ -303,3 +303,28 @@ async def test_an_event_with_a_taken_name_is_a_conflict(server: ApiServer) -> No
             async with session.post(path, json=EVENT) as response:
                 codes.append(response.status)
     assert codes == [201, 409]
+
+
+# KEP-5958, "Accept Parameter"
+
+
+@pytest.mark.parametrize("knows_drop", [True, False])
+async def test_managed_fields_are_left_out_for_those_who_ask_a_server_that_knows_it(
+    server: ApiServer, http: Client, *, knows_drop: bool
+) -> None:
+    server.knows_drop = knows_drop
+    managed = service("web")
+    managed["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    server.put(SERVICES, managed)
+    dropping = {"Accept": "application/json;drop=metadata.managedFields, application/json"}
+    for headers, is_there in (({"Accept": "application/json"}, True), (dropping, not knows_drop)):
+        async with http.get(SERVICES.path, headers=headers) as response:
+            (item,) = (await response.json())["items"]
+        async with http.get(SERVICES.path, params={"watch": "1"}, headers=headers) as response:
+            watch = Watch(response)
+            _, added = await watch.event()
+            server.put(SERVICES, managed)
+            _, modified = await watch.event()
+        for one in (item, added, modified):
+            assert ("managedFields" in one["metadata"]) is is_there
+            assert one["metadata"]["name"] == "web"

@@ -66,6 +66,25 @@ async def test_each_request_is_reported_with_host_code_and_duration(tmp_path: pa
     assert all(0 <= duration_s < 60 for _, _, duration_s in requests)
 
 
+@pytest.mark.parametrize("knows_drop", [True, False])
+async def test_managed_fields_are_asked_to_be_left_out_and_do_no_harm_where_a_server_sends_them(
+    setup: Setup, *, knows_drop: bool
+) -> None:
+    setup.server.knows_drop = knows_drop
+    managed: dict[str, Any] = {"managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]}
+    setup.server.expire_watches(SERVICES)  # so that list and watch are asked for again
+    await setup.server.asked(SERVICES, watch=True, times=2)
+    setup.server.put(SERVICES, service("api", **managed))
+    await setup.sink.until(setup.sink.has("web", "api"))
+    setup.server.expire_watches(SERVICES)
+    await setup.server.asked(SERVICES, watch=True, times=3)
+    assert setup.sink.has("web", "api")()
+    asked = {(request.watch, request.headers["Accept"]) for request in setup.server.requests}
+    accept = "application/json;drop=metadata.managedFields, application/json"
+    assert asked == {(False, accept), (True, accept)}
+    assert setup.troubles() == [Trouble.EXPIRED] * 2
+
+
 def servers_of(events: Sequence[Event]) -> set[str]:
     return {str(one) for event in events if isinstance(event, ApiServersFound) for one in event.servers}
 
