@@ -277,6 +277,9 @@ def ask(connection: socket.socket, text: bytes) -> bytes:
     return connection.recv(99)
 
 
+STRICT_ARP = pathlib.Path("/proc/sys/net/ipv4/conf/all/arp_ignore")
+
+
 def swap(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
     """Write a file to a volume as the kubelet writes a ConfigMap; returns its path."""
     (folder / name).mkdir(parents=True)
@@ -304,6 +307,16 @@ def test_a_swapped_config_map_changes_the_scheduler_and_connections_continue(fol
         log = folder / "log"
         assert "event=configuration_changed applied=ipvs.scheduler" in log.read_text()
         assert "event=restart_needed settings=metricsBindAddress" in log.read_text()
+
+        assert "kernel_settings_left" not in log.read_text()
+
+        swap(volume, "..2a", CONFIGURATION + "ipvs: {scheduler: wrr, strictARP: true}\n")
+        program.wait_until(lambda: STRICT_ARP.read_text() == "1\n", "strict", 20)
+        swap(volume, "..2b", CONFIGURATION + "ipvs: {scheduler: wrr}\n")
+        program.wait_until(lambda: "kernel_settings_left" in log.read_text(), "strict no more", 20)
+        left = "settings=net/ipv4/conf/all/arp_ignore,net/ipv4/conf/all/arp_announce"
+        assert f"event=kernel_settings_left {left}" in log.read_text()
+        assert STRICT_ARP.read_text() == "1\n"
 
         swap(volume, "..3", CONFIGURATION + "ipvs: {scheduler: 7}\n")
         program.wait_until(lambda: "configuration_refused" in log.read_text(), "refused", 20)

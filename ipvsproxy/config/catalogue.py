@@ -154,7 +154,8 @@ IPVS = (
         "Never remove virtual servers with an address in these ranges."
     ),
     Option("ipvs-strict-arp", "ipvs.strictARP", Kind.BOOLEAN, "false", to="strict_arp").explained(
-        "Answer ARP requests only for addresses of the interface that receives them (arp_ignore 1, arp_announce 2)."
+        "Answer ARP requests only for addresses of the interface that receives them (arp_ignore 1, arp_announce 2); false leaves "
+        "both as they are."
     ),
     Option("ipvs-tcp-timeout", "ipvs.tcpTimeout", Kind.DURATION, "0s", to="timeouts.tcp_s", minimum=0).explained(
         "Timeout of idle TCP connections; 0 keeps the kernel's."

@@ -228,6 +228,10 @@ class _Node:
             choices, why_not = await _choices(self.kernel, new, self.programs)
         except (CannotStartError, KernelError) as error:
             raise CannotApplyError(str(error)) from error
+        chosen = {one.path for one in choices.settings.sysctls}
+        left = [one.path for one in self._engine.choices.settings.sysctls if one.path not in chosen]
+        if left:
+            log.warning("kernel_settings_left", settings=left, hint="they keep their values: those from before are not known")
         self.config = new
         self._engine.reconfigure(choices)
         lifecycle.set_up_log(new)
