@@ -50,6 +50,8 @@ class Module:
                     yield node
                 case ast.Call(func=ast.Attribute(attr=name)) if name.startswith("_log_"):
                     yield node
+                case ast.Call(args=arguments) if any(map(_is_logger, arguments)):
+                    yield node
                 case _:
                     pass
 
@@ -67,6 +69,15 @@ class Module:
                 names = {node.id for node in ast.walk(keyword.value) if isinstance(node, ast.Name)}
                 keys |= set().union(*(self._dictionaries.get(name, set()) for name in names))
         return keys
+
+
+def _is_logger(node: ast.AST) -> bool:
+    """Whether a method of a logger is passed on, as to a function that limits the rate of lines."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="log"), attr=level):
+            return level in LEVELS
+        case _:
+            return False
 
 
 def _keys(tree: ast.AST) -> set[str]:
