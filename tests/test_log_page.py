@@ -52,6 +52,8 @@ class Module:
                     yield node
                 case ast.Call(args=arguments) if any(map(_is_logger, arguments)):
                     yield node
+                case ast.Call(func=ast.Name(id="write")):  # such a method, where it is called
+                    yield node
                 case _:
                     pass
 
