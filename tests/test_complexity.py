@@ -30,6 +30,7 @@ from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.translate.api import decode
 from ipvsproxy.translate.services import state, topology
+from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.fake_netlink import FakeSocket
@@ -414,7 +415,7 @@ async def steps_of(kernel: Wire, items: Sequence[Item]) -> Mapping[str, Lines]:
     """The lines for these objects, from the watch line to the kernel and the page, until they are gone again."""
     topology._places.cache_clear()  # otherwise an earlier test may have paid for a shuffle of one length and not of the other
     topology._shuffle_of_few.cache_clear()
-    steps, served = Steps(), MemoryNode(kernel)
+    steps, served = Steps(), MemoryNode(kernel, settings=Settings(scopes=TrafficScopes.API))
     items = items if any(kind is ObjectKind.NODE for kind, _ in items) else [*items, this_node()]
     async with served.running():
         with steps.counting("decode"):

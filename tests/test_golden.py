@@ -3,8 +3,8 @@
 Each test is one section of one phase of one profile; a failure lists the rows that differ, each with its scenario. Rows in
 ``golden/accepted.txt`` may differ. The phases of one profile follow each other in one run of the program.
 
-kube-proxy has no second scopes of addresses. Some profiles run with them, too: then everything else equals the recording, and the
-scopes are those of the recorded Services with externalTrafficPolicy Local.
+kube-proxy has no second scopes of addresses. One profile runs once more with them (``SCOPED``): then everything else equals the
+recording, and the scopes are those of the recorded Services with externalTrafficPolicy Local.
 """
 
 import functools
@@ -19,7 +19,7 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IpSet, SetKind
-from ipvsproxy.translate.settings import TrafficScopes
+from tests.packets.test_scopes import API
 from tests.support import cluster, golden_fixtures, golden_http, golden_state, lab, program, scope_rows
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
@@ -34,13 +34,12 @@ PROFILES = [
     if cluster.BACKEND is not Backend.NFTABLES or not profile.get("no_ip6tables")
 ]
 """Without one where the programs of iptables lack IPv6, which nftables serves without them."""
-PHASES = {"default": ("P0", "P1", "P2")}
-WITHOUT_SCOPES, WITH_SCOPES = TrafficScopes.KUBE_PROXY, TrafficScopes.API
-PROFILES_WITH_SCOPES = ("default",)
+SCOPED = {"default with scopes": "default"}
+"""The run with second scopes, with the profile that it is compared with."""
+PHASES = dict.fromkeys(("default", *SCOPED), ("P0", "P1", "P2"))
 CASES = [
-    (scopes, profile, phase, section)
-    for scopes in TrafficScopes
-    for profile in (PROFILES if scopes is WITHOUT_SCOPES else PROFILES_WITH_SCOPES)
+    (profile, phase, section)
+    for profile in (*PROFILES, *SCOPED)
     for phase in PHASES.get(profile, ("P0",))
     for section in (*SECTIONS, *golden_http.SECTIONS, *(("graceful_termination",) if phase == "P1" else ()))
 ]
@@ -77,27 +76,31 @@ def _node() -> Iterator[lab.Lab]:
 
 
 @pytest.fixture(scope="module", name="observed")
-def _observed(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrafficScopes, str, str], State]:
+def _observed(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], State]:
     """The state that the program reaches in each phase of a profile; each profile runs once, at the first request."""
 
     @functools.cache
-    def phases(scopes: TrafficScopes, profile: str) -> Mapping[str, State]:
-        return dict(_run(node, scopes, profile, tmp_path_factory.mktemp(profile)))
+    def phases(profile: str) -> Mapping[str, State]:
+        return dict(_run(node, profile, tmp_path_factory.mktemp("golden")))
 
-    return lambda scopes, profile, phase: phases(scopes, profile)[phase]
+    return lambda profile, phase: phases(profile)[phase]
 
 
-def _start(scopes: TrafficScopes, profile: str, directory: Path) -> tuple[golden_fixtures.World, program.Program]:
+def _recording(profile: str, name: str) -> Mapping[str, Any]:
+    return golden_fixtures.recording(SCOPED.get(profile, profile), name)
+
+
+def _start(profile: str, directory: Path) -> tuple[golden_fixtures.World, program.Program]:
     golden_state.clear_state()
     golden_state.unprepare_sysctls()
     manifests = directory / "manifests"
     manifests.mkdir()
-    settings = golden_fixtures.profiles()[profile]
+    settings = golden_fixtures.profiles()[SCOPED.get(profile, profile)]
     has_ipv6 = not settings.get("no_ip6tables", False)
     world = golden_fixtures.World(manifests, node_has_ipv6=has_ipv6)
     world.apply("P0")
-    backend = f"--rules-backend={cluster.BACKEND}"
-    flags = ["--hostname-override=node-a", f"--ipvs-traffic-scopes={scopes}", backend, *settings["flags"].split()]
+    flags = ["--hostname-override=node-a", f"--rules-backend={cluster.BACKEND}", *settings["flags"].split()]
+    flags += API if profile in SCOPED else ()
     path = None if has_ipv6 else _programs_that_fail(directory / "bin")
     return world, program.Program(manifests, directory / "log", *flags, path=path)
 
@@ -112,16 +115,16 @@ def _programs_that_fail(directory: Path) -> str:
     return str(directory)
 
 
-def _run(node: lab.Lab, scopes: TrafficScopes, profile: str, directory: Path) -> Iterator[tuple[str, State]]:
-    world, running = _start(scopes, profile, directory)
+def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, State]]:
+    world, running = _start(profile, directory)
     with running:
         running.wait_until_synced()
-        yield "P0", _settle(world, running, scopes, profile, "P0")
+        yield "P0", _settle(world, running, profile, "P0")
         if "P1" not in PHASES.get(profile, ()):
             return
         before = node.open("p1", "TCP", "10.96.16.1", 80)
         world.apply("P1")
-        state = _settle(world, running, scopes, profile, "P1")
+        state = _settle(world, running, profile, "P1")
         new = node.probe("p1", "TCP", "10.96.16.1", 80)
         state["graceful_termination"] = {
             "before": {"backend": before.backend, "outcome": "ok"},
@@ -134,16 +137,16 @@ def _run(node: lab.Lab, scopes: TrafficScopes, profile: str, directory: Path) ->
         before.abort()
         yield "P1", state
         world.apply("P2")
-        yield "P2", _settle(world, running, scopes, profile, "P2")
+        yield "P2", _settle(world, running, profile, "P2")
 
 
-def _settle(world: golden_fixtures.World, running: program.Program, scopes: TrafficScopes, profile: str, phase: str) -> State:
+def _settle(world: golden_fixtures.World, running: program.Program, profile: str, phase: str) -> State:
     """The state, once it equals the recording with its scopes, or has stopped changing and drains nothing.
 
     A reading takes several programs, and scopes come last: a sync may go on between the programs.
     """
-    recorded = golden_fixtures.recording(profile, phase)
-    recorded_scopes = dict(_recorded_scopes(world, recorded)) if scopes is WITH_SCOPES else {}
+    recorded = _recording(profile, phase)
+    recorded_scopes = dict(_recorded_scopes(world, recorded)) if profile in SCOPED else {}
     state: State = {}
     changed_s = time.monotonic()
     deadline_s = changed_s + SETTLED_WITHIN_S
@@ -153,8 +156,7 @@ def _settle(world: golden_fixtures.World, running: program.Program, scopes: Traf
         before, state = state, golden_state.read_state(backend=cluster.BACKEND)
         now_s = time.monotonic()
         changed_s = changed_s if state == before else now_s
-        has_scopes = scopes is WITHOUT_SCOPES or dict(_observed_scopes(state)) == recorded_scopes
-        if has_scopes and not _report(scopes, profile, phase, state, SECTIONS):
+        if dict(_observed_scopes(state)) == recorded_scopes and not _report(profile, phase, state, SECTIONS):
             return True
         draining = any(
             server["weight"] == 0 and row not in recorded["real_servers"] for row, server in state["real_servers"].items()
@@ -165,11 +167,12 @@ def _settle(world: golden_fixtures.World, running: program.Program, scopes: Traf
     return state | golden_http.read_answers(recorded)
 
 
-def _report(scopes: TrafficScopes, profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
+def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
     """The rows that differ and are not accepted, each with its scenario."""
-    if scopes is WITH_SCOPES:
+    if profile in SCOPED:
         observed = scope_rows.without_scopes(observed)
-    differences = golden_state.differences(golden_fixtures.desired(profile, phase), observed, sections)
+    desired = golden_fixtures.desired(SCOPED.get(profile, profile), phase)
+    differences = golden_state.differences(desired, observed, sections)
     return [
         f"{golden_fixtures.scenario_of(row)} | {part} | {row} | {kind}\n    recorded {recorded}\n    observed {value}"
         for part, rows in differences.items()
@@ -178,24 +181,22 @@ def _report(scopes: TrafficScopes, profile: str, phase: str, observed: State, se
     ]
 
 
-@pytest.mark.parametrize(("scopes", "profile", "phase", "section"), CASES)
-def test_state_equals_the_recording(
-    observed: Callable[[TrafficScopes, str, str], State], scopes: TrafficScopes, profile: str, phase: str, section: str
-) -> None:
-    report = _report(scopes, profile, phase, observed(scopes, profile, phase), [section])
+@pytest.mark.parametrize(("profile", "phase", "section"), CASES)
+def test_state_equals_the_recording(observed: Callable[[str, str], State], profile: str, phase: str, section: str) -> None:
+    report = _report(profile, phase, observed(profile, phase), [section])
     assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
 
 
-@pytest.mark.parametrize(("profile", "phase"), dict.fromkeys((one[1], one[2]) for one in CASES if one[0] is WITH_SCOPES))
+@pytest.mark.parametrize(("profile", "phase"), dict.fromkeys(one[:2] for one in CASES if one[0] in SCOPED))
 def test_second_scopes_are_those_of_the_recorded_services(
-    observed: Callable[[TrafficScopes, str, str], State], tmp_path: Path, profile: str, phase: str
+    observed: Callable[[str, str], State], tmp_path: Path, profile: str, phase: str
 ) -> None:
     """The cluster scope of a Service port has the endpoints that kube-proxy gave to its cluster IP."""
     world = golden_fixtures.World(tmp_path)
     for name in PHASES["default"][: PHASES["default"].index(phase) + 1]:
         world.apply(name)
-    state = observed(WITH_SCOPES, profile, phase)
-    recorded = golden_fixtures.recording(profile, phase)
+    state = observed(profile, phase)
+    recorded = _recording(profile, phase)
     scopes = dict(_recorded_scopes(world, recorded))
     assert scopes
     assert dict(_observed_scopes(state)) == scopes
@@ -262,15 +263,15 @@ def _host(address: str) -> str:
 
 
 @pytest.fixture(scope="module", name="answers")
-def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[TrafficScopes], Mapping[str, lab.Result]]:
-    """All probes after P0 of the default profile, with each kind of scopes."""
+def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mapping[str, lab.Result]]:
+    """All probes after P0 of a profile."""
 
     @functools.cache
-    def answers(scopes: TrafficScopes) -> Mapping[str, lab.Result]:
-        world, running = _start(scopes, "default", tmp_path_factory.mktemp("probes"))
+    def answers(profile: str) -> Mapping[str, lab.Result]:
+        world, running = _start(profile, tmp_path_factory.mktemp("probes"))
         with running:
             running.wait_until_synced()
-            _settle(world, running, scopes, "default", "P0")
+            _settle(world, running, profile, "P0")
             return _probe_all(node)
 
     return answers
@@ -294,14 +295,12 @@ def _probe(name: str) -> lab.Probe:
 
 
 @pytest.mark.parametrize("name", PROBES)
-@pytest.mark.parametrize("scopes", TrafficScopes)
-def test_probes_have_the_recorded_results(
-    answers: Callable[[TrafficScopes], Mapping[str, lab.Result]], scopes: TrafficScopes, name: str
-) -> None:
+@pytest.mark.parametrize("profile", ["default", "default with scopes"])
+def test_probes_have_the_recorded_results(answers: Callable[[str], Mapping[str, lab.Result]], profile: str, name: str) -> None:
     if golden_fixtures.is_accepted("probes", "probes", name):
         pytest.skip("differs on purpose, see accepted.txt")
-    cell = CELLS.get(name, {}) if scopes is WITH_SCOPES else {}
-    assert _in_recorded_form(name, answers(scopes)[name]) == {**PROBES[name], **cell}
+    cell = CELLS.get(name, {}) if profile in SCOPED else {}
+    assert _in_recorded_form(name, answers(profile)[name]) == {**PROBES[name], **cell}
 
 
 def _in_recorded_form(name: str, result: lab.Result) -> Mapping[str, Any]:

@@ -66,9 +66,9 @@ OWN = (
         "ipvs-allow-service-addresses", "allowServiceAddresses", Kind.LIST, "", "CIDR,...", to="translation.allowed_addresses"
     ).explained("Serve Service addresses in these ranges even if they belong to the API server, this node or a range of pods."),
     Option(
-        "ipvs-traffic-scopes", "trafficScopes", Kind.TEXT, "api", to="translation.scopes", choices=tuple(TrafficScopes)
+        "ipvs-traffic-scopes", "trafficScopes", Kind.TEXT, "kube-proxy", to="translation.scopes", choices=tuple(TrafficScopes)
     ).explained(
-        "With externalTrafficPolicy Local, clients of this node reach all endpoints (api), or those of everybody (kube-proxy)."
+        "With externalTrafficPolicy Local, clients of this node reach those of everybody (kube-proxy), or all endpoints (api)."
     ),
     Option("ipvs-scope-mark-bits", "scopeMarkBits", Kind.TEXT, "0x3fff", "MASK", to="translation.scope_bits").explained(
         "The bits of packet marks for traffic scopes; no other program may write them. 14 bits do for 16383 Service ports."

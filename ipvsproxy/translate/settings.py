@@ -72,7 +72,7 @@ class Settings:
     external_addresses: bool = True
     families: frozenset[Family] = frozenset(Family)
     allowed_addresses: tuple[Network, ...] = ()
-    scopes: TrafficScopes = TrafficScopes.API
+    scopes: TrafficScopes = TrafficScopes.KUBE_PROXY
     scope_bits: int = 0x3FFF
     hash_scheduler: str = "mh"
     annotations: frozenset[Annotation] = ALL_ANNOTATIONS

@@ -50,7 +50,7 @@ class Configuration:
             "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
             "conntrack": {"maxPerCore": 0},
             "ipvs": {"scheduler": scheduler},
-            "ipvsproxy": {"vipBinding": self.binding, "rulesBackend": self.backend},
+            "ipvsproxy": {"vipBinding": self.binding, "rulesBackend": self.backend, "trafficScopes": "api"},
             "clientConnection": {"kubeconfig": self._kubeconfig},
         }
         draft = self._path.with_suffix(".draft")

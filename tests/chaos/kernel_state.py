@@ -16,13 +16,13 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import EndpointSlice, Node, Put, Service, ServiceName
 from ipvsproxy.translate.api import decode
 from ipvsproxy.translate.services import state
-from ipvsproxy.translate.settings import Binding, Settings
+from ipvsproxy.translate.settings import Binding, Settings, TrafficScopes
 from ipvsproxy.translate.view import view_node
 from tests.chaos import foreign
 from tests.chaos.world import NODE, Object
 from tests.support import builders, golden_state, golden_translation, scope_rows
 
-SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"))
+SETTINGS = Settings(cluster_networks=builders.networks("10.244.0.0/16", "fd00:10:244::/56"), scopes=TrafficScopes.API)
 SECTIONS = ("virtual_servers", "real_servers", "ipsets", "iptables", "addresses", "sysctls")
 SYSCTLS: Mapping[str, str] = {
     "net.ipv4.ip_forward": "1",

@@ -18,14 +18,14 @@ Client = tuple[str, str, str, Family]
 
 
 def configure(path: Path, **ours: object) -> None:
-    """Replace a configuration file; ``ours`` are the fields of its section ``ipvsproxy``."""
+    """Replace a configuration file; ``ours`` are fields of its section ``ipvsproxy``; second scopes are on."""
     document = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "ipvs",
         "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
         "ipvs": {"minSyncPeriod": "0s"},
-        "ipvsproxy": ours,
+        "ipvsproxy": {"trafficScopes": "api", **ours},
     }
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(document))

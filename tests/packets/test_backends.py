@@ -17,6 +17,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.packets.switching import configure, holds, losing_nothing, refusing_always
+from tests.packets.test_scopes import API
 from tests.support import cluster, lab, patience, program, unpolled_program
 from tests.support.cluster import Cluster, service
 
@@ -92,7 +93,7 @@ def test_a_start_with_the_other_backend_knows_the_virtual_servers_of_a_killed_pr
     laboratory: lab.Lab, tmp_path: Path, former: Backend
 ) -> None:
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)
-    with Cluster(laboratory, tmp_path, f"--rules-backend={former}") as running:
+    with Cluster(laboratory, tmp_path, *API, f"--rules-backend={former}") as running:
         running.have(*SERVICES)
         before = set(running.virtual_servers())
         assert any(protocol == "FWM" for protocol, _, _ in before)

@@ -16,6 +16,7 @@ from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
+from tests.packets.test_scopes import API
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service
 from tests.support.lab import Probe
@@ -109,7 +110,7 @@ def test_no_packet_meets_a_former_policy_while_the_lock_of_iptables_is_held(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, changes: str
 ) -> None:
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)
-    with Cluster(laboratory, tmp_path, f"--rules-backend={former}") as running:
+    with Cluster(laboratory, tmp_path, *API, f"--rules-backend={former}") as running:
         running.have(services(changed=False))
         for program in PROGRAMS:  # as a kubelet with the legacy variant of iptables: programs of the other one take no lock
             laboratory.run("node", program, "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")

@@ -10,6 +10,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from tests.packets.nf_tables import NEEDS_NF_TABLES
+from tests.packets.test_scopes import API
 from tests.support import lab
 from tests.support.cluster import Cluster, Manifest, service
 
@@ -37,7 +38,7 @@ def special(*numbers: int) -> list[Manifest]:
 
 @pytest.fixture(name="running")
 def _running(tmp_path: Path) -> Iterator[Cluster]:
-    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
+    with lab.Lab() as laboratory, Cluster(laboratory, tmp_path, *API, "--rules-backend=nftables") as running:
         yield running
 
 

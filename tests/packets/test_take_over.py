@@ -1,8 +1,8 @@
 """Take-over from kube-proxy and hand-back: its recorded state in the kernel, the same API objects, and permanent clients.
 
 No object that kube-proxy left may be written again, and no client may notice. After ipvsproxy has stopped, the kernel has the
-state that kube-proxy left. Rows in ``golden/accepted.txt``, which differ on purpose, may be written. Second scopes of addresses
-are added beside that state; before the hand-back they are switched off, which removes them.
+state that kube-proxy left. Rows in ``golden/accepted.txt``, which differ on purpose, may be written. Second scopes of addresses,
+where they are on, are added beside that state; before the hand-back they are switched off, which removes them.
 
 With rules in nftables, the take-over moves kube-proxy's rules and sets there, and a program with rules in iptables moves them
 back before the hand-back, under the same load.
@@ -59,7 +59,7 @@ def _passage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     manifests = directory / "manifests"
     manifests.mkdir()
     golden_fixtures.World(manifests).apply("P0")
-    kube_proxys = (f"--ipvs-traffic-scopes={TrafficScopes.KUBE_PROXY}", f"--rules-backend={Backend.IPTABLES}")
+    chosen = () if scopes is TrafficScopes.KUBE_PROXY else (f"--ipvs-traffic-scopes={scopes}",)
     flags = ["--hostname-override=node-a", "-v=4", *golden_fixtures.profiles()["default"]["flags"].split()]
     with lab.Lab() as node:
         add_second_address(node)
@@ -68,9 +68,7 @@ def _passage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         with contextlib.ExitStack() as loads:
             results = [loads.enter_context(node.load(*one[:4], src=one.src, interval_s=INTERVAL_S)) for one in CLIENTS]
             log = directory / "log"
-            with program.Program(
-                manifests, log, *flags, f"--ipvs-traffic-scopes={scopes}", f"--rules-backend={cluster.BACKEND}"
-            ) as running:
+            with program.Program(manifests, log, *flags, *chosen, f"--rules-backend={cluster.BACKEND}") as running:
                 running.wait_until_synced()
                 if MOVES:
                     running.wait_until(
@@ -80,7 +78,7 @@ def _passage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
                 asked = connection.ask()
                 traces = _traces()
             if MOVES or scopes is TrafficScopes.API:
-                with program.Program(manifests, log, *flags, *kube_proxys) as running:
+                with program.Program(manifests, log, *flags) as running:
                     if MOVES:
                         running.wait_until(lambda: holds(node, Backend.IPTABLES), "moved back", program.SYNCED_WITHIN_S)
                     running.wait_until(lambda: not _traces(), "without second scopes", program.SYNCED_WITHIN_S)

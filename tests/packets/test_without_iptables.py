@@ -10,6 +10,7 @@ import pytest
 
 from ipvsproxy.model.net import Family
 from tests.packets.nf_tables import NEEDS_NF_TABLES
+from tests.packets.test_scopes import API
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
@@ -71,7 +72,7 @@ def test_services_are_served_and_looked_at_without_a_module_of_iptables(
         (programs / "modprobe").symlink_to(shutil.which("modprobe") or "/sbin/modprobe")
         monkeypatch.setenv("PATH", str(programs))
         assert [name for name in ("iptables", "ip6tables-nft-save", "ipset", "nft") if shutil.which(name)] == []
-    running = Cluster(laboratory, tmp_path, f"--rules-backend={backend}")
+    running = Cluster(laboratory, tmp_path, *API, f"--rules-backend={backend}")
     running.start()
     try:
         (chosen,) = running.logged("event=rules_backend_chosen")

@@ -18,6 +18,7 @@ from playwright import sync_api
 from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request
 
 from ipvsproxy.model.service import ApiObject
+from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.support import page_scene
 from tests.support.page_node import PageNode
 
@@ -89,7 +90,7 @@ class Running:
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
         executor = concurrent.futures.ThreadPoolExecutor(1)
-        self.node = PageNode(executor=executor)
+        self.node = PageNode(executor=executor, settings=Settings(scopes=TrafficScopes.API))
         page_scene.begin(self.node, self._count)
         async with self.node.showing(self.port) as self.port:
             await self.node.watcher.until(lambda: bool(self.node.watcher.summaries))

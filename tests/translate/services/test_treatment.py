@@ -17,7 +17,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServer,
     VirtualServerSettings,
 )
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
 from tests.translate.reading import frontends, state_of
@@ -259,6 +259,9 @@ def test_equal_routes_share_their_weights() -> None:
     assert one.weights is other.weights
 
 
+SCOPED = Settings(scopes=TrafficScopes.API)
+
+
 def scoped(**values: Any) -> Service:
     service = builders.service(
         kind=ServiceType.LOAD_BALANCER,
@@ -271,7 +274,7 @@ def scoped(**values: Any) -> Service:
 
 def test_the_second_scope_follows() -> None:
     values = {"scheduler": "wrr", "weights": WeightRules({}, {"zone-b": 0}, 3), "thresholds": Thresholds(5)}
-    state = state_of(scoped(**values), SLICE)
+    state = state_of(scoped(**values), SLICE, settings=SCOPED)
     (scope,) = state.rare.scopes
     assert {str(key.address): weight for key, weight in scope.weights.items()} == {NEAR: 3, FAR: 0}
     assert (scope.settings, scope.thresholds) == (VirtualServerSettings("wrr"), Thresholds(5))
@@ -291,7 +294,7 @@ def test_the_second_scope_follows() -> None:
 def test_with_affinity_the_second_scope_goes_by_the_address_of_the_client(
     values: dict[str, Any], settings: VirtualServerSettings
 ) -> None:
-    (scope,) = state_of(scoped(affinity_s=600, **values), SLICE).rare.scopes
+    (scope,) = state_of(scoped(affinity_s=600, **values), SLICE, settings=SCOPED).rare.scopes
     assert scope.settings == settings
 
 
