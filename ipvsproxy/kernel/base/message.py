@@ -8,7 +8,7 @@ import errno
 import operator
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.model.net import Family
@@ -71,9 +71,13 @@ class Template:
             holes.append((changed[0], changed[-1] + 1))
         starts, ends = zip(*holes, strict=True)
         self.fixed = [base[start:end] for start, end in zip((0, *ends), (*starts, len(base)), strict=True)]
-        pattern = b"%b".join(part.replace(b"%", b"%%") for part in self.fixed)
-        self.encode: Callable[[tuple[bytes, ...]], bytes] = pattern.__mod__
+        self.encode: Callable[[tuple[bytes, ...]], bytes] = pattern(self.fixed).__mod__
         self.size = len(base)
+
+
+def pattern(parts: Iterable[bytes]) -> bytes:
+    """These parts with a hole between each two, for bytes formatting."""
+    return b"%b".join(part.replace(b"%", b"%%") for part in parts)
 
 
 def encode(message: Any, kind: int, flags: int) -> bytes:

@@ -1,11 +1,10 @@
 """IPVS messages about virtual and real servers, as bytes."""
 
 import functools
-import itertools
 import socket
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyroute2.netlink import genlmsg
@@ -15,7 +14,7 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 
 GENERIC_HEADER = 4
@@ -76,6 +75,18 @@ class Shape(NamedTuple):
     by_mark: bool = False
 
 
+class _RealServerParts(NamedTuple):
+    """The bytes of messages about real servers: before the sequence number, then up to the address, up to the port, and the rest.
+
+    ``name`` has holes for the name of the virtual server, ``tail`` for the weight, except in a removal.
+    """
+
+    head: bytes
+    name: bytes
+    between: bytes
+    tail: bytes
+
+
 class Encoder:
     """Encodes operations for one number of the IPVS family. The number changes when the module is loaded again."""
 
@@ -93,45 +104,35 @@ class Encoder:
             ValueError, struct.error: a real server that is not removed has an address of another family than its virtual
                 server, or a value does not fit its field.
         """
-        messages = [b""] * len(sequences)
-        last: tuple[VirtualServerKey | None, Verb | None, int, Thresholds] = (None, None, 0, NO_THRESHOLDS)
-        head = middle = between = tail = b""
-        position = size = 0
+        numbers = map(_pack_u32, sequences)
+        messages: list[bytes] = []
         for verb, item in operations:
-            if not isinstance(item, RealServers):
-                messages[position] = self._encode_other(verb, item, _pack_u32(sequences[position]))
-                position += 1
-                continue
-            key, keys, weight, thresholds, _ = item
-            # Operations on one virtual server follow each other. To join their common bytes anew takes 0.6 µs for each.
-            if key is not last[0] or verb is not last[1] or weight != last[2] or thresholds is not last[3]:
-                head, middle, between, tail = self._around_real_server(key, verb, weight, thresholds)
-                size = len(key.address)
-                last = key, verb, weight, thresholds
-            for real_server in keys.plain() if isinstance(keys, EvenWeights) else keys:
-                sequence = _pack_u32(sequences[position])
-                if len(real_server) == size + PORT_SIZE:
-                    parts = head, sequence, middle, real_server[:size], between, real_server[size:], tail
-                    messages[position] = b"".join(parts)
-                elif verb is Verb.REMOVE and len(real_server) - PORT_SIZE in _ADDRESS_SIZES:
-                    messages[position] = self._removal_of_other_family(key, RealServerKey(real_server), sequence)
-                else:
-                    raise ValueError("the real server's address is not of the virtual server's family")
-                position += 1
+            if isinstance(item, RealServers):
+                messages += self._encode_real_servers(verb, item, numbers)
+            else:
+                messages.append(self._encode_other(verb, item, next(numbers)))
         return messages
 
-    def _around_real_server(
-        self, key: VirtualServerKey, verb: Verb, weight: int, thresholds: Thresholds
-    ) -> tuple[bytes, bytes, bytes, bytes]:
-        """The bytes before the sequence number, before a real server's address, after it, and after its port."""
-        holes = _holes(key)
-        head, *parts = self._destination(verb, _shape(key), thresholds).fixed
-        last, between, *behind = parts[len(holes) :]
-        middle = b"".join(itertools.chain.from_iterable(zip(parts, holes, strict=False))) + last
-        return head, middle, between, behind[0] if verb is Verb.REMOVE else _pack_u32(weight).join(behind)
+    def _encode_real_servers(self, verb: Verb, item: RealServers, numbers: Iterator[bytes]) -> list[bytes]:
+        key, keys, weight, thresholds, _ = item
+        size = len(key.address)
+        packed = keys.packed if isinstance(keys, EvenWeights) else b"".join(keys)
+        if len(packed) != len(keys) * (size + PORT_SIZE):
+            return [self._encode_other_family(verb, key, one, number) for one, number in zip(keys, numbers, strict=False)]
+        # Most bytes are common to all of these messages. To join them once takes less than half the time.
+        head, name, between, tail = self._destination(verb, _shape(key), thresholds)
+        middle = name % _holes(key)
+        behind = tail if verb is Verb.REMOVE else tail % _pack_u32(weight)
+        real_servers = struct.iter_unpack(f"{size}s{PORT_SIZE}s", packed)
+        return [
+            b"".join((head, number, middle, address, between, port, behind))
+            for (address, port), number in zip(real_servers, numbers, strict=False)
+        ]
 
-    def _removal_of_other_family(self, key: VirtualServerKey, real_server: RealServerKey, sequence: bytes) -> bytes:
+    def _encode_other_family(self, verb: Verb, key: VirtualServerKey, real_server: RealServerKey, number: bytes) -> bytes:
         """The removal of a real server that another program tunnels to: rare enough to do without a template."""
+        if verb is not Verb.REMOVE or len(real_server) - PORT_SIZE not in _ADDRESS_SIZES:
+            raise ValueError("the real server's address is not of the virtual server's family")
         address = real_server.address
         destination = [
             ["IPVS_DEST_ATTR_ADDR_FAMILY", int(address.family)],
@@ -140,7 +141,7 @@ class Encoder:
         ]
         service = _key(_shape(key), **_values(key))
         attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
-        return message.numbered(self._message(_DESTINATION_COMMANDS[Verb.REMOVE], attributes), sequence)
+        return message.numbered(self._message(_DESTINATION_COMMANDS[Verb.REMOVE], attributes), number)
 
     def all_services(self) -> bytes:
         """The request for a dump of all virtual servers."""
@@ -217,7 +218,7 @@ class Encoder:
 
         return message.Template(build, _key_samples(shape)).encode
 
-    def _destination_template(self, verb: Verb, shape: Shape, thresholds: Thresholds = NO_THRESHOLDS) -> message.Template:
+    def _destination_template(self, verb: Verb, shape: Shape, thresholds: Thresholds) -> _RealServerParts:
         family = shape.family
         command = _DESTINATION_COMMANDS[verb]
         samples: dict[str, message.Sample] = {
@@ -243,7 +244,11 @@ class Encoder:
             attributes = [["IPVS_CMD_ATTR_SERVICE", {"attrs": service}], ["IPVS_CMD_ATTR_DEST", {"attrs": destination}]]
             return self._message(command, attributes)
 
-        return message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32})
+        fixed = message.Template(build, samples if verb is Verb.REMOVE else samples | {"weight": _U32}).fixed
+        last = 1 + len(_key_samples(shape))  # the part between the name and the real server's address
+        return _RealServerParts(
+            fixed[0], message.pattern(fixed[1 : last + 1]), fixed[last + 1], message.pattern(fixed[last + 2 :])
+        )
 
     def _message(self, command: int, attributes: list[Any], flags: int = netlink.REQUEST, layout: Any = None) -> bytes:
         encoded = layout or ipvs.ipvsmsg()
