@@ -96,9 +96,10 @@ class Result:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Add outcomes of operations that are not yet known."""
+        """Add outcomes. Both backends have objects of one name: a failure of one of them counts."""
         for outcome in outcomes:
-            self.outcomes.setdefault(str(outcome.operation), outcome)
+            if outcome.error or str(outcome.operation) not in self.outcomes:
+                self.outcomes[str(outcome.operation)] = outcome
 
     @property
     def is_fine(self) -> bool:

@@ -23,11 +23,13 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver
 from ipvsproxy.kernel.iptables.variant import Variant, commands
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
+from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
-from ipvsproxy.model.rules import ChainKey, LeftRules, Reference
-from ipvsproxy.model.sets import IpSet, SetKind
+from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference
+from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerSettings
 from ipvsproxy.reconcile.virtual_servers.ownership import EVERYWHERE
@@ -162,6 +164,15 @@ def test_a_set_that_a_strange_rule_uses_is_named_with_the_rule(kernel: FakeKerne
     (line,) = [line for line in cleanup.render_text(result, dry_run=False).splitlines() if line.startswith("failed: ")]
     assert line.endswith(": -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP")
     assert not kernel.device, "one failure does not stop the rest"
+
+
+def test_a_set_that_stays_in_one_backend_is_a_failure_although_the_other_backend_has_removed_its_own(kernel: FakeKernel) -> None:
+    result = clean(kernel)
+    removal = Operation(Verb.REMOVE, IpSet(SetKind.CLUSTER_IP, Family.IPV4))
+    assert not result.outcomes[str(removal)].error
+    result.add([Outcome(removal, error="the set is in use")])
+    result.add([Outcome(removal)])
+    assert result.failures == ["the set is in use"]
 
 
 def test_the_copy_that_a_kill_during_an_enlargement_left_is_named_and_goes(kernel: FakeKernel) -> None:
@@ -386,6 +397,34 @@ def test_beside_a_running_ipvsproxy_nothing_is_cleaned_or_listed_and_the_first_l
             assert removed == ("would remove: nothing" if "--dry-run" in arguments else "removed: nothing")
     listed = run_program("cleanup", "--dry-run")
     assert (listed.returncode, listed.stdout.splitlines()[-1]) == (0, "would remove: 1 rules")
+
+
+@pytest.mark.usefixtures("network_namespace")
+def test_only_own_leaves_rules_that_kube_proxy_knows_and_removes_those_in_nftables_and_local_routes() -> None:
+    settings = Settings(backend=Backend.NFTABLES)
+    every = [skeleton.build_skeleton(family, settings, builders.node_view(), set(SetKind), []) for family in Family]
+    with (
+        contextlib.closing(NftSetsDriver()) as sets,
+        contextlib.closing(NftRulesDriver(chains=skeleton.CHAINS, jumps=skeleton.JUMPS)) as driver,
+    ):
+        put = sets.apply([Operation(Verb.ADD, one) for one in IP_SETS.values()])
+        put += driver.apply([Operation(Verb.SET, one) for one in every])
+    assert not [one for one in put if one.error]
+    shell(
+        "iptables -t nat -N KUBE-SERVICES",
+        "iptables -t nat -A OUTPUT -j KUBE-SERVICES",
+        "iptables -t mangle -N KUBE-IPVSPROXY-MARK",
+        "ip link set lo up",
+        "ip route add local 10.96.0.1 dev lo table local protocol 251 metric 1024",
+    )
+    listed = run_program("cleanup", "--only=own", "--dry-run", "--output=json")
+    assert (listed.returncode, json.loads(listed.stdout)["clean"]) == (0, False)
+    cleaned = run_program("cleanup", "--only=own")
+    assert cleaned.stdout.splitlines()[-1] == f"removed: 2 rules, {len(IP_SETS)} set, 1 route", cleaned.stdout
+    assert not nft_tables.has_own_table()
+    assert rules("iptables") == {":KUBE-SERVICES -", "-A OUTPUT -j KUBE-SERVICES"}
+    assert shown("ip route show table local protocol 251") == []
+    assert run_program("cleanup", "--only=own").stdout.splitlines()[-1] == "removed: nothing, there was nothing of ours"
 
 
 @pytest.mark.usefixtures("network_namespace")
