@@ -147,8 +147,19 @@ def _given(raw: schema.ServiceAnnotationsJson) -> Iterable[_Given]:
             yield _Given(annotation, text, annotation.whole)
 
 
-def parse_slice_weight(text: str, skipped: list[Skipped]) -> int | None:
-    """The weight of all endpoints of an EndpointSlice; None, and a ``Skipped``, if it is wrong."""
+def parse_slice_weight(text: str | None, skipped: list[Skipped], *, alias: str | None = None) -> int | None:
+    """The weight of all endpoints of an EndpointSlice; None, and a ``Skipped`` for what is there, if there is none to be used.
+
+    ``alias`` is Cilium's (cilium/cilium #46061), which counts without ours. Only 0 means the same with both: beside others,
+    Cilium has 100 for each EndpointSlice without a weight.
+    """
+    if text is None and alias is not None:
+        if alias.strip() == "0":
+            return 0
+        reason = f"only 0 means the same as {Annotation.WEIGHT.whole}, which other weights need"
+        skipped.append(Skipped(field("service.cilium.io/weight"), reason, invalid=False))
+    if text is None:
+        return None
     try:
         return _number(text.strip(), 0, HIGHEST_WEIGHT)
     except ValueError as error:

@@ -273,7 +273,7 @@ def parse_endpoint_slice(
     ports, complaints = (_endpoint_ports if len(raw_ports) <= FEW_PORTS else _endpoint_ports.__wrapped__)(raw_ports)
     skipped.extend(complaints)
     given = metadata.annotations or _NO_SLICE_ANNOTATIONS
-    weight = fields.parse_slice_weight(given.weight, skipped) if given.weight is not None else None
+    weight = fields.parse_slice_weight(given.weight, skipped, alias=given.alias_weight)
     endpoints = raw.endpoints or []
     if len(endpoints) > MOST_ENDPOINTS:
         reason = f"{len(endpoints)} of them; the first {MOST_ENDPOINTS} are used, the API allows no more"

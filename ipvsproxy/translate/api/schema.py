@@ -59,14 +59,19 @@ class ServiceAnnotationsJson(Schema, frozen=True, rename=_SERVICE_ANNOTATIONS):
     alias_skip_load_balancer_ips: str | None = None
 
 
-_SLICE_ANNOTATIONS = {"trigger_time": "endpoints.kubernetes.io/last-change-trigger-time", "weight": Annotation.WEIGHT.whole}
+_SLICE_ANNOTATIONS = {
+    "trigger_time": "endpoints.kubernetes.io/last-change-trigger-time",
+    "weight": Annotation.WEIGHT.whole,
+    "alias_weight": "service.cilium.io/weight",
+}
 
 
 class SliceAnnotations(Schema, frozen=True, rename=_SLICE_ANNOTATIONS):
-    """The annotations of EndpointSlices that are read."""
+    """The annotations of EndpointSlices that are read. The alias is Cilium's name."""
 
     trigger_time: str | None = None
     weight: str | None = None
+    alias_weight: str | None = None
 
 
 class Metadata(Schema, frozen=True):

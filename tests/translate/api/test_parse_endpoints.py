@@ -225,10 +225,10 @@ def test_an_endpoint_is_read_alike_whatever_stands_beside_it(family: str, endpoi
     assert [skipped.reason for skipped in parsed.skipped] == [skipped.reason for one in alone for skipped in one.skipped]
 
 
-def _weighty_slice(weight: str) -> EndpointSlice:
+def _weighty_slice(weight: str, name: str = "ipvsproxy.io/weight", **annotations: str) -> EndpointSlice:
     document = {
         "addressType": "IPv4",
-        "metadata": {"labels": {"kubernetes.io/service-name": "web"}, "annotations": {"ipvsproxy.io/weight": weight}},
+        "metadata": {"labels": {"kubernetes.io/service-name": "web"}, "annotations": {name: weight, **annotations}},
         "endpoints": [{"addresses": [address], "nodeName": node} for address, node in (("10.244.0.1", "a"), ("10.244.0.2", "b"))],
     }
     raw = msgspec.convert(document, schema.EndpointSliceJson)
@@ -245,3 +245,27 @@ def test_a_wrong_weight_of_a_slice_leaves_its_endpoints_as_they_are() -> None:
     parsed = _weighty_slice("70000")
     assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
     assert _reasons(parsed) == ["metadata.annotations[ipvsproxy.io/weight]: '70000' is no number of 0..65535"]
+
+
+CILIUM = "service.cilium.io/weight"
+
+
+def test_no_new_connections_may_be_asked_for_by_ciliums_name() -> None:
+    parsed = _weighty_slice(" 0", CILIUM)
+    assert [one.conditions.weight for one in parsed.endpoints] == [0, 0]
+    assert _reasons(parsed) == []
+
+
+@pytest.mark.parametrize("weight", ["1", "50", "none", ""])
+def test_other_weights_by_ciliums_name_are_not_used_and_not_warned_of(weight: str) -> None:
+    parsed = _weighty_slice(weight, CILIUM)
+    assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
+    reason = "only 0 means the same as ipvsproxy.io/weight, which other weights need"
+    assert parsed.skipped == (Skipped(f"metadata.annotations[{CILIUM}]", reason, invalid=False),)
+
+
+def test_our_name_for_a_weight_counts_before_ciliums() -> None:
+    for other in ("0", "50"):
+        parsed = _weighty_slice("7", **{CILIUM: other})
+        assert [one.conditions.weight for one in parsed.endpoints] == [7, 7]
+        assert _reasons(parsed) == []
