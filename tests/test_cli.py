@@ -108,6 +108,7 @@ def test_cleanup_with_wrong_flags_reports_all_of_them_and_cleans_nothing(
     ]
     assert cli.main(["cleanup", "--output"]) == 2
     assert cli.main(["cleanup", "--only=theirs"]) == 2
+    assert cli.main(["cleanup", "--only="]) == 2, "an unset variable of a shell must not remove everything"
     assert cleaned == []
 
 

@@ -130,7 +130,7 @@ def _clean_here(config: Config, result: Result) -> None:
             if config.dry_run:
                 instance.close()  # a proxy may start meanwhile
             for backend in backends.to_clean(skeleton.CHAINS):
-                extent = ONLY_OWN[backend] if config.only_own else EVERYTHING
+                extent = ONLY_OWN[backend] if config.only else EVERYTHING
                 node = closing.enter_context(_this_node(config.drivers.route_protocol, backend, extent))
                 clean(node, config.policy.excluded, node_port_ranges, result, dry_run=config.dry_run)
     except KernelError as error:

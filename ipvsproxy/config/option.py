@@ -208,7 +208,7 @@ class Option(NamedTuple):
     ``flag`` has no dashes in front, ``field`` is a dotted path; either may be empty. ``to`` is the attribute of ``Config`` that
     gets the value. ``default`` is written as a flag's value;
     ``file_default`` replaces it when a file is given. ``minimum`` and ``maximum`` are inclusive, ``above`` is not; all three
-    are in seconds for a duration. An empty value is allowed beside the ``choices``.
+    are in seconds for a duration. An empty value is allowed beside the ``choices``, unless one command alone takes the flag.
 
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
     kubernetes/kubernetes), and a flag's empty text changes nothing. ``overrides_file``: the flag counts even when ``--config`` is

@@ -137,7 +137,8 @@ class Config:
     (0.0.0.0, ::) leaves the choice of the primary address to the Node object. ``node_name`` is the override or the host's name,
     in lower case. ``oom_score_adj`` is -1000..1000. ``config_file`` and ``write_config_to`` are paths, empty when not given. With
     the latter, ``cleanup`` or ``init_only``, of which the first counts, the process does only that.
-    ``dry_run``, ``output``, ``only`` (of ``cleanup``) and ``top`` are no settings: they are for commands, and no file has them.
+    ``dry_run``, ``output``, ``only`` and ``top`` are no settings: they are for commands, and no file has them. With ``only``,
+    which is ``own`` then, ``cleanup`` removes what kube-proxy does not know, and nothing else.
 
     ``without_effect`` names the options that differ from their default and have no effect here; ``notices`` tell the
     operator about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing a
@@ -171,11 +172,6 @@ class Config:
     def as_json(self) -> bool:
         """Whether a command prints JSON."""
         return self.output is Format.JSON
-
-    @property
-    def only_own(self) -> bool:
-        """Whether ``cleanup`` removes only what kube-proxy does not know."""
-        return bool(self.only)
 
     @property
     def guard_percent(self) -> int:

@@ -157,7 +157,7 @@ def _fields(values: Values) -> dict[str, dict[str, Any]]:
 def _check_bounds(values: Values) -> None:
     for key, (value, _) in values.given.items():
         option = catalogue.BY_KEY[key]
-        if (option.choices and value and value not in option.choices) or (
+        if (option.choices and (value or option.command) and value not in option.choices) or (
             isinstance(value, int | float) and not isinstance(value, bool) and not option.allows(value)
         ):
             values.refuse(key, f"{quoted(value) if isinstance(value, str) else option.written(value)} must be {option.allowed}")
