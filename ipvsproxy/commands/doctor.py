@@ -8,7 +8,7 @@ from ipvsproxy.commands.finding import Finding, Level, fail, ok, warn
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
-from ipvsproxy.kernel import backends, host
+from ipvsproxy.kernel import backends, host, rivals
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, gather
 from ipvsproxy.kernel.iptables.tables import HOST_PORTS_REMEDY
@@ -370,7 +370,17 @@ async def examine(config: Config) -> Sequence[Finding]:
         by_interface=config.translation.detect_local.is_by_interface,
     )
     source, store = await _source(config)
-    return [*judge(found, sysctls, config), *service_checks.judge(store.services.values(), config.translation), source]
+    return [*judge(found, sysctls, config), *await asyncio.to_thread(_judge_services, found, store, config), source]
+
+
+def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Finding]:
+    addresses = (found.observation and found.observation.interface_addresses) or ()
+    seen = view.view_node(config.translation, config.node_name, store.node(config.node_name), addresses, ())
+    services = store.services.values()
+    read = rivals.read(service_checks.ports_of(services))
+    backend = found.backend.backend if found.backend else config.drivers.rules_backend
+    collisions = service_checks.collisions(services, seen, addresses, read, backend)
+    return list(service_checks.judge(services, config.translation, collisions, read.unknown or found.unreadable))
 
 
 async def _source(config: Config) -> tuple[Finding, Store]:

@@ -1,16 +1,20 @@
 """``ipvsproxy explain``: the reasons for all that is programmed for a Service, or at an address."""
 
+import asyncio
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.commands import inspection
+from ipvsproxy.commands import inspection, service_checks
 from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.model.net import Address, Family, host_port, parse_address
+from ipvsproxy.kernel import backends, rivals
+from ipvsproxy.kernel.rivals import Rivals
+from ipvsproxy.model.net import Address, Family, Protocol, host_port, parse_address
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import ObjectKind, Service, ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.store.objects import Complaint
@@ -60,8 +64,18 @@ def parse_subject(text: str) -> Subject:
     raise ValueError(f"{text[:80]!r} is none of namespace/name, address:port, [IPv6 address]:port")
 
 
-async def describe(node: Inspected, subject: Subject) -> Document:
+ReadRivals = Callable[[Collection[tuple[Protocol, int]]], Rivals]
+
+
+async def describe(
+    node: Inspected,
+    subject: Subject,
+    read_rivals: ReadRivals = lambda _ports: Rivals(),
+    backend: Backend = Backend.IPTABLES,
+) -> Document:
     """The explanation as a document.
+
+    ``read_rivals`` reads what else of this host takes packets to ports; ``backend`` has our rules.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -79,6 +93,9 @@ async def describe(node: Inspected, subject: Subject) -> Document:
     scopes = [key for name in names for key in _keys_of(comparison, name) if isinstance(key, FirewallMark)]
     observed = [key for key in dict.fromkeys((*keys, *scopes)) if survey.sides(key).observed]
     counts = await node.kernel.call(lambda kernel: kernel.connections(observed))
+    services = [node.store.services[name] for name in names]
+    read = await asyncio.to_thread(read_rivals, service_checks.ports_of(services)) if services else Rivals()
+    collisions = list(service_checks.collisions(services, comparison.view, comparison.interface_addresses, read, backend))
     explainer = Explainer(
         survey=survey,
         store=node.store,
@@ -90,13 +107,17 @@ async def describe(node: Inspected, subject: Subject) -> Document:
     return {
         **inspection.head("explain", node.config.node_name),
         "zone": comparison.view.zone,
-        "services": [explainer.service(name, set(keys)) for name in names],
+        "services": [{**explainer.service(name, set(keys)), **_colliding(name, collisions)} for name in names],
         "notUsed": [
             *_rejected(subject, changes.complaints, node.store.services),
             *([] if keys else _unserved_loopback(subject, node.store.services.values(), comparison.view)),
         ],
         "unclaimed": [explainer.unclaimed(key) for key in keys if not survey.sides(key).desired],
     }
+
+
+def _colliding(name: ServiceName, collisions: Iterable[service_checks.Collision]) -> Document:
+    return {"collisions": [{"text": one.text, "remedy": one.remedy} for one in collisions if one.service == name]}
 
 
 def _addresses(service: Service) -> Sequence[Address]:
@@ -137,7 +158,9 @@ def run(config: Config, subject: Subject) -> int:
     """``ipvsproxy explain``; returns the exit status."""
 
     async def answer(node: Inspected) -> Answer:
-        document = await describe(node, subject)
+        document = await describe(
+            node, subject, rivals.read, (await asyncio.to_thread(backends.choose, config.drivers.rules_backend)).backend
+        )
         is_known = document["notUsed"] or document["unclaimed"]
         is_served = any(one["ports"] or isinstance(subject, ServiceName) for one in document["services"])
         return Answer(document, FOUND if is_known or is_served else UNKNOWN)
@@ -190,6 +213,8 @@ def _service(service: Document) -> Iterator[str]:
     yield from _not_used(service["notUsed"])
     for one in service["slicesNotUsed"]:
         yield f"  not used: EndpointSlice {one['slice']}: {one['reason']}"
+    for one in service["collisions"]:
+        yield f"  collides: {one['text']}; {one['remedy']}"
     if service["served"] and not service["ports"]:
         yield "  no virtual server: nothing is served here"
     for port in service["ports"]:

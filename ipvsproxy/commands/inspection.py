@@ -34,6 +34,7 @@ from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
+from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Event
@@ -81,7 +82,8 @@ class Comparison:
         )
         self._translator.put_node()
         self.carried: frozenset[Address] = frozenset()
-        """The addresses of this node's interfaces."""
+        """The addresses of this node's interfaces, and the local routes of ours."""
+        self.interface_addresses: Sequence[InterfaceAddress] = ()
 
     @property
     def translation(self) -> Settings:
@@ -103,6 +105,7 @@ class Comparison:
             raise UnknownStateError(*observed.errors)
         timeouts = await self.kernel.call(lambda kernel: kernel.read_timeouts())
         now = self._clock()
+        self.interface_addresses = tuple(observed.interface_addresses or ())
         self.carried = observed.local.union(one.address for one in observed.interface_addresses or ())
         self.view = self._translator.update_view(observed.interface_addresses or (), now)
         for name in sorted(self._translator.unknown_schedulers):

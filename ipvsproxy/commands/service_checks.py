@@ -1,15 +1,43 @@
-"""What keeps Services from being reached on this node, though each is served as it should be: checks of ``ipvsproxy doctor``."""
+"""What keeps Services from being reached on this node, though each is served as it should be: for ``doctor`` and ``explain``."""
 
-from collections.abc import Collection, Iterator
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from ipvsproxy.commands.finding import Finding, ok, warn
-from ipvsproxy.model.service import Service
+from ipvsproxy.kernel.rivals import PortRule, Rivals, Socket
+from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.net import Address, Family, Protocol, host_port
+from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.model.state import Role
 from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.view import NodeView
+
+MOST_COLLISIONS = 20
+"""The number of collisions that ``doctor`` names."""
 
 
-def judge(services: Collection[Service], settings: Settings) -> Iterator[Finding]:
-    """All findings about Services."""
+class Collision(NamedTuple):
+    """Something of this host that takes packets of a Service, or loses them to it."""
+
+    service: ServiceName
+    text: str
+    remedy: str
+
+
+def judge(
+    services: Collection[Service], settings: Settings, collisions: Iterable[Collision], unknown: Collection[str] = ()
+) -> Iterator[Finding]:
+    """All findings about Services. ``unknown`` has a reason for each part of this host that could not be read."""
     yield from _cluster_ranges(services, settings)
+    found = list(collisions)
+    for one in found[:MOST_COLLISIONS]:
+        yield warn("collisions", f"{one.service}: {one.text}", one.remedy)
+    if len(found) > MOST_COLLISIONS:
+        yield warn("collisions", f"{len(found) - MOST_COLLISIONS} more of them", "ipvsproxy explain has those of each Service")
+    if services and not found and not unknown:
+        yield ok("collisions", "no program, rule or interface of this host takes packets of a Service")
 
 
 def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterator[Finding]:
@@ -34,3 +62,86 @@ def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterat
             )
     if is_fine and settings.cluster_networks:
         yield ok("cluster-cidr", "no cluster IP lies in --cluster-cidr")
+
+
+class _Place(NamedTuple):
+    """An address and port of a Service. An external address of this node is one, and so is a load balancer's."""
+
+    role: Role
+    protocol: Protocol
+    address: Address
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.protocol.name} {host_port(self.address, self.port)}"
+
+
+def ports_of(services: Iterable[Service]) -> frozenset[tuple[Protocol, int]]:
+    """The ports, and node ports, on which programs of this host may listen as well."""
+    ports = [port for service in services for port in service.ports]
+    return frozenset((port.protocol, number) for port in ports for number in (port.port, port.node_port) if number)
+
+
+def collisions(
+    services: Iterable[Service], view: NodeView, addresses: Iterable[InterfaceAddress], rivals: Rivals, backend: Backend
+) -> Iterator[Collision]:
+    """What collides with these Services on this node, once for each program, rule or interface and port.
+
+    ``addresses`` are those of this host's interfaces, ``backend`` is that of our rules.
+    """
+    interfaces = {one.address: one.interface for one in addresses if one.interface != DEVICE}
+    for service in services:
+        found: dict[object, Collision] = {}
+        for place in () if service.not_served else _places(service, view):
+            for one in _takers(place, interfaces, rivals):
+                found.setdefault((place.protocol, place.port, one), _collision(service.name, place, one, backend))
+        yield from found.values()
+
+
+def _places(service: Service, view: NodeView) -> Iterator[_Place]:
+    options = service.options
+    families = {one.family for one in service.cluster_addresses}
+    external = [one for one in (*options.external_addresses, *options.load_balancer_addresses) if one.family in families]
+    for port in service.ports:
+        yield from (_Place(Role.CLUSTER_IP, port.protocol, one, port.port) for one in service.cluster_addresses)
+        yield from (_Place(Role.EXTERNAL_IP, port.protocol, one, port.port) for one in external)
+        for address in itertools.chain.from_iterable(view.node_port_addresses[one] for one in families if port.node_port):
+            yield _Place(Role.NODE_PORT, port.protocol, address, port.node_port)
+
+
+def _takers(place: _Place, interfaces: Mapping[Address, str], rivals: Rivals) -> Iterator[Socket | PortRule | str]:
+    """Sockets and rules; of an interface that has a cluster IP, its name."""
+    if place.role is Role.CLUSTER_IP and place.address in interfaces:
+        yield interfaces[place.address]
+    elif place.address in interfaces:
+        for socket in rivals.sockets:
+            is_everywhere = socket.address.is_unspecified and socket.address.family in (place.address.family, Family.IPV6)
+            if (socket.protocol, socket.port) == (place.protocol, place.port) and (
+                is_everywhere or socket.address == place.address
+            ):
+                yield socket
+    for rule in rivals.rules:
+        is_there = rule.destination is None or rule.destination.contains(place.address)
+        if is_there and rule.has(place.protocol, place.port) and (rule.exempts or place.role is Role.NODE_PORT):
+            yield rule
+
+
+def _collision(service: ServiceName, place: _Place, taker: Socket | PortRule | str, backend: Backend) -> Collision:
+    match taker:
+        case Socket(program=program):
+            text = f"{program} listens at {place}, too, and is out of reach there: the packets go to the Service"
+            remedy = "let the program listen on another port, or give the Service another one"
+        case PortRule(exempts=True):
+            text = f"a rule exempts packets to {place} from connection tracking, so they are not masqueraded: {taker.text}"
+            remedy = "remove the rule, or clients whose answers do not come back by this node get none"
+        case PortRule() if backend is Backend.NFTABLES:
+            text = f"a rule is about {place}, too, and gets no packets there: the Service does: {taker.text}"
+            remedy = "give the hostPort, or the Service, another port"
+        case PortRule():
+            text = f"a rule sends packets to {place} elsewhere, before the Service: {taker.text}"
+            remedy = "give the hostPort, or the Service, another port; with --rules-backend=nftables the Service goes first"
+        case interface:
+            text = f"the interface {interface} has the cluster IP {place.address}, too, and a program there gets no packets: "
+            text += "the Service does"
+            remedy = f"take the address from {interface}; of NodeLocal DNS, see docs/neighbours.md"
+    return Collision(service, text, remedy)

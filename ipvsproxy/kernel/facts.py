@@ -5,16 +5,15 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from ipvsproxy.kernel import backends, host
+from ipvsproxy.kernel import backends, host, rivals
 from ipvsproxy.kernel.backends import BackendChoice, ChosenBackend
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.modules import ModuleState, module_state
 from ipvsproxy.kernel.host import Lack, Missing
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
-from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant
@@ -23,12 +22,11 @@ from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import Timeouts
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, NftTable
 from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.model.state import Observation
 
-_LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 _UP = 0x1  # IFF_UP
 ALL_BITS = 0xFFFFFFFF
 _AFTER_IPVS = frozenset({"FORWARD", "POSTROUTING"})
@@ -151,7 +149,7 @@ def gather(
         unreadable = str(error)
     is_nftables = chosen is not None and chosen.backend is Backend.NFTABLES
     modules = host.NFTABLES_MODULES if is_nftables else host.MODULES
-    listings, unread_listings = _listings(choice)
+    listings, unread_listings = rivals.listings_of_rules(iptables_variant.installed(), [choice.commands] if choice else [])
     foreign_tables, unread_nft_tables = _attempt(nft_tables.read_tables, tuple[NftTable, ...]())
     other_backend, unread_backend = _attempt(lambda: backends.describe_other(chosen.backend) if chosen else "", "")
     variants = dict.fromkeys(Family, choice.variant) if choice else {}
@@ -210,58 +208,7 @@ def loopback(root: pathlib.Path = pathlib.Path("/")) -> Loopback:
 
 def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")) -> Mapping[int, str]:
     """The programs that listen on these TCP ports of this network namespace, each as ``name (process 123)``."""
-    inodes: dict[str, int] = {}
-    for table in ("tcp", "tcp6"):
-        path = proc / "thread-self/net" / table
-        for line in path.read_text().splitlines()[1:] if path.exists() else ():
-            fields = line.split()
-            port = int(fields[1].rpartition(":")[2], 16)
-            if fields[3] == _LISTENING and port in ports:
-                inodes[f"socket:[{fields[9]}]"] = port
-    names = dict.fromkeys(inodes.values(), "a process that is not visible here")
-    for process, target in _open_sockets(proc) if inodes else ():
-        if target in inodes:
-            names[inodes[target]] = f"{_name(process)} (process {process.name})"
-    return names
-
-
-def _name(process: pathlib.Path) -> str:
-    """The name of a process; for a Python program, the name of its script."""
-    try:
-        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return "?"
-    names = [pathlib.PurePath(word).name for word in words if word and not word.startswith("-")]
-    return names[1] if len(names) > 1 and names[0].startswith("python") else "".join(names[:1]) or "?"
-
-
-def _open_sockets(proc: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
-    for process in proc.iterdir():
-        if not process.name.isdecimal():
-            continue
-        try:
-            for descriptor in (process / "fd").iterdir():
-                yield process, str(descriptor.readlink())
-        except OSError:  # the process has ended, or belongs to another user
-            continue
-
-
-def _listings(choice: iptables_variant.VariantChoice | None) -> tuple[Mapping[str, str], Sequence[str]]:
-    """The output of ``iptables-save`` of both families in all installed variants, by program, named without ``-save``.
-
-    And why other programs of them did not answer. One that ends with an error has no tables in this kernel.
-    """
-    listings: dict[str, str] = {}
-    failures: list[str] = []
-    commands = [iptables_variant.commands(variant) for variant in iptables_variant.installed()]
-    for of_families in commands or ([choice.commands] if choice else []):
-        for command in of_families.values():
-            try:
-                listings[command] = iptables_process.run(f"{command}-save")
-            except KernelError as error:
-                if error.errno:
-                    failures.append(str(error))
-    return listings, failures
+    return {one.port: one.program for one in rivals.sockets([(Protocol.TCP, port) for port in ports], proc)}
 
 
 def _chains(saved: str) -> Iterator[ChainKey]:

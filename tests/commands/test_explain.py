@@ -1,12 +1,15 @@
 """``explain``: what is asked for, what is told of it, and how people see it."""
 
 import copy
+from collections.abc import Collection
 
 import pytest
 
 from ipvsproxy.commands import explain
 from ipvsproxy.commands.inspection import Document
+from ipvsproxy.kernel.rivals import Rivals, Socket
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
+from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
 from ipvsproxy.model.service import ApiObject, ObjectKind, Rejected, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, ConnectionCounts, VirtualServerSettings
@@ -85,6 +88,20 @@ async def test_external_addresses_that_the_gate_turns_off_are_named_with_their_f
     assert subjects["default/web"][:2] == ["Service default/web (ClusterIP)", why]
     nothing = ["Service default/web (ClusterIP)", why, "  no virtual server: nothing is served here"]
     assert subjects["203.0.113.9:80"] == subjects["10.96.0.10:81"] == nothing
+
+
+async def test_what_collides_with_a_service_is_told() -> None:
+    listening = Socket(Protocol.TCP, parse_address("0.0.0.0"), 30080, "nginx (process 7)")
+    asked: list[object] = []
+
+    def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
+        asked.extend(ports)
+        return Rivals(sockets=(listening,))
+
+    node = inspected(await synced_kernel(*WEB), *WEB)
+    lines = list(explain.render(await explain.describe(node, ServiceName("default", "web"), read), "default/web"))
+    assert lines[1].startswith("  collides: nginx (process 7) listens at TCP 192.168.0.10:30080, too")
+    assert set(asked) == {(Protocol.TCP, 80), (Protocol.TCP, 30080)}
 
 
 async def test_a_service_without_a_cluster_ip_is_named_with_the_field() -> None:

@@ -1,9 +1,18 @@
 """Checks of Services by ``doctor``: what is wrong on this node although each Service is served as it should be."""
 
+import socket
+from collections.abc import Collection
+from typing import Any
+
 import pytest
 
 from ipvsproxy.commands import service_checks
-from ipvsproxy.commands.finding import Level
+from ipvsproxy.commands.finding import Finding, Level
+from ipvsproxy.kernel.rivals import PortRule, Rivals, Socket, port_rules, sockets
+from ipvsproxy.model.kernel import InterfaceAddress
+from ipvsproxy.model.net import Protocol, parse_address, parse_network
+from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.service import Service
 from ipvsproxy.translate.settings import LocalMode, Settings
 from tests.support import builders
 
@@ -18,8 +27,12 @@ def _settings(*cluster_cidr: str, masquerade_all: bool = False, mode: LocalMode 
     return Settings(cluster_networks=builders.networks(*cluster_cidr), masquerade_all=masquerade_all, detect_local=mode)
 
 
+def _judge(services: Collection[Service], settings: Settings) -> list[Finding]:
+    return [one for one in service_checks.judge(services, settings, ()) if one.topic == "cluster-cidr"]
+
+
 def test_a_service_range_inside_the_cluster_cidr_is_named() -> None:
-    (found,) = service_checks.judge(SERVICES, _settings("10.244.0.0/16", "fd00:244::/56"))
+    (found,) = _judge(SERVICES, _settings("10.244.0.0/16", "fd00:244::/56"))
     assert (found.level, found.topic) == (Level.WARN, "cluster-cidr")
     assert found.text.startswith(
         "2 cluster IPs lie in 10.244.0.0/16 of --cluster-cidr, such as 10.244.0.1 of default/api: this host"
@@ -28,11 +41,103 @@ def test_a_service_range_inside_the_cluster_cidr_is_named() -> None:
 
 @pytest.mark.parametrize("ranges", [("10.245.0.0/16", "fd00:244::/56"), ("192.168.0.0/16",)])
 def test_a_cluster_cidr_of_pods_alone_is_fine(ranges: tuple[str, ...]) -> None:
-    (found,) = service_checks.judge(SERVICES, _settings(*ranges))
+    (found,) = _judge(SERVICES, _settings(*ranges))
     assert found.level is Level.OK
 
 
 def test_where_packets_are_masqueraded_anyway_the_range_does_not_matter() -> None:
-    assert not list(service_checks.judge(SERVICES, _settings("10.244.0.0/16", masquerade_all=True)))
-    assert not list(service_checks.judge(SERVICES, _settings("10.244.0.0/16", mode=LocalMode.NODE_CIDR)))
-    assert not list(service_checks.judge(SERVICES, _settings()))
+    assert not (_judge(SERVICES, _settings("10.244.0.0/16", masquerade_all=True)))
+    assert not (_judge(SERVICES, _settings("10.244.0.0/16", mode=LocalMode.NODE_CIDR)))
+    assert not (_judge(SERVICES, _settings()))
+
+
+WEB = builders.service("web", builders.service_port(80, node_port=30080), external=["192.168.0.10"])
+DNS = builders.service("dns", builders.service_port(53, Protocol.UDP), cluster=["10.96.0.53"])
+ADDRESSES = (builders.interface_address("eth0", "192.168.0.10"), builders.interface_address("kube-ipvs0", "10.96.0.53"))
+VIEW = builders.node_view()
+SAVED = """\
+*raw
+-A PREROUTING -d 10.96.0.53/32 -p udp -m udp --dport 53 -j CT --notrack
+-A OUTPUT -s 10.96.0.53/32 -p udp -m udp --sport 53 -j CT --notrack
+-A PREROUTING -s 10.0.0.0/8 -j NOTRACK
+*nat
+-A KUBE-SEP-A -p tcp -m tcp --dport 30080 -j DNAT --to-destination 10.244.0.5:80
+-A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat" -m multiport --dports 30080,8443 -j CNI-DN-1
+-A CNI-DN-1 -p tcp -m tcp --dport 30080 -j DNAT --to-destination 10.244.0.5:80
+-A DOCKER ! -d 127.0.0.0/8 ! -i docker0 -p tcp -m multiport --dports 8080:8090,9000 -j REDIRECT --to-ports 80
+"""
+
+
+def _collisions(*services: Service, addresses: Collection[InterfaceAddress] = ADDRESSES, **rivals: Any) -> list[str]:
+    found = service_checks.collisions(services, VIEW, addresses, Rivals(**rivals), Backend.IPTABLES)
+    return [f"{one.service.name}: {one.text}" for one in found]
+
+
+def test_rules_of_other_programs_are_read_with_their_ports_and_destinations() -> None:
+    notrack, portmap, docker = port_rules(SAVED)
+    assert notrack == PortRule(
+        "-t raw -A PREROUTING -d 10.96.0.53/32 -p udp -m udp --dport 53 -j CT --notrack",
+        True,
+        Protocol.UDP,
+        parse_network("10.96.0.53/32"),
+        (range(53, 54),),
+    )
+    assert (portmap.exempts, portmap.destination, portmap.ports) == (False, None, (range(30080, 30081),))
+    assert (docker.destination, docker.ports) == (None, (range(8080, 8091), range(9000, 9001)))
+
+
+def test_rules_that_take_packets_of_services_are_named() -> None:
+    rules = tuple(port_rules(SAVED))
+    untracked, redirected = _collisions(DNS, WEB, rules=rules)
+    assert untracked.startswith("dns: a rule exempts packets to UDP 10.96.0.53:53 from connection tracking, so")
+    assert redirected.startswith(
+        "web: a rule sends packets to TCP 192.168.0.10:30080 elsewhere, before the Service: -t nat -A CNI-DN-1"
+    )
+    nftables = service_checks.collisions([WEB], VIEW, ADDRESSES, Rivals(rules=rules), Backend.NFTABLES)
+    assert [one.text[:45] for one in nftables] == ["a rule is about TCP 192.168.0.10:30080, too, "]
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "named"),
+    [
+        ("0.0.0.0", 30080, "TCP 192.168.0.10:30080"),
+        ("::", 30080, "TCP 192.168.0.10:30080"),
+        ("192.168.0.10", 30080, "TCP 192.168.0.10:30080"),
+        ("0.0.0.0", 80, "TCP 192.168.0.10:80"),
+        ("127.0.0.1", 30080, ""),
+        ("192.168.0.11", 30080, ""),
+        ("0.0.0.0", 22, ""),
+    ],
+)
+def test_programs_that_listen_where_a_service_is_served_are_named(address: str, port: int, named: str) -> None:
+    listening = Socket(Protocol.TCP, parse_address(address), port, "nginx (process 7)")
+    found = _collisions(WEB, DNS, sockets=(listening,))
+    expected = [f"web: nginx (process 7) listens at {named}, too, and is out of reach there: the packets go to the Service"]
+    assert found == (expected if named else [])
+
+
+def test_an_interface_that_has_a_cluster_ip_is_named() -> None:
+    (found,) = _collisions(DNS, WEB, addresses=(*ADDRESSES, builders.interface_address("nodelocaldns", "10.96.0.53")))
+    assert found.startswith("dns: the interface nodelocaldns has the cluster IP 10.96.0.53, too, and")
+
+
+def test_collisions_are_findings_and_none_is_one_as_well() -> None:
+    one = service_checks.Collision(WEB.name, "a rule", "remove it")
+    (finding,) = service_checks.judge([WEB], Settings(), [one])
+    assert finding == (Level.WARN, "collisions", "default/web: a rule", "remove it")
+    (finding,) = service_checks.judge([WEB], Settings(), [])
+    assert finding.level is Level.OK
+    assert not list(service_checks.judge([WEB], Settings(), [], ["iptables-save hangs"]))
+    *_, more = service_checks.judge([WEB], Settings(), [one] * 25)
+    assert more.text == "5 more of them"
+
+
+def test_sockets_are_read_with_their_addresses() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        tcp.bind(("127.0.0.1", 0))
+        udp.bind(("127.0.0.1", 0))
+        tcp.listen()
+        ports = [(Protocol.TCP, tcp.getsockname()[1]), (Protocol.UDP, udp.getsockname()[1])]
+        found = [(one.protocol, str(one.address), one.port) for one in sockets(ports)]
+    assert found == [(protocol, "127.0.0.1", port) for protocol, port in ports]
+    assert not list(sockets(ports))

@@ -7,9 +7,8 @@ from typing import NoReturn
 
 import pytest
 
-from ipvsproxy.kernel import facts
+from ipvsproxy.kernel import facts, rivals
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.variant import Variant, VariantChoice
 from ipvsproxy.model.net import Family
 from tests.support import neighbours
@@ -36,7 +35,7 @@ def test_a_python_program_is_called_by_its_script(tmp_path: pathlib.Path) -> Non
         ([], "?"),
     ):
         (tmp_path / "cmdline").write_bytes("\0".join(words).encode())
-        assert facts._name(tmp_path) == name
+        assert rivals._name(tmp_path) == name
 
 
 def test_the_state_of_lo_is_that_of_the_kernel_and_of_networkd(tmp_path: pathlib.Path) -> None:
@@ -91,12 +90,14 @@ def test_a_program_of_iptables_that_gave_no_answer_is_told_and_one_without_table
     for name, text in scripts.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    monkeypatch.setattr(iptables_variant, "installed", list)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     choice = VariantChoice({Family.IPV4: "iptables", Family.IPV6: "ip6tables"}, Variant.LEGACY, "")
-    assert facts._listings(choice) == ({"iptables": "*nat\n"}, [])
+    assert rivals.listings_of_rules([], [choice.commands]) == ({"iptables": "*nat\n"}, [])
     choice = VariantChoice({Family.IPV4: "iptables", Family.IPV6: "other"}, Variant.LEGACY, "")
-    assert facts._listings(choice) == ({"iptables": "*nat\n"}, [f"other-save: {tmp_path}/other-save: Exec format error"])
+    assert rivals.listings_of_rules([], [choice.commands]) == (
+        {"iptables": "*nat\n"},
+        [f"other-save: {tmp_path}/other-save: Exec format error"],
+    )
 
 
 SAVED = """\

@@ -29,3 +29,28 @@ def test_the_host_is_not_masqueraded_where_the_cluster_cidr_has_cluster_ips(
             assert laboratory.probe("p2", "TCP", to, 80).outcome == ANSWERED, family
         (doctor,) = running.run("doctor")
         assert any(line.startswith(f"{level}  cluster-cidr: ") for line in doctor.output.splitlines()), doctor
+
+
+def test_what_collides_with_a_node_port_is_named_and_who_gets_the_packets(laboratory: lab.Lab, tmp_path: Path) -> None:
+    """A process of the host and a NOTRACK rule; hostPort rules are those of ``test_neighbours``."""
+    rules = "*raw\n-A PREROUTING -d 10.96.0.1/32 -p tcp --dport 80 -j CT --notrack\nCOMMIT\n"
+    with cluster.Cluster(laboratory, tmp_path) as running:
+        running.have([cluster.node()], service("web", 1, "r1", protocols=["TCP"], node_port=30001))
+        node = cluster.address("node", Family.IPV4)
+        laboratory.serve("node", "TCP", "0.0.0.0", 30001)
+        laboratory.run("node", "iptables-restore", "--noflush", stdin=rules)
+        try:
+            answer = laboratory.probe("client", "TCP", node, 30001)
+            assert (answer.outcome, answer.backends) == (ANSWERED, (cluster.address("r1", Family.IPV4),)), (
+                "not the host's process"
+            )
+            untracked = laboratory.probe("client", "TCP", cluster.address("cluster 1", Family.IPV4), 80)
+            assert untracked.outcome != ANSWERED or untracked.sources == (cluster.address("client", Family.IPV4),)
+            doctor, explain = running.run("doctor", "explain default/web")
+        finally:
+            laboratory.run("node", "iptables", "-t", "raw", "-F", "PREROUTING")
+            laboratory.hush("node", "TCP", "0.0.0.0", 30001)
+    for output in (doctor.output, explain.output):
+        named = [line for line in output.splitlines() if "collisions: " in line or "collides: " in line]
+        assert any(f"listens at TCP {node}:30001, too" in line for line in named), output
+        assert any("exempts packets to TCP 10.96.0.1:80 from connection tracking" in line for line in named), output

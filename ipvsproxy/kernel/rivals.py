@@ -1,0 +1,160 @@
+"""Programs and rules of this host that take packets which Services are to have. Nothing is written. Every call blocks."""
+
+import pathlib
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.iptables import iptables_driver
+from ipvsproxy.kernel.iptables import process as iptables_process
+from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_network
+
+_RECEIVING = {Protocol.TCP: ("tcp", "0A"), Protocol.UDP: ("udp", "07")}
+"""The table in ``/proc/net``, and the state of a socket that takes packets of all clients (TCP_LISTEN, TCP_CLOSE)."""
+_MAPPED = bytes(10) + b"\xff\xff"
+_OURS = re.compile(r"-A KUBE-")
+"""Chains of ours, of the kubelet and of kube-proxy."""
+_TARGET = re.compile(r" -j (?:(DNAT|REDIRECT)|NOTRACK|CT .*--notrack)\b")
+_DESTINATION = re.compile(r"(?<!!) -d (\S+)")
+_PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
+_PORTS = re.compile(r"(?<!!) --dports? (\S+)")
+
+
+class Socket(NamedTuple):
+    """A socket that takes packets of all clients, and its program as ``name (process 123)``."""
+
+    protocol: Protocol
+    address: Address
+    port: int
+    program: str
+
+
+class PortRule(NamedTuple):
+    """A rule of iptables, as a command would add it, that sends packets elsewhere, or exempts them from connection tracking.
+
+    It is about packets to this destination, or to any address, and to these ports, or to all.
+    """
+
+    text: str
+    exempts: bool
+    protocol: Protocol | None
+    destination: Network | None
+    ports: tuple[range, ...]
+
+    def has(self, protocol: Protocol, port: int) -> bool:
+        """Whether the rule is about packets to this port."""
+        return self.protocol in (None, protocol) and (not self.ports or any(port in one for one in self.ports))
+
+
+class Rivals(NamedTuple):
+    """What takes packets, and a reason for each part that is unknown."""
+
+    sockets: tuple[Socket, ...] = ()
+    rules: tuple[PortRule, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
+    """Read the sockets with these ports, and the rules of iptables of all ports. Rules of nftables itself are not read."""
+    plain = [iptables_driver.COMMANDS] if shutil.which("iptables-save") else []
+    listings, failures = listings_of_rules(iptables_variant.installed(), plain)
+    rules = dict.fromkeys(rule for text in listings.values() for rule in port_rules(text))
+    return Rivals(tuple(sockets(ports)), tuple(rules), tuple(failures))
+
+
+def listings_of_rules(
+    variants: Collection[iptables_variant.Variant], otherwise: Sequence[Mapping[Family, str]] = ()
+) -> tuple[Mapping[str, str], Sequence[str]]:
+    """The output of ``iptables-save`` of both families in these variants, by program, named without ``-save``.
+
+    And why other programs of them did not answer. One that ends with an error has no tables in this kernel. ``otherwise`` are
+    the programs if there are no variants.
+    """
+    listings: dict[str, str] = {}
+    failures: list[str] = []
+    for of_families in [iptables_variant.commands(variant) for variant in variants] or otherwise:
+        for command in of_families.values():
+            try:
+                listings[command] = iptables_process.run(f"{command}-save")
+            except KernelError as error:
+                if error.errno:
+                    failures.append(str(error))
+    return listings, failures
+
+
+def port_rules(saved: str) -> Iterator[PortRule]:
+    """The rules of other programs that redirect packets to ports, or exempt packets to addresses or ports from tracking.
+
+    Whether packets reach a chain that is not built in is not followed.
+    """
+    table = ""
+    for line in saved.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        target = _TARGET.search(line)
+        if target is None or not line.startswith("-A ") or _OURS.match(line):
+            continue
+        destination, protocol, ports = _DESTINATION.search(line), _PROTOCOL.search(line), _PORTS.search(line)
+        if ports or (destination and not target[1]):
+            yield PortRule(
+                f"-t {table} {line}",
+                not target[1],
+                Protocol[protocol[1].upper()] if protocol else None,
+                parse_network(destination[1]) if destination else None,
+                tuple(_port_range(one) for one in ports[1].split(",")) if ports else (),
+            )
+
+
+def _port_range(text: str) -> range:
+    first, _, last = text.partition(":")
+    return range(int(first), int(last or first) + 1)
+
+
+def sockets(ports: Collection[tuple[Protocol, int]], proc: pathlib.Path = pathlib.Path("/proc")) -> Iterator[Socket]:
+    """The sockets of this network namespace that take packets to these ports, of TCP and UDP."""
+    found: dict[str, Socket] = {}
+    for protocol, (table, receiving) in _RECEIVING.items():
+        for path in (proc / "thread-self/net" / table, proc / "thread-self/net" / f"{table}6"):
+            for line in path.read_text().splitlines()[1:] if path.exists() else ():
+                fields = line.split()
+                address, _, port = fields[1].partition(":")
+                if fields[3] == receiving and (protocol, int(port, 16)) in ports:
+                    hidden = "a process that is not visible here"
+                    found[f"socket:[{fields[9]}]"] = Socket(protocol, _address(address), int(port, 16), hidden)
+    for process, target in _open_sockets(proc) if found else ():
+        if target in found:
+            found[target] = found[target]._replace(program=f"{_name(process)} (process {process.name})")
+    yield from found.values()
+
+
+def _address(text: str) -> Address:
+    """An address as ``/proc`` shows it: numbers of 32 bits in the processor's own order of bytes."""
+    raw = bytes.fromhex(text)
+    if sys.byteorder == "little":
+        raw = b"".join(raw[place : place + 4][::-1] for place in range(0, len(raw), 4))
+    return Address(raw.removeprefix(_MAPPED))
+
+
+def _name(process: pathlib.Path) -> str:
+    """The name of a process; for a Python program, the name of its script."""
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "?"
+    names = [pathlib.PurePath(word).name for word in words if word and not word.startswith("-")]
+    return names[1] if len(names) > 1 and names[0].startswith("python") else "".join(names[:1]) or "?"
+
+
+def _open_sockets(proc: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:
+    for process in proc.iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            for descriptor in (process / "fd").iterdir():
+                yield process, str(descriptor.readlink())
+        except OSError:  # the process has ended, or belongs to another user
+            continue
