@@ -17,21 +17,26 @@ MOST_CONNECTIONS = 1_000_000
 """The highest threshold."""
 
 WEIGHTED_SCHEDULERS = frozenset({"wrr", "wlc", "lblc", "lblcr", "sed", "nq", "sh", "mh", "fo", "ovf"})
-"""The schedulers that go by weights. All others know only 0, which is no new connections."""
+"""The schedulers that use weights. All other schedulers only know weight 0, which means no new connections."""
 GRADUAL_SCHEDULERS = frozenset({"wrr", "wlc", "lblc", "lblcr", "sed", "nq"})
-"""Those by which a low weight is a small share of new connections. ``fo`` and ``ovf`` choose the highest weight, and with ``sh``
-and ``mh`` each change of a weight moves clients.
+"""The schedulers that give a real server of low weight a small share of new connections.
+
+``fo`` and ``ovf`` choose the real server of the highest weight; with ``sh`` and ``mh``, each change of a weight moves clients to
+other real servers.
 """
 HASH_SCHEDULERS = frozenset({"sh", "mh"})
-"""Those with the flags ``port`` and ``fallback``."""
+"""The schedulers with the flags ``port`` and ``fallback``."""
 ORDERED_SCHEDULERS = HASH_SCHEDULERS | {"dh"}
-"""Those that fill a table with real servers in their order (``ip_vs_sh_reassign`` in net/netfilter/ipvs/ip_vs_sh.c)."""
+"""The schedulers that fill a table with the real servers in order (``ip_vs_sh_reassign`` in net/netfilter/ipvs/ip_vs_sh.c)."""
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "fo", "ovf", "mh")
-"""All schedulers that an annotation may name: those of Linux 6.1 except ``twos``, which is younger than the others."""
+"""All schedulers that an annotation may name: all of Linux 6.1 except ``twos``, which is newer than the others."""
 
 
 class Annotation(enum.StrEnum):
-    """Our annotations without their prefix. ``WEIGHT`` is one of EndpointSlices, all others are of Services."""
+    """Our annotations without their prefix.
+
+    ``WEIGHT`` is an annotation of EndpointSlices, all others are annotations of Services.
+    """
 
     SCHEDULER = "scheduler"
     SCHEDULER_FLAGS = "scheduler-flags"
@@ -51,7 +56,7 @@ class Annotation(enum.StrEnum):
 
     @property
     def field(self) -> str:
-        """The field of an object, as a ``Skipped`` names it."""
+        """The field of this annotation in an object, as a ``Skipped`` names it."""
         return field(self.whole)
 
 
@@ -59,29 +64,30 @@ ALL_ANNOTATIONS = frozenset(Annotation)
 
 
 def field(name: str) -> str:
-    """The field of an annotation of this name, as a ``Skipped`` names it."""
+    """The field of the annotation with this name in an object, as a ``Skipped`` names it."""
     return f"metadata.annotations[{name}]"
 
 
 class WeightRules(msgspec.Struct, frozen=True, gc=False):
-    """Weights by where an endpoint is: the rule for its node comes before the one for its zone."""
+    """Weights by the place of an endpoint: a rule for its node takes precedence over a rule for its zone."""
 
     nodes: Mapping[str, int] = {}
     zones: Mapping[str, int] = {}
     other: int = 1
 
     def weight(self, node: str, zone: str) -> int:
-        """The weight of an endpoint on this node in this zone; either may be unknown (empty)."""
+        """The weight of an endpoint with this node and zone, each of which may be unknown (empty)."""
         if node in self.nodes:
             return self.nodes[node]
         return self.zones.get(zone, self.other)
 
 
 class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What the annotations of a Service ask for; defaults stand for absent and for wrong ones.
+    """The values of a Service's annotations; an absent or invalid annotation has its default.
 
-    ``given`` has all of ours that the Service has. ``scheduler_flags`` are bits of virtual servers' flags, None if absent.
-    ``prefix_lengths`` of IPv4 and IPv6, 0 for single addresses, are those of session affinity. Times are in seconds, 0 if absent.
+    ``given`` are all our annotations that the Service has. ``scheduler_flags`` are bits of a virtual server's flags, None if
+    absent. ``prefix_lengths`` are those of session affinity for IPv4 and IPv6; 0 stands for single addresses. Times are in
+    seconds, 0 if absent.
     """
 
     given: frozenset[Annotation] = frozenset()
@@ -96,7 +102,7 @@ class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 NO_ANNOTATIONS = ServiceAnnotations()
-"""The annotations of nearly all Services: none of ours."""
+"""The value for nearly all Services, which have none of our annotations."""
 FIELDS: Mapping[Annotation, str] = {
     Annotation.SCHEDULER: "scheduler",
     Annotation.SCHEDULER_FLAGS: "scheduler_flags",
@@ -106,4 +112,4 @@ FIELDS: Mapping[Annotation, str] = {
     Annotation.AFFINITY_NETMASK: "prefix_lengths",
     Annotation.SKIP_LOAD_BALANCER_IPS: "skips_load_balancer_ips",
 }
-"""The field of ``ServiceAnnotations`` of each annotation that stands for itself."""
+"""The field of ``ServiceAnnotations`` for each annotation that has a field of its own."""

@@ -1,4 +1,4 @@
-"""The other kernel objects: addresses, local routes, settings, tracked flows, health-check ports; and which there are of all."""
+"""Addresses, local routes, settings, tracked flows and health-check ports as values; and the union of all kernel objects."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Self
@@ -11,18 +11,18 @@ from ipvsproxy.model.sets import IpSet, SetCopy, SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 
 DEVICE = "kube-ipvs0"
-"""The name of the dummy device, which has every service address unless they are local by routes."""
+"""The name of the dummy device, which holds every service address unless local routes make them local."""
 
 
 @KernelKind("device", DriverName.ADDRESSES)
 class Device(NamedTuple):
-    """The dummy device, one for both families. It stays down: its addresses are local even so."""
+    """The dummy device, one for both families. It stays down; its addresses are local all the same."""
 
     name: str
 
     @property
     def key(self) -> "Device":
-        """The key in the table of its kind."""
+        """The object's key in the table of its kind."""
         return self
 
     def __str__(self) -> str:
@@ -36,11 +36,11 @@ class _ServiceAddresses(NamedTuple):
 
     @classmethod
     def of(cls, *addresses: Address) -> Self:
-        """The objects of these addresses."""
+        """Makes an item of the objects with these addresses."""
         return cls(addresses)
 
     def only(self, key: Address) -> Self:
-        """The object of one of these addresses."""
+        """Makes an item of the object with this address alone."""
         return type(self)((key,))
 
     @property
@@ -50,10 +50,10 @@ class _ServiceAddresses(NamedTuple):
 
     @property
     def key(self) -> Address:
-        """The key in the table of its kind.
+        """The object's key in the table of its kind.
 
         Raises:
-            ValueError: these are several objects.
+            ValueError: the item has several objects.
         """
         (key,) = self.keys
         return key
@@ -70,15 +70,15 @@ class BoundAddresses(_ServiceAddresses):
 
 
 ROUTE_PROTOCOL = 251
-"""The protocol number of our routes unless the operator chooses another: unused in the list of iproute2 (``rt_protos``)."""
+"""The default protocol number of our routes, which is unused in the list of iproute2 (``rt_protos``)."""
 
 
 @KernelKind("route", DriverName.ROUTES, one="local route")
 class LocalRoutes(_ServiceAddresses):
-    """One or more local routes, each to one service address: with it, the address is local without being on an interface.
+    """One or more local routes, each of which makes one service address local although no interface has it.
 
-    A route is ours by its table (``local``), its protocol number, its device (``lo``) and its metric, which is not that of
-    the kernel's own route of an address.
+    Our routes have their own combination of table (``local``), protocol number, device (``lo``) and metric. The kernel's own
+    route of an address has another metric.
     """
 
     __slots__ = ()
@@ -88,7 +88,8 @@ class LocalRoutes(_ServiceAddresses):
 class Sysctl(NamedTuple):
     """A kernel setting: its path, relative to ``/proc/sys`` or absolute, and its value as text.
 
-    ``at_least``: a larger observed number counts as equal. An administrator has chosen it, or the kernel has rounded ours up.
+    ``at_least``: a larger observed number counts as equal. An administrator has chosen it, or the kernel has rounded our value
+    up.
     """
 
     path: str
@@ -97,16 +98,16 @@ class Sysctl(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key in the table of its kind."""
+        """The object's key in the table of its kind."""
         return self.path
 
     @property
     def in_force(self) -> str:
-        """The observed state once it is in force."""
+        """The observed state once the setting is in force."""
         return self.value
 
     def is_met_by(self, observed: str) -> bool:
-        """Whether this observed value counts as equal."""
+        """Whether this observed value counts as equal to the desired one."""
         return observed == self.value or (self.at_least and observed.isdecimal() and int(observed) >= int(self.value))
 
     def __str__(self) -> str:
@@ -134,12 +135,12 @@ class Timeouts(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key in the table of its kind."""
+        """The object's key in the table of its kind."""
         return TIMEOUTS
 
     @property
     def in_force(self) -> "Timeouts":
-        """The observed state once they are in force."""
+        """The observed state once the timeouts are in force."""
         return self
 
     def __str__(self) -> str:
@@ -158,7 +159,7 @@ class HealthListener(NamedTuple):
 
 
 class HealthCheckPort(NamedTuple):
-    """A health-check port in one family. It serves one Service, even if several desire it."""
+    """A health-check port in one family. It serves one Service, even if several Services desire it."""
 
     family: Family
     port: int
@@ -192,12 +193,12 @@ class FlowCleaning(NamedTuple):
 
     @property
     def key(self) -> Flow:
-        """The key in the table of its kind."""
+        """The object's key in the table of its kind."""
         return self.flow
 
     @property
     def in_force(self) -> frozenset[RealServerKey]:
-        """The observed state once it is done: the real servers that may still reply."""
+        """The observed state once the cleaning is done: the real servers that may still reply."""
         return self.keep
 
     def __str__(self) -> str:
@@ -213,9 +214,9 @@ class InterfaceAddress(NamedTuple):
 
 
 PROMPT_REUSE = (5, 9)
-"""The Linux in which the value 1 of ``conn_reuse_mode`` costs a new connection no first packet (f0a5e4d7a594)."""
+"""The first Linux version in which ``conn_reuse_mode`` 1 does not drop a new connection's first packet (commit f0a5e4d7a594)."""
 
 Several = RealServers | SetEntries | BoundAddresses | LocalRoutes
-"""Every class of which one value stands for several kernel objects."""
+"""Every class whose values may stand for several kernel objects."""
 KernelObject = VirtualServer | Several | IpSet | SetCopy | Device | Sysctl | Timeouts | FlowCleaning
 """Every class with a ``KernelKind``, except the rules (``Skeleton``)."""

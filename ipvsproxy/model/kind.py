@@ -1,6 +1,6 @@
 """The kinds of kernel objects: their names and their drivers.
 
-Each class of kernel objects declares its kind in the line above it. ``reconcile/kinds`` has all that is decided of each.
+Each class of kernel objects declares its kind in the line above it. ``reconcile/kinds`` has every decision about each kind.
 """
 
 import enum
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class KernelKind:
     """A kind of kernel object.
 
-    ``name`` is for log lines, metrics and documents, ``one`` and ``several`` are for people.
+    ``name`` is for log lines, metrics and documents; ``one`` and ``several`` are singular and plural in texts for people.
     """
 
     def __init__(self, name: str, driver: DriverName, *, one: str = "", several: str = "") -> None:
@@ -48,6 +48,6 @@ def of(object_class: type) -> KernelKind:
     """The kind of a class of kernel objects.
 
     Raises:
-        KeyError: the class declares none.
+        KeyError: the class declares no kind.
     """
     return _KINDS[object_class]

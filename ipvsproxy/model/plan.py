@@ -14,9 +14,9 @@ from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
 
 
 class Verb(enum.StrEnum):
-    """The change of an operation. A repetition is no error.
+    """What an operation does to its object. Repeating it is no error.
 
-    The members are texts, because Python code computes the hash of a plain enum member: 0.1 µs more for each of a hundred
+    The members are strings, because a plain enum member's hash is computed in Python code: 0.1 µs more for each of a hundred
     thousand operations.
     """
 
@@ -52,7 +52,7 @@ def kind_of(item: Item) -> str:
 
 
 def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """The same changes, with one operation for each kernel object."""
+    """Splits operations into operations on one kernel object each."""
     for operation in operations:
         verb, item = operation
         if isinstance(item, Several):
@@ -63,7 +63,7 @@ def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """The same changes as after a failure: real servers stay together, all others become an operation for each object."""
+    """The operations to try again after a failure: real servers stay together, all others become one operation per object."""
     for operation in operations:
         yield from (operation,) if isinstance(operation.item, RealServers) else one_by_one((operation,))
 
@@ -77,12 +77,12 @@ def count_objects(item: Item) -> int:
 class Outcome(NamedTuple):
     """The outcome of an operation. ``error`` is empty if the change is in force, else one line for the operator.
 
-    If some objects of an operation on several were not simply added, each of these has an outcome of its own, with an operation
-    on this object alone. Then the outcome of the others has an operation on the others.
+    If an operation on several objects did not simply succeed for some of them, each of these objects has an outcome of its own,
+    whose operation has this object alone. One more outcome stands for all the other objects, and its operation has only these.
 
     ``errno`` is the kernel's error number, 0 without one. ``surprise``: the object was present before an addition, or absent
-    before a removal. The change is in force, but the observed state is old. ``removed`` is the number of kernel entries that a
-    ``FlowCleaning`` removed.
+    before a removal. The change is in force, but the observed state was outdated. ``removed`` is the number of kernel entries
+    that a ``FlowCleaning`` removed.
     """
 
     operation: Operation
@@ -130,7 +130,8 @@ class Report:
     """The results of one sync.
 
     ``done`` and ``failed`` count changed objects by (verb, kind). ``errors`` are the first few failures in full. ``pending`` is
-    the number of keys that still differ. ``surprises`` counts outcomes with a surprise: after one, the kernel is read again.
+    the number of keys whose two sides still differ. ``surprises`` counts outcomes with a surprise: after one, the kernel is read
+    again.
     """
 
     done: Mapping[tuple[str, str], int]

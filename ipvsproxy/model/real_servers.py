@@ -10,12 +10,16 @@ from ipvsproxy.model.net import Address, host_port
 PORT_SIZE = 2
 """The bytes of a packed port."""
 NOT_MASQUERADED = -1
-"""In the place of a weight: the real server has another forwarding method than ours. A new weight also sets our method."""
+"""Stands in place of a weight: the real server has another forwarding method than masquerading.
+
+Setting a weight also sets masquerading.
+"""
 PORTS_KEPT = 1024
-"""The most port numbers that are shared."""
+"""The most port numbers of which one shared object is kept."""
 PLAIN_KEPT = 16
-"""The number of virtual servers whose unpacked weights are cached. One change needs them several times, and to unpack 1,000 keys
-takes 0.1 ms.
+"""The number of virtual servers whose unpacked weights are cached.
+
+One change needs them several times, and unpacking 1,000 keys takes 0.1 ms.
 """
 
 
@@ -62,7 +66,7 @@ class RealServerKey(bytes):
 
 @functools.lru_cache(maxsize=PORTS_KEPT)
 def _port(packed: bytes) -> int:
-    """One object for all equal numbers, because a hundred thousand endpoints have few different ports."""
+    """The port number, as one shared object for equal ports: a hundred thousand endpoints have few different ports."""
     return int.from_bytes(packed, "big")
 
 
@@ -76,7 +80,10 @@ class Weights(Mapping[RealServerKey, int]):
 
     @abc.abstractmethod
     def plain(self) -> Mapping[bytes, int]:
-        """The weights by plain bytes, which equal the keys and take a third of the time to make. Do not change the result."""
+        """The weights by the plain bytes of each key, which equal the key and are made in a third of the time.
+
+        Do not change the result.
+        """
 
     def unpacked(self) -> dict[RealServerKey, int]:
         """The weights as a new dictionary, which the caller may change."""
@@ -101,9 +108,9 @@ class Weights(Mapping[RealServerKey, int]):
 
 
 class EvenWeights(Weights):
-    """The real servers of one virtual server, if all weights are 1, as nearly always.
+    """The real servers of one virtual server whose weights are all 1, as they nearly always are.
 
-    Keys are packed: each takes 6 bytes for IPv4 and 18 for IPv6, but 100 in a dictionary.
+    Keys are packed: each takes 6 bytes for IPv4 and 18 for IPv6, instead of 100 in a dictionary.
     """
 
     __slots__ = ("_size", "packed")
@@ -145,7 +152,7 @@ class UnevenWeights(Weights):
     __slots__ = ("_weights",)
 
     def __init__(self, weights: Mapping[bytes, int]) -> None:
-        """``weights`` is by the bytes of the keys, and does not change any more."""
+        """``weights`` has the plain bytes of each key as its keys; nobody changes it afterwards."""
         self._weights = weights
 
     def plain(self) -> Mapping[bytes, int]:
@@ -154,10 +161,10 @@ class UnevenWeights(Weights):
 
 
 class Thresholds(NamedTuple):
-    """The thresholds of a real server: with ``upper`` connections it gets no new ones before it has less than ``lower``.
+    """The thresholds of a real server: from ``upper`` connections on, it gets no new ones until it has fewer than ``lower``.
 
-    The kernel counts established connections and those that have ended a short while ago. ``upper`` 0 means no threshold. With
-    ``lower`` 0, the kernel resumes below three quarters of ``upper`` (``ip_vs_dest_conn_overhead`` and ``ip_vs_unbind_dest`` in
+    The kernel counts established and recently ended connections. ``upper`` 0 means no threshold. With ``lower`` 0, the kernel
+    resumes below three quarters of ``upper`` (``ip_vs_dest_conn_overhead`` and ``ip_vs_unbind_dest`` in
     net/netfilter/ipvs/ip_vs_conn.c).
     """
 
@@ -179,5 +186,5 @@ def _plain(packed: bytes, size: int) -> Mapping[bytes, int]:
 
 
 def plain(weights: Mapping[RealServerKey, int]) -> Mapping[bytes, int]:
-    """The weights by the bytes of their keys: faster than ``weights`` for more than one question."""
+    """The weights by the plain bytes of each key: faster than ``weights`` for more than one look-up."""
     return weights.plain() if isinstance(weights, EvenWeights | UnevenWeights) else cast("Mapping[bytes, int]", weights)

@@ -15,7 +15,10 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 
 class Backend(enum.StrEnum):
-    """The part of the kernel that holds rules and sets: iptables and ipset, or nftables alone. ``AUTO`` is a choice, no part."""
+    """The part of the kernel that holds rules and sets: iptables and ipset, or nftables alone.
+
+    ``AUTO`` stands for no part: ipvsproxy chooses.
+    """
 
     IPTABLES = "iptables"
     NFTABLES = "nftables"
@@ -25,7 +28,7 @@ class Backend(enum.StrEnum):
 class Side(enum.Enum):
     """The end of a packet that a set match looks up.
 
-    ``ORIGINAL_DESTINATION`` is that of the connection's first packet on its arrival; iptables cannot look it up.
+    ``ORIGINAL_DESTINATION`` is the destination of the connection's first packet on its arrival; iptables cannot look it up.
     """
 
     SOURCE = "src"
@@ -108,9 +111,9 @@ class Rule:
     """One rule of a chain. It applies to packets that meet every match; a field with its default matches every packet.
 
     ``not_source``, ``not_interface`` and ``not_mark`` match packets that the value does not match. ``mark`` and ``not_mark`` are
-    bits, all of which must be set. Of the bits of ``any_mark``, one at least must be set; of ``no_mark``, none. A packet with any
-    of the ``connection_states`` matches. ``to_virtual_server``: of the packets of ``virtual_server``, only those of clients
-    match. ``original_destination`` is that of the connection's first packet on its arrival.
+    bits, all of which must be set. At least one bit of ``any_mark`` and no bit of ``no_mark`` must be set. A packet with any of
+    the ``connection_states`` matches. ``virtual_server`` matches all packets of its connections; with ``to_virtual_server``, only
+    packets from clients. ``original_destination`` is the destination of the connection's first packet on its arrival.
     """
 
     target: Target
@@ -137,7 +140,10 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnknownRule:
-    """A rule in a chain of ours that another program added, and no ``Rule`` describes. ``text`` is the output of the backend."""
+    """A rule that another program added to one of our chains, and that no ``Rule`` describes.
+
+    ``text`` is as the backend prints it.
+    """
 
     text: str
 
@@ -156,7 +162,7 @@ class ChainKey(NamedTuple):
 
 
 class Jump(NamedTuple):
-    """A rule of a built-in chain that leads to a chain of ours. An absent jump is put first in its chain."""
+    """A rule of a built-in chain that leads to one of our chains. An absent jump is inserted at the top of its chain."""
 
     table: str
     source: str
@@ -168,7 +174,7 @@ class Jump(NamedTuple):
 
 
 MARKING_TABLE = "mangle"
-"""The table of rules that give packets a mark. A kernel need not have it; no Service needs these rules to be reached."""
+"""The table of rules that give packets a mark. A kernel may lack it: every Service can be reached without these rules."""
 
 
 @KernelKind("rules", DriverName.IPTABLES, one="family of rules", several="families of rules")
@@ -176,7 +182,7 @@ MARKING_TABLE = "mangle"
 class Skeleton:
     """The desired rules of one family: the whole content of each of our chains, and the jumps that lead to them.
 
-    Chains and jumps are written in their order here.
+    Chains and jumps are written in this order.
     """
 
     family: Family
@@ -199,14 +205,14 @@ class Skeleton:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedSkeleton:
-    """The observed rules of one family: those of our chains that exist, and the jumps that are present.
+    """The observed rules of one family: our existing chains with their rules, and the present jumps.
 
     Chains and jumps of other programs are left out. The rules of a chain that only drops are sorted, because their order has no
     meaning, and is random in kube-proxy.
 
-    ``hidden`` are tables that cannot be read. Their chains and jumps here are those that were last written. ``strange_rules`` are
-    those of other programs, or jumps of ours once too often, in built-in chains that nobody else has a say in: those of our table
-    of nftables. A write removes them. ``idle_jumps`` are there, but no packet meets them, for the reason beside each.
+    ``hidden`` are tables that cannot be read; for them, the chains and jumps of our last write stand here. ``strange_rules`` are
+    rules of other programs, or duplicates of our jumps, in the base chains of our nftables table, where no other program may add
+    rules. A write removes them. ``idle_jumps`` are present jumps that no packet meets, each with the reason.
     """
 
     family: Family
@@ -221,7 +227,7 @@ class ObservedSkeleton:
         object.__setattr__(self, "chains", chains)
 
     def without(self, table: str) -> "ObservedSkeleton":
-        """The same without the chains and jumps of a table."""
+        """The same observed rules without the chains and jumps of a table."""
         return dataclasses.replace(
             self,
             chains={key: rules for key, rules in self.chains.items() if key.table != table},
@@ -262,9 +268,9 @@ class LeftRules:
 class Removal:
     """The changes that remove leftover rules. Each table changes as a whole, or not at all.
 
-    First the rules in ``references`` are deleted, then the chains in ``emptied`` lose their rules, then those in ``deleted`` are
-    deleted; each of these is also in ``emptied``. ``staying`` are references of other programs, which keep their chains in place.
-    ``held_back`` is the reason if nothing can be removed now, else empty.
+    First the rules in ``references`` are deleted, then the chains in ``emptied`` lose their rules, then the chains in
+    ``deleted``, all of which are also in ``emptied``, are deleted. ``staying`` are references of other programs: the chains that
+    they lead to stay. ``held_back`` is the reason if nothing can be removed now, else empty.
     """
 
     references: tuple[Reference, ...] = ()
@@ -280,10 +286,11 @@ class Removal:
 
 
 class BaseChain(NamedTuple):
-    """The place of a chain that packets meet by themselves.
+    """The place of a base chain: packets meet it without a jump.
 
-    ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` has its name in nft, such as ``input``; empty if it has none here. Of
-    two chains of a hook, packets meet the one with the lower ``priority`` first. ``drops``: its policy is to drop a packet.
+    ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` is the hook's name in nft, such as ``input``; empty for a hook that
+    this program does not know. Of two chains of a hook, packets meet the one with the lower ``priority`` first. ``drops``: its
+    policy is to drop a packet.
     """
 
     kind: str
@@ -294,12 +301,12 @@ class BaseChain(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NftTable:
-    """A table without its elements, and of its rules only what they mean to packets of Services.
+    """A table of nf_tables without set elements; of its rules, only what they mean to packets of Services.
 
-    ``family`` has its name in nft: ``ip``, ``ip6``, ``inet``, ... For the tables of iptables-legacy, it is the program's name.
-    ``comment`` is empty without one. ``chains`` has the place of each base chain, and None for the other chains. ``maps`` are the
-    names of the sets that map their elements to something. ``closed`` are the base chains of type ``filter`` that refuse every
-    packet that no rule accepts before: by their policy, or by their last rule.
+    ``family`` is the family's name in nft: ``ip``, ``ip6``, ``inet``, ... For the tables of iptables-legacy, it is the program's
+    name. ``comment`` is empty if the table has none. ``chains`` has the place of each base chain, and None for the other chains.
+    ``maps`` are the names of the sets that are maps. ``closed`` are the base chains of type ``filter`` that refuse every packet
+    that no rule accepts before: by their policy, or by their last rule.
     """
 
     family: str

@@ -29,7 +29,8 @@ class ServiceName(ObjectKey, frozen=True, order=True, gc=False):
 class Skipped(NamedTuple):
     """The reason why a field of an object is not used. An empty ``field`` means the whole object.
 
-    ``invalid``: the field breaks the API's rules, and deserves a warning. Otherwise it is not for a proxy (headless).
+    ``invalid``: the field breaks the API's rules, and deserves a warning. Otherwise the object or field is not meant for a proxy
+    (headless).
     """
 
     field: str
@@ -59,11 +60,11 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The fields that have their defaults in nearly all Services of a cluster. All of these share one object.
+    """The fields that have their defaults in nearly all Services of a cluster. All such Services share one object.
 
-    ``affinity_timeout_s`` 0 means no session affinity. ``load_balancer_addresses`` are those of ``status.loadBalancer.ingress``
-    whose ``ipMode`` is VIP or absent. ``admits_nobody``: there are source ranges, but none of them is valid. Then the admitted
-    clients are unknown, so no client is admitted.
+    ``affinity_timeout_s`` 0 means no session affinity. ``load_balancer_addresses`` are the addresses of
+    ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent. ``admits_nobody``: the Service has source ranges, but no
+    valid one. The admitted clients are unknown, so no client is admitted.
     """
 
     type: ServiceType = ServiceType.CLUSTER_IP
@@ -86,7 +87,10 @@ _UUID_LENGTH = 36
 
 
 def short_uid(text: str) -> int | str:
-    """The number of a UUID, which takes half the memory of its text. Any other text stays as it is; no API server makes one."""
+    """A UUID as a number, which takes half the memory of its text.
+
+    A text that is no UUID stays as it is; no API server makes such a uid.
+    """
     if len(text) != _UUID_LENGTH or text[8:24:5] != "----":
         return text
     digits = text.replace("-", "")
@@ -113,7 +117,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def uid(self) -> str:
-        """``metadata.uid``, which differs from that of a former Service with the same name."""
+        """``metadata.uid``, which differs from the UID of a former Service with the same name."""
         return self.short_uid if isinstance(self.short_uid, str) else str(uuid.UUID(int=self.short_uid))
 
     @property
@@ -135,7 +139,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Conditions(msgspec.Struct, frozen=True, gc=False):
     """The fields of an endpoint in an EndpointSlice, except its addresses, with the API's defaults applied.
 
-    ``weight`` is that of the annotation of its EndpointSlice, None without one.
+    ``weight`` is the value of its EndpointSlice's annotation, None without the annotation.
     """
 
     ready: bool = True
@@ -177,7 +181,7 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     same order. An object for each endpoint would take most of the memory in a large cluster; different conditions are few.
 
     ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 if absent.
-    It is the time at which the change began, and does not count for equality.
+    It is the time at which the change began; slices that differ in it alone are equal.
     """
 
     name: EndpointSliceName
@@ -267,7 +271,7 @@ class Listed(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """An object could not be parsed. Its former version stays in force, so that a typing error stops no Service.
+    """An object could not be parsed. Its former version stays in force, so that a typing error interrupts no Service.
 
     ``field`` is empty if no single field is the reason.
     """
@@ -280,7 +284,10 @@ class Rejected(NamedTuple):
 
 
 class ApiServersFound(NamedTuple):
-    """By these addresses and ports, this process reaches its API servers, or tries to. Those of earlier events still count."""
+    """The addresses and ports by which this process reaches its API servers, or tries to.
+
+    Addresses of earlier events still count.
+    """
 
     servers: frozenset[RealServerKey]
 
@@ -289,15 +296,18 @@ Event = Put | Gone | ListStarted | Listed | Rejected | ApiServersFound
 
 
 REMEMBERED_S = 2.0**40
-"""Seconds since the epoch, later than the creation of any Service. A float of this size still has parts of a millisecond."""
+"""A time in seconds since the epoch, later than the creation of any Service.
+
+A float of this size still resolves less than 1 ms.
+"""
 
 
 class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The Service, or the node, that desires a kernel object. The order of owners is that of their Services' creation.
+    """The Service, or the node, that desires a kernel object. Owners are in the order in which their Services were created.
 
-    If several owners of one rank desire one key, the lowest owner gets it. A remembered Service is one that the newest list lacks
-    while this list is doubted. It comes after all listed Services: its ``created_s`` is larger by ``REMEMBERED_S``. A field
-    for this would take memory.
+    If several owners of one rank desire one key, the lowest owner gets it. A remembered Service is absent from the newest list,
+    which is not confirmed yet. It comes after all listed Services: its ``created_s`` is larger by ``REMEMBERED_S``. A separate
+    field would take memory.
     """
 
     created_s: float
@@ -310,7 +320,7 @@ class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def remembered(self) -> "Owner":
-        """The same owner while the newest list lacks the Service."""
+        """The same owner, marked as remembered: the newest list lacks its Service."""
         return Owner(self.created_s + REMEMBERED_S, self.service)
 
     def __str__(self) -> str:
@@ -318,4 +328,4 @@ class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 NODE_OWNER = Owner(-1, ServiceName("", "(node)"))
-"""The owner of objects that the node needs with any Services: device, sets, rules, settings."""
+"""The owner of objects that the node needs whatever Services exist: device, sets, rules, settings."""

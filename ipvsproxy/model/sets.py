@@ -24,8 +24,8 @@ class SetType(enum.StrEnum):
 class SetKind(enum.StrEnum):
     """The sets by their IPv4 names: kube-proxy's 17 (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes), and ``SCOPE_KINDS``.
 
-    ``SCOPE`` gives packets to its addresses and ports their mark, ``NO_LOCAL`` has those without an endpoint on this node, and
-    ``MARKS`` has the marks whose virtual servers are ours, each as the last four bytes of an address.
+    The entries of ``SCOPE`` give a mark to packets for their address and port. ``NO_LOCAL`` has the addresses and ports without
+    an endpoint on this node. ``MARKS`` has the marks whose virtual servers are ours, each as the last four bytes of an address.
     """
 
     LOOP_BACK = "KUBE-LOOP-BACK"
@@ -54,7 +54,7 @@ SCOPE_KINDS = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS})
 """The sets that kube-proxy does not have: they exist only while a Service has an external address with traffic policy Local."""
 
 WITNESS_KINDS = SCOPE_KINDS | {kind for kind in SetKind if kind.startswith("KUBE-NODE-PORT-")}
-"""The sets without which nobody knows that a virtual server is ours: by mark, or at a node port."""
+"""The sets that alone show that a virtual server by mark or at a node port is ours."""
 
 _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.LOOP_BACK: SetType.ADDRESS_PORT_ADDRESS,
@@ -76,7 +76,7 @@ SET_CAPACITY = 65536
 
 @KernelKind("set", DriverName.IPSET)
 class IpSet(NamedTuple):
-    """One of the sets: a kind of set in one family."""
+    """One of our sets: a kind of set in one family."""
 
     kind: SetKind
     family: Family
@@ -100,7 +100,7 @@ class IpSet(NamedTuple):
 
     @property
     def key(self) -> "IpSet":
-        """The key in the table of its kind."""
+        """The object's key in the table of its kind."""
         return self
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ class SetCopy(NamedTuple):
 
     @property
     def key(self) -> "SetCopy":
-        """The key in the table of its kind."""
+        """The object's key in the table of its kind."""
         return self
 
     def __str__(self) -> str:
@@ -133,8 +133,9 @@ SET_COPY = SetCopy("KUBE-IPVSPROXY-LARGER")
 class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
     """One entry of the set of this name (one of ``IP_SETS``). The type of the set defines which fields are used.
 
-    ``hash:ip``: address. ``hash:ip,port``: address, protocol, port. ``hash:ip,port,ip``: these and ``other``.
-    ``hash:ip,port,net``: these, ``other`` and ``prefix_length``. ``bitmap:port``: port. Unused fields have their defaults.
+    ``hash:ip``: address. ``hash:ip,port``: address, protocol, port. ``hash:ip,port,ip``: address, protocol, port, ``other``.
+    ``hash:ip,port,net``: address, protocol, port, ``other``, ``prefix_length``. ``bitmap:port``: port. Unused fields have their
+    defaults.
     """
 
     set: str
@@ -145,7 +146,10 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
     prefix_length: int = 0
 
     def __str__(self) -> str:
-        """The entry as ``ipset save`` prints it: ``10.96.0.1,tcp:443``. A range of one address has no prefix length."""
+        """The entry as ``ipset save`` prints it: ``10.96.0.1,tcp:443``.
+
+        A range of one address is printed without its prefix length.
+        """
         if self.address is None:
             return str(self.port)
         text = str(self.address)
@@ -161,7 +165,7 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
 class MarkedEntry(SetEntry, frozen=True, gc=False):
     """An entry that gives its packets a mark: the bits of ``mask`` become those of ``mark``, the others stay.
 
-    A set holds one for each address, protocol and port: another mark replaces the one before.
+    A set holds one such entry for each address, protocol and port: an entry with another mark replaces it.
     """
 
     mark: int = 0
@@ -177,16 +181,16 @@ class MarkedEntry(SetEntry, frozen=True, gc=False):
 
 
 class ForeignElement(SetEntry, frozen=True, gc=False):
-    """An element of a set of nf_tables that no entry of ours can be. Only other programs add it.
+    """An element of a set of nf_tables that cannot be one of our entries. Only other programs add such an element.
 
-    ``raw`` is its key as the kernel has it. Without one, it stands for all other keys (since Linux 5.13).
-    It names no address and no port, and is the witness of nothing.
+    ``raw`` is its key as the kernel has it. An element without a key stands for all other keys (since Linux 5.13). It names no
+    address and no port, and witnesses no virtual server.
     """
 
     raw: bytes = b""
 
     def __str__(self) -> str:
-        """As ``nft`` prints an element for all other keys; any other one in hexadecimal."""
+        """The element for all other keys as ``nft`` prints it; any other element in hexadecimal."""
         return f"element {self.raw.hex()}" if self.raw else "*"
 
 
@@ -212,11 +216,11 @@ class SetEntries(NamedTuple):
 
     @classmethod
     def of(cls, *entries: SetEntry) -> "SetEntries":
-        """These entries, all of one set."""
+        """Makes an item of these entries, all of one set."""
         return cls(entries[0].set, entries)
 
     def only(self, key: SetEntry) -> "SetEntries":
-        """One of these entries."""
+        """Makes an item of this entry alone."""
         return SetEntries(self.set, (key,))
 
     @property
@@ -226,10 +230,10 @@ class SetEntries(NamedTuple):
 
     @property
     def key(self) -> SetEntry:
-        """The key in the table of its kind.
+        """The object's key in the table of its kind.
 
         Raises:
-            ValueError: these are several objects.
+            ValueError: the item has several objects.
         """
         (key,) = self.keys
         return key

@@ -18,11 +18,11 @@ from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 
 
 class ClusterScope(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints of a Service port in one family for clients of this node, if its externalTrafficPolicy is Local.
+    """The endpoints of a Service port in one family for this node's own clients, if its externalTrafficPolicy is Local.
 
-    ``virtual_servers`` are those of its external addresses, which have the endpoints for all other clients. ``protocol`` and
-    ``port`` are those of the Service port. ``settings``, ``weights`` and ``thresholds`` are of the virtual server that takes the
-    packets of this node's clients, by a mark.
+    ``virtual_servers`` are the virtual servers of its external addresses, with the endpoints for all other clients. ``protocol``
+    and ``port`` are those of the Service port. ``settings``, ``weights`` and ``thresholds`` belong to the virtual server by mark
+    that takes the packets of this node's clients.
     """
 
     family: Family
@@ -35,14 +35,14 @@ class ClusterScope(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The parts of the desired state that few Services of a cluster have. All others share ``NO_RARITIES``.
+    """The parts of the desired state that few Services of a cluster have. All other Services share ``NO_RARITIES``.
 
     ``refused`` are the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows`` has
     the real servers that may still reply, for each UDP and SCTP frontend. ``local_endpoints`` is the number of addresses of ready
     endpoints on this node, for each health listener. ``without_local_internal`` and ``without_local_external`` are the families
-    in which a Local traffic policy has no endpoint on this node, although there are some elsewhere. ``skipped`` are the unused
-    fields. ``scopes`` are second scopes of external addresses. A new endpoint comes to its own weight within ``slow_start_s``; 0
-    means at once. ``drain_deadline_s`` replaces that of the node unless it is 0.
+    in which a Local traffic policy has no endpoint on this node, although there are endpoints elsewhere. ``skipped`` are the
+    unused fields. ``scopes`` are second scopes of external addresses. A new endpoint reaches its own weight after
+    ``slow_start_s``; 0 means at once. ``drain_deadline_s`` replaces the node's drain deadline unless it is 0.
     """
 
     refused: tuple[VirtualServerKey, ...] = ()
@@ -78,8 +78,8 @@ class Frontend(NamedTuple):
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The desired state of one Service on this node, in both families.
 
-    ``served`` are its virtual servers, with different keys. ``addresses`` are those on the dummy device, ``routes`` those that
-    are local by a route of ours.
+    ``served`` are its virtual servers, with different keys. ``addresses`` are its service addresses on the dummy device,
+    ``routes`` its service addresses that our routes make local.
     """
 
     owner: Owner
@@ -90,7 +90,7 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rare: Rarities = NO_RARITIES
 
     def with_objects(self, served: tuple[VirtualServer, ...], entries: tuple[SetEntry, ...]) -> "ServiceState":
-        """The same with these virtual servers and entries."""
+        """The same state with these virtual servers and entries."""
         return msgspec.structs.replace(self, served=served, entries=entries)
 
     @property
@@ -106,13 +106,13 @@ class Observation:
     A field is None if it was not read, could not be read, or has not changed since the last reading. Then its observed state
     stays.
 
-    ``sets`` and ``virtual_servers`` are complete. ``some_sets`` and ``some_virtual_servers`` do not mention others; None stands
-    for an object that does not exist. ``has_shown_virtual_servers``: the parts of an audit up to this one have shown all of
-    them. ``set_copy``: whether a ``SetCopy`` exists. ``skeletons`` lacks families that are not in use, ``sysctls`` lacks paths
-    that this kernel does not have. ``addresses`` are on the dummy device, ``routes`` are those that a local route of ours leads
-    to, ``interface_addresses`` are on all other interfaces. ``foreign_virtual_servers`` is the number of virtual servers of
-    protocols that no Service has. ``errors`` has one line for each field that could not be read. ``is_of_rules``: this part only
-    has rules.
+    ``sets`` and ``virtual_servers`` are complete. ``some_sets`` and ``some_virtual_servers`` say nothing about objects that they
+    do not name; None stands for an absent object. ``has_shown_virtual_servers``: the parts of an audit up to this one have shown
+    all virtual servers. ``set_copy``: whether a ``SetCopy`` exists. ``skeletons`` lacks families that are not in use, ``sysctls``
+    lacks paths that this kernel does not have. ``addresses`` are on the dummy device, ``routes`` are the addresses that our local
+    routes lead to, ``interface_addresses`` are on all other interfaces. ``foreign_virtual_servers`` is the number of virtual
+    servers of protocols that no Service has. ``errors`` has one line for each field that could not be read. ``is_of_rules``: this
+    part only has rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
@@ -133,5 +133,5 @@ class Observation:
 
     @property
     def local(self) -> frozenset[Address]:
-        """The service addresses that are local by an address on our device or a route of ours, as far as these were read."""
+        """The service addresses on our device, and those that our routes lead to, as far as they were read."""
         return frozenset().union(self.addresses or (), self.routes or ())

@@ -1,17 +1,17 @@
-"""Long work in steps, between which its caller may do something else: a generator yields after each of them."""
+"""Long work in steps: a generator yields after each step, so that its caller may do something else in between."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 ITEMS_AT_ONCE = 100
-"""Items without a pause: a few tenths of a millisecond of work."""
+"""The number of items in one step: a few tenths of a millisecond of work."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def each(do: Callable[[T], object], items: Iterable[T]) -> Generator[None, None, None]:
-    """Does something with each item, with a pause after ``ITEMS_AT_ONCE``."""
+    """Does something with each item, ``ITEMS_AT_ONCE`` items in each step."""
     for number, item in enumerate(items, 1):
         do(item)
         if number % ITEMS_AT_ONCE == 0:
@@ -19,7 +19,7 @@ def each(do: Callable[[T], object], items: Iterable[T]) -> Generator[None, None,
 
 
 def at_once(steps: Generator[None, None, R]) -> R:
-    """Does all steps without a pause. Returns their result."""
+    """Runs all steps of a generator, one right after the other. Returns its result."""
     while True:
         try:
             next(steps)

@@ -12,7 +12,7 @@ from ipvsproxy.model.service import NODE_OWNER, Owner
 
 
 class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a virtual server, in the kernel as here."""
+    """The key of a virtual server, which also identifies it in the kernel."""
 
     protocol: Protocol
     address: Address
@@ -25,8 +25,9 @@ class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
 class FirewallMark(VirtualServerKey, frozen=True, gc=False):
     """The name of a virtual server that takes packets by their mark, whatever their destination is; made by ``of``.
 
-    ``protocol`` is TCP, as the kernel notes for each of these (``ip_vs_genl_parse_service`` in
-    net/netfilter/ipvs/ip_vs_ctl.c), ``address`` the unspecified one of the family, and ``port`` the mark: 1 to 2**32 - 1.
+    ``protocol`` is TCP, as the kernel notes for each virtual server by mark (``ip_vs_genl_parse_service`` in
+    net/netfilter/ipvs/ip_vs_ctl.c), ``address`` is the unspecified address of the family, and ``port`` is the
+    mark: 1 to 2**32 - 1.
     """
 
     @classmethod
@@ -41,7 +42,7 @@ class FirewallMark(VirtualServerKey, frozen=True, gc=False):
 
     @property
     def mark(self) -> int:
-        """The whole mark of the packets."""
+        """The mark of the packets, in all of its bits."""
         return self.port
 
     def __str__(self) -> str:
@@ -53,11 +54,14 @@ PERSISTENT = 0x1
 HASHED = 0x2
 """Virtual-server flag that the kernel sets for its own use. It is neither sent nor compared."""
 SCHEDULER_FALLBACK = 0x8
-"""The first scheduler flag. For ``sh`` and ``mh``: a client of a real server that takes no connections goes to another one."""
+"""The first scheduler flag.
+
+For ``sh`` and ``mh``: a client of a real server that takes no connections goes to another real server.
+"""
 SCHEDULER_PORT = 0x10
 """The second scheduler flag. For ``sh`` and ``mh``: the hash includes the source port."""
 SCHEDULER_FLAGS = SCHEDULER_FALLBACK | SCHEDULER_PORT | 0x20
-"""The flags that a scheduler defines; none defines the third."""
+"""The flags that a scheduler defines; no scheduler defines the third flag."""
 
 
 _FLAG_NAMES: Mapping[int, str] = {SCHEDULER_FALLBACK: "fallback", SCHEDULER_PORT: "port"}
@@ -66,8 +70,8 @@ _FLAG_NAMES: Mapping[int, str] = {SCHEDULER_FALLBACK: "fallback", SCHEDULER_PORT
 class VirtualServerSettings(NamedTuple):
     """The settings of a virtual server.
 
-    ``timeout_s`` is the timeout of session affinity, 0 without it. ``flags`` never include ``HASHED``. Clients of one network of
-    ``prefix_length`` share their session affinity; 0 stands for a single address, as in kube-proxy, and without affinity.
+    ``timeout_s`` is the timeout of session affinity, 0 without it. ``flags`` never include ``HASHED``. Clients in one network of
+    ``prefix_length`` share their session affinity; 0 means single addresses, as in kube-proxy, or no affinity.
     """
 
     scheduler: str
@@ -77,7 +81,7 @@ class VirtualServerSettings(NamedTuple):
 
     @property
     def flag_names(self) -> list[str]:
-        """The scheduler flags by name; other flags than affinity as a number."""
+        """The names of the scheduler flags; flags beside these and session affinity follow as one number."""
         names = [name for flag, name in _FLAG_NAMES.items() if self.flags & flag]
         rest = self.flags & ~(PERSISTENT | SCHEDULER_FLAGS)
         return names + ([f"{rest:#x}"] if rest else [])
@@ -93,9 +97,9 @@ class VirtualServerSettings(NamedTuple):
 class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired virtual server, with its owner.
 
-    ``weights`` are in the order in which the real servers are added. Several virtual servers, and observed ones, may share one
-    object of weights. ``marked`` is the protocol of the packets of one that is named by a ``FirewallMark``. Each real server has
-    the same ``thresholds``.
+    ``weights`` are in the order in which the real servers are added. Several virtual servers, desired or observed, may share one
+    ``weights`` object. ``marked`` is the protocol of the packets if the key is a ``FirewallMark``. All its real servers have the
+    same ``thresholds``.
     """
 
     key: VirtualServerKey
@@ -107,11 +111,11 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def protocol(self) -> Protocol:
-        """The protocol of its packets."""
+        """The protocol of the virtual server's packets."""
         return self.marked or self.key.protocol
 
     def with_weights(self, weights: Weights) -> "VirtualServer":
-        """The same with these real servers."""
+        """The same virtual server with these real servers."""
         return msgspec.structs.replace(self, weights=weights)
 
     @property
@@ -126,9 +130,8 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 class ObservedVirtualServer(msgspec.Struct, gc=False):
     """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
 
-    ``thresholds`` has the real servers that have any, and is None or empty without them.
-    Do not change an object that another module made: its reader may return it again, and a ``VirtualServer`` may share its
-    weights. Change a copy.
+    ``thresholds`` has an item for each real server with thresholds; it is None or empty if there is none. Do not change an object
+    that another module made: its reader may return it again, and a ``VirtualServer`` may share its weights. Change a copy.
     """
 
     settings: VirtualServerSettings
@@ -136,7 +139,7 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
     thresholds: Mapping[RealServerKey, Thresholds] | None = None
 
     def has(self, real_servers: Mapping[RealServerKey, int]) -> "ObservedVirtualServer":
-        """The same with these real servers."""
+        """The same virtual server with these real servers."""
         return ObservedVirtualServer(self.settings, real_servers, self.thresholds)
 
 
@@ -145,8 +148,8 @@ class RealServers(NamedTuple):
     """One or more real servers of one virtual server, with their observed or desired weight (0: no new connections).
 
     If ``keys`` are all real servers of a new virtual server, all with weight 1 and without thresholds, they are its
-    ``EvenWeights`` object, because a start adds very many. ``stays``: a Service desires the real server. With weight 0, it is not
-    drained then.
+    ``EvenWeights`` object, because a start adds very many real servers. ``stays``: a Service desires the real servers, so weight
+    0 does not drain them.
     """
 
     virtual_server: VirtualServerKey
@@ -157,24 +160,24 @@ class RealServers(NamedTuple):
 
     @classmethod
     def of(cls, virtual_server: VirtualServerKey, key: RealServerKey, weight: int = 1) -> "RealServers":
-        """One real server."""
+        """Makes an item of one real server."""
         return cls(virtual_server, (key,), weight)
 
     def only(self, key: RealServerKey) -> "RealServers":
-        """One of these real servers."""
+        """Makes an item of this real server alone."""
         return self._replace(keys=(key,))
 
     @property
     def drains(self) -> bool:
-        """Whether these get no new connections because nobody desires them any more."""
+        """Whether these real servers get no new connections because no Service desires them any more."""
         return self.weight == 0 and not self.stays
 
     @property
     def key(self) -> RealServerKey:
-        """The key in the table of its kind.
+        """The object's key in the table of its kind.
 
         Raises:
-            ValueError: these are several objects.
+            ValueError: the item has several objects.
         """
         (key,) = self.keys
         return key
@@ -190,7 +193,7 @@ class ConnectionCounts(NamedTuple):
     inactive: int = 0
 
     def plus(self, other: "ConnectionCounts") -> "ConnectionCounts":
-        """The sum of both."""
+        """The sum of these and other connection counts."""
         return ConnectionCounts(self.active + other.active, self.inactive + other.inactive)
 
 
