@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import ipvsproxy.kernel
 from ipvsproxy.commands.doctor import OLDEST
+from ipvsproxy.config import validate
+from ipvsproxy.model.kernel import Sysctl
 from ipvsproxy.translate import settings
 from ipvsproxy.translate.settings import ConntrackChoices
 
@@ -41,7 +43,7 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def test_each_row_tells_its_source_and_what_happens_without_the_feature() -> None:
-    assert len(YOUNG) == 9
+    assert len(YOUNG) == 10
     for row in (*YOUNG, *BASIC):
         assert len([cell for cell in row if cell.strip()]) == 8, row[0]
         assert row[7].startswith(("fall-back: ", "refused: ")), row[0]
@@ -80,6 +82,7 @@ def test_every_setting_that_is_written_stands_in_the_table() -> None:
         udp_stream_timeout_s=1,
     )
     written = (*settings.ipvs_sysctls((5, 4), strict_arp=True), *settings.conntrack_sysctls(choices, 4))
-    paths = {one.path if one.path.startswith("/") else one.path.replace("/", ".") for one in written}
-    assert len(paths) == 14
+    chosen = tuple(Sysctl(f"net/ipv4/vs/{name}", "0") for name in validate.IPVS_SYSCTLS)
+    paths = {one.path if one.path.startswith("/") else one.path.replace("/", ".") for one in (*written, *chosen)}
+    assert len(paths) == 18
     assert sorted(paths - PARTS) == []

@@ -62,6 +62,10 @@ OWN = (
     ).explained(
         "How often all real servers are compared with the desired ones; other drift is looked for every 3s or more often."
     ),
+    Option("ipvs-sysctls", "ipvsSysctls", Kind.LIST, "", "NAME=VALUE,...", to="ipvs_sysctls").explained(
+        "Values below net.ipv4.vs: sloppy_sctp, sloppy_tcp (0 or 1), conn_lfactor, svc_lfactor (-8 to 8, on Linux 7.1). "
+        "Others stay as they are."
+    ),
     Option(
         "ipvs-allow-service-addresses", "allowServiceAddresses", Kind.LIST, "", "CIDR,...", to="translation.allowed_addresses"
     ).explained("Serve Service addresses in these ranges even if they belong to the API server, this node or a range of pods."),

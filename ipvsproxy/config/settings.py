@@ -153,6 +153,7 @@ class Config:
     drivers: Drivers
     conntrack: ConntrackChoices
     strict_arp: bool
+    ipvs_sysctls: tuple[Sysctl, ...] = ()
     config_file: str = ""
     write_config_to: str = ""
     cleanup: bool = False
@@ -182,6 +183,7 @@ class Config:
         """The desired settings of the kernel on such a host."""
         return (
             *ipvs_sysctls(kernel_version, strict_arp=self.strict_arp),
+            *self.ipvs_sysctls,
             *conntrack_sysctls(self.conntrack, processors),
         )
 

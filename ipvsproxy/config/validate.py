@@ -16,7 +16,7 @@ from ipvsproxy.config import catalogue, settings
 from ipvsproxy.config.option import Given, Problem, Source, Status, Value, quoted, render_duration
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
-from ipvsproxy.model.kernel import Timeouts
+from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, Network, parse_address, parse_network
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate.settings import ConntrackChoices, LocalMode, Settings
@@ -35,6 +35,13 @@ _MOST_SCOPE_BITS = 16
 _INTERFACE_LIMIT = 15  # bytes; IFNAMSIZ is 16 with the NUL
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}", re.ASCII)
 _EXTERNAL_IPS_GATE = "AllowServiceExternalIPs"
+IPVS_SYSCTLS = {
+    "sloppy_sctp": range(2),
+    "sloppy_tcp": range(2),
+    "conn_lfactor": range(-8, 9),
+    "svc_lfactor": range(-8, 9),
+}
+"""The settings of IPVS that an operator may choose, with their values. Others are left alone, or are ipvsproxy's own choice."""
 _LOCKED_GATES = frozenset(("PreferSameTrafficDistribution", "MultiCIDRServiceAllocator"))
 
 
@@ -105,6 +112,7 @@ def resolve(
     servers = settings.Servers(**fields["servers"])
     _check_writable(values, servers)
     fields[""]["node_name"] = _node_name(values, hostname)
+    fields[""]["ipvs_sysctls"] = _ipvs_sysctls(values)
     _check_source(values)
     _check_periods(values)
     bits = _scope_bits(values)
@@ -348,6 +356,18 @@ def _node_ports(values: Values) -> dict[str, object]:
     texts = values.get("nodePortAddresses", tuple)
     networks = _networks(values, "nodePortAddresses", _NODE_PORT_RANGES | {_PRIMARY: ()})
     return {"node_port_networks": networks, "node_port_primary": _PRIMARY in texts and _ALL not in texts}
+
+
+def _ipvs_sysctls(values: Values) -> tuple[Sysctl, ...]:
+    key = "ipvsproxy.ipvsSysctls"
+    chosen: dict[str, Sysctl] = {}
+    for index, text in enumerate(values.get(key, tuple)):
+        name, _, value = text.partition("=")
+        if value not in map(str, IPVS_SYSCTLS.get(name, ())):
+            allowed = ", ".join(f"{one}={numbers[0]}..{numbers[-1]}" for one, numbers in IPVS_SYSCTLS.items())
+            values.refuse(key, f"{quoted(text)} is none of {allowed}", values.source(key).element(index))
+        chosen[name] = Sysctl(f"net/ipv4/vs/{name}", value)
+    return tuple(chosen.values())
 
 
 def _gates(values: Values) -> bool:

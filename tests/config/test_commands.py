@@ -53,7 +53,11 @@ def test_every_flag_and_command_is_in_every_script(shell: str) -> None:
     ("words", "offered"),
     [
         (("ipvsproxy", "ver"), ["verify"]),
-        (("ipvsproxy", "--ipvs-s"), ["--ipvs-scope-mark-bits", "--ipvs-scheduler", "--ipvs-sync-period", "--ipvs-strict-arp"]),
+        (("ipvsproxy", "--ipvs-st"), ["--ipvs-strict-arp"]),
+        (
+            ("ipvsproxy", "--ipvs-s"),
+            [f"--ipvs-{one}" for one in ("sysctls", "scope-mark-bits", "scheduler", "sync-period", "strict-arp")],
+        ),
         (("ipvsproxy", "run", "ver"), []),
         (("ipvsproxy", "--d"), ["--detect-local-mode", "--dry-run"]),
         (("ipvsproxy", "run", "--dr"), ["--dry-run"]),

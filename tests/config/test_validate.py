@@ -9,7 +9,7 @@ from ipvsproxy.config import load
 from ipvsproxy.config.option import ConfigError
 from ipvsproxy.config.settings import Drivers, EngineSettings, Format, ListenAddress, Logging, ServiceSource
 from ipvsproxy.model.annotations import Annotation
-from ipvsproxy.model.kernel import Timeouts
+from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import parse_address, parse_network
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.translate.settings import ConntrackChoices, LocalMode, Settings
@@ -36,6 +36,12 @@ CASES = [
         "ipvs: {excludeCIDRs: [010.1.0.0/8, 'fd00::1/8']}",
     ),
     ("strict_arp", True, "--ipvs-strict-arp", "ipvs: {strictARP: true}"),
+    (
+        "ipvs_sysctls",
+        (Sysctl("net/ipv4/vs/sloppy_sctp", "1"), Sysctl("net/ipv4/vs/conn_lfactor", "-8")),
+        "--ipvs-sysctls=sloppy_sctp=1,conn_lfactor=-8",
+        "ipvsproxy: {ipvsSysctls: [sloppy_sctp=1, conn_lfactor=-8]}",
+    ),
     ("engine.timeouts", Timeouts(800, 0, 0), "--ipvs-tcp-timeout=800s", "ipvs: {tcpTimeout: 800s}"),
     ("engine.timeouts", Timeouts(0, 100, 0), "--ipvs-tcpfin-timeout=100s", "ipvs: {tcpFinTimeout: 100s}"),
     ("engine.timeouts", Timeouts(0, 0, 200), "--ipvs-udp-timeout=200s", "ipvs: {udpTimeout: 200s}"),
@@ -247,6 +253,13 @@ def test_cleanup_needs_no_mode(mode: str) -> None:
         ),
         ("--nodeport-addresses=10.0.0.1", "'10.0.0.1' is not a CIDR range such as 10.0.0.0/8"),
         ("--nodeport-addresses=primary,Localhost", "'Localhost' is not a CIDR range such as 10.0.0.0/8"),
+        *(
+            (
+                f"--ipvs-sysctls=svc_lfactor=8,{text}",
+                f"'{text}' is none of sloppy_sctp=0..1, sloppy_tcp=0..1, conn_lfactor=-8..8, svc_lfactor=-8..8",
+            )
+            for text in ("sloppy_sctp=2", "sloppy_sctp", "conn_lfactor=-9", "conn_lfactor=+1", "conntrack=0", "=1")
+        ),
         ("--logging-format=xml", "'xml' must be one of text, json"),
         ("--hostname-override=  ", "must not be blank"),
         ("--show-hidden-metrics-for-version=1", "'1' must be MAJOR.MINOR, such as 1.35"),

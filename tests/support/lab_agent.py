@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 CLONE_NEWNET = 0x40000000
+_SCTP_SOCKOPT_BINDX_ADD = 100  # include/uapi/linux/sctp.h
 TURN_S = 0.1
 """The unit of a timeout."""
 PROTOCOLS = {
@@ -41,7 +42,10 @@ OUTCOMES = {
 
 
 class Target(NamedTuple):
-    """A client namespace and a target; ``src`` None lets the kernel choose the source address."""
+    """A client namespace and a target; ``src`` None lets the kernel choose the source address.
+
+    With SCTP it may be several IPv4 addresses with commas between, all of which the client has at once.
+    """
 
     namespace: str
     protocol: str
@@ -214,7 +218,12 @@ class Agent:
         client = self._namespaces.socket(target.namespace, target.protocol, target.to)
         try:
             if target.src is not None:
-                client.bind((target.src, 0))
+                first, *others = target.src.split(",")
+                client.bind((first, 0))
+                for other in others:
+                    port = client.getsockname()[1]
+                    name = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, socket.inet_aton(other))
+                    client.setsockopt(socket.IPPROTO_SCTP, _SCTP_SOCKOPT_BINDX_ADD, name)
             await asyncio.get_running_loop().sock_connect(client, (target.to, target.port))
         except BaseException:
             client.close()
