@@ -55,11 +55,9 @@ class Extent(NamedTuple):
 
 
 EVERYTHING = Extent()
-ONLY_OWN: Mapping[Backend, Extent] = {
-    Backend.IPTABLES: Extent(skeleton.SCOPE_CHAINS, skeleton.SCOPE_JUMPS, SCOPE_KINDS, only_own=True),
-    Backend.NFTABLES: EVERYTHING._replace(only_own=True),
-}
-"""What kube-proxy does not know: in iptables and ipset second scopes, in nftables all rules and sets."""
+ONLY_OWN = EVERYTHING._replace(only_own=True)
+ONLY_OWN_OF_IPTABLES = Extent(skeleton.SCOPE_CHAINS, skeleton.SCOPE_JUMPS, SCOPE_KINDS, only_own=True)
+"""What kube-proxy does not know: in iptables and ipset second scopes, in another backend all rules and sets."""
 
 
 class Node(NamedTuple):
@@ -130,7 +128,8 @@ def _clean_here(config: Config, result: Result) -> None:
             if config.dry_run:
                 instance.close()  # a proxy may start meanwhile
             for backend in backends.to_clean(skeleton.CHAINS):
-                extent = ONLY_OWN[backend] if config.only else EVERYTHING
+                own = ONLY_OWN_OF_IPTABLES if backend is Backend.IPTABLES else ONLY_OWN
+                extent = own if config.only else EVERYTHING
                 node = closing.enter_context(_this_node(config.drivers.route_protocol, backend, extent))
                 clean(node, config.policy.excluded, node_port_ranges, result, dry_run=config.dry_run)
     except KernelError as error:

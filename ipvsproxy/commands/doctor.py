@@ -163,11 +163,9 @@ def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
         yield warn("rules", text, "run doctor again; run looks for them by itself")
     if not (facts.backend and facts.other_backend):
         return
-    used = facts.backend.backend
-    former = Backend.IPTABLES if used is Backend.NFTABLES else Backend.NFTABLES
     yield warn(
         "rules",
-        f"{former} still holds {facts.other_backend}, though {_choice(facts.backend, config)}",
+        f"{facts.other_backend}, though {_choice(facts.backend, config)}",
         "if run has another --rules-backend, give that to doctor, too; else run removes this once its own rules are in force, "
         "and looks again after each audit; a set that a rule of another program uses stays",
     )
@@ -181,7 +179,7 @@ def _choice(choice: backends.BackendChoice, config: Config) -> str:
 
 
 def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:
-    if facts.backend and facts.backend.backend is Backend.NFTABLES:
+    if facts.backend and facts.backend.backend is not Backend.IPTABLES:
         yield ok("rules", _choice(facts.backend, config))
         yield from _unserved(facts, "rules")
         return

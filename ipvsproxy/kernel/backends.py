@@ -47,6 +47,9 @@ _WITH_EXCEPTIONS = frozenset(
 )
 """Sets by which a packet is refused or masqueraded, unless another set has it as well: they are emptied before those."""
 
+MODULES: Mapping[Backend, Sequence[str]] = {Backend.IPTABLES: host.MODULES, Backend.NFTABLES: host.NFTABLES_MODULES}
+"""The modules that IPVS and each backend need."""
+
 ATTEMPTS = 5
 """How often the removal of the table is tried anew because other programs have changed their rules meanwhile."""
 
@@ -143,13 +146,13 @@ def remove_table() -> bool:
         raise KernelError(action="remove the table inet ipvsproxy", errno=max(number, 0), detail=nft.explain(number))
 
 
-def held_sets(backend: Backend, names: Collection[str], root: pathlib.Path = pathlib.Path("/")) -> Mapping[str, ObservedSet]:
-    """The named sets that a backend holds, without loading ipset or nf_tables for that.
+def held_by_other(used: Backend, names: Collection[str], root: pathlib.Path = pathlib.Path("/")) -> Mapping[str, ObservedSet]:
+    """The named sets that the backend that is not ``used`` holds, without loading ipset or nf_tables for that.
 
     Raises:
         KernelError: a set could not be read.
     """
-    if backend is Backend.IPTABLES:
+    if used is not Backend.IPTABLES:
         if not (root / "sys/module/ip_set").exists():
             return {}
         with contextlib.closing(IpsetDriver()) as driver:
@@ -167,9 +170,9 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
         KernelError: it could not be read.
     """
     if used is Backend.IPTABLES:
-        return "the table inet ipvsproxy" if modules.may_have_nf_tables(root) and _table_has_ours() else ""
-    count = len(held_sets(Backend.IPTABLES, list(IP_SETS), root))
-    return f"{count} ipset{'s' if count > 1 else ''} of ours" if count else ""
+        return "nftables still holds the table inet ipvsproxy" if modules.may_have_nf_tables(root) and _table_has_ours() else ""
+    count = len(held_by_other(used, list(IP_SETS), root))
+    return f"iptables still holds {count} ipset{'s' if count > 1 else ''} of ours" if count else ""
 
 
 def _table_has_ours() -> bool:
@@ -208,6 +211,25 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
         if one.errno != ipset.IN_USE:
             raise KernelError(action="remove the ipsets of ours", errno=one.errno, detail=one.error)
     return tuple(str(one.operation.item) for one in failed)
+
+
+def remove_other(used: Backend) -> Collection[str]:
+    """Remove what the backend that is not ``used`` holds of ours: ipsets, or the table. Returns the sets that rules still use.
+
+    Rules of iptables are ``LeftoverRules``; while they use a set, it stays.
+
+    Raises:
+        KernelError: something is there, and could not be removed.
+    """
+    if used is not Backend.IPTABLES:
+        return remove_ipsets()
+    remove_table()
+    return ()
+
+
+def sets_to_keep_current(used: Backend) -> SetsDriver | None:
+    """The driver of sets of the other backend whose rules decide about packets until those of ``used`` are in force, if any."""
+    return NftSetsDriver() if used is Backend.IPTABLES else None
 
 
 class Driver(Protocol):

@@ -69,7 +69,7 @@ class Facts:
     listen on the TCP ports in question. ``observation`` and ``timeouts`` are None if IPVS cannot be read, and ``unreadable`` is
     the reason. ``bridges`` are the names of the Linux bridges.
     ``mark_rules`` are rules of other programs that write packet marks before IPVS. ``backend`` holds rules and sets; None if the
-    kernel did not answer. ``other_backend`` is what the other one holds of ours, for people; empty if nothing, or if unknown.
+    kernel did not answer. ``other_backend`` says what the other one holds of ours; empty if nothing, or if unknown.
     ``unread_tables`` has a reason for each part of ``chains`` and ``tables`` that is unknown. ``unread_backend`` says why
     ``other_backend`` is unknown; empty if it is known.
     ``lacks`` is what an older kernel lacks and has a fall-back. ``host_ports`` are the places of hostPort rules that come before
@@ -120,7 +120,7 @@ def gather(
     Raises:
         KernelError: the kernel version cannot be read.
     """
-    runs_iptables = backend is not Backend.NFTABLES
+    runs_iptables = backend in (Backend.IPTABLES, Backend.AUTO)
     privileges, features = host.missing_privileges(runs_iptables=runs_iptables), host.missing_features()
     choice: iptables_variant.VariantChoice | None = None
     chosen: BackendChoice | None = None
@@ -147,8 +147,7 @@ def gather(
                 kernel.close()
     except KernelError as error:
         unreadable = str(error)
-    is_nftables = chosen is not None and chosen.backend is Backend.NFTABLES
-    modules = host.NFTABLES_MODULES if is_nftables else host.MODULES
+    modules = backends.MODULES[chosen.backend if chosen else Backend.IPTABLES]
     listings, unread_listings = rivals.listings_of_rules(iptables_variant.installed(), [choice.commands] if choice else [])
     foreign_tables, unread_nft_tables = _attempt(nft_tables.read_tables, tuple[NftTable, ...]())
     other_backend, unread_backend = _attempt(lambda: backends.describe_other(chosen.backend) if chosen else "", "")

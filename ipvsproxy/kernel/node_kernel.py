@@ -13,7 +13,7 @@ from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.backends import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.sets import ObservedSet
+from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
 from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.tables import RuleChanges
@@ -24,7 +24,6 @@ from ipvsproxy.kernel.network import routes
 from ipvsproxy.kernel.network.addresses import AddressDriver, ObservedAddresses
 from ipvsproxy.kernel.network.conntrack import ConntrackDriver
 from ipvsproxy.kernel.network.routes import RouteDriver
-from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.nftables.tables import LeftoverTables
 from ipvsproxy.kernel.sysctls import SysctlDriver
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, InterfaceAddress, Timeouts
@@ -98,8 +97,8 @@ class NodeKernel:
         self._sysctls = SysctlDriver()
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
-        self._former_sets: NftSetsDriver | None = None
-        """The sets in nftables, until rules of iptables have taken the place of those that look into them."""
+        self._former_sets: SetsDriver | None = None
+        """The sets of the other backend, until rules of this one have taken the place of those that look into them."""
         self._fingerprints: dict[Family, object] = {}
         self._without_fingerprint: set[Family] = set()
         """The families whose rules had no fingerprint at the last reading."""
@@ -250,11 +249,10 @@ class NodeKernel:
             self._empty_sets(families)
             return 0
         is_iptables = self.backend is Backend.IPTABLES
-        other = Backend.NFTABLES if is_iptables else Backend.IPTABLES
         names = [name for name, one in IP_SETS.items() if one.family in families and (is_iptables or one.kind in WITNESS_KINDS)]
-        former = {name: one for name, one in _as_ours(backends.held_sets(other, names)).items() if one}
-        if former and is_iptables:
-            self._former_sets = self._former_sets or NftSetsDriver()
+        former = {name: one for name, one in _as_ours(backends.held_by_other(self.backend, names)).items() if one}
+        if former:
+            self._former_sets = self._former_sets or backends.sets_to_keep_current(self.backend)
         ours = self._backend.sets.observe(former) if former else {}
         operations: list[Operation] = []
         count = 0
@@ -275,9 +273,8 @@ class NodeKernel:
         Raises:
             KernelError: they could not be read.
         """
-        other = Backend.NFTABLES if self.backend is Backend.IPTABLES else Backend.IPTABLES
         names = [name for name, one in IP_SETS.items() if one.family in families]
-        return [entry for held in _as_ours(backends.held_sets(other, names)).values() for entry in held or ()]
+        return [entry for held in _as_ours(backends.held_by_other(self.backend, names)).values() for entry in held or ()]
 
     def _empty_sets(self, families: Collection[Family]) -> None:
         names = [name for name, one in IP_SETS.items() if one.family in families]
@@ -288,20 +285,16 @@ class NodeKernel:
                 log.warning("saved_set_not_emptied", error=outcome.error)
 
     def remove_other_backend(self) -> Collection[str]:
-        """Remove what the other backend holds of ours: ipsets, or the table of nftables. Returns the sets that rules still use.
-
-        Rules of iptables are ``leftover_rules``; while they use a set, it stays.
+        """As ``backends.remove_other``: its sets need not be kept current any more.
 
         Raises:
             KernelError: something is there, and could not be removed.
         """
-        if self.backend is Backend.NFTABLES:
-            return backends.remove_ipsets()
-        backends.remove_table()
+        in_use = backends.remove_other(self.backend)
         if self._former_sets is not None:
             self._former_sets.close()
             self._former_sets = None
-        return ()
+        return in_use
 
     def lacking(self, *, by_interface: bool) -> tuple[Lack, ...]:
         """What this kernel lacks and has a fall-back. ``by_interface``: an interface tells this node's pods.

@@ -168,7 +168,7 @@ def build_skeleton(
     ``refused``: the virtual servers that this node itself may not use. ``routed``: those of them whose address is local by a
     route, or soon.
     """
-    is_by_connection = settings.backend is Backend.NFTABLES
+    is_by_connection = settings.backend is not Backend.IPTABLES
     if is_by_connection:  # rules stand while their sets are empty; those of scopes would meet every packet
         occupied = occupied | (frozenset(SetKind) - SCOPE_KINDS)
         nat_chains = _by_connection(family, settings, view)

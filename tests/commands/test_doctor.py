@@ -164,26 +164,26 @@ def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Lev
 NFTABLES = {"backend": BackendChoice(Backend.NFTABLES, "it is configured")}
 
 
-TABLE, IPSET = "the table inet ipvsproxy", "1 ipset of ours"
+TABLE, IPSET = "nftables still holds the table inet ipvsproxy", "iptables still holds 1 ipset of ours"
 
 
 @pytest.mark.parametrize(
     ("flags", "used", "why", "left", "expected"),
     [
-        ([], Backend.IPTABLES, "it is configured", TABLE, f"nftables still holds {TABLE}|iptables (--rules-backend=iptables)"),
+        ([], Backend.IPTABLES, "it is configured", TABLE, f"{TABLE}|iptables (--rules-backend=iptables)"),
         (
             ["--rules-backend=nftables"],
             Backend.NFTABLES,
             "it is configured",
             IPSET,
-            f"iptables still holds {IPSET}|nftables (--rules-backend=nftables)",
+            f"{IPSET}|nftables (--rules-backend=nftables)",
         ),
         (
             ["--rules-backend=auto"],
             Backend.NFTABLES,
             "iptables is not in PATH",
             IPSET,
-            f"iptables still holds {IPSET}|nftables (--rules-backend=auto: iptables is not in PATH)",
+            f"{IPSET}|nftables (--rules-backend=auto: iptables is not in PATH)",
         ),
     ],
 )

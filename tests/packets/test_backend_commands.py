@@ -113,4 +113,4 @@ def _holds(backend: Backend) -> bool:
     """Whether a backend has a set of ours."""
     if backend is Backend.NFTABLES:
         return nft_tables.has_own_table()
-    return "KUBE-CLUSTER-IP" in backends.held_sets(backend, ["KUBE-CLUSTER-IP"])
+    return "KUBE-CLUSTER-IP" in backends.held_by_other(Backend.NFTABLES, ["KUBE-CLUSTER-IP"])

@@ -136,9 +136,10 @@ async def choose_backend(asked: Backend) -> ChosenBackend:
     choice = await until_answered(lambda: asyncio.to_thread(backends.choose, asked))
     runs_iptables = choice.backend is Backend.IPTABLES
     demand(host.missing_privileges(runs_iptables=runs_iptables))
-    modules = host.MODULES if runs_iptables else host.NFTABLES_MODULES
     older = host.modules_of_older_kernels(await until_answered(lambda: asyncio.to_thread(host.kernel_version)))
-    complaint = await logging_wait("load_modules", asyncio.to_thread(host.load_modules, (*modules, *older)))
+    complaint = await logging_wait(
+        "load_modules", asyncio.to_thread(host.load_modules, (*backends.MODULES[choice.backend], *older))
+    )
     missing = host.missing_features()
     if missing:
         raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))

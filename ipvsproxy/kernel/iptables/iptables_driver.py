@@ -78,7 +78,7 @@ class Program(NamedTuple):
     @property
     def backend(self) -> Backend:
         """The backend of the rules that this writes."""
-        return Backend.NFTABLES if self.variant == Backend.NFTABLES else Backend.IPTABLES
+        return Backend(self.variant) if self.variant in tuple(Backend) else Backend.IPTABLES
 
     @property
     def random_fully(self) -> bool:

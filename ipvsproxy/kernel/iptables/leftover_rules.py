@@ -80,7 +80,7 @@ class LeftoverRules:
 
         ``programs`` are the programs of ``commands``.
         """
-        if self._backend is Backend.NFTABLES:
+        if self._backend is not Backend.IPTABLES:
             return tuple(
                 RulesPlace(variant, family, is_used=False)
                 for family in programs
@@ -140,10 +140,10 @@ class LeftoverRules:
 
     def _driver(self, place: RulesPlace) -> IptablesDriver:
         """Raises KernelError: the variant in use is unknown, or has changed."""
-        if self._backend is Backend.NFTABLES and place.variant in iptables_variant.installed():
+        if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        is_in_path = place.is_used or self._backend is Backend.NFTABLES  # there, the variant has no other program
+        is_in_path = place.is_used or self._backend is not Backend.IPTABLES  # there, the variant has no other program
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
             raise KernelError(action=f"read the rules of {place}", detail=detail)
@@ -165,7 +165,7 @@ class LeftoverRules:
         try:
             return self._has_chain(family, concerns)
         except KernelError:
-            if self._backend is Backend.NFTABLES:  # there, no program of iptables may be needed
+            if self._backend is not Backend.IPTABLES:  # there, no program of iptables may be needed
                 raise
             return True
 

@@ -399,7 +399,7 @@ def test_chains_and_sets_of_other_programs_stay_when_iptables_takes_over(driver:
         apply(driver, Verb.SET, every_rule(family))
     theirs = put_theirs()
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
-    assert backends.describe_other(Backend.IPTABLES, tmp_path) == "the table inet ipvsproxy"
+    assert backends.describe_other(Backend.IPTABLES, tmp_path) == "nftables still holds the table inet ipvsproxy"
     assert backends.remove_table()
     assert nft("list", "ruleset") == f"table inet ipvsproxy {{\n{theirs}}}\n"
     assert not backends.remove_table(), "nothing of ours is left"
@@ -433,14 +433,16 @@ def test_a_table_that_changes_during_its_removal_is_read_again(driver: NftRulesD
 def test_a_table_that_iptables_leaves_is_described(driver: NftRulesDriver, tmp_path: pathlib.Path) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     (tmp_path / "sys/module/nf_tables").mkdir(parents=True)
-    assert backends.describe_other(Backend.IPTABLES, tmp_path) == "the table inet ipvsproxy"
+    assert backends.describe_other(Backend.IPTABLES, tmp_path) == "nftables still holds the table inet ipvsproxy"
     assert backends.remove_table()
     assert backends.describe_other(Backend.IPTABLES, tmp_path) == ""
 
 
-@pytest.mark.parametrize(("count", "expected"), [(0, ""), (1, "1 ipset of ours"), (2, "2 ipsets of ours")])
+@pytest.mark.parametrize(
+    ("count", "expected"), [(0, ""), (1, "iptables still holds 1 ipset of ours"), (2, "iptables still holds 2 ipsets of ours")]
+)
 def test_ipsets_that_nftables_leaves_are_counted(count: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "held_sets", lambda *_: dict.fromkeys(list(IP_SETS)[:count]))
+    monkeypatch.setattr(backends, "held_by_other", lambda *_: dict.fromkeys(list(IP_SETS)[:count]))
     assert backends.describe_other(Backend.NFTABLES) == expected
 
 
@@ -473,7 +475,7 @@ def test_an_unreadable_table_is_no_absent_one(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(KernelError, match="lost"):
         backends.to_clean(skeleton.CHAINS, tmp_path)
     with pytest.raises(KernelError, match="lost"):
-        backends.held_sets(Backend.NFTABLES, list(IP_SETS), tmp_path)
+        backends.held_by_other(Backend.IPTABLES, list(IP_SETS), tmp_path)
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
