@@ -273,7 +273,7 @@ def _virtual_server(service: str, one: Document, source_ranges: Sequence[str]) -
 def _choices(one: Document) -> str:
     """Scheduler, its flags, and thresholds."""
     flags = [name for name in one["schedulerFlags"] if name != "thresholds"]
-    limits = Thresholds(one["maxConnections"] or 0, one["resumeConnections"] or 0)
+    limits = Thresholds.of(one)
     words = one["scheduler"] + (f" ({', '.join(flags)})" if flags else "")
     return f"{words}, {limits} of each endpoint" if limits != NO_THRESHOLDS else words
 

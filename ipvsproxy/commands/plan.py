@@ -146,14 +146,7 @@ def _describe(operation: Operation, survey: Survey) -> Document:
     }
     match operation.item:
         case RealServers() as item:
-            upper, lower = item.thresholds
-            return {
-                **described,
-                "weight": item.weight,
-                "drains": item.drains,
-                "maxConnections": upper,
-                "resumeConnections": lower,
-            }
+            return {**described, "weight": item.weight, "drains": item.drains, **item.thresholds.described}
         case VirtualServer(settings=settings) if operation.verb is not Verb.REMOVE:
             return {**described, "settings": str(settings)}
         case _:
@@ -200,7 +193,7 @@ def _line(operation: Document, above: str) -> str:
 
 def _weight(operation: Document) -> str:
     """What an operation says of a real server; nothing where it is added with weight 1 alone."""
-    weight, thresholds = operation["weight"], Thresholds(operation["maxConnections"], operation["resumeConnections"])
+    weight, thresholds = operation["weight"], Thresholds.of(operation)
     limits = f", {thresholds}" if thresholds != NO_THRESHOLDS else ""
     if operation["verb"] == Verb.ADD.value and weight == 1:
         return limits

@@ -3,7 +3,7 @@
 import abc
 import functools
 from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ipvsproxy.model.net import Address, host_port
 
@@ -170,6 +170,16 @@ class Thresholds(NamedTuple):
 
     upper: int = 0
     lower: int = 0
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "Thresholds":
+        """Those in a document, where None stands for 0."""
+        return cls(document["maxConnections"] or 0, document["resumeConnections"] or 0)
+
+    @property
+    def described(self) -> dict[str, int]:
+        """The fields of a document that these are."""
+        return {"maxConnections": self.upper, "resumeConnections": self.lower}
 
     def __str__(self) -> str:
         return f"connections at most {self.upper}" + (f", again below {self.lower}" if self.lower else "")

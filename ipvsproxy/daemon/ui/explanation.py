@@ -269,7 +269,7 @@ def _choices(settings: VirtualServerSettings, thresholds: Thresholds) -> Documen
 
 
 def _limits(thresholds: Thresholds) -> Document:
-    return {"maxConnections": thresholds.upper or None, "resumeConnections": thresholds.lower or None}
+    return {name: value or None for name, value in thresholds.described.items()}
 
 
 def _real_server(
