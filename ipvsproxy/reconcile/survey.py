@@ -25,11 +25,6 @@ COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.i
 """The kinds of differences, as operations name them."""
 
 
-_OF_FAMILY: Mapping[Family, Sequence[IpSet]] = {
-    family: [ip_set for ip_set in IP_SETS.values() if ip_set.family is family] for family in Family
-}
-
-
 class Sides(NamedTuple):
     """The two sides of one virtual server. ``is_foreign``: it is observed, and not ours."""
 
@@ -82,7 +77,7 @@ class Survey:
         The sets are the desired ones, and those that only scopes use, desired or not.
         """
         tables = self._tables
-        scoped = (one for family in tables.scopes.families for one in _OF_FAMILY[family] if one.kind in SCOPE_KINDS)
+        scoped = (one for one in IP_SETS.values() if one.kind in SCOPE_KINDS and one.family in tables.scopes.families)
         return list(dict.fromkeys(one.name for one in (*tables.sets.desired, *scoped))), list(tables.sysctls.desired)
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
@@ -92,14 +87,15 @@ class Survey:
         """
         tables = self._tables
 
-        def is_occupied(ip_set: IpSet) -> bool:
-            entries = tables.entries[ip_set.name]
-            if settled:
+        def is_occupied(name: str, ip_set: IpSet) -> bool:
+            if not settled and ip_set.kind in SCOPE_KINDS and ip_set not in tables.sets.observed:
+                return False
+            entries = tables.entries[name]
+            if entries.desired or settled:
                 return bool(entries.desired)
-            is_there = ip_set.kind not in SCOPE_KINDS or ip_set in tables.sets.observed
-            return is_there and any(not isinstance(entry, ForeignElement) for entry in entries.desired or entries.observed)
+            return not all(isinstance(entry, ForeignElement) for entry in entries.observed)
 
-        return frozenset(ip_set.kind for ip_set in _OF_FAMILY[family] if is_occupied(ip_set))
+        return frozenset(one.kind for name, one in IP_SETS.items() if one.family is family and is_occupied(name, one))
 
     def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
         """The virtual servers that this node itself may not use, and those that rules still name until they are removed.
