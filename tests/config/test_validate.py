@@ -343,6 +343,13 @@ def test_port_flag_gives_the_port_of_an_address_without_one() -> None:
     assert [str(notice) for notice in config.notices] == ["--healthz-port: deprecated; use --healthz-bind-address"]
 
 
+def test_gates_of_modes_of_kube_proxy_change_nothing() -> None:
+    names = ["KubeProxyIPVS", "NFTablesNetlink", "KubeProxyNFTablesLocalhostNodePorts"]
+    config = from_flags("--feature-gates=" + ",".join(f"{name}=false" for name in names))
+    assert config == from_flags()
+    assert config.without_effect == tuple(f"--feature-gates {name}" for name in names)
+
+
 def test_port_flag_beside_an_address_with_a_port_is_reported_as_without_effect() -> None:
     config = from_flags("--healthz-port=8080")
     assert config.servers.health == listen("0.0.0.0", 10256)

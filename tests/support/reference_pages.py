@@ -116,14 +116,14 @@ def _names(page: str) -> Iterable[str]:
 
 
 def compatibility(page: str) -> str:
-    """docs/compatibility.md. Its section "Kernels" stays as it is."""
+    """docs/compatibility.md. Its sections from "Kubernetes 1.33 to 1.38" on stay as they are."""
     options = [option for group in catalogue.OPTIONS.values() for option in group]
     lines = [
         "# Compatibility",
         "",
         "Flags, fields of the file, endpoints and metrics beside those of kube-proxy 1.36 in IPVS mode.",
-        '`scripts/compatibility` writes this page from the program, except "Kernels". [differences.md](differences.md) lists',
-        "differences in behaviour.",
+        '`scripts/compatibility` writes this page from the program, except "Kubernetes 1.33 to 1.38" and "Kernels".',
+        "[differences.md](differences.md) lists differences in behaviour.",
         "",
         *(f"- **{status}**: {meaning}" for status, meaning in _MEANINGS.items()),
         "",
@@ -143,8 +143,8 @@ def compatibility(page: str) -> str:
         "",
         "",
     ]
-    _, heading, kernels = (DOCS / "compatibility.md").read_text().partition("## Kernels\n")
-    return "\n".join(lines) + heading + kernels
+    _, heading, by_hand = (DOCS / "compatibility.md").read_text().partition("## Kubernetes 1.33 to 1.38\n")
+    return "\n".join(lines) + heading + by_hand
 
 
 _MEANINGS: Mapping[Status, str] = {
