@@ -1,6 +1,7 @@
 """Drivers of kernel objects.
 
-They use message classes of pyroute2. Its top package is not executed: it would import all of itself, which takes 8 MB.
+They use message classes of pyroute2. The top package of pyroute2 is not executed, because it would import all of its modules,
+which takes 8 MB.
 """
 
 from ipvsproxy.kernel.base import packages

@@ -1,4 +1,4 @@
-"""The two backends of rules and sets: which one this host uses, its drivers, and what the other one still holds of ours."""
+"""The two backends of rules and sets: which one this host uses, its drivers, and our objects that the other one still holds."""
 
 import contextlib
 import errno
@@ -45,13 +45,13 @@ _WITH_EXCEPTIONS = frozenset(
         SetKind.NODE_PORT_SCTP,
     }
 )
-"""Sets by which a packet is refused or masqueraded, unless another set has it as well: they are emptied before those."""
+"""Sets that have packets refused or masqueraded unless another set matches too: they are emptied before the other sets."""
 
 MODULES: Mapping[Backend, Sequence[str]] = {Backend.IPTABLES: host.MODULES, Backend.NFTABLES: host.NFTABLES_MODULES}
 """The modules that IPVS and each backend need."""
 
 ATTEMPTS = 5
-"""How often the removal of the table is tried anew because other programs have changed their rules meanwhile."""
+"""How often the removal of the table is attempted while other programs change their rules."""
 
 
 class BackendChoice(NamedTuple):
@@ -62,10 +62,12 @@ class BackendChoice(NamedTuple):
 
 
 def choose(asked: Backend) -> BackendChoice:
-    """The backend for ``asked``. ``AUTO`` is nftables on a host without iptables, or whose kernel lacks a type of ipset.
+    """The backend to use for ``asked``.
+
+    ``AUTO`` becomes nftables on a host without iptables, or whose kernel lacks a type of ipset.
 
     Raises:
-        KernelError: the kernel did not answer just now.
+        KernelError: the kernel did not answer this time.
     """
     if asked is not Backend.AUTO:
         return BackendChoice(asked, "it is configured")
@@ -77,9 +79,9 @@ def choose(asked: Backend) -> BackendChoice:
 
 
 def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/")) -> tuple[Backend, ...]:
-    """The backends that may hold something of ours; where none does, the one that needs no module that is not loaded.
+    """The backends that may hold rules or sets of ipvsproxy; if there is none, the backend that needs no further module.
 
-    iptables and ipset are not loaded to find out. ``chains`` are ours.
+    iptables and ipset are not loaded to find out. ``chains`` are our chains.
 
     Raises:
         KernelError: the kernel did not say whether it has our table.
@@ -90,7 +92,7 @@ def to_clean(chains: Collection[ChainKey], root: pathlib.Path = pathlib.Path("/"
 
 
 def _may_hold_iptables(chains: Collection[ChainKey], root: pathlib.Path) -> bool:
-    """Whether there may be sets, or rules in either variant of iptables, that are ours."""
+    """Whether our ipsets may exist, or our rules in either variant of iptables."""
     if (root / "sys/module/ip_set").exists():
         return True
     try:
@@ -112,13 +114,15 @@ def _answers() -> bool:
 
 
 def remove_table() -> bool:
-    """Remove the table ``inet ipvsproxy``; if others have a part in it, only what is ours. Returns whether anything was there.
+    """Remove the table ``inet ipvsproxy``, or only our part of it if other programs use it.
 
-    nf_tables is not loaded for that, unless the files of this host's modules are not visible: then the kernel may load it to
-    answer. A kernel that could not is not asked again before the module shows.
+    Returns whether any part of ours existed.
+
+    nf_tables is not loaded for the removal, unless the files of this host's modules are not visible: then the kernel may load it
+    to answer. A kernel that could not load it is not asked again until the module appears.
 
     Raises:
-        KernelError: something of ours is there, and the kernel did not remove it.
+        KernelError: a part of ours exists, and the kernel did not remove it.
     """
     if not modules.may_have_nf_tables():
         return False
@@ -141,13 +145,13 @@ def remove_table() -> bool:
                 return True
             number = failed[min(failed)]
             if number != nft.STALE:
-                nft.run(channel, content.emptying(), generation)  # what others still use is to decide about no packet
+                nft.run(channel, content.emptying(), generation)  # what other programs keep in use must not decide about packets
                 break
         raise KernelError(action="remove the table inet ipvsproxy", errno=max(number, 0), detail=nft.explain(number))
 
 
 def held_by_other(used: Backend, names: Collection[str], root: pathlib.Path = pathlib.Path("/")) -> Mapping[str, ObservedSet]:
-    """The named sets that the backend that is not ``used`` holds, without loading ipset or nf_tables for that.
+    """The named sets that exist in the backend that is not ``used``, read without loading ipset or nf_tables.
 
     Raises:
         KernelError: a set could not be read.
@@ -164,10 +168,12 @@ def held_by_other(used: Backend, names: Collection[str], root: pathlib.Path = pa
 
 
 def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str:
-    """What the backend that is not ``used`` holds of ours, for people; empty if nothing. Loads neither ipset nor nf_tables.
+    """A description of our objects in the backend that is not ``used``; empty if there are none.
+
+    Loads neither ipset nor nf_tables.
 
     Raises:
-        KernelError: it could not be read.
+        KernelError: the backend could not be read.
     """
     if used is Backend.IPTABLES:
         return "nftables still holds the table inet ipvsproxy" if modules.may_have_nf_tables(root) and _table_has_ours() else ""
@@ -176,10 +182,10 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
 
 
 def _table_has_ours() -> bool:
-    """Whether the table ``inet ipvsproxy`` has anything of ours, or nothing of anybody.
+    """Whether the table ``inet ipvsproxy`` exists and has a chain or set of ours, or is empty.
 
     Raises:
-        KernelError: it could not be read.
+        KernelError: the backend could not be read.
     """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
         content = nft_tables.own_table(channel)
@@ -187,13 +193,13 @@ def _table_has_ours() -> bool:
 
 
 def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
-    """Remove the ipsets that have the names of ours, without loading ipset for that. Returns those that stay in use by a rule.
+    """Remove the ipsets that have our names, without loading ipset for that. Returns the sets that a rule still uses.
 
-    Those are emptied: a rule that cannot be removed now, because another program holds the lock of iptables, is not to decide
-    about packets by entries that nobody keeps current.
+    Sets in use are emptied: a rule that cannot be removed now, because another program holds the lock of iptables, must not
+    decide about packets by outdated entries.
 
     Raises:
-        KernelError: one stays for another reason.
+        KernelError: a set stays for another reason.
     """
     if not (sys / "module/ip_set").exists():
         return ()
@@ -240,13 +246,13 @@ class Driver(Protocol):
 
 
 RulesBackend = RulesDriver | NftRulesDriver
-"""What reads and writes rules. Other rooms only see ``model.rules``."""
+"""The drivers that read and write rules. Other rooms only see ``model.rules``."""
 
 
 class ChosenBackend(NamedTuple):
-    """A backend, never ``AUTO``, and for iptables its programs.
+    """The backend in use (never ``AUTO``), and its programs if it is iptables.
 
-    ``commands`` are the names of the programs, ``programs`` those whose version is known, by file.
+    ``commands`` are the names of the programs, ``programs`` the programs of known version, by file.
     """
 
     backend: Backend
@@ -259,9 +265,9 @@ IPTABLES_IN_PATH = ChosenBackend(Backend.IPTABLES)
 
 
 class BackendDrivers(NamedTuple):
-    """The drivers of a backend. ``writes_sets`` and ``writes_rules`` are one object where both are one transaction.
+    """The drivers of a backend. ``writes_sets`` and ``writes_rules`` are one object if one transaction writes both.
 
-    ``changes`` are changes of our table by others; None if nobody watches them, or if the backend has no notifications.
+    ``changes`` are other programs' changes of our table; None if nobody watches them, or if the backend has no notifications.
     """
 
     backend: Backend

@@ -1,1 +1,1 @@
-"""What every driver uses: sockets, batches and messages, questions by ``getsockopt``, the files of modules, the one error."""
+"""What every driver uses: sockets, batches and messages, ``getsockopt`` calls, the files of modules, and ``KernelError``."""

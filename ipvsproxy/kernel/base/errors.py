@@ -1,4 +1,4 @@
-"""The one error of this floor."""
+"""``KernelError``, the only error class of ``kernel/``."""
 
 import os
 
@@ -6,8 +6,8 @@ import os
 class KernelError(Exception):
     """The kernel, or a program that configures it, refused a request, or could not be read.
 
-    ``action`` is the attempt (``iptables-restore``, ``read net/ipv4/ip_forward``). ``errno`` is the kernel's error number, 0
-    without one. ``detail`` is one line for the operator; an empty one becomes the text of the error number.
+    ``action`` is what was attempted (``iptables-restore``, ``read net/ipv4/ip_forward``). ``errno`` is the kernel's error number,
+    0 without one. ``detail`` is one line for the operator; an empty one becomes the text of the error number.
     """
 
     def __init__(self, *, action: str, errno: int = 0, detail: str = "") -> None:

@@ -1,7 +1,7 @@
 """Netlink messages as bytes: templates encode, attribute walks and fixed layouts decode.
 
-The format itself comes from pyroute2: a template is compiled from bytes that one of its message classes encoded. Its own encoder
-takes 300 µs for a message that the kernel handles in 2 µs.
+The format itself comes from pyroute2: a template is compiled from bytes that one of pyroute2's message classes encoded.
+pyroute2's own encoder takes 300 µs for a message that the kernel handles in 2 µs.
 """
 
 import errno
@@ -16,13 +16,13 @@ from ipvsproxy.model.net import Family
 HEADER = struct.Struct("=IHHII")
 """``struct nlmsghdr``: length, type, flags, sequence number, port id."""
 NETFILTER_HEADER = 4
-"""The length of ``struct nfgenmsg``, behind the header of a message of netfilter. With nf_tables it has the generation."""
+"""The length of ``struct nfgenmsg``, which follows the header of a netfilter message. With nf_tables it has the generation."""
 SEQUENCE_OFFSET = 8
 """The position of ``nlmsg_seq`` in ``struct nlmsghdr``."""
 NESTED = 0x8000
-"""The bit of an attribute's type that means: it holds others."""
+"""The bit of an attribute's type that says that the attribute contains other attributes."""
 KIND_MASK = 0x3FFF
-"""The bits of an attribute's type that are its number; the others mean nested, and network order."""
+"""The bits of an attribute's type that are its number; the other two bits say "nested" and "in network order"."""
 
 _ATTRIBUTE = struct.Struct("=HH")
 _NETFILTER = struct.Struct(">BBH")
@@ -33,21 +33,21 @@ ADDRESSES: Mapping[Family, Sample] = {
     Family.IPV4: ("0.0.0.0", "255.255.255.255"),  # noqa: S104 - a sample
     Family.IPV6: ("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"),
 }
-"""Samples of a field that is an address."""
+"""Samples of a field that holds an address."""
 
 
 class Template:
     """A message with holes, compiled from the output of a pyroute2 message class.
 
-    ``build`` takes one value for each field, by name, and returns the encoded message. It is called with both values of each
-    sample, which shows the place of each field. ``encode`` takes the contents of the holes as bytes, in the order of the fields'
-    names, preceded by ``nlmsg_seq`` (4 bytes, host order) for a whole message. It takes 0.3 µs and checks no lengths: contents of
-    another length than the field's make a message that the kernel cuts off without an error.
+    ``build`` takes one value for each field, by name, and returns the encoded message. A template is compiled by calling
+    ``build`` with both values of each sample, which shows the place of each field. ``encode`` takes the contents of the holes as
+    bytes, in the order of the fields' names, preceded by ``nlmsg_seq`` (4 bytes, host order) for a whole message. ``encode``
+    takes 0.3 µs and checks no lengths: contents of a wrong length make a message that the kernel cuts off without an error.
 
     ``size`` is the length of an encoded message.
 
-    ``fixed`` are the bytes before, between and behind the holes. Where messages share most contents, it takes less than half the
-    time to join the shared contents once, and each message after that.
+    ``fixed`` are the bytes before, between and behind the holes. If messages share most contents, joining the shared contents
+    once, and then each message, takes less than half the time.
 
     Bytes formatting is as fast as a generated ``struct`` call, and needs no generated code.
 
@@ -99,7 +99,7 @@ def attribute(number: int, payload: bytes) -> bytes:
 
 
 def nested(number: int, *parts: bytes) -> bytes:
-    """An attribute that holds others, and is marked so."""
+    """An attribute that contains other attributes, with the bit that says so."""
     return attribute(number | NESTED, b"".join(parts))
 
 
@@ -147,14 +147,17 @@ def walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def attributes(data: bytes, start: int, end: int) -> dict[int, tuple[int, int]]:
-    """The payload of each attribute between ``start`` and ``end``, by number. Of several with one number, the last one counts."""
+    """The payload of each attribute between ``start`` and ``end``, by number.
+
+    Of several attributes with one number, the last counts.
+    """
     return {kind: (first, last) for kind, first, last in walk(data, start, end)}
 
 
 class Attributes:
-    """The attributes of a message, or of a nest in it, by number. Of several with one number, the last one counts.
+    """The attributes of a message, or of a nested attribute, by number. Of several attributes with one number, the last counts.
 
-    Without a default, an absent attribute is a KeyError.
+    Reading an absent attribute without a default raises KeyError.
     """
 
     __slots__ = ("_at", "_data")
@@ -180,16 +183,16 @@ class Attributes:
         return default if default is not None and kind not in self._at else text(self._data, self._at[kind])
 
     def inside(self, kind: int) -> "Attributes":
-        """The attributes of a nest, or none if it is absent."""
+        """The attributes in a nested attribute; none if it is absent."""
         return Attributes(self._data, *self._at.get(kind, (0, 0)))
 
     def parts(self, kind: int) -> Iterator[tuple[bytes, int, int]]:
-        """The attributes of a nest that is a list, in their order; none if it is absent."""
+        """The attributes in a nested attribute that is a list, in their order; none if it is absent."""
         return ((self._data, first, last) for _, first, last in walk(self._data, *self._at.get(kind, (0, 0))))
 
 
 class Field(NamedTuple):
-    """An attribute for a ``Layout``: the numbers on the path to it, from the top, and its ``struct`` code.
+    """An attribute for a ``Layout``: the attribute numbers on the path to it, from the top, and its ``struct`` code.
 
     The code ``s`` stands for the whole payload with its padding; a string ends at its NUL.
     """
@@ -208,9 +211,11 @@ class _Places(NamedTuple):
 
 
 class Layout:
-    """Reads the same attributes, at least two, from many messages. It only walks the first message of each length.
+    """Reads the same attributes, at least two, from many messages.
 
-    To read seven fields takes 0.4 µs; a walk over their attributes takes 2.3 µs.
+    It walks the attributes of the first message of each length only.
+
+    Reading seven fields by a layout takes 0.4 µs; walking their attributes takes 2.3 µs.
 
     Within one kernel, messages of one kind and length have their attributes in one order. If two orders happen to have the same
     length, the types in the headers of the attributes differ, and the message is walked as well.
@@ -221,7 +226,7 @@ class Layout:
         self._known: dict[int, _Places] = {}
 
     def read(self, data: bytes, start: int, end: int) -> tuple[Any, ...] | None:
-        """The values of the fields; None if one is missing."""
+        """The values of the fields; None if any field is missing."""
         known = self._known.get(end - start)
         if known is None or known.check.unpack_from(data, start) != known.kinds:
             known = self._walk(data, start, end)

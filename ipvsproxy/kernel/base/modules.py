@@ -1,4 +1,4 @@
-"""Kernel modules as the files of this host show them. Nothing is loaded."""
+"""Kernel modules as the files of this host show them. No module is loaded."""
 
 import enum
 import os
@@ -38,20 +38,22 @@ def module_state(name: str, root: pathlib.Path = pathlib.Path("/")) -> ModuleSta
 
 
 def may_have_nf_tables(root: pathlib.Path = pathlib.Path("/")) -> bool:
-    """Whether the kernel may have tables of nf_tables. If not, a question to it would load the module, or start modprobe in vain.
+    """Whether the kernel may have tables of nf_tables.
 
-    Where the files of modules are not visible, it may until ``note_no_nf_tables``, and again once the module shows.
+    If not, do not ask it: that would load the module, or start modprobe in vain.
+
+    If the files of modules are not visible, the answer is yes until ``note_no_nf_tables``, and yes again once the module appears.
     """
     state = module_state(_NF_TABLES, root)
     return not _REFUSED.is_set() if state is ModuleState.UNKNOWN else state in (ModuleState.LOADED, ModuleState.BUILT_IN)
 
 
 def note_no_nf_tables() -> None:
-    """Note that the kernel has answered so: no module has registered this part of netlink (EINVAL)."""
+    """Note that the kernel has no nf_tables: it answered EINVAL, as no module has registered this part of netlink."""
     _REFUSED.set()
 
 
 def schedulers(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
-    """The schedulers that the files of this kernel's modules show, of those that an annotation may name."""
+    """Those of the schedulers that an annotation may name whose module files this host has."""
     missing = (ModuleState.MISSING, ModuleState.UNKNOWN)
     return tuple(name for name in SCHEDULERS if module_state(f"ip_vs_{name}", root) not in missing)

@@ -1,15 +1,16 @@
 """A netlink socket for requests in bulk and for dumps.
 
-Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and each ``recv`` of a dump makes the next part.
-So an answer is there at once, or it is lost.
+Rule 1: the kernel handles every message of a ``send`` before ``send`` returns, and makes the next part of a dump at each
+``recv``. So an answer can be received at once, or it is lost.
 
 Rule 2: the answer to a failed message has the sequence number of that message, whether or not the message asks for an
-acknowledgement. The kernel handles the messages behind it all the same. So only the last message of a chunk asks, and its answer
-proves that all were handled.
+acknowledgement. The kernel goes on to the messages after the failed one. So only the last message of a chunk asks for an
+acknowledgement, which proves that all messages were handled.
 
-Rule 3: a socket that has lost an answer is closed. So nothing in its queue can be taken for the answer to a later request.
+Rule 3: a socket that has lost an answer is closed. So no late answer in its queue can be mistaken for the answer to a later
+request.
 
-The sockets are plain ones: each of pyroute2's own starts an event loop, and never works again after an overrun.
+The sockets are Python's, not pyroute2's: each of pyroute2's starts an event loop, and never works again after an overrun.
 """
 
 import contextlib
@@ -32,18 +33,22 @@ BUFFER_SIZE = 4 << 20
 CHUNK_LIMIT = 900
 """The most messages in one ``send``. Larger chunks gain nothing, and hold the kernel's locks longer.
 
-So many messages about IPv6 real servers stay below 128 KiB. From that size on, malloc maps fresh pages for each chunk.
+A chunk of this many messages about IPv6 real servers is smaller than 128 KiB. For a larger chunk, malloc maps fresh pages each
+time.
 """
 RECEIVE_SIZE = 65536
-"""The bytes of one read. The kernel fills up to 32 KiB once it has seen a buffer that large, and truncates for a smaller one."""
+"""The size of one read in bytes.
+
+The kernel sends up to 32 KiB once it has seen a buffer of that size, and truncates for a smaller buffer.
+"""
 DUMP_PAUSES_S: Sequence[float] = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """The waits before each attempt at a dump, if the kernel's data changed during the last one, or an answer was lost.
 
-The kernel goes on working on IPv6 addresses after they were added; ten thousand of them take half a second. After a dump of which
-each attempt lost an answer, later ones get one attempt each, until one succeeds: 34 sets would take half a minute.
+The kernel goes on working on IPv6 addresses after they were added: half a second for ten thousand addresses. If each attempt at a
+dump lost an answer, later dumps get one attempt each until a dump succeeds: otherwise, reading 34 sets would take half a minute.
 """
 UNANSWERED = -1
-"""Stands for an error number: the answer was lost, so the change may or may not be in force."""
+"""Takes the place of an error number if the answer was lost, so that the change may or may not be in force."""
 
 REQUEST = 0x1
 ACKNOWLEDGE = 0x4
@@ -54,7 +59,7 @@ EXCLUSIVE = 0x200
 _DUMP_INTERRUPTED = 0x10
 _ERROR = 2
 _DONE = 3
-_SO_SNDBUFFORCE = 32  # include/uapi/asm-generic/socket.h; the socket module has neither
+_SO_SNDBUFFORCE = 32  # include/uapi/asm-generic/socket.h; the socket module has neither constant
 _SO_RCVBUFFORCE = 33
 _SOL_NETLINK = 270
 _CAP_ACK = 10
@@ -109,7 +114,7 @@ def open_socket(protocol: int) -> socket.socket:
 
 
 def noting(ports: set[int], connect: Callable[[int], socket.socket]) -> Callable[[int], socket.socket]:
-    """As ``connect``, but notes the port id of each socket: the changes through it are our own."""
+    """Opens sockets as ``connect`` does, and notes the port id of each socket: changes through these sockets are our own."""
 
     def connect_and_note(protocol: int) -> socket.socket:
         opened = connect(protocol)
@@ -138,10 +143,10 @@ class Channel:
         self._buffer = bytearray(RECEIVE_SIZE)
         self._next = 1
         self._limit = CHUNK_LIMIT
-        self._loses_answers = False  # each attempt at the last dump has lost one
+        self._loses_answers = False  # each attempt at the last dump has lost an answer
 
     def close(self) -> None:
-        """Close the socket. The next use opens another."""
+        """Close the socket. The next use opens a new one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -149,7 +154,7 @@ class Channel:
     @property
     def limit(self) -> int:
         """The most messages for ``run``: if all of them fail, their answers still fit into the buffer."""
-        with contextlib.suppress(KernelError):  # ``run`` meets with the same error
+        with contextlib.suppress(KernelError):  # ``run`` reports the same error
             self._open()
         return self._limit
 
@@ -168,7 +173,7 @@ class Channel:
     def run(self, messages: Sequence[bytes], refusal: int | None = None) -> dict[int, int]:
         """Have the kernel handle messages with consecutive sequence numbers.
 
-        After the error number ``refusal`` of the first message, the kernel answers no other one, and handles none.
+        If the first message fails with the error number ``refusal``, the kernel neither handles nor answers the other messages.
 
         Returns the error number of each failed message by its index, in any order; ``UNANSWERED`` if its answer was lost. All
         other messages are in force.
@@ -190,7 +195,7 @@ class Channel:
         return failed
 
     def run_all(self, messages: Sequence[bytes], at_once: int = CHUNK_LIMIT) -> dict[int, int]:
-        """As ``run``, for any number of messages: at most ``at_once`` in one ``send``."""
+        """Does what ``run`` does for any number of messages, with at most ``at_once`` of them in one ``send``."""
         step = min(at_once, self.limit) if messages else 1
         runs = ((first, self.run(messages[first : first + step])) for first in range(0, len(messages), step))
         return {first + index: number for first, failed in runs for index, number in failed.items()}
@@ -202,7 +207,7 @@ class Channel:
     def ask(self, request: bytes, action: str) -> Reply:
         """Send a request that one message answers, and return the answer.
 
-        ``request`` may have any sequence number. ``action`` is for the error.
+        ``request`` may have any sequence number. ``action`` is for the text of the error.
 
         Raises:
             KernelError: the kernel refused the request, or the answer was lost.
@@ -225,9 +230,9 @@ class Channel:
         raise KernelError(action=action, detail="the answer is incomplete")
 
     def dump(self, request: bytes, action: str) -> list[Reply]:
-        """All messages of a dump. It is read to its end before any message counts.
+        """All messages of a dump, which is read to its end before any message is returned.
 
-        ``request`` may have any sequence number. ``action`` is for the error.
+        ``request`` may have any sequence number. ``action`` is for the text of the error.
 
         Raises:
             KernelError: the kernel refused the request, or no attempt was complete and consistent.
@@ -235,7 +240,7 @@ class Channel:
         return self.gather(request, action, lambda replies: replies)
 
     def gather(self, request: bytes, action: str, read: Callable[[list[Reply]], Iterable[T]]) -> list[T]:
-        """As ``dump``, but with the results of ``read`` for each part in the place of its messages."""
+        """Reads a dump as ``dump`` does, but returns the results of ``read`` for each part of the dump."""
         number, detail = 0, ""
         lost = 0
         pauses_s = DUMP_PAUSES_S[:1] if self._loses_answers else DUMP_PAUSES_S
@@ -264,7 +269,7 @@ class Channel:
         raise KernelError(action=action, errno=number, detail=detail)
 
     def dumping(self, request: bytes, action: str) -> Iterator[list[Reply]]:
-        """One attempt at a dump, in the parts in which it arrives. The kernel's data may change during it.
+        """One attempt at a dump, in the parts in which it arrives. The kernel's data may change during the dump.
 
         ``request`` and ``action`` are as for ``dump``. This channel must not be used before the end of the dump.
 
@@ -296,7 +301,7 @@ class Channel:
         """Receive one datagram.
 
         Raises:
-            OSError: there is none, some were lost, or it is truncated.
+            OSError: there is no datagram, datagrams were lost, or this one is truncated.
         """
         size = self._open().recv_into(self._buffer, RECEIVE_SIZE, socket.MSG_TRUNC)
         if size > RECEIVE_SIZE:
@@ -304,7 +309,7 @@ class Channel:
         return bytes(memoryview(self._buffer)[:size])
 
     def _acknowledged(self, first: int, last: int, failed: dict[int, int], refusal: int | None) -> bool:
-        """Gather answers into ``failed``, up to the last one. Returns whether none was lost."""
+        """Gather answers into ``failed``, up to the last answer. Returns whether no answer was lost."""
         complete = True
         while True:
             try:
@@ -329,7 +334,7 @@ class Channel:
                     return complete
 
     def _received(self, request: bytes, action: str) -> Iterator[tuple[list[Reply], bool]]:
-        """The messages of each datagram of a dump, and whether the kernel reports there that its data has changed meanwhile."""
+        """The messages of each datagram of a dump, and whether the kernel reports in it that its data changed during the dump."""
         request, expected = self._numbered(request)
         self._open().send(request)
         is_over = False
@@ -352,7 +357,7 @@ class Channel:
 
 
 def digest(replies: Iterable[Reply], skip: int = 0, beside: object = "") -> bytes:
-    """A digest of a dump, without the first ``skip`` bytes of each payload, and of what was read ``beside`` it."""
+    """A digest of a dump without the first ``skip`` bytes of each payload, combined with other data (``beside``)."""
     hashed = hashlib.blake2b(repr(beside).encode(), digest_size=16)
     for data, start, end in replies:
         hashed.update(memoryview(data)[start + skip : end])
@@ -380,10 +385,12 @@ def explain(number: int) -> str:
 
 
 def resolve_family(channel: Channel, name: str, module: str) -> int:
-    """The ``nlmsg_type`` of a generic netlink family. Since Linux 5.16, this question makes the kernel load the module of IPVS.
+    """The ``nlmsg_type`` of a generic netlink family.
+
+    Since Linux 5.16, asking for the family of IPVS makes the kernel load its module.
 
     Raises:
-        KernelError: there is no such family.
+        KernelError: the kernel has no such family.
     """
     request = ctrlmsg()
     request["cmd"] = _GET_FAMILY

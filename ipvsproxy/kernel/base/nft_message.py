@@ -14,13 +14,16 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.message import attribute, integer, nested, string
 
 TABLE = "ipvsproxy"
-"""Our table, of the family inet. Nothing else is ever changed, except tables that kube-proxy has left behind."""
+"""Our table, of the family inet. No other table is ever changed, except those that kube-proxy has left behind."""
 ELEMENTS_LIMIT = 60_000
 """The most bytes of elements in one message; the kernel's limit is 65,535."""
 TEXT_LIMIT = 250
 """The longest text that a rule may carry; the kernel's limit is 256 bytes, with a header and the NUL."""
 COMMENT_LIMIT = 128
-"""The longest comment that ``nft`` takes, with the NUL (NFTNL_UDATA_COMMENT_MAXLEN in libnftnl). It takes no quotes."""
+"""The longest comment that ``nft`` takes, with the NUL (NFTNL_UDATA_COMMENT_MAXLEN in libnftnl).
+
+The comment must not contain quotes.
+"""
 STALE = 85
 """The error ERESTART: another program has changed the rules since the generation that a transaction names."""
 
@@ -33,7 +36,7 @@ NFTA_SET_KEY_TYPE, NFTA_SET_KEY_LEN, NFTA_SET_DATA_TYPE, NFTA_SET_DATA_LEN = 4, 
 NFTA_SET_DESC, NFTA_SET_ID, NFTA_SET_USERDATA = 9, 10, 13
 NFTA_SET_DESC_SIZE = 1
 NFTA_SET_ELEM_LIST_TABLE, NFTA_SET_ELEM_LIST_SET, NFTA_SET_ELEM_LIST_ELEMENTS = 1, 2, 3
-"""Attributes of messages. They have the kernel's names, by which docs/compatibility.md lists them."""
+"""Attributes of messages. The attributes have the kernel's names, by which docs/compatibility.md lists them."""
 IS_DORMANT = 1
 IS_MAP = 8
 ACCEPT_POLICY = 1
@@ -79,9 +82,9 @@ def _whole(kind: int, payload: bytes, flags: int = 0, family: int = INET, sequen
 def transaction(messages: Sequence[Message], first: int, generation: int | None = None) -> list[bytes]:
     """Messages that the kernel applies all or not at all, for one ``Channel.run``.
 
-    They have the sequence numbers from ``first``: the beginning has ``first`` itself, and each message the next one. The end has
-    none of them and stands behind the last message, since kernels before 6.10 do not acknowledge an end. ``generation`` makes the
-    kernel refuse the transaction with ``STALE`` if it has another one by then.
+    The result begins with the message that begins the transaction. The message that ends it is appended to the last message,
+    since kernels before 6.10 do not acknowledge it. Sequence numbers count up from ``first``. With ``generation``, the kernel
+    refuses the transaction with ``STALE`` if its generation is another one by then.
     """
     named = integer(NFTA_GEN_ID, generation) if generation is not None else b""
     begin, end = (
@@ -96,8 +99,8 @@ def transaction(messages: Sequence[Message], first: int, generation: int | None 
 def run(channel: netlink.Channel, messages: Sequence[Message], generation: int | None = None) -> dict[int, int]:
     """Have the kernel apply messages all or not at all.
 
-    Returns the error numbers of the messages that it refused, by index; -1 stands for the transaction as a whole. Empty if all
-    are in force.
+    Returns the error number of each refused message by its index; -1 stands for the transaction as a whole. The result is empty
+    if all messages are in force.
     """
     sequences = channel.reserve(len(messages) + 2)
     failed = channel.run(transaction(messages, sequences[0], generation), STALE)
@@ -108,7 +111,7 @@ def run(channel: netlink.Channel, messages: Sequence[Message], generation: int |
 
 
 def trial(family: int, table: str) -> list[Message]:
-    """A table of a family and a chain in it, and at last a removal that the kernel refuses (ENOENT), so that nothing remains."""
+    """Creates a table and a chain in it, then makes a removal that the kernel refuses (ENOENT), so that nothing remains."""
     chain_name, absent = "ipvsproxy-trial", "ipvsproxy-absent"
     return [
         Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, table), family),
@@ -118,7 +121,7 @@ def trial(family: int, table: str) -> list[Message]:
 
 
 def table() -> Message:
-    """Creates our table, or wakes it if it is dormant."""
+    """Creates our table, or makes it active if it is dormant."""
     return Message(NFT_MSG_NEWTABLE, netlink.CREATE, string(1, TABLE) + integer(NFTA_TABLE_FLAGS, 0))
 
 
@@ -128,7 +131,7 @@ def table_removal(name: str = TABLE, family: int = INET) -> Message:
 
 
 class Hook(NamedTuple):
-    """The place of a base chain in the way of a packet: its type, the hook's number, and its priority there."""
+    """The place of a base chain on a packet's way: the type of the chain, the number of the hook, and the priority there."""
 
     kind: str
     number: int
@@ -136,7 +139,7 @@ class Hook(NamedTuple):
 
 
 def chain(name: str, hook: Hook | None = None) -> Message:
-    """Creates a chain that does not exist yet, and leaves one that does as it is."""
+    """Creates a chain if it does not exist yet; an existing chain stays as it is."""
     payload = string(NFTA_CHAIN_TABLE, TABLE) + string(NFTA_CHAIN_NAME, name)
     if hook is not None:
         payload += nested(NFTA_CHAIN_HOOK, integer(NFTA_HOOK_HOOKNUM, hook.number), integer(NFTA_HOOK_PRIORITY, hook.priority))
@@ -155,7 +158,10 @@ def flushing(name: str) -> Message:
 
 
 def rule(name: str, expressions: Sequence[bytes], carried: str) -> Message:
-    """Appends a rule to a chain. Programs print the carried text as the comment of the rule, if it is short enough for one."""
+    """Appends a rule to a chain.
+
+    Programs print the text that the rule carries as its comment if the text is short enough for a comment.
+    """
     payload = string(NFTA_RULE_TABLE, TABLE) + string(NFTA_RULE_CHAIN, name) + nested(NFTA_RULE_EXPRESSIONS, *expressions)
     payload += attribute(NFTA_RULE_USERDATA, _user_data(carried))
     return Message(NFT_MSG_NEWRULE, netlink.CREATE | _APPEND, payload)
@@ -183,10 +189,10 @@ def text_of(user_data: bytes) -> str:
 
 
 class SetShape(NamedTuple):
-    """The parameters of a set: type and length of its keys, and of what it maps them to, if it is a map.
+    """The parameters of a set: type and length of its keys and, if it is a map, of its values.
 
-    The types are those of the program ``nft``, which the kernel only stores: six bits for each field of a key. ``is_plain``: it
-    has no flags but that of a map, and no limit of its size.
+    The types are numbers of the program ``nft``, which the kernel only stores: six bits for each field of a key. ``is_plain``:
+    the set has no flag but the map flag, and no limit of its size.
     """
 
     key_type: int
@@ -201,7 +207,7 @@ def _set(name: str) -> bytes:
 
 
 def new_set(name: str, shape: SetShape, number: int) -> Message:
-    """Creates a set. It fails if one of that name exists. ``number`` is another one for each set of a transaction."""
+    """Creates a set. Fails if a set of that name exists. Each set of a transaction needs another ``number``."""
     payload = _set(name) + integer(NFTA_SET_FLAGS, IS_MAP if shape.data_length else 0)
     payload += integer(NFTA_SET_KEY_TYPE, shape.key_type) + integer(NFTA_SET_KEY_LEN, shape.key_length)
     if shape.data_length:
@@ -235,8 +241,8 @@ def _elements(name: str, encoded: bytes = b"") -> bytes:
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
     """Adds elements to a set, or removes them from it; at most ``ELEMENTS_LIMIT`` bytes.
 
-    The kernel takes the addition of a present element, with the same data, unless ``is_exclusive``; it then keeps the comment
-    that the element has. It refuses the removal of an absent one.
+    Unless ``is_exclusive``, the kernel accepts the addition of a present element with the same data, and keeps the element's old
+    comment. It refuses the removal of an absent element.
     """
     flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
     return Message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, _elements(name, encoded))
@@ -248,7 +254,7 @@ def is_for_all_others(found: message.Attributes) -> bool:
 
 
 def read_element(found: message.Attributes) -> tuple[bytes, bytes, str]:
-    """The key of an element, what it is mapped to, and its comment.
+    """The key, the mapped value and the comment of an element.
 
     Raises:
         KeyError: the element has no key.
@@ -269,7 +275,7 @@ def tables_query() -> bytes:
 
 
 def chains_query(family: int = INET) -> bytes:
-    """The request for a dump of the chains of all tables of a family: ours, or that of the rules of iptables-nft."""
+    """The request for a dump of the chains of all tables of a family: inet for our table, or the families of iptables-nft."""
     return _whole(NFT_MSG_GETCHAIN, b"", flags=netlink.DUMP, family=family)
 
 
@@ -299,7 +305,7 @@ def element_query(name: str, encoded: bytes, sequence: int) -> bytes:
 
 
 def generation(channel: netlink.Channel) -> int:
-    """The number of the present generation: any change of any table in this network namespace makes it another one.
+    """The number of the present generation, which changes with any change of any table in this network namespace.
 
     Raises:
         KernelError: the kernel has no nf_tables (EINVAL), or did not answer.

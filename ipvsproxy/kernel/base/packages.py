@@ -1,4 +1,4 @@
-"""Imports of single modules from packages that would import all of their modules.
+"""Imports single modules of a package without executing the package, which would import all of its modules.
 
 Such a package can be in ``sys.modules`` without having been executed. Then each of its modules can be imported as usual, alone.
 """
@@ -10,19 +10,21 @@ from types import ModuleType
 
 
 class _Deferred(ModuleType):
-    """A package that is executed, once and in its place, at the first access to an attribute that it does not have yet."""
+    """A package in ``sys.modules`` that is executed at the first access to an attribute that it does not have yet."""
 
     def __getattr__(self, name: str) -> object:
-        self.__class__ = ModuleType  # type: ignore[assignment]  # from now on it is like any other
+        self.__class__ = ModuleType  # type: ignore[assignment]  # from now on it is an ordinary module
         if self.__spec__ and self.__spec__.loader:
             self.__spec__.loader.exec_module(self)
         return getattr(self, name)
 
 
 def defer(package: str, *modules: str) -> ModuleType:
-    """Put a package into ``sys.modules``, to be executed only when it is needed. A package that is there already stays as it is.
+    """Put a package into ``sys.modules``, to be executed only when it is needed.
 
-    ``modules`` are imported at once: those that other modules of the package import by ``from package import module``.
+    A package that is already in ``sys.modules`` stays as it is.
+
+    ``modules``, which other modules of the package import by ``from package import module``, are imported at once.
 
     Raises:
         ModuleNotFoundError: there is no such package, or it has no such module.

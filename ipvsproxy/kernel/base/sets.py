@@ -20,7 +20,7 @@ class ObservedSet(NamedTuple):
     """An observed set.
 
     ``family`` is None and ``capacity`` (``maxelem``) is 0 for a set of ports, which has neither. ``entries`` is empty if the set
-    ``differs_from`` the set of ours with the same name.
+    ``differs_from`` our set of the same name.
     """
 
     type: str
@@ -29,9 +29,9 @@ class ObservedSet(NamedTuple):
     entries: AbstractSet[SetEntry]
 
     def differs_from(self, ip_set: IpSet) -> str:
-        """The difference between the parameters of this set and those of ours; empty if they are equal."""
+        """How the parameters of this set differ from those of our set; empty if they are equal."""
         ours = parameters(ip_set)
-        # A set of ours that was enlarged is still ours.
+        # An enlarged set of ours is still ours.
         theirs = (self.type, self.family, min(self.capacity, ours[2]))
         return "" if theirs == ours else f"it is {_describe(*theirs)}, not {_describe(*ours)}"
 
@@ -39,7 +39,7 @@ class ObservedSet(NamedTuple):
 class SetsDriver(abc.ABC):
     """Reads and writes sets in the network namespace of the thread that makes this object. Only that thread may use it.
 
-    It only knows the sets in ``IP_SETS``.
+    This driver only knows the sets in ``IP_SETS``.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -52,7 +52,7 @@ class SetsDriver(abc.ABC):
         self._channel.close()
 
     def observe(self, names: Collection[str]) -> dict[str, ObservedSet]:
-        """The named sets that exist, with their entries.
+        """Those of the named sets that exist, with their entries.
 
         Raises:
             KernelError: a set could not be read.
@@ -65,9 +65,9 @@ class SetsDriver(abc.ABC):
         self._digests.clear()
 
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
-        """The named sets that have changed since this last returned them; None for a set that does not exist.
+        """The named sets that have changed since the last call returned them; None for a set that does not exist.
 
-        A set that was written meanwhile counts as changed. After ``observe`` or ``forget``, every set does.
+        A set that was written meanwhile counts as changed. After ``observe`` or ``forget``, every set counts as changed.
 
         Raises:
             KernelError: a set could not be read. The next call then returns at least the same sets.
@@ -97,16 +97,16 @@ class SetsDriver(abc.ABC):
         return False
 
     def written(self, operations: Iterable[Operation]) -> None:
-        """Note that these operations are sent to the kernel: their sets count as changed."""
+        """Note that these operations are sent to the kernel, so that their sets count as changed."""
         for _, item in operations:
             self._digests.pop(item.set if isinstance(item, SetEntries) else item.name if isinstance(item, IpSet) else "", None)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Create and destroy sets, destroy a ``SetCopy``, add and remove entries, in the given order. A repetition is no error.
 
-        Entries of one run (same set, same verb) share messages. If the kernel refuses an entry, the others are applied all the
-        same. Outcomes have the order of the operations. An operation on several entries has one outcome if all were added, and
-        one for each entry otherwise.
+        Entries of one run (same set, same verb) share messages. If the kernel refuses an entry, all other entries are applied
+        nevertheless. Outcomes have the order of the operations. An operation on several entries has one outcome if all were
+        added, and one for each entry otherwise.
         """
         self.written(operations)
         results: list[Outcome] = []
@@ -133,7 +133,7 @@ class SetsDriver(abc.ABC):
         return Outcome(operation, f"{operation}: {reason or self._explain(number, set_type)}", max(number, 0))
 
     def _difference(self, ip_set: IpSet) -> str:
-        """How the set that has the name of ``ip_set`` differs from it; empty if it does not."""
+        """How the existing set with the name of ``ip_set`` differs from ``ip_set``; empty if it does not differ."""
         observed = self._observe(ip_set.name, header_only=True)
         difference = observed.differs_from(ip_set) if observed else "it was created and removed meanwhile"
         return f"a set of this name exists, and {difference}" if difference else ""
@@ -148,15 +148,15 @@ class SetsDriver(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet | None:
-        """The set that was dumped. Raises KernelError."""
+        """The set that a dump describes. Raises KernelError."""
 
     @abc.abstractmethod
     def _create(self, ip_set: IpSet) -> int:
-        """Create a set. Returns 0, or an error number: EEXIST if one of its name exists. Raises KernelError."""
+        """Create a set. Returns 0, or an error number: EEXIST if a set of its name exists. Raises KernelError."""
 
     @abc.abstractmethod
     def _destroy(self, name: str) -> int:
-        """Destroy a set. Returns 0, or an error number: ENOENT if there is none. Raises KernelError."""
+        """Destroy a set. Returns 0, or an error number: ENOENT if the set does not exist. Raises KernelError."""
 
     @abc.abstractmethod
     def _explain(self, number: int, set_type: SetType | None) -> str:
@@ -164,20 +164,23 @@ class SetsDriver(abc.ABC):
 
     @abc.abstractmethod
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        """Add and remove entries. Returns the outcomes of those that failed or were a surprise, by the operation on one alone."""
+        """Add and remove entries.
+
+        Returns the outcomes of entries that failed or were a surprise, by the operation on that entry alone.
+        """
 
 
 def of_sets_or_entries(operations: Iterable[Operation]) -> Iterator[tuple[bool, Sequence[Operation]]]:
-    """The operations in runs of those on sets (True) and of those on entries, in their order."""
+    """The operations in their order, cut into runs of operations on sets (True) and on entries (False)."""
     for is_set, run in itertools.groupby(operations, lambda operation: isinstance(operation.item, IpSet | SetCopy)):
         yield is_set, list(run)
 
 
 def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEntry]]]:
-    """The entries of each run of one set and one verb.
+    """The entries of each run of operations with the same set and the same verb.
 
     Raises:
-        TypeError: an operation is on an object of another kind.
+        TypeError: an operation is not on a set entry.
     """
     entries: list[SetEntry] = []
     of: tuple[Verb, str] | None = None
@@ -194,7 +197,7 @@ def runs(operations: Iterable[Operation]) -> Iterator[tuple[Verb, Sequence[SetEn
 
 
 def parameters(ip_set: IpSet) -> tuple[str, Family | None, int]:
-    """The type, the family and the capacity of a set of ours, as of an ``ObservedSet``."""
+    """The type, the family and the capacity of one of our sets, in the form of an ``ObservedSet``."""
     if ip_set.type is SetType.PORT:
         return ip_set.type, None, 0
     return ip_set.type, ip_set.family, SET_CAPACITY

@@ -1,6 +1,6 @@
-"""Sockets besides those of netlink requests: for notifications, and for questions by ``getsockopt``.
+"""Sockets for netlink notifications, and questions to the kernel by ``getsockopt``.
 
-Sockets of notifications never wait. Filters make the kernel drop messages before a socket's queue: classic BPF
+Sockets for notifications are non-blocking. Filters make the kernel drop messages before a socket's queue: classic BPF
 (include/uapi/linux/filter.h).
 """
 
@@ -16,9 +16,9 @@ from ipvsproxy.kernel.base.errors import KernelError
 READS_AT_ONCE = 64
 """The most datagrams that a reader takes at once, so that a storm of events leaves its thread some time for other work."""
 MOST_PORTS = 100
-"""The most port ids that a filter compares; its instructions cannot jump over many more."""
+"""The most port ids that a filter compares: its jump instructions do not reach much further."""
 PASS = 0xFFFFFFFF
-"""The result of a filter that passes a message; 0 drops it."""
+"""The result of a filter that lets a message pass; the result 0 drops the message."""
 
 _SOL_NETLINK, _ADD_MEMBERSHIP, _SO_RCVBUFFORCE = 270, 1, 33
 _SO_ATTACH_FILTER = 26
@@ -31,11 +31,11 @@ _PORT_OFFSET = 12  # nlmsg_pid of struct nlmsghdr
 def open_event_socket(protocol: int, groups: Collection[int], receive_buffer: int) -> socket.socket:
     """A socket that receives the notifications of some groups, in the network namespace of the calling thread.
 
-    ``protocol`` is a family of netlink, ``groups`` the numbers of its multicast groups, ``receive_buffer`` the bytes of
-    notifications that may wait.
+    ``protocol`` is a family of netlink, ``groups`` are the numbers of its multicast groups, ``receive_buffer`` is the size of the
+    queue of notifications in bytes.
 
     Raises:
-        OSError: the kernel refused it.
+        OSError: the kernel refused the socket.
     """
     made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
     try:
@@ -52,10 +52,10 @@ def open_event_socket(protocol: int, groups: Collection[int], receive_buffer: in
 
 
 def attach(filtered: socket.socket, program: Sequence[bytes]) -> None:
-    """Give a socket these instructions as its filter, in the place of another one.
+    """Set these instructions as the filter of a socket, in place of its former filter.
 
     Raises:
-        OSError: the kernel refused them.
+        OSError: the kernel refused the filter.
     """
     code = b"".join(program)
     instructions = ctypes.create_string_buffer(code, len(code))
@@ -73,7 +73,7 @@ def load_byte(offset: int) -> bytes:
 
 
 def jump(value: int, if_equal: int, otherwise: int = 0) -> bytes:
-    """Skip this many instructions if the loaded value, in network order, equals ``value``, or otherwise."""
+    """Skip ``if_equal`` instructions if the loaded value, in network order, equals ``value``, else ``otherwise`` instructions."""
     return _INSTRUCTION.pack(_JUMP_IF_EQUAL, if_equal, otherwise, value)
 
 
@@ -83,21 +83,21 @@ def end(result: int) -> bytes:
 
 
 def dropping(ports: Collection[int]) -> list[bytes]:
-    """The instructions that drop messages with one of these port ids, and pass all others. Those beyond ``MOST_PORTS`` pass."""
+    """The instructions that drop messages with one of the first ``MOST_PORTS`` of these port ids, and pass all other messages."""
     checked = tuple(ports)[:MOST_PORTS]
     checks = [jump(in_network_order("=I", port), len(checked) - at) for at, port in enumerate(checked)]
     return [_INSTRUCTION.pack(_LOAD_WORD, 0, 0, _PORT_OFFSET), *checks, end(PASS), end(0)]
 
 
 def in_network_order(code: str, value: int) -> int:
-    """A number in the host's order as a filter loads it: as if it were in network order."""
+    """The value that a filter loads for a number in host order: filters load numbers as if in network order."""
     return int.from_bytes(struct.pack(code, value), "big")
 
 
 def ask(asking: socket.socket, level: int, option: int, question: bytes, action: str) -> bytes:
     """The answer to a question by ``getsockopt``: one buffer holds the question, and then the kernel's answer.
 
-    It is at most as long as the question. ``action`` is for the error.
+    The answer is at most as long as the question. ``action`` is for the error.
 
     Raises:
         KernelError: the kernel refused the question.
@@ -107,7 +107,7 @@ def ask(asking: socket.socket, level: int, option: int, question: bytes, action:
 
 
 def ask_in(asking: socket.socket, level: int, option: int, buffer: bytearray, action: str) -> int:
-    """As ``ask``, with the answer in place of the question; returns the length of the answer. No byte is copied here.
+    """Asks as ``ask`` does, writes the answer over the question without copying it, and returns the length of the answer.
 
     Raises:
         KernelError: the kernel refused the question.
