@@ -4,7 +4,6 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple
 
 import msgspec
 
@@ -68,7 +67,7 @@ class Role(enum.StrEnum):
     NODE_PORT = "node port"
 
 
-class Frontend(NamedTuple):
+class Frontend(msgspec.Struct, frozen=True, gc=False):
     """A virtual server of a Service, and the role of its address."""
 
     role: Role

@@ -10,7 +10,8 @@ Rule 5: an address and port has one role for its Service (see ``_is_taken``).
 
 import functools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from ipvsproxy.model.kernel import Flow, HealthListener
 from ipvsproxy.model.net import Address, Family, Network, Protocol
@@ -36,7 +37,7 @@ _NAMES: Mapping[Family, Mapping[SetKind, str]] = {
 _GATED = Skipped("spec.externalIPs", "the feature gate AllowServiceExternalIPs of this node is off", invalid=False)
 
 
-class ServedPort(NamedTuple):
+class ServedPort(msgspec.Struct, frozen=True):
     """One Service port in one family: its endpoints, which of them are used, and its virtual servers."""
 
     port: ServicePort

@@ -11,7 +11,8 @@ import functools
 import operator
 import zlib
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey
@@ -68,7 +69,7 @@ class WhyNot(enum.StrEnum):
         return self.name.lower()
 
 
-class Scope(NamedTuple):
+class Scope(msgspec.Struct, frozen=True, gc=False):
     """The endpoints of a service port that a part of its traffic may use.
 
     ``last_resort``: no endpoint that this scope may use is ready, so terminating ones that serve are used.
@@ -105,7 +106,7 @@ class Scope(NamedTuple):
         return [key for key, conditions in endpoints.items() if self.why_not(conditions) is None]
 
 
-class Route(NamedTuple):
+class Route(msgspec.Struct, frozen=True, gc=False):
     """A scope, and its real servers in this node's order."""
 
     scope: Scope
@@ -117,7 +118,7 @@ class Route(NamedTuple):
         return self.weights.keys()
 
 
-class EndpointChoice(NamedTuple):
+class EndpointChoice(msgspec.Struct, frozen=True, gc=False):
     """The routes of one service port: for traffic to the cluster IP, and for traffic to all other addresses.
 
     ``cluster`` is the route by no traffic policy, which is that of clients of this node to all other addresses.
@@ -138,9 +139,10 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     endpoint, from clients outside, which the load balancer's health check sends to other nodes.
     """
     ready = [endpoint for endpoint in endpoints.values() if endpoint.ready]
-    cluster = Scope(not ready, "", *_hints(ready, node, zone))
-    are_all_used = len(ready) == len(endpoints) and not any(cluster)  # nearly always; no endpoint need be asked then
-    everywhere = Route(cluster, in_order(endpoints if are_all_used else cluster.used(endpoints), node))
+    node_hint, zone_hint = _hints(ready, node, zone)
+    cluster = Scope(not ready, "", node_hint, zone_hint)
+    asks_each = len(ready) < len(endpoints) or node_hint or zone_hint  # rarely
+    everywhere = Route(cluster, in_order(cluster.used(endpoints) if asks_each else endpoints, node))
     if not (internal_local or external_local):
         return EndpointChoice(everywhere, everywhere, everywhere, lacks_local=False)
     local = Scope(last_resort=not any(endpoint.node_name == node for endpoint in ready), node=node)

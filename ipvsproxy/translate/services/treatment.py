@@ -5,7 +5,6 @@ Rule: a setting that cannot be had is the node's default, and a ``Skipped`` says
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +29,7 @@ SLOW_START_WEIGHT = 100
 """The weight of each endpoint with slow start, if no annotation gives one. From a weight of 1 there would be no way up."""
 
 
-class Treatment(NamedTuple):
+class Treatment(msgspec.Struct, frozen=True, gc=False):
     """How a Service is served, as far as annotations may choose it.
 
     ``flags`` are the scheduler's. ``chosen`` has what the annotations ask for and this node has. ``knows_slices``: weights of
