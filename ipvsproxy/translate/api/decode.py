@@ -95,19 +95,21 @@ class _Reader(Generic[T, K]):
             return None
         return self._key("" if self.kind is ObjectKind.NODE else sys.intern(metadata.namespace or "default"), metadata.name)
 
-    def event(self, raw: T, where: str = "") -> Put | Rejected:
+    def event(self, raw: T) -> Put | Rejected:
         """The parsed object with its key, or a rejection if it has no name."""
         key = self.key(raw.metadata)
         if key is None:
-            return Rejected(self.kind, None, where, "is missing", "metadata.name")
+            return Rejected(self.kind, None, "", "is missing", "metadata.name")
         return Put(self.kind, key, self.read(raw, key))
 
-    def loose_event(self, raw: msgspec.Raw, where: str = "") -> Put | Rejected:
-        """As ``event``, for an object that may break the schema of its kind."""
+    def loose_event(self, raw: msgspec.Raw) -> tuple[Put | Rejected, schema.Metadata | None]:
+        """As ``event``, for an object that may break the schema of its kind; and its metadata, as far as they can be read."""
         try:
-            return self.event(self.one.decode(raw), where)
+            decoded = self.one.decode(raw)
+            return self.event(decoded), decoded.metadata
         except UNREADABLE as error:
-            return _rejected(self.kind, self.key(_metadata(raw)), where, error)
+            metadata = _metadata(raw)
+            return _rejected(self.kind, self.key(metadata), "", error), metadata
 
 
 def _metadata(raw: msgspec.Raw) -> schema.Metadata | None:
@@ -160,7 +162,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
     """
     page = read_page(kind, body)
     # One by one: values made of five hundred items at once would not stay in the processor's near caches.
-    events = tuple(map(_READERS[kind].loose_event, page.items or ()))
+    events = tuple(_READERS[kind].loose_event(item)[0] for item in page.items or ())
     return ListPage(events, page.metadata.resource_version or "", page.metadata.continue_token or "")
 
 
@@ -171,7 +173,7 @@ def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
         return reader.event(reader.one.decode(item))
     except UNREADABLE:
         try:
-            return reader.loose_event(msgspec.json.decode(item, type=msgspec.Raw))
+            return reader.loose_event(msgspec.json.decode(item, type=msgspec.Raw))[0]
         except UNREADABLE:
             return None
 
@@ -193,7 +195,8 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
             raise UndecodableError(f"watch of {kind}s: {_why(error)}") from error
         message = (status.message or status.reason or "no message")[:500]
         return WatchLine(Expired(message) if status.code == GONE else ServerError(status.code or 0, message), "")
-    metadata, reader = _metadata(decoded.object), _READERS[kind]
+    reader = _READERS[kind]
+    event, metadata = reader.loose_event(decoded.object)
     version = (metadata and metadata.resource_version) or ""
     if decoded.type == "BOOKMARK" and metadata:
         return WatchLine(Bookmark(), version)
@@ -201,7 +204,7 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
         raise UndecodableError(f"watch of {kind}s: event type {decoded.type[:32]!r} is not known")
     if decoded.type == "DELETED" and (key := reader.key(metadata)):
         return WatchLine(Gone(kind, key), version)
-    return WatchLine(reader.loose_event(decoded.object), version)
+    return WatchLine(event, version)
 
 
 _MANIFESTS: Mapping[tuple[str, str], ObjectKind] = {
