@@ -1,6 +1,7 @@
 """``ipvsproxy doctor``: checks all that ipvsproxy needs on this node: one finding for each question, with its remedy."""
 
 import asyncio
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.commands import inspection, service_checks
@@ -373,12 +374,15 @@ async def examine(config: Config) -> Sequence[Finding]:
 
 def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Finding]:
     addresses = (found.observation and found.observation.interface_addresses) or ()
-    seen = view.view_node(config.translation, config.node_name, store.node(config.node_name), addresses, ())
+    settings = config.translation
+    if found.backend:
+        settings = dataclasses.replace(settings, backend=found.backend.backend)
+    name, others = config.node_name, store.other_nodes(config.node_name)
+    seen = view.view_node(settings, name, store.node(name), addresses, (), other_nodes=others)
     services = store.services.values()
     read = rivals.read(service_checks.ports_of(services))
-    backend = found.backend.backend if found.backend else config.drivers.rules_backend
-    collisions = service_checks.collisions(services, seen, addresses, read, backend)
-    return list(service_checks.judge(services, config.translation, collisions, read.unknown or found.unreadable))
+    collisions = service_checks.collisions(services, seen, addresses, read, settings)
+    return list(service_checks.judge(services, settings, collisions, read.unknown or found.unreadable))
 
 
 async def _source(config: Config) -> tuple[Finding, Store]:

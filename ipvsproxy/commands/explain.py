@@ -10,11 +10,10 @@ from ipvsproxy.commands import inspection, service_checks
 from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.ui.explanation import Explainer
-from ipvsproxy.kernel import backends, rivals
+from ipvsproxy.kernel import rivals
 from ipvsproxy.kernel.rivals import Rivals
 from ipvsproxy.model.net import Address, Family, Protocol, host_port, parse_address
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
-from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import ObjectKind, Service, ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.store.objects import Complaint
@@ -71,11 +70,10 @@ async def describe(
     node: Inspected,
     subject: Subject,
     read_rivals: ReadRivals = lambda _ports: Rivals(),
-    backend: Backend = Backend.IPTABLES,
 ) -> Document:
     """The explanation as a document.
 
-    ``read_rivals`` reads what else of this host takes packets to ports; ``backend`` has our rules.
+    ``read_rivals`` reads what else of this host takes packets to ports.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -95,7 +93,9 @@ async def describe(
     counts = await node.kernel.call(lambda kernel: kernel.connections(observed))
     services = [node.store.services[name] for name in names]
     read = await asyncio.to_thread(read_rivals, service_checks.ports_of(services)) if services else Rivals()
-    collisions = list(service_checks.collisions(services, comparison.view, comparison.interface_addresses, read, backend))
+    collisions = list(
+        service_checks.collisions(services, comparison.view, comparison.interface_addresses, read, comparison.translation)
+    )
     explainer = Explainer(
         survey=survey,
         store=node.store,
@@ -158,9 +158,7 @@ def run(config: Config, subject: Subject) -> int:
     """``ipvsproxy explain``; returns the exit status."""
 
     async def answer(node: Inspected) -> Answer:
-        document = await describe(
-            node, subject, rivals.read, (await asyncio.to_thread(backends.choose, config.drivers.rules_backend)).backend
-        )
+        document = await describe(node, subject, rivals.read)
         is_known = document["notUsed"] or document["unclaimed"]
         is_served = any(one["ports"] or isinstance(subject, ServiceName) for one in document["services"])
         return Answer(document, FOUND if is_known or is_served else UNKNOWN)

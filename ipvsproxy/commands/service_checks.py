@@ -1,7 +1,7 @@
 """What keeps Services from being reached on this node, though each is served as it should be: for ``doctor`` and ``explain``."""
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.commands.finding import Finding, ok, warn
@@ -11,6 +11,7 @@ from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.state import Role
+from ipvsproxy.translate.services import refusal, treatment
 from ipvsproxy.translate.settings import LocalMode, Settings
 from ipvsproxy.translate.view import NodeView
 
@@ -83,28 +84,38 @@ def ports_of(services: Iterable[Service]) -> frozenset[tuple[Protocol, int]]:
 
 
 def collisions(
-    services: Iterable[Service], view: NodeView, addresses: Iterable[InterfaceAddress], rivals: Rivals, backend: Backend
+    services: Iterable[Service], view: NodeView, addresses: Iterable[InterfaceAddress], rivals: Rivals, settings: Settings
 ) -> Iterator[Collision]:
     """What collides with these Services on this node, once for each program, rule or interface and port.
 
-    ``addresses`` are those of this host's interfaces, ``backend`` is that of our rules.
+    ``addresses`` are those of this host's interfaces.
     """
     interfaces = {one.address: one.interface for one in addresses if one.interface != DEVICE}
     for service in services:
         found: dict[object, Collision] = {}
-        for place in () if service.not_served else _places(service, view):
+        _, treated, _ = treatment.treat(service, settings)
+        admitted, _ = refusal.admit(treated, view, settings)
+        for address in dict.fromkeys(_external_addresses(admitted, settings)):
+            if node := view.other_nodes.get(address):
+                text = f"{address} is an address of the node {node}, which this node and its pods do not reach any more"
+                found[address] = Collision(service.name, text, refusal.WAYS_OUT)
+        for place in () if service.not_served else _places(admitted, view, settings):
             for one in _takers(place, interfaces, rivals):
-                found.setdefault((place.protocol, place.port, one), _collision(service.name, place, one, backend))
+                found.setdefault((place.protocol, place.port, one), _collision(service.name, place, one, settings.backend))
         yield from found.values()
 
 
-def _places(service: Service, view: NodeView) -> Iterator[_Place]:
-    options = service.options
+def _external_addresses(service: Service, settings: Settings) -> Sequence[Address]:
     families = {one.family for one in service.cluster_addresses}
-    external = [one for one in (*options.external_addresses, *options.load_balancer_addresses) if one.family in families]
+    external = service.options.external_addresses if settings.external_addresses else ()
+    return [one for one in (*external, *service.options.load_balancer_addresses) if one.family in families]
+
+
+def _places(service: Service, view: NodeView, settings: Settings) -> Iterator[_Place]:
+    families = {one.family for one in service.cluster_addresses}
     for port in service.ports:
         yield from (_Place(Role.CLUSTER_IP, port.protocol, one, port.port) for one in service.cluster_addresses)
-        yield from (_Place(Role.EXTERNAL_IP, port.protocol, one, port.port) for one in external)
+        yield from (_Place(Role.EXTERNAL_IP, port.protocol, one, port.port) for one in _external_addresses(service, settings))
         for address in itertools.chain.from_iterable(view.node_port_addresses[one] for one in families if port.node_port):
             yield _Place(Role.NODE_PORT, port.protocol, address, port.node_port)
 

@@ -70,6 +70,9 @@ OWN = (
         "ipvs-allow-service-addresses", "allowServiceAddresses", Kind.LIST, "", "CIDR,...", to="translation.allowed_addresses"
     ).explained("Serve Service addresses in these ranges even if they belong to the API server, this node or a range of pods."),
     Option(
+        "ipvs-refuse-node-addresses", "refuseNodeAddresses", Kind.BOOLEAN, "false", to="translation.refuses_node_addresses"
+    ).explained("Refuse external and load-balancer addresses of Services that are known to be addresses of other nodes."),
+    Option(
         "ipvs-traffic-scopes", "trafficScopes", Kind.TEXT, "kube-proxy", to="translation.scopes", choices=tuple(TrafficScopes)
     ).explained(
         "With externalTrafficPolicy Local, clients of this node reach those of everybody (kube-proxy), or all endpoints (api)."

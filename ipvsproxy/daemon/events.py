@@ -25,6 +25,7 @@ from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Complaint, Store
+from ipvsproxy.translate.services.refusal import WAYS_OUT
 
 CONTROLLER = "kube-proxy"
 """The controller of all events: operators and their tools know this name. The instance has the name of the node."""
@@ -193,6 +194,7 @@ def _render_time(epoch_s: float) -> str:
 
 SET_FULL = (4352, errno.ENOSPC)
 """IPSET_ERR_HASH_FULL, and the error of a set without memory."""
+NODE_HIDDEN = "NodeAddressHidden"
 STARTING = "StartKubeProxy"
 """The action in all of kube-proxy's events about its Node."""
 
@@ -207,6 +209,7 @@ class Announcer:
         self._store = store
         self._status = status
         self._announced: Collection[Notice] = ()
+        self._hiding: dict[ServiceName, str] = {}
 
     def start(self) -> None:
         """Record the start of this process."""
@@ -215,6 +218,7 @@ class Announcer:
 
     def synced(self, summary: SyncSummary) -> None:
         """A sync has ended."""
+        self._find_hidden_nodes(summary)
         self._announce_notices()
         for complaint in summary.changes.complaints:
             self._announce_complaint(complaint)
@@ -242,6 +246,26 @@ class Announcer:
             if notice not in self._announced:
                 self._recorder.record(KubernetesEvent(self._node, notice.reason, STARTING, notice.message))
         self._announced = tuple(self._status.notices)
+
+    def _find_hidden_nodes(self, summary: SyncSummary) -> None:
+        """Warn of the Services whose addresses make other nodes unreachable from here: on each node, they are local ones."""
+        others = summary.view.other_nodes
+        for name in summary.changes.services if others or self._hiding else ():
+            state = summary.states.get(name)
+            named = (
+                sorted(f"{one} of {others[one]}" for one in (*state.addresses, *state.routes) if one in others) if state else []
+            )
+            hidden = ", ".join(named)
+            if hidden and self._hiding.get(name) != hidden:
+                note = f"{hidden}: external or load-balancer IPs that are addresses of nodes make these unreachable; {WAYS_OUT}"
+                self._recorder.record(KubernetesEvent(self._regard(name), NODE_HIDDEN, "Sync", note, everywhere=True))
+                log.warning("node_address_hidden", service=str(name), addresses=named, hint=WAYS_OUT)
+            self._hiding.pop(name, None)
+            if hidden:
+                self._hiding[name] = hidden
+        told = [f"{name} has {hidden}" for name, hidden in sorted(self._hiding.items())[:5]]
+        message = f"nodes are unreachable from this one, because their addresses are those of Services: {'; '.join(told)}"
+        self._status.note(NODE_HIDDEN, message if told else "")
 
     def _announce_complaint(self, complaint: Complaint) -> None:
         namespace, slash, name = complaint.name.rpartition("/")

@@ -22,7 +22,7 @@ from typing import NamedTuple, assert_never
 
 import msgspec
 
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import (
     ApiObject,
@@ -42,6 +42,7 @@ from ipvsproxy.model.service import (
     ServiceName,
     Skipped,
 )
+from ipvsproxy.store.node_addresses import NodeAddresses
 
 LEAST = 10
 """Fewer missing objects than this are always removed at once."""
@@ -140,6 +141,7 @@ class Store:
         self.api_servers: frozenset[RealServerKey] = frozenset()
         """The addresses and ports by which this process has tried to reach API servers so far."""
         self._rejected: dict[ObjectKind, dict[ObjectKey, Rejected]] = {kind: {} for kind in ObjectKind}
+        self._node_addresses = NodeAddresses()
         self._listed: set[ObjectKind] = set()
         self._shrunk: dict[EndpointSliceName, EndpointSlice] | None = None  # of a list that is being read
         self._remembered: set[ServiceName] = set()
@@ -160,6 +162,10 @@ class Store:
     def node(self, name: str) -> Node | None:
         """The Node of this name, if it is known."""
         return self._nodes.get(name)
+
+    def other_nodes(self, here: str) -> Mapping[Address, str]:
+        """The external and load-balancer addresses that are known to be those of other nodes than this one, and the node."""
+        return self._node_addresses.of_others(here, self._slices.values(), self._nodes.values())
 
     @property
     def is_complete(self) -> bool:
@@ -257,6 +263,13 @@ class Store:
         self._complaints.clear()
         return changes
 
+    def touch_external(self, addresses: Collection[Address], now: float) -> None:
+        """Mark the Services that have one of these external or load-balancer addresses for translation."""
+        for name, service in self.services.items():
+            options = service.options
+            if any(one in addresses for one in (*options.external_addresses, *options.load_balancer_addresses)):
+                self._dirty.setdefault(name, now)
+
     def touch_all(self, now: float) -> None:
         """Mark every Service for translation."""
         for name in self.services:
@@ -271,6 +284,7 @@ class Store:
                     self._dirty.setdefault(item.name, now)
                 if known != item:
                     name = self._known_name(item.name)
+                    self._node_addresses.note_service(known, item)
                     self.services[name] = item if item.name is name else msgspec.structs.replace(item, name=name)
                     self._note_change(ObjectKind.SERVICE, name, now)
                     if item.options.annotations.scheduler:
@@ -283,6 +297,7 @@ class Store:
                 before = self._nodes.get(item.name)
                 self._nodes[item.name] = item
                 if before is None or before != item:
+                    self._node_addresses.note_addresses([*item.addresses, *(before.addresses if before else ())])
                     self._note_change(ObjectKind.NODE, None, now)
                     if item.skipped:
                         self._complain(ObjectKind.NODE, item, before)
@@ -300,6 +315,7 @@ class Store:
                 return
             if before.service:
                 self._forget_slice(before.service, item.name)
+        self._node_addresses.note_addresses([*item.each_address, *(before.each_address if before else ())])
         name = before.name if before is not None else item.name
         service = self._known_name(item.service) if item.service else None
         self._slices[name] = item = msgspec.structs.replace(item, name=name, service=service)
@@ -345,11 +361,13 @@ class Store:
             case ObjectKind.SERVICE:
                 service = self.services.pop(ServiceName(key.namespace, key.name), None)
                 if service:
+                    self._node_addresses.note_service(service, None)
                     self._remembered.discard(service.name)
                     self._note_change(kind, service.name, now)
             case ObjectKind.ENDPOINT_SLICE:
                 gone = self._slices.pop(key, None)
                 if gone:
+                    self._node_addresses.note_addresses(gone.each_address)
                     if gone.service:
                         self._forget_slice(gone.service, gone.name)
                         if gone.family:

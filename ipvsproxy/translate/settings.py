@@ -53,10 +53,11 @@ class Settings:
     without either of a family, on all of it.
     ``local_interface`` is the bridge or the name prefix of the two interface modes. ``bind_address``, unless it is
     unspecified, is the node's primary address whatever its Node object says. ``external_addresses`` is the feature gate
-    AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal`` would not. ``scope_bits`` are the bits of
-    packet marks that ``scopes`` uses. ``hash_scheduler`` sends a client to one endpoint for as long as the endpoints stay.
-    ``annotations`` are those that count. ``missing_schedulers`` has the reason for each scheduler of an annotation that cannot be
-    used. ``backend`` (never ``AUTO``) holds the rules.
+    AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal`` would not. ``refuses_node_addresses``: no
+    Service gets an external address that is known to be another node's. ``scope_bits`` are the bits of packet marks that
+    ``scopes`` uses. ``hash_scheduler`` sends a client to one endpoint for as long as the endpoints stay. ``annotations`` are
+    those that count. ``missing_schedulers`` has the reason for each scheduler of an annotation that cannot be used.
+    ``backend`` (never ``AUTO``) holds the rules.
     """
 
     scheduler: str = "rr"
@@ -72,6 +73,7 @@ class Settings:
     external_addresses: bool = True
     families: frozenset[Family] = frozenset(Family)
     allowed_addresses: tuple[Network, ...] = ()
+    refuses_node_addresses: bool = False
     scopes: TrafficScopes = TrafficScopes.KUBE_PROXY
     scope_bits: int = 0x3FFF
     hash_scheduler: str = "mh"

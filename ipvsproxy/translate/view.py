@@ -22,6 +22,7 @@ class NodeView:
     listen (the unspecified address stands for all). ``elsewhere`` are the addresses that other interfaces than our dummy device
     carry: a service address among them is served, but not bound a second time. ``api_servers`` are those that are known,
     ``former_api_servers`` those that were known before.
+    ``other_nodes`` has the node of each external or load-balancer address that is known to be another node's.
     ``pod_networks`` are the Node's ``spec.podCIDRs``, ``connected`` the networks that other interfaces than our device are in.
     """
 
@@ -35,6 +36,7 @@ class NodeView:
     connected: tuple[Network, ...] = ()
     api_servers: frozenset[RealServerKey] = frozenset()
     former_api_servers: frozenset[RealServerKey] = frozenset()
+    other_nodes: Mapping[Address, str] = dataclasses.field(default_factory=dict)
 
 
 def view_node(
@@ -45,6 +47,7 @@ def view_node(
     api_servers: Iterable[RealServerKey],
     *,
     former_api_servers: Iterable[RealServerKey] = (),
+    other_nodes: Mapping[Address, str] | None = None,
     lingering: Iterable[Address] = (),
 ) -> NodeView:
     """The view from the Node object, the host's interfaces, and the API servers that are known, or were before.
@@ -68,6 +71,7 @@ def view_node(
         connected=tuple(dict.fromkeys(network(item.address, item.prefix_length) for item in carried_here)),
         api_servers=frozenset(api_servers),
         former_api_servers=frozenset(former_api_servers),
+        other_nodes=other_nodes or {},
     )
 
 

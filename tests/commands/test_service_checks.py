@@ -1,5 +1,6 @@
 """Checks of Services by ``doctor``: what is wrong on this node although each Service is served as it should be."""
 
+import dataclasses
 import socket
 from collections.abc import Collection
 from typing import Any
@@ -69,7 +70,7 @@ SAVED = """\
 
 
 def _collisions(*services: Service, addresses: Collection[InterfaceAddress] = ADDRESSES, **rivals: Any) -> list[str]:
-    found = service_checks.collisions(services, VIEW, addresses, Rivals(**rivals), Backend.IPTABLES)
+    found = service_checks.collisions(services, VIEW, addresses, Rivals(**rivals), Settings())
     return [f"{one.service.name}: {one.text}" for one in found]
 
 
@@ -93,7 +94,7 @@ def test_rules_that_take_packets_of_services_are_named() -> None:
     assert redirected.startswith(
         "web: a rule sends packets to TCP 192.168.0.10:30080 elsewhere, before the Service: -t nat -A CNI-DN-1"
     )
-    nftables = service_checks.collisions([WEB], VIEW, ADDRESSES, Rivals(rules=rules), Backend.NFTABLES)
+    nftables = service_checks.collisions([WEB], VIEW, ADDRESSES, Rivals(rules=rules), Settings(backend=Backend.NFTABLES))
     assert [one.text[:45] for one in nftables] == ["a rule is about TCP 192.168.0.10:30080, too, "]
 
 
@@ -119,6 +120,19 @@ def test_programs_that_listen_where_a_service_is_served_are_named(address: str, 
 def test_an_interface_that_has_a_cluster_ip_is_named() -> None:
     (found,) = _collisions(DNS, WEB, addresses=(*ADDRESSES, builders.interface_address("nodelocaldns", "10.96.0.53")))
     assert found.startswith("dns: the interface nodelocaldns has the cluster IP 10.96.0.53, too, and")
+
+
+def test_another_nodes_address_is_named_with_the_ways_out() -> None:
+    other = parse_address("192.168.0.11")
+    view = dataclasses.replace(VIEW, other_nodes={other: "node-b"})
+    external = builders.service("web", external=[str(other)])
+    balanced = builders.service("web", load_balancer=[str(other)])
+    for service in (external, balanced):
+        (found,) = service_checks.collisions([service], view, ADDRESSES, Rivals(), Settings())
+        assert found.text.startswith("192.168.0.11 is an address of the node node-b, which this node and its pods do not reach")
+        assert "ipMode: Proxy" in found.remedy
+        assert not list(service_checks.collisions([service], view, ADDRESSES, Rivals(), Settings(refuses_node_addresses=True)))
+    assert not list(service_checks.collisions([external], view, ADDRESSES, Rivals(), Settings(external_addresses=False)))
 
 
 def test_collisions_are_findings_and_none_is_one_as_well() -> None:

@@ -1,6 +1,7 @@
 """Covers Kubernetes events: their causes, form and rate, and failed writes. Left out: a real API server."""
 
 import asyncio
+import dataclasses
 import errno
 import pathlib
 import random
@@ -26,10 +27,11 @@ from ipvsproxy.daemon.events import (
 from ipvsproxy.daemon.http.health import Notice, Status
 from ipvsproxy.daemon.sources import watch
 from ipvsproxy.daemon.sources.source import ApiError
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Report, Verb
 from ipvsproxy.model.service import ObjectKind, Owner, ServiceName, Skipped
 from ipvsproxy.model.sets import SetEntries, SetEntry, SetKind
+from ipvsproxy.model.state import ServiceState
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes, Complaint, Store
 from tests.support import api_server, builders
@@ -250,6 +252,27 @@ async def test_invalid_parts_are_an_event_of_their_object() -> None:
         ("web-1", "InvalidObject", "not used: endpoints[0]: no address"),
     ]
     assert {event["regarding"]["apiVersion"] for event in stage.desk.written} == {"v1", "discovery.k8s.io/v1"}
+
+
+async def test_a_service_with_the_address_of_another_node_is_an_event_and_a_notice() -> None:
+    stage = Stage()
+    address = parse_address("192.168.0.11")
+    view = dataclasses.replace(builders.node_view(), other_nodes={address: "node-b"})
+    bound = ServiceState(owner=Owner(1, WEB), addresses=(address,))
+    for _ in range(2):
+        stage.announcer.synced(summary(states=[bound], view=view))
+    service, notice = sorted(await stage.written(), reverse=True)
+    assert service[:2] == ("web", "NodeAddressHidden")
+    assert service[2].startswith(
+        "192.168.0.11 of node-b: external or load-balancer IPs that are addresses of nodes make these unreach"
+    )
+    assert all(
+        way in service[2] for way in ("ipMode: Proxy", "ipvsproxy.io/skip-load-balancer-ips", "AllowServiceExternalIPs=false")
+    )
+    assert notice[:2] == ("node-a", "NodeAddressHidden")
+    assert "shop/web has 192.168.0.11 of node-b" in notice[2]
+    stage.announcer.synced(summary(states=[ServiceState(owner=Owner(1, WEB))], view=view))
+    assert stage.status.notices == []
 
 
 async def test_a_conflict_is_an_event_of_each_waiting_service() -> None:

@@ -54,3 +54,30 @@ def test_what_collides_with_a_node_port_is_named_and_who_gets_the_packets(labora
         named = [line for line in output.splitlines() if "collisions: " in line or "collides: " in line]
         assert any(f"listens at TCP {node}:30001, too" in line for line in named), output
         assert any("exempts packets to TCP 10.96.0.1:80 from connection tracking" in line for line in named), output
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["served", "refused"])
+def test_another_nodes_address_as_an_external_ip_hides_that_node(laboratory: lab.Lab, tmp_path: Path, *, refused: bool) -> None:
+    agent = service("agent", 2, "r1", protocols=["TCP"])
+    for item in agent[1:]:  # an agent in the host's network
+        item["endpoints"] = [
+            {"addresses": [cluster.address("remote", Family[item["addressType"].upper()])], "nodeName": "node-b"}
+        ]
+    both = [cluster.address("remote", family) for family in Family]
+    web = service("web", 1, "p1", protocols=["TCP"], externalIPs=both)
+    flags = ["--ipvs-refuse-node-addresses"] if refused else []
+    with cluster.Cluster(laboratory, tmp_path, *flags) as running:
+        running.have([cluster.node()], web, agent)
+        for address in both:
+            laboratory.serve("remote", "TCP", address, 7000)
+        try:
+            outcomes = {laboratory.probe(client, "TCP", address, 7000).outcome for client in ("host", "p2") for address in both}
+        finally:
+            for address in both:
+                laboratory.hush("remote", "TCP", address, 7000)
+        doctor, explain = running.run("doctor", "explain default/web")
+    assert (outcomes == {ANSWERED}) is refused, outcomes
+    hint = "not used: Service default/web spec.externalIPs" if refused else "collides: "
+    for address in both:
+        assert any(hint in line and f"{address} is an address of the node node-b" in line for line in explain.output.splitlines())
+        assert (f"{address} is an address of the node node-b" in doctor.output) is not refused

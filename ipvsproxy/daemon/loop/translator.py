@@ -6,7 +6,7 @@ Rule 2: a Service is translated after a change to it, its endpoints or the view 
 """
 
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import structlog
 
 from ipvsproxy.daemon.loop import journal
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress, Sysctl, Timeouts
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node, ObjectKind, Service, ServiceName, Skipped
 from ipvsproxy.model.sets import SetKind
@@ -67,7 +67,12 @@ class Translator:
         self._view: view.NodeView | None = None
         self._unknown_pods: frozenset[Family] = frozenset()
         """The families of the last log line about local pods that cannot be distinguished from others."""
-        self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey]] = (None, (), frozenset())
+        self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey], Mapping[Address, str]] = (
+            None,
+            (),
+            frozenset(),
+            {},
+        )
         self._api_servers: frozenset[RealServerKey] = frozenset()
         """All API servers that were known at any time."""
         self._lingering = Lingering()
@@ -125,12 +130,13 @@ class Translator:
         node = self.store.node(self.node_name)
         api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
         self._api_servers |= api_servers
+        other_nodes = self.store.other_nodes(self.node_name)
         is_due = self._lingering.is_due(now)
-        if self._view is not None and self._view_inputs == (node, addresses, api_servers) and not is_due:
+        if self._view is not None and self._view_inputs == (node, addresses, api_servers, other_nodes) and not is_due:
             return self._view
         if self._view_inputs[1] != addresses or is_due:
             self._lingering = self._lingering.after((item.address for item in addresses if item.interface != DEVICE), now)
-        self._view_inputs = (node, addresses, api_servers)
+        self._view_inputs = (node, addresses, api_servers, other_nodes)
         self._put_node_port_ranges(node)
         node_view = view.view_node(
             self.settings,
@@ -140,7 +146,12 @@ class Translator:
             api_servers,
             former_api_servers=self._api_servers - api_servers,
             lingering=self._lingering.addresses,
+            other_nodes=other_nodes,
         )
+        before = self._view
+        if before is not None and before.other_nodes != other_nodes:
+            self.store.touch_external(before.other_nodes.keys() | other_nodes.keys(), now)
+            self._view = dataclasses.replace(before, other_nodes=other_nodes)
         if node_view != self._view:
             if self._view is not None:
                 log.info(

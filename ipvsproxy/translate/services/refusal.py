@@ -12,6 +12,8 @@ Rule 4: an API server's address is refused as an external address: bound on this
 are the endpoints of their own Service, and whatever this process connects to as its API server. An address stays refused after
 its API server has gone: one that restarts would find its address taken. On addresses of this node, loopback ones included, only
 the port is refused. A cluster IP is not: it may be the way to the API servers.
+Rule 5: another node's address as an external one makes that node unreachable from here. It is refused if the operator wants it;
+kube-proxy serves it.
 """
 
 from collections.abc import Iterable
@@ -27,6 +29,13 @@ KUBERNETES = ServiceName("default", "kubernetes")
 """The Service whose endpoints are the API servers; it is never refused."""
 KUBELET_PORT = 10250
 
+WAYS_OUT = (
+    "let the load balancer set ipMode: Proxy, give the Service the annotation ipvsproxy.io/skip-load-balancer-ips, or turn "
+    "external IPs off by the feature gate AllowServiceExternalIPs=false; --ipvs-refuse-node-addresses refuses such addresses"
+)
+"""What to do where an external or load-balancer address is another node's."""
+_API_SERVER = "is the address of an API server"
+_FORMER_API_SERVER = "was the address of an API server, and is refused until ipvsproxy restarts"
 _SPECIAL = "is an unspecified, multicast or link-local address"
 _OWN_POD = "lies in the range of this node's pods"
 
@@ -85,9 +94,14 @@ def _why_not_external(service: Service, address: Address, view: NodeView, settin
         return _OWN_POD
     if _is_in(address, settings.cluster_networks):
         return "lies in the range of the cluster's pods"
-    if ports:
-        return "is the address of an API server"
-    return "was the address of an API server, and is refused until ipvsproxy restarts" if former_ports else ""
+    if ports or former_ports:
+        return _API_SERVER if ports else _FORMER_API_SERVER
+    return _why_not_of_node(address, view, settings)
+
+
+def _why_not_of_node(address: Address, view: NodeView, settings: Settings) -> str:
+    node = view.other_nodes.get(address) if settings.refuses_node_addresses else None
+    return f"is an address of the node {node} (--ipvs-refuse-node-addresses)" if node else ""
 
 
 def _is_in(address: Address, networks: Iterable[Network]) -> bool:

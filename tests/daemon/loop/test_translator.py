@@ -5,6 +5,7 @@ import structlog.testing
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.service import ApiServersFound
 from ipvsproxy.model.virtual_servers import VirtualServerKey
+from ipvsproxy.translate.settings import Settings
 from tests.support import builders
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
@@ -54,3 +55,36 @@ async def test_an_external_address_by_which_this_process_reaches_its_api_server_
         assert KEY not in node.kernel.virtual_servers
         assert parse_address(API_SERVER) not in node.kernel.addresses
         assert builders.frontend("10.96.0.10", 80) in node.kernel.virtual_servers
+
+
+OTHER = parse_address("192.168.0.11")
+
+
+@in_virtual_time
+async def test_an_external_address_that_turns_out_to_be_another_nodes_is_given_up_and_comes_back() -> None:
+    node = MemoryNode(settings=Settings(refuses_node_addresses=True))
+    web = builders.service("web", external=(str(OTHER),))
+    agent = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
+    async with node.running():
+        node.begin_with(web, builders.service("agent", cluster=("10.96.0.11",)), builders.node())
+        await node.quiet()
+        assert OTHER in node.kernel.addresses
+        with structlog.testing.capture_logs() as logs:
+            node.put(agent)
+            await node.quiet()
+        assert OTHER not in node.kernel.addresses
+        assert "node_changed" not in {line["event"] for line in logs}, "this node has not changed"
+        node.put(builders.endpoint_slice(service="agent"))
+        await node.quiet()
+        assert OTHER in node.kernel.addresses
+
+
+@in_virtual_time
+async def test_another_nodes_address_is_served_by_default_as_by_kube_proxy() -> None:
+    node = MemoryNode()
+    agent = builders.endpoint_slice(builders.endpoint(str(OTHER), builders.OTHER_NODE), service="agent")
+    async with node.running():
+        node.begin_with(builders.service("web", external=(str(OTHER),)), agent, builders.node())
+        await node.quiet()
+        assert OTHER in node.kernel.addresses
+        assert node.watcher.summaries[-1].view.other_nodes == {OTHER: builders.OTHER_NODE}

@@ -25,6 +25,19 @@ def node_view(**changes: object) -> NodeView:
     return dataclasses.replace(view, **changes)  # type: ignore[arg-type]  # the names are those of the fields
 
 
+def test_another_nodes_address_is_served_unless_the_operator_refuses_it() -> None:
+    other = parse_address("192.168.0.11")
+    view = node_view(other_nodes={other: "node-b"})
+    assert other in translate(service("10.96.0.10", "192.168.0.11"), [], view, SETTINGS).addresses
+    refusing = dataclasses.replace(SETTINGS, refuses_node_addresses=True)
+    state = translate(service("10.96.0.10", "192.168.0.11", "192.168.0.12"), [], view, refusing)
+    reason = "spec.externalIPs: 192.168.0.11 is an address of the node node-b (--ipvs-refuse-node-addresses)"
+    assert [str(one) for one in state.rare.skipped] == [reason]
+    assert state.addresses == (parse_address("10.96.0.10"), parse_address("192.168.0.12"))
+    allowing = dataclasses.replace(refusing, allowed_addresses=builders.networks("192.168.0.0/24"))
+    assert other in translate(service("10.96.0.10", "192.168.0.11"), [], view, allowing).addresses
+
+
 def service(cluster: str = "10.96.0.10", *external: str, port: int = 80) -> Service:
     return builders.service("web", builders.service_port(port), cluster=(cluster,), external=external)
 

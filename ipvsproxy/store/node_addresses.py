@@ -1,0 +1,63 @@
+"""Which external and load-balancer addresses of Services are addresses of nodes, as EndpointSlices and Nodes show it.
+
+An endpoint in the host's network has the address and the name of its node. So no watch of all Nodes is needed; a node without any
+such endpoint stays unknown.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from ipvsproxy.model.net import Address
+from ipvsproxy.model.service import EndpointSlice, Node, Service
+
+FEW = 8
+"""Up to so many addresses, searching each slice for each of them takes less time than taking the slices apart."""
+
+
+class NodeAddresses:
+    """Follows Services, EndpointSlices and Nodes. Only addresses that Services ask for take memory."""
+
+    def __init__(self) -> None:
+        self._asked: Counter[Address] = Counter()
+        self._unknown: set[Address] = set()
+        self._nodes: dict[Address, set[str]] = {}
+
+    def note_service(self, before: Service | None, after: Service | None) -> None:
+        """A Service has changed; None before it came, and after it went."""
+        former, present = _addresses(before), _addresses(after)
+        if former == present:
+            return
+        self._asked.update(present)
+        self._asked.subtract(former)
+        for address in former:
+            if self._asked[address] <= 0:
+                del self._asked[address]
+                self._nodes.pop(address, None)
+        self._unknown.update(present)
+
+    def note_addresses(self, addresses: Iterable[bytes]) -> None:
+        """These addresses of endpoints or nodes have come, changed or gone."""
+        if self._asked:
+            self._unknown.update(map(Address, self._asked.keys() & addresses))
+
+    def of_others(self, here: str, slices: Collection[EndpointSlice], nodes: Iterable[Node]) -> Mapping[Address, str]:
+        """The name of the node, other than this one, for each asked address that is a node's."""
+        if self._unknown:
+            asked = self._unknown & self._asked.keys()
+            self._unknown = set()
+            for address in asked:
+                self._nodes.pop(address, None)
+            for item in slices if asked else ():
+                if len(asked) > FEW or any(item.addresses.find(address) >= 0 for address in asked):
+                    for piece, conditions in zip(item.each_address, item.conditions, strict=True):
+                        if piece in asked and conditions.node_name:
+                            self._nodes.setdefault(Address(piece), set()).add(conditions.node_name)
+            for node in nodes:
+                for address in asked.intersection(node.addresses):
+                    self._nodes.setdefault(address, set()).add(node.name)
+        return {address: min(names) for address, names in self._nodes.items() if here not in names}
+
+
+def _addresses(service: Service | None) -> tuple[Address, ...]:
+    options = service.options if service else None
+    return (*options.external_addresses, *options.load_balancer_addresses) if options else ()

@@ -1,0 +1,85 @@
+"""Which addresses of Services are those of nodes, and how little is looked up for it."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from ipvsproxy.model.net import Address
+from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKind, ServiceName
+from ipvsproxy.store.node_addresses import FEW
+from ipvsproxy.store.objects import Store
+from tests.support import builders, memory_node
+from tests.support.builders import OTHER_NODE, THIS_NODE, endpoint
+
+TAKEN = "192.168.0.11"
+
+
+def _store(*objects: ApiObject) -> Store:
+    store = Store(0)
+    store.deliver(map(memory_node.put, objects), 0)
+    return store
+
+
+def _others(store: Store) -> dict[str, str]:
+    return {str(address): node for address, node in store.other_nodes(THIS_NODE).items()}
+
+
+def _service(*external: str, name: str = "web", balancer: Iterable[str] = ()) -> ApiObject:
+    return builders.service(name, external=external, load_balancer=balancer)
+
+
+def _slice(address: str = TAKEN, node: str = OTHER_NODE, suffix: str = "1") -> ApiObject:
+    return builders.endpoint_slice(endpoint("10.244.1.9", OTHER_NODE), endpoint(address, node), service="agent", suffix=suffix)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_endpoint_with_the_address_of_a_service_shows_its_node_in_either_order(first: int) -> None:
+    objects = [_service(TAKEN, "203.0.113.9"), _slice()]
+    store = _store(objects[first])
+    assert _others(store) == {}
+    store.deliver([memory_node.put(objects[1 - first])], 0)
+    assert _others(store) == {TAKEN: OTHER_NODE}
+
+
+def test_addresses_of_load_balancers_count_and_cluster_ips_do_not() -> None:
+    cluster = builders.service("cluster", cluster=["10.244.1.9"])
+    assert _others(_store(cluster, _service(balancer=[TAKEN]), _slice())) == {TAKEN: OTHER_NODE}
+
+
+@pytest.mark.parametrize("node", [THIS_NODE, ""])
+def test_an_address_of_this_node_or_of_none_is_not_another_nodes(node: str) -> None:
+    assert _others(_store(_service(TAKEN), _slice(node=node))) == {}
+
+
+def test_a_node_object_shows_its_addresses_too() -> None:
+    other = builders.node(TAKEN, name=OTHER_NODE)
+    assert _others(_store(other, _service(TAKEN))) == _others(_store(_service(TAKEN), other)) == {TAKEN: OTHER_NODE}
+
+
+def test_what_goes_is_no_longer_known() -> None:
+    service, item = _service(TAKEN), _slice()
+    store = _store(service, item)
+    assert _others(store) == {TAKEN: OTHER_NODE}
+    store.deliver([memory_node.put(_slice("10.244.1.10"))], 0)
+    assert _others(store) == {}
+    store.deliver([memory_node.put(item)], 0)
+    assert _others(store) == {TAKEN: OTHER_NODE}
+    store.deliver([Gone(ObjectKind.ENDPOINT_SLICE, EndpointSliceName("default", "agent-1"))], 0)
+    assert _others(store) == {}
+    store.deliver([memory_node.put(item), memory_node.put(_service(name="web"))], 0)
+    assert _others(store) == {}
+    store.deliver([memory_node.put(service)], 0)
+    assert _others(store) == {TAKEN: OTHER_NODE}
+    store.deliver([Gone(ObjectKind.SERVICE, ServiceName("default", "web"))], 0)
+    assert _others(store) == {}
+
+
+def test_many_new_addresses_are_looked_up_at_once() -> None:
+    many = [f"192.168.1.{number}" for number in range(1, FEW + 3)]
+    slices = [_slice(address, f"node-{address}", address) for address in many[1:]]
+    assert _others(_store(_service(*many), *slices)) == {address: f"node-{address}" for address in many[1:]}
+
+
+def test_a_part_of_another_address_is_no_address() -> None:
+    packed = Address(bytes([1, 9, 192, 168]))
+    assert _others(_store(_service(str(packed)), _slice("192.168.0.1"))) == {}
