@@ -1,4 +1,4 @@
-"""Facts about this host for ``ipvsproxy doctor``. Nothing is written. Every call blocks."""
+"""Facts about this host for ``ipvsproxy doctor``. Gathering them changes nothing. Every call blocks."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ ALL_BITS = 0xFFFFFFFF
 _AFTER_IPVS = frozenset({"FORWARD", "POSTROUTING"})
 """Built-in chains that no packet passes between its arrival and IPVS."""
 _OURS = re.compile(r"KUBE-(IPVSPROXY-|MARK-|POSTROUTING$)")
-"""Chains of ours, and the kubelet's: the bits that they write have a meaning of their own, or are written after IPVS."""
+"""Our chains and the kubelet's. The mark bits that they write have a known meaning, or are written after IPVS."""
 _MARK = re.compile(r"-j (?:MARK --set-xmark|TPROXY .*--tproxy-mark) (0x[0-9a-f]+)/(0x[0-9a-f]+)")
 _RESTORED = re.compile(r"-j CONNMARK --restore-mark(?: --nfmask (0x[0-9a-f]+))?")
 _MAPPED = re.compile(r"-j SET --map-set \S+ \S+ .*--map-mark")
@@ -42,21 +42,21 @@ T = TypeVar("T")
 
 
 class MarkRule(NamedTuple):
-    """A rule, as a command would add it, and the bits of the mark that it writes."""
+    """A rule in the form of the command that adds it, and the bits of the packet mark that it writes."""
 
     text: str
     bits: int
 
 
 class Loopback(NamedTuple):
-    """The interface ``lo``: whether it is up, and how systemd-networkd manages it, empty if unknown or without networkd."""
+    """The interface ``lo``: whether it is up, and how systemd-networkd manages it (empty if unknown, or without networkd)."""
 
     is_up: bool = True
     networkd: str = ""
 
 
 NO_TROUBLE = Loopback()
-"""``lo`` as it is on nearly every host."""
+"""The state of ``lo`` on nearly every host."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +64,15 @@ class Facts:
     """The facts about a host.
 
     ``unserved`` has the reason for each family that cannot be served. ``iptables_choice`` is None without any iptables.
-    ``chains`` are all chains that iptables shows, of both families and variants. ``tables`` are those of nf_tables, of ours only
-    the chains of other programs, and those of iptables-legacy, as far as they could be read. ``listeners`` are the programs that
-    listen on the TCP ports in question. ``observation`` and ``timeouts`` are None if IPVS cannot be read, and ``unreadable`` is
-    the reason. ``bridges`` are the names of the Linux bridges.
-    ``mark_rules`` are rules of other programs that write packet marks before IPVS. ``backend`` holds rules and sets; None if the
-    kernel did not answer. ``other_backend`` says what the other one holds of ours; empty if nothing, or if unknown.
-    ``unread_tables`` has a reason for each part of ``chains`` and ``tables`` that is unknown. ``unread_backend`` says why
-    ``other_backend`` is unknown; empty if it is known.
-    ``lacks`` is what an older kernel lacks and has a fall-back. ``host_ports`` are the places of hostPort rules that come before
-    ours.
+    ``chains`` are all chains that iptables shows, of both families and variants. ``tables`` are the readable tables of nf_tables
+    and iptables-legacy; of our own table, only other programs' chains. ``listeners`` are the programs that listen on the TCP
+    ports in question. ``observation`` and ``timeouts`` are None if IPVS cannot be read, and ``unreadable`` is the reason.
+    ``bridges`` are the names of the Linux bridges. ``mark_rules`` are rules of other programs that write packet marks before
+    IPVS. ``backend`` holds rules and sets; None if the kernel did not answer. ``other_backend`` describes our objects in the
+    other backend; empty if there are none, or if that is unknown. ``unread_tables`` has a reason for each part of ``chains`` and
+    ``tables`` that is unknown. ``unread_backend`` says why ``other_backend`` is unknown; empty if it is known. ``lacks`` are the
+    features that this kernel lacks and that have a fall-back. ``host_ports`` are the places of hostPort rules that come before
+    our rules.
     """
 
     release: str
@@ -113,9 +112,10 @@ def gather(
     backend: Backend = Backend.IPTABLES,
     by_interface: bool = False,
 ) -> Facts:
-    """Gather all facts. ``sysctls`` are paths below ``/proc/sys``; ``chains``, ``jumps`` and ``route_protocol`` are ours.
+    """Gather all facts. ``sysctls`` are paths below ``/proc/sys``.
 
-    ``backend`` and ``scheduler`` are the configured ones. ``by_interface``: an interface tells this node's pods.
+    ``chains``, ``jumps`` and ``route_protocol`` are those of ipvsproxy, ``backend`` and ``scheduler`` the configured ones.
+    ``by_interface``: this node's pods are recognised by their interface.
 
     Raises:
         KernelError: the kernel version cannot be read.
@@ -182,7 +182,7 @@ def gather(
 
 
 def _attempt(read: Callable[[], T], otherwise: T) -> tuple[T, tuple[str, ...]]:
-    """What was read, and why it is unknown, such as by a program that changes its tables all the time."""
+    """The result of a reading, or ``otherwise`` and the error: a program may change its tables all the time."""
     try:
         return read(), ()
     except KernelError as error:
@@ -195,7 +195,7 @@ def bridges(root: pathlib.Path = pathlib.Path("/")) -> tuple[str, ...]:
 
 
 def loopback(root: pathlib.Path = pathlib.Path("/")) -> Loopback:
-    """The state of ``lo``. networkd writes its own into files by the index of the interface."""
+    """The state of ``lo``. networkd writes its state of an interface into a file named by the interface's index."""
     flags, networkd = "0x1", ""
     with contextlib.suppress(OSError):
         flags = (root / "sys/class/net/lo/flags").read_text().strip()
@@ -229,9 +229,9 @@ def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.Variant
 
 
 def mark_rules(saved: str) -> Iterator[MarkRule]:
-    """The rules that may change a packet's mark before IPVS sees the packet, without those of ours.
+    """The rules of other programs that may change a packet's mark before IPVS sees the packet.
 
-    Whether packets reach a chain that is not built in is not followed.
+    Rules in chains that are not built in are included, even if no packet reaches them.
     """
     table = ""
     for line in saved.splitlines():

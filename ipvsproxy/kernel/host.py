@@ -25,7 +25,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.sets import SetType
 
 MODPROBE_TIMEOUT_S = 30
-"""The longest run of modprobe. It is optional help, so a modprobe that hangs is ended."""
+"""The longest run of modprobe. Loading modules early is optional, so a modprobe that hangs is killed."""
 
 MODULES = (
     "ip_vs",
@@ -41,7 +41,7 @@ MODULES = (
     "xt_physdev",
     "dummy",
 )
-"""The modules that IPVS, ipsets and the rules need. The kernel does not always load them by itself."""
+"""The modules that IPVS, ipsets and rules of iptables need. The kernel does not always load them by itself."""
 NFTABLES_MODULES = (
     "ip_vs",
     "nf_conntrack",
@@ -54,18 +54,21 @@ NFTABLES_MODULES = (
     "nft_reject_inet",
     "dummy",
 )
-"""The modules that IPVS, and rules and sets of nftables need."""
+"""The modules that IPVS and the rules and sets of nftables need."""
 
 MODULES_BY_FAMILY = ("nf_conntrack_ipv4", "nf_conntrack_ipv6")
-"""What connection tracking needs besides before Linux 4.19. Without them, its settings appear with the first rule in ``nat``."""
+"""The further modules that connection tracking needs before Linux 4.19.
+
+Without them, the settings of connection tracking only appear with the first rule in ``nat``.
+"""
 _ONE_CONNECTION_MODULE = (4, 19)
-"""The Linux in which ``nf_conntrack`` tracks both families (net/netfilter/nf_conntrack_proto.c, a0ae2562c6c4)."""
+"""The first Linux version in which ``nf_conntrack`` tracks both families (net/netfilter/nf_conntrack_proto.c, a0ae2562c6c4)."""
 _ARRIVAL_BEHIND_IPVS = (5, 5)
-"""The Linux whose hook postrouting knows the interface of arrival (net/ipv4/ip_output.c, 28f8bfd1ac94)."""
+"""The first Linux version whose postrouting hook knows the interface of arrival (net/ipv4/ip_output.c, 28f8bfd1ac94)."""
 
 
 class Missing(NamedTuple):
-    """A missing requirement and its remedy; together they are one sentence."""
+    """A missing requirement and its remedy; both together form one sentence."""
 
     what: str
     remedy: str
@@ -92,7 +95,7 @@ def kernel_version(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[int, int
 
 
 class Lack(NamedTuple):
-    """What this kernel lacks: its name in docs/compatibility.md, and what happens without it."""
+    """A feature that this kernel lacks: its name in docs/compatibility.md, and what happens without it."""
 
     name: str
     without: str
@@ -101,10 +104,10 @@ class Lack(NamedTuple):
 def lacking(
     version: tuple[int, int], *, needs_arrival: bool, connect: Callable[[int], socket.socket] = netlink.open_socket
 ) -> Iterator[Lack]:
-    """What the kernel certainly lacks of that which has a fall-back. Asks by one socket option and one message.
+    """The features with a fall-back that the kernel certainly lacks. Asks by one socket option and one message.
 
-    The kernel's answer counts, because distributions take features into older kernels. ``version`` counts only where nothing in
-    the kernel shows the feature. ``needs_arrival``: rules in nftables tell this node's pods by their interface.
+    The kernel's answer counts, because distributions port features back to older kernels. ``version`` counts only where nothing
+    in the kernel shows the feature. ``needs_arrival``: rules in nftables recognise this node's pods by their interface.
     """
     if _filters_routes(connect) is False:
         yield Lack("filtered-routes", "the kernel dumps all routes of the host at each poll, and ipvsproxy picks its own")
@@ -117,7 +120,7 @@ def lacking(
 
 
 def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
-    """Whether the kernel filters dumps of routes; None if it was not asked."""
+    """Whether the kernel filters dumps of routes; None if it could not be asked."""
     try:
         with contextlib.closing(connect(NETLINK_ROUTE)) as opened:
             return routes.ask_to_filter(opened)
@@ -126,19 +129,19 @@ def _filters_routes(connect: Callable[[int], socket.socket]) -> bool | None:
 
 
 def processor_count() -> int:
-    """The number of processors of the host, at least 1. Limits of this process do not count."""
+    """The number of processors of the host, at least 1. CPU limits of this process do not count."""
     return os.cpu_count() or 1
 
 
 def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
-    """The modules that only a kernel of this version needs: those that it has. Younger ones may be taken into an older kernel."""
+    """Modules that only a kernel as old as ``version`` needs, if it has them: it may have their successors by a back-port."""
     if version >= _ONE_CONNECTION_MODULE:
         return ()
     return tuple(name for name in MODULES_BY_FAMILY if state(name) is ModuleState.LOADABLE)
 
 
 def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.Path("/sys")) -> str:
-    """Have modprobe load the modules that are absent, all in one call. Returns its complaints, for the log.
+    """Load all absent modules by one call of modprobe. Returns the complaints of modprobe for the log.
 
     A complaint does not prove that a module is missing: it may be built in, or the kernel may load it later.
     """
@@ -164,7 +167,7 @@ def missing_privileges(
 ) -> tuple[Missing, ...]:
     """The privileges that this process needs and lacks. ``library`` is the file that makes CAP_NET_RAW unnecessary.
 
-    A process that never runs iptables (``runs_iptables``) does not need it either.
+    A process that never runs iptables (``runs_iptables``) does not need CAP_NET_RAW either.
     """
     has = iptables_process.capabilities(proc)
     if not has >> iptables_process.NET_ADMIN & 1:
@@ -204,7 +207,7 @@ def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missin
 
 
 def missing_settings(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
-    """The indispensable settings that are off and that this process cannot switch on. Nothing is written."""
+    """The indispensable settings that are off and that this process cannot switch on. Writes no setting."""
     return tuple(
         Missing(
             f"{path.replace('/', '.')} is off, and this process cannot switch it on (/proc/sys/{path} is not writable)",
@@ -219,7 +222,7 @@ def _is_off(setting: pathlib.Path) -> bool:
     """Whether a setting exists and is not 1. ``missing_features`` reports settings that do not exist."""
     try:
         return setting.exists() and setting.read_text().strip() != "1"
-    except OSError:  # it is read again with all settings, and tried again then
+    except OSError:  # the setting is read and tried again with all settings
         return False
 
 
@@ -231,7 +234,7 @@ def missing_set_types(connect: Callable[[int], netlink.Socket] = netlink.open_so
     """The parts of ipset that the kernel lacks: the protocol, or set types that it neither has nor can load.
 
     Raises:
-        KernelError: the kernel did not answer just now.
+        KernelError: the kernel did not answer this time.
     """
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER, connect)) as channel:
         return _missing_protocol(channel) or tuple(

@@ -1,7 +1,7 @@
-"""One ipvsproxy per network namespace.
+"""Ensures that one ipvsproxy runs per network namespace.
 
-Two of them would program the same kernel table. The lock is an abstract socket: exactly the processes of one network namespace
-share its name, it needs no file, and it vanishes with its process, however that ends.
+Two processes would program the same kernel tables. The lock is an abstract socket: exactly the processes of one network namespace
+share its name, it needs no file, and it vanishes with its process, however the process ends.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 NAME = "\0ipvsproxy"
 """The name of the abstract socket; ``ss -xl`` and ``lsof`` show it as ``@ipvsproxy``."""
 ANSWER_WITHIN_S = 1.0
-"""The longest wait for a connection to the process with this name. The kernel connects to an ipvsproxy at once."""
+"""The longest wait for a connection to the process that has the name. The kernel accepts connections for an ipvsproxy at once."""
 _BETWEEN_TRIES_S = 0.05
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 
@@ -23,11 +23,11 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: process, user, group
 class Instance:
     """The right to program this network namespace, from the creation of this object until ``close`` or the end of the process.
 
-    ``squatter`` describes another process that has the name and is no ipvsproxy; empty without one. Any process can take a name,
-    so a squatter must not stop us.
+    ``squatter`` describes a process that has taken the name but is no ipvsproxy; empty if there is none. Any process can take a
+    name, so a squatter must not stop ipvsproxy.
 
     Raises:
-        KernelError: another ipvsproxy has that right.
+        KernelError: another ipvsproxy has the right to program this network namespace.
     """
 
     def __init__(self, name: str = NAME) -> None:
@@ -41,28 +41,28 @@ class Instance:
             self.squatter = _describe_squatter(name)
 
     def fileno(self) -> int:
-        """The listening socket, readable when another process connects to ask for our identity; -1 where there is a squatter."""
+        """The listening socket, readable when another process connects to ask for our identity; -1 if there is a squatter."""
         return self._socket.fileno()
 
     def dismiss(self) -> None:
         """Close the connections of processes that asked for our identity.
 
-        The kernel has answered them already. Left open, they would fill the queue and keep later processes from asking.
+        The kernel has told them our identity already. Open connections would fill the queue and keep later processes from asking.
         """
         with contextlib.suppress(OSError):
             while True:
                 self._socket.accept()[0].close()
 
     def close(self) -> None:
-        """Give the right back."""
+        """Give up the right to program the namespace."""
         self._socket.close()
 
 
 def _describe_squatter(name: str) -> str:
-    """Describe the process that has the name, if it cannot be an ipvsproxy.
+    """A description of the process that has the name, if that process cannot be an ipvsproxy.
 
     Raises:
-        KernelError: it may be an ipvsproxy.
+        KernelError: the process may be an ipvsproxy.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(ANSWER_WITHIN_S)

@@ -1,7 +1,7 @@
-"""The ipset driver: the sets by name, and their entries, many of them in one message.
+"""The ipset driver: reads and writes sets and their entries, with many entries in one message.
 
-A full set is enlarged: a larger copy is filled beside it, then swapped in. So no packet ever meets an incomplete set. The kernel
-cannot change ``maxelem`` of a set. After the swap, rules look into the copy under the old name
+A full set is enlarged: the driver fills a larger copy, then swaps it with the set. So no packet ever meets an incomplete set. The
+kernel cannot change ``maxelem`` of a set. After the swap, rules look into the copy under the old name
 (include/uapi/linux/netfilter/ipset/ip_set.h, ``IPSET_CMD_SWAP``).
 """
 
@@ -23,7 +23,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, SET_COPY, IpSet, SetEntries, SetEntry, SetType
 
 HASH_FULL = 4352
-"""The error IPSET_ERR_HASH_FULL. For a set of ports the same number has another meaning."""
+"""The error IPSET_ERR_HASH_FULL. The same number has another meaning for a set of ports."""
 LARGEST = 1 << 24
 """The largest capacity, in entries."""
 
@@ -32,7 +32,7 @@ SEND_LIMIT = 120_000
 
 _OWN_ERRORS, _TYPE_SPECIFIC = 4096, 4352
 IN_USE = 4100
-"""The error of the removal of a set that a rule uses (IPSET_ERR_BUSY)."""
+"""The error if a set cannot be removed because a rule uses it (IPSET_ERR_BUSY)."""
 
 _MEANINGS: Mapping[int, str] = {
     errno.ENOENT: "the set does not exist",
@@ -58,9 +58,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class IpsetDriver(SetsDriver):
-    """Reads and writes ipsets, as ``SetsDriver``.
+    """Reads and writes ipsets as a ``SetsDriver``.
 
-    If the kernel refuses an entry, its message is repeated entry by entry, after the others.
+    If the kernel refuses an entry, its message is repeated entry by entry, after all other messages.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -89,7 +89,7 @@ class IpsetDriver(SetsDriver):
         return reported | self._apply_entries(again)
 
     def _enlarge_all(self, names: Iterable[str]) -> Collection[str]:
-        """Enlarge these sets, which are full. Returns the names of those that were enlarged."""
+        """Enlarge these full sets. Returns the names of the sets that were enlarged."""
         enlarged: list[str] = []
         for name in names:
             ip_set = IP_SETS[name]
@@ -119,7 +119,7 @@ class IpsetDriver(SetsDriver):
         """The lowest sufficient revision of the set's type, or the nearest one that this kernel has.
 
         Raises:
-            KernelError: the kernel lacks the type, or a revision with marks if the set gives them.
+            KernelError: the kernel lacks the type, or a revision with marks if the set gives marks.
         """
         kind = (ip_set.type, ip_set.family, ip_set.gives_marks)
         if kind not in self._revisions:
@@ -196,7 +196,7 @@ class EntryBatch:
                 self.flush()
 
     def _encode(self, codec: ipset_message.EntryCodec, verb: Verb, entries: Sequence[SetEntry]) -> "_Entries":
-        """Encode entries. An entry that cannot be encoded fails, and is left out."""
+        """Encode entries. An entry that cannot be encoded counts as failed, and is left out."""
         try:
             return _Entries(verb, entries, codec.encode(entries))
         except (ValueError, struct.error) as error:
@@ -218,7 +218,7 @@ class EntryBatch:
                 self._repeat(one)
 
     def _repeat(self, several: "_Entries") -> None:
-        """Send each entry in a message of its own, for an outcome of its own."""
+        """Send each entry in its own message, so that each entry has its own outcome."""
         verb, entries, encoded = several
         parts = real_servers.pieces(encoded, len(encoded) // len(entries))
         alone = [_Entries(verb, (entry,), part) for entry, part in zip(entries, parts, strict=True)]
@@ -254,7 +254,7 @@ class _Entries(NamedTuple):
 
 
 def explain(number: int, set_type: SetType | None = None) -> str:
-    """The meaning of an ipset error number; numbers above 4096 are ipset's own."""
+    """The meaning of an error number of ipset; numbers above 4096 are specific to ipset."""
     own = _BITMAP_MEANINGS if set_type is SetType.PORT else _HASH_MEANINGS
     meaning = own.get(number) or _MEANINGS.get(number)
     return meaning or (f"ipset error {number}" if number > _OWN_ERRORS else netlink.explain(number))
@@ -274,12 +274,12 @@ def _enlarge(channel: netlink.Channel, ip_set: IpSet, revision: int, entries: Co
     """Replace a set by one with twice the capacity. ``entries`` are its present entries, ``capacity`` is its present limit.
 
     Raises:
-        KernelError: it failed, and the set is unchanged.
+        KernelError: the set could not be enlarged, and is unchanged.
     """
     action = f"enlarge {ip_set}"
     if capacity * 2 > LARGEST:
         raise KernelError(action=action, detail=f"its capacity is already {capacity} entries")
-    channel.do(ipset_message.destruction(SET_COPY.name))  # the copy of a process that was killed here
+    channel.do(ipset_message.destruction(SET_COPY.name))  # the copy that a process killed at this point left
     _do(channel, ipset_message.creation(ip_set, revision, name=SET_COPY.name, capacity=capacity * 2), action)
     try:
         _fill(channel, ip_set, entries, action)

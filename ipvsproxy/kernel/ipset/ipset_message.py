@@ -1,7 +1,7 @@
-"""ipset messages, as bytes: create, list and fill sets. Entries are encoded and decoded many at once.
+"""ipset messages as bytes: to create, list and fill sets. Entries are encoded and decoded many at a time.
 
-Also what this kernel's ipset can do: its protocol, and the revisions of each type of set. The kernel loads the module of a type
-to answer (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
+This module also asks what this kernel's ipset can do: its protocol, and the revisions of each set type. The kernel loads the
+module of a type to answer (``ip_set_type`` in net/netfilter/ipset/ip_set_core.c).
 """
 
 import functools
@@ -25,7 +25,7 @@ HASH_SIZE = 1024
 PROTOCOL, TYPE_NAME, REVISION, FAMILY, DATA, ENTRIES, LOWEST_REVISION = 1, 3, 4, 5, 7, 8, 10
 """Attributes of a message."""
 OLDEST_PROTOCOL = LOWEST_REVISION
-"""The same number, in the answer about the protocol."""
+"""The attribute of the oldest protocol version in the answer about the protocol; same number as above."""
 CAPACITY = 19
 """The attribute ``maxelem`` inside ``DATA``."""
 
@@ -38,14 +38,18 @@ SUFFICIENT_REVISIONS: Mapping[SetType, int] = {
 }
 """The lowest revision of each set type that holds our entries: types with a protocol take SCTP since revision 1.
 
-Later revisions add features that are not used here: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize, bitmask
-(the lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset`` that is older
-than the kernel refuses to list a set of a revision that it does not know, and a kube-proxy that runs it stops syncing that set.
+Later revisions add features that ipvsproxy does not use: ranges, nomatch, counters, comments, forceadd, skbinfo, bucketsize,
+bitmask (the lists at ``IPSET_TYPE_REV_MAX`` in net/netfilter/ipset/ip_set_hash_*.c and ip_set_bitmap_port.c). An ``ipset`` that
+is older than the kernel refuses to list a set of a revision that it does not know, and a kube-proxy that runs it stops syncing
+that set.
 """
 MARK_REVISION = 5
 """The first revision of ``hash:ip,port`` whose entries may carry a mark (``skbinfo``, Linux 3.18)."""
 IPSET_PROTOCOL = 6
-"""The oldest protocol version, which every kernel speaks. Version 7 came with Linux 5.0, for commands that are not used here."""
+"""The oldest protocol version, which every kernel speaks.
+
+Version 7 came with Linux 5.0, for commands that ipvsproxy does not use.
+"""
 OWN_ERRORS = 4096
 """The first of ipset's own error numbers (include/uapi/linux/netfilter/ipset/ip_set.h)."""
 NO_SUCH_TYPE = 4098
@@ -101,7 +105,7 @@ def type_query(set_type: SetType, family: Family) -> bytes:
 
 
 def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SET_CAPACITY) -> bytes:
-    """The message that creates a set, with the set's own name if ``name`` is empty. It fails if a set of that name exists."""
+    """The message that creates a set, with the set's own name if ``name`` is empty. Fails if a set of that name exists."""
     if ip_set.type is SetType.PORT:
         data = [["IPSET_ATTR_PORT_FROM", _ALL_PORTS[0]], ["IPSET_ATTR_PORT_TO", _ALL_PORTS[1]]]
     else:
@@ -119,7 +123,7 @@ def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SE
 
 
 def destruction(name: str) -> bytes:
-    """The message that destroys a set. It fails if there is none."""
+    """The message that destroys a set. Fails if the set does not exist."""
     return _encoded(ipset.IPSET_CMD_DESTROY, Family.IPV4, [["IPSET_ATTR_SETNAME", name]], netlink.EXCLUSIVE)
 
 
@@ -130,7 +134,7 @@ def flush(name: str) -> bytes:
 
 def swap(name: str, other: str) -> bytes:
     """The message that exchanges the contents of two sets of one type."""
-    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # the attribute of the second name
+    attributes = [["IPSET_ATTR_SETNAME", name], ["IPSET_ATTR_TYPENAME", other]]  # the attribute that holds the second name
     return _encoded(ipset.IPSET_CMD_SWAP, Family.IPV4, attributes, netlink.EXCLUSIVE)
 
 
@@ -143,7 +147,7 @@ def contents_query(name: str, *, header_only: bool = False) -> bytes:
 
 
 class EntryCodec:
-    """Encodes and decodes the entries of one set, or of a copy of it with another name."""
+    """Encodes and decodes the entries of one set, or of its copy with another name."""
 
     def __init__(self, ip_set: IpSet, name: str = "") -> None:
         self._type, self._family, self._name = ip_set.type, ip_set.family, name or ip_set.name
@@ -166,7 +170,7 @@ class EntryCodec:
         self._layout = message.Layout(self._places()) if len(self._fields) > 1 else None
 
     def encode(self, entries: Sequence[SetEntry]) -> bytes:
-        """Encode entries as in a message: one after the other, each of ``entry_size`` bytes.
+        """Encode entries as a message contains them: one after the other, each of ``entry_size`` bytes.
 
         Raises:
             ValueError, struct.error: an address is missing or not of the set's family, or a number does not fit its field.
@@ -182,7 +186,7 @@ class EntryCodec:
     def request(self, verb: Verb, entries: bytes, sequence: bytes) -> bytes:
         """The message that adds or removes encoded entries, at most ``entries_per_message``.
 
-        The kernel accepts to add a present entry and to remove an absent one.
+        The kernel reports no error if an added entry is present, or a removed entry is absent.
         """
         head = self._heads[verb]
         whole = bytearray(head + entries)
@@ -192,7 +196,7 @@ class EntryCodec:
         return bytes(whole)
 
     def decode(self, data: bytes, start: int, end: int) -> SetEntry | None:
-        """The entry whose attributes lie between ``start`` and ``end``; None for an entry that cannot be ours."""
+        """The entry whose attributes lie between ``start`` and ``end``; None for an entry that ipvsproxy cannot have made."""
         if self._layout is None:
             return self._decode_single(data, start, end)
         values = self._layout.read(data, start, end)
@@ -241,7 +245,7 @@ class EntryCodec:
         return data[start:end]
 
     def _head(self, command: int) -> bytes:
-        """The message up to its first entry. Beside several entries the kernel requires a line number, and ignores its value."""
+        """The message up to its first entry. For several entries the kernel requires a line number, whose value it ignores."""
         attributes = [["IPSET_ATTR_SETNAME", self._name], ["IPSET_ATTR_LINENO", 0], ["IPSET_ATTR_ADT", {"attrs": []}]]
         return _encoded(command, self._family, attributes, 0)
 
@@ -260,7 +264,7 @@ def codec(name: str) -> EntryCodec:
 
 
 def _family(set_type: SetType, family: Family) -> int:
-    """The family in the message: none for a set of ports, so that rules of both families can look into it."""
+    """The family in the message: a set of ports has none, so that rules of both families can look it up."""
     return _ANY_FAMILY if set_type is SetType.PORT else int(family)
 
 
@@ -275,7 +279,7 @@ class Range(NamedTuple):
 
 
 def protocols(channel: netlink.Channel) -> Range:
-    """The versions of the protocol. Before Linux 5.0 the kernel tells one version alone.
+    """The versions of the protocol. Before Linux 5.0 the kernel reports one version only.
 
     Raises:
         KernelError: the kernel has no ipset, or did not answer.
@@ -289,7 +293,7 @@ def protocols(channel: netlink.Channel) -> Range:
 
 
 def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Range | None:
-    """The revisions of a type; None if the kernel neither has it nor can load it.
+    """The revisions of a set type; None if the kernel neither has the type nor can load it.
 
     Raises:
         KernelError: the kernel has no ipset, or did not answer.

@@ -1,1 +1,1 @@
-"""Rules of iptables, in both variants, and what proxies have left behind in them."""
+"""Rules of iptables in both variants, and the rules that proxies have left behind there."""

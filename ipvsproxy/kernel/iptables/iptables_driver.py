@@ -19,14 +19,14 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, ObservedSkeleton, Skeleton
 
 PUT_BACK_LIMIT = 3
-"""How often a jump is put back above a rule of another program; after that, its order is accepted."""
+"""How often a jump is moved back above another program's rule; after that, the other program's order is accepted."""
 LOCK_WAIT_S = 5
 """The longest wait of iptables for its lock, which all programs that write rules on this host share."""
 
 COMMANDS: Mapping[Family, str] = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 """The program of each family, in the default variant of this host.
 
-With -save and -restore at the end, these are the names of the programs that read and write all rules.
+With -save or -restore appended, these are the names of the programs that read and write all rules.
 """
 
 _LOCK_WAIT_VERSION = (1, 4, 22)
@@ -44,32 +44,35 @@ _NO_TABLES = re.compile(
 _NO_PROGRAM = "is not in PATH"
 """The message if a program is not installed.
 
-Any failure but these may be over a moment later: the lock is held, memory is short, a process cannot be started.
+Any failure except these two may be temporary: the lock is held, memory is short, a process cannot be started.
 """
 
 
 class Refusal(NamedTuple):
-    """The reason why a family takes no rules. ``is_certain``: no retry helps, because the kernel or the host lacks something."""
+    """The reason why rules of a family cannot be written.
+
+    ``is_certain``: no retry helps, because the kernel or the host lacks something.
+    """
 
     reason: str
     is_certain: bool
 
 
 def refusal(error: KernelError) -> Refusal:
-    """The refusal of a family that follows from an error of an iptables program."""
+    """The refusal of a family that an error of an iptables program implies."""
     return Refusal(error.detail, is_certain=lacks_tables(error) or _NO_PROGRAM in error.detail)
 
 
 def lacks_tables(error: KernelError) -> bool:
-    """Whether an error of an iptables program says that the kernel has no such tables, and so no rules in them."""
+    """Whether an error of an iptables program says that the kernel does not have the tables, and so no rules in them."""
     return _NO_TABLES.search(error.detail) is not None
 
 
 class Program(NamedTuple):
-    """What writes rules: a program of iptables with its version and variant, or the kernel's own nf_tables.
+    """The writer of rules: a program of iptables with its version and variant, or the kernel's nf_tables.
 
-    ``variant`` is ``nf_tables`` or ``legacy``, and ``version`` the oldest possible one where the name of the file tells the
-    variant. It is ``nftables`` without a program, whose ``version`` is the kernel's.
+    ``variant`` is ``nf_tables`` or ``legacy``; if it is known from the file's name, ``version`` is the oldest possible version.
+    Without a program, ``variant`` is ``nftables``, and ``version`` is the kernel's.
     """
 
     version: tuple[int, ...]
@@ -77,7 +80,7 @@ class Program(NamedTuple):
 
     @property
     def backend(self) -> Backend:
-        """The backend of the rules that this writes."""
+        """The backend whose rules this program writes."""
         return Backend(self.variant) if self.variant in tuple(Backend) else Backend.IPTABLES
 
     @property
@@ -95,20 +98,20 @@ _FILES: Mapping[str, Program] = {
     "xtables-nft-multi": Program(_OLDEST, "nf_tables"),
     "xtables-legacy-multi": Program(_OLDEST, "legacy"),
 }
-"""The files that are all programs of a variant, under these names since iptables 1.8.0 (iptables/Makefile.am)."""
+"""The file that contains all programs of a variant, named so since iptables 1.8.0 (iptables/Makefile.am)."""
 
 
 class IptablesDriver:
     """Reads and writes the fixed rules of both families.
 
-    Only ``chains`` and ``jumps`` count as ours: this object never returns or removes any other rule. ``commands`` are the names
-    of the programs, in PATH. ``proc`` is the mount point of the kernel's process file system. ``fingerprint`` identifies the
-    state of a family's rules: two equal ones mean that the rules have not changed in between. Then the rules are not listed
-    again, unless it is None.
+    Only rules of ``chains`` and ``jumps`` count as ours: this object never returns or removes any other rule. ``commands`` are
+    the names of the programs in PATH. ``proc`` is the mount point of the kernel's process file system. ``fingerprint`` identifies
+    the state of a family's rules: if two fingerprints are equal and not None, no rule has changed in between, and the rules are
+    not listed again.
 
-    After a write, the rules are known without a listing, except for a change by another program at the same moment. So
-    ``observe`` always uses a listing. Only the next write relies on the rules that were just written, until they are listed
-    again: it writes all of our chains anyway, and only needs to know the present jumps.
+    After a write, the rules are known without a listing, unless another program changes them at the same moment. So ``observe``
+    always uses a listing. Only the next write relies on the rules just written, because it writes all of our chains anyway and
+    only needs the present jumps.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class IptablesDriver:
         fingerprint: Callable[[Family], object] = lambda _: None,
         programs: dict[str, Program] | None = None,
     ) -> None:
-        """``programs`` are the known ones, by file; this object adds to them."""
+        """``programs`` are the programs of known version, by file; this object adds to them."""
         self._commands = commands
         self._fingerprint = fingerprint
         self._listed: dict[Family, tuple[object, Listing]] = {}
@@ -136,7 +139,7 @@ class IptablesDriver:
         self._times_put_back: collections.Counter[tuple[Family, Jump]] = collections.Counter()
 
     def program(self, family: Family) -> Program:
-        """Version and variant of a family's program. Unless its file's name tells, it runs once for each file.
+        """Version and variant of a family's program, which runs once for each file unless the file's name tells the variant.
 
         Raises:
             KernelError: the program is missing, or prints no version.
@@ -154,7 +157,7 @@ class IptablesDriver:
         return self._programs.get(_file(self._commands[family]))
 
     def usable(self, family: Family) -> Refusal | None:
-        """The reason why this host cannot serve this family, as far as reading shows it; None if it can.
+        """The reason why this host cannot serve this family, as far as a reading shows; None if it can.
 
         The conditions are kube-proxy's (cmd/kube-proxy/app/server_linux.go, ``platformCheckSupported``).
         """
@@ -169,10 +172,10 @@ class IptablesDriver:
         return None
 
     def try_writing(self, family: Family) -> Refusal | None:
-        """The reason why the kernel takes no rules of this family; None if it does. Then ``usable`` is None, too.
+        """The reason why the kernel takes no rules of this family; None if it takes rules, and then ``usable`` returns None, too.
 
-        ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel has none. This writes a chain and
-        deletes it in the same transaction.
+        ``usable`` only reads, and the nf_tables variant shows empty tables even if the kernel has no tables. This method writes a
+        chain and deletes it in the same transaction.
         """
         if reason := absent_family(family, self._proc):
             return Refusal(reason, is_certain=True)
@@ -185,7 +188,7 @@ class IptablesDriver:
     def observe(self, family: Family) -> ObservedSkeleton:
         """The observed rules of a family: the last listing if no rule has changed since.
 
-        For a table that iptables does not show, these are the rules of the driver's last write.
+        For a table that iptables does not show, the result has the rules of the driver's last write.
 
         Raises:
             KernelError: iptables-save failed, or its output is incomplete.
@@ -205,7 +208,10 @@ class IptablesDriver:
         return ObservedSkeleton(family=family, chains=chains, jumps=jumps, hidden=listing.hidden)
 
     def _moved(self, family: Family, listing: Listing) -> frozenset[Jump]:
-        """The jumps that another program's rule has overtaken. A rule that was not below the jump before may stay above it."""
+        """The jumps that another program's rule has moved above.
+
+        A rule that was not below the jump at the last reading may stay.
+        """
         return frozenset(
             jump
             for jump, above in listing.above.items()
@@ -213,7 +219,7 @@ class IptablesDriver:
         )
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """All rules with this text, of any program, as iptables-save prints them; none of an unreadable family."""
+        """All rules that contain this text, of any program, as iptables-save prints them; an unreadable family is left out."""
         rules: list[str] = []
         for family in families:
             with contextlib.suppress(KernelError):
@@ -236,7 +242,7 @@ class IptablesDriver:
         return Outcome(operation)
 
     def _remove(self, skeleton: Skeleton) -> str:
-        """Returns the reason why a part of the skeleton remains; empty if nothing does."""
+        """Returns the reason why a part of the skeleton remains; empty if nothing remains."""
         listing = self._known(skeleton.family, self._listed) or self._list(skeleton.family)
         if listing.hidden:
             raise KernelError(action=f"{self._commands[skeleton.family]}-save", errno=0, detail=describe_hidden(listing.hidden))
@@ -259,8 +265,8 @@ class IptablesDriver:
     def _list_or_remember(self, family: Family) -> Listing:
         """A new listing. Jumps that cannot be listed are taken from the driver's last write.
 
-        A jump of an earlier process that cannot be listed is written a second time, which changes nothing for a packet. Once both
-        can be listed, the next write removes one of them.
+        An earlier process's jump that cannot be listed is written a second time, which changes nothing for packets. Once both
+        copies can be listed, the next write removes one.
         """
         put = self._last_skeletons.get(family)
         try:
@@ -290,7 +296,7 @@ class IptablesDriver:
             listing = iptables_syntax.parse_save(text, self._chains, self._jumps)
         except ValueError as error:
             raise KernelError(action=f"{self._commands[family]}-save", errno=0, detail=str(error)) from error
-        # A table that holds nothing of ours may hold what it likes.
+        # In a table without our rules, rules that iptables does not show are no problem.
         put = self._last_skeletons.get(family)
         used = {key.table for key in (*(put.chains if put else ()), *listing.chains)} | _ALWAYS_USED
         return dataclasses.replace(listing, hidden=listing.hidden & used)
@@ -299,7 +305,7 @@ class IptablesDriver:
         """The output of ``iptables-save``.
 
         Raises:
-            KernelError: it failed.
+            KernelError: the program failed.
         """
         return iptables_process.run(f"{self._commands[family]}-save")
 
@@ -307,7 +313,7 @@ class IptablesDriver:
         """Pass a text to ``iptables-restore --noflush``; an empty one does nothing.
 
         Raises:
-            KernelError: it failed. Each table has changed as a whole, or not at all.
+            KernelError: the program failed. Each table has changed as a whole, or not at all.
         """
         if text:
             iptables_process.run(

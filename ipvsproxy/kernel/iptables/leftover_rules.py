@@ -1,12 +1,13 @@
-"""Reading and removing rules that a proxy has left behind, in both variants of iptables. All calls block.
+"""Reads and removes rules that a proxy has left behind, in both variants of iptables. All calls block.
 
-Rule 1: an unreadable table is an error, never a clean one. A table that this kernel or host certainly cannot have is clean.
+Rule 1: an unreadable table is an error, and never counts as clean. A table that this kernel or host certainly cannot have is
+clean.
 Rule 2: two equal fingerprints mean that no rule has changed in between; then no program has to run.
 Rule 3: a reading loads no module and makes no table, unless the files of this host's modules are not visible. Then nf_tables may
 be loaded once.
-Rule 4: no program runs for rules of nf_tables unless the kernel has a chain that concerns us, or does not say.
+Rule 4: no program runs for rules of nf_tables unless the kernel has a chain that concerns us, or does not tell.
 Rule 5: with rules in nftables, all rules of iptables that have our names are leftovers.
-Rule 6: nothing is removed once the program in PATH is of another variant than at the start: then ours go where it writes.
+Rule 6: nothing is removed once the program in PATH is of another variant than at the start: our rules then go to that variant.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ NO_SUBSYSTEM = "this kernel has no nf_tables"
 
 
 class RulesPlace(NamedTuple):
-    """The rules of one family in one variant of iptables. ``is_used``: it is the variant of our own rules."""
+    """The rules of one family in one variant of iptables. ``is_used``: this variant holds our own rules."""
 
     variant: Variant
     family: Family
@@ -40,7 +41,7 @@ class RulesPlace(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The place for people, without the family."""
+        """The name of the place for people, without the family."""
         return str(self.variant)
 
     def __str__(self) -> str:
@@ -59,7 +60,7 @@ class LeftoverRules:
         backend: Backend = Backend.IPTABLES,
         has_chain: Callable[[Family, Callable[[ChainKey], bool]], bool] = iptables_tables.has_chain,
     ) -> None:
-        """``commands`` are the programs of the variant in use. ``programs`` are the programs whose version is known, by file.
+        """``commands`` are the programs of the variant in use. ``programs`` are the programs of known version, by file.
 
         ``backend`` holds our own rules. ``has_chain`` asks the kernel.
         """
@@ -74,9 +75,10 @@ class LeftoverRules:
         }
 
     def places(self, programs: Mapping[Family, Program]) -> tuple[RulesPlace, ...]:
-        """The places of leftover rules of these families: the variant in use, and the other one if it is installed.
+        """The places of leftover rules of these families: the variant in use, and the other variant if it is installed.
 
-        With rules in nftables: the installed variants, and that of the program in PATH, which may have no other name.
+        With rules in nftables: the installed variants, and the variant of the program in PATH, whose only name may be
+        ``iptables``.
 
         ``programs`` are the programs of ``commands``.
         """
@@ -110,7 +112,7 @@ class LeftoverRules:
             return NO_SUBSYSTEM
 
     def read(self, place: RulesPlace, concerns: Callable[[ChainKey], bool]) -> LeftRules:
-        """The chains for which ``concerns`` is true, and the rules that lead to them.
+        """The chains for which ``concerns`` is true, and the rules that lead to these chains.
 
         Raises:
             KernelError: the rules could not be read just now.
@@ -139,25 +141,25 @@ class LeftoverRules:
         self._driver(place).restore(place.family, iptables_syntax.render_left_removal(removal))
 
     def _driver(self, place: RulesPlace) -> IptablesDriver:
-        """Raises KernelError: the variant in use is unknown, or has changed."""
+        """The driver for a place. Raises KernelError: the variant in use is unknown, or has changed."""
         if self._backend is not Backend.IPTABLES and place.variant in iptables_variant.installed():
             return self._others[place.variant]
         program = self._used.program(place.family)
-        is_in_path = place.is_used or self._backend is not Backend.IPTABLES  # there, the variant has no other program
+        is_in_path = place.is_used or self._backend is not Backend.IPTABLES  # then no other program is of the variant
         if (program.variant == place.variant) is not is_in_path:
             detail = f"the iptables in PATH has become that of {program.variant}; restart ipvsproxy, so that its rules follow"
             raise KernelError(action=f"read the rules of {place}", detail=detail)
         return self._used if is_in_path else self._others[place.variant]
 
     def _variant_in_path(self, family: Family) -> str:
-        """The variant of the program in PATH, which distributions with one variant give no other name; empty if there is none."""
+        """The variant of ``iptables`` in PATH, which may be the only name of the program; empty without such a program."""
         try:
             return self._used.program(family).variant
         except KernelError:
             return ""
 
     def _may_have_chain(self, family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
-        """Whether a program must show the rules of nf_tables.
+        """Whether a program has to run to show the rules of nf_tables.
 
         Raises:
             KernelError: the chains could not be read.
@@ -165,11 +167,11 @@ class LeftoverRules:
         try:
             return self._has_chain(family, concerns)
         except KernelError:
-            if self._backend is not Backend.IPTABLES:  # there, no program of iptables may be needed
+            if self._backend is not Backend.IPTABLES:  # with nftables, a program of iptables may be missing
                 raise
             return True
 
 
 def _is_surely_empty(place: RulesPlace) -> bool:
-    """Whether the kernel has no nf_tables, and so no rules there."""
+    """Whether the place is in nf_tables and the kernel certainly has no nf_tables, so that there are no rules."""
     return place.variant is Variant.NF_TABLES and not modules.may_have_nf_tables()

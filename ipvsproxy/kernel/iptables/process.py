@@ -1,4 +1,4 @@
-"""Running the programs of iptables, and reading their error messages. All calls block."""
+"""Runs the programs of iptables, and reads their error messages. All calls block."""
 
 import errno
 import os
@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from ipvsproxy.kernel.base.errors import KernelError
 
 LIBRARY = pathlib.Path(__file__).with_name("datagram.abi3.so")
-"""The library, compiled from ``datagram.c``, with which the programs of iptables only need CAP_NET_ADMIN.
+"""The library with which the programs of iptables only need CAP_NET_ADMIN, compiled from ``datagram.c``.
 
-It exists if there was a C compiler when this package was installed, as in the image. Without it, CAP_NET_RAW is needed.
+The library exists if a C compiler was present when this package was installed, as in the image. Without the library, CAP_NET_RAW
+is needed.
 """
 NET_ADMIN, NET_RAW = 12, 13
 """The bits of capability sets (include/uapi/linux/capability.h)."""
@@ -28,7 +29,7 @@ def capabilities(proc: pathlib.Path = pathlib.Path("/proc")) -> int:
 
 
 def environment(proc: pathlib.Path = pathlib.Path("/proc"), library: pathlib.Path = LIBRARY) -> Mapping[str, str] | None:
-    """The environment for a program of iptables; None for our own environment, if nothing has to be added."""
+    """The environment for a program of iptables; None for our own environment if no variable has to be added."""
     if capabilities(proc) >> NET_RAW & 1 or not library.exists():
         return None
     preloaded = [str(library), *filter(None, [os.environ.get("LD_PRELOAD")])]
@@ -39,7 +40,8 @@ def run(command: str, *arguments: str, stdin: str = "") -> str:
     """Run a program of iptables, and return its output.
 
     Raises:
-        KernelError: it is not in PATH, or its exit status is not 0; with an error number, it could not be started, or hangs.
+        KernelError: the program is not in PATH, or its exit status is not 0; or, with an error number, it could not be started,
+        or hangs.
     """
     path = shutil.which(command)
     if path is None:

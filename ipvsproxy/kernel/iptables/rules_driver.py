@@ -1,9 +1,9 @@
-"""The iptables driver of each family, in a thread of its own: no other call waits for a program that hangs or waits for its lock.
+"""Runs each family's iptables driver in its own thread, so that no other call waits for a program that hangs or waits for a lock.
 
-Rule 1: a call waits ``patience_s`` for a program, or ``SHORT_PATIENCE_S`` if the last program of that family took longer.
-Rule 2: a program that takes longer goes on, and its operation counts as failed (EINPROGRESS) meanwhile. The next attempt at the
-same operation returns its outcome.
-Rule 3: one program of a family at a time. Families do not wait for each other.
+Rule 1: a call waits ``patience_s`` for a program, or ``SHORT_PATIENCE_S`` if the family's last program took longer than that.
+Rule 2: a program that takes longer goes on running, and its operation counts as failed (EINPROGRESS) until it ends. The next
+attempt at the same operation returns its outcome.
+Rule 3: one program of a family runs at a time. Families do not wait for each other.
 """
 
 import concurrent.futures
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _UnderWay(NamedTuple):
-    """A program for which no call waits, and the question that it answers."""
+    """A running program for which no call waits any more, and the call that it was started for."""
 
     question: object
     future: concurrent.futures.Future[Any]
@@ -36,8 +36,8 @@ class _UnderWay(NamedTuple):
 class RulesDriver:
     """Reads and writes the rules of both families, in the network namespace of the thread that makes this object.
 
-    ``patience_s`` is the longest wait of a call for a program; None means without bound. The methods are those of
-    ``IptablesDriver``. Only one thread may call them.
+    ``patience_s`` is the longest wait of a call for a program; None means no limit. The methods are those of ``IptablesDriver``.
+    Only one thread may call them.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class RulesDriver:
     ) -> None:
         """``on_late_end`` is called, in another thread, when a program that took too long ends.
 
-        ``programs`` are the programs whose version is known, by file.
+        ``programs`` are the programs of known version, by file.
         """
         self._on_late_end = on_late_end
         self._patience_s = patience_s
-        known = dict(programs)  # both families' programs are mostly one file, whose version is read once
+        known = dict(programs)  # both families' programs are usually the same file, whose version is read once
         self._changes = {family: RuleChanges() for family in Family}
         self._drivers = {
             family: IptablesDriver(chains=chains, jumps=jumps, commands=commands, fingerprint=self._fingerprint, programs=known)
@@ -80,14 +80,14 @@ class RulesDriver:
         return None
 
     def known_program(self, family: Family) -> Program | None:
-        """The family's program if its version is known already. Starts nothing."""
+        """The family's program if its version is known already. Starts no program."""
         return self._drivers[family].known_program(family)
 
     def program(self, family: Family) -> Program:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: also if it takes too long.
+            KernelError: as in ``IptablesDriver``, and if the program takes too long.
         """
         return self.known_program(family) or self._ask(family, "program", self._drivers[family].program, family)
 
@@ -117,12 +117,15 @@ class RulesDriver:
         """As in ``IptablesDriver``.
 
         Raises:
-            KernelError: also if it takes too long.
+            KernelError: as in ``IptablesDriver``, and if the program takes too long.
         """
         return self._ask(family, "observe", self._drivers[family].observe, family)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """As in ``IptablesDriver``. An operation that takes too long fails with EINPROGRESS, and goes on."""
+        """As in ``IptablesDriver``.
+
+        An operation that takes too long fails with EINPROGRESS, while its program goes on running.
+        """
         begun: list[tuple[Operation, Family, _UnderWay | KernelError]] = []
         for operation in operations:
             if isinstance(operation.item, Skeleton):

@@ -1,8 +1,8 @@
 """The syntax of iptables: single rules, the output of ``iptables-save``, and the input of ``iptables-restore``.
 
-``render`` writes a rule as ``iptables-save`` 1.8 prints it, in both of its variants. ``parse`` also reads the other spelling of
-rules that versions print in two ways. A text that ``render`` would not write is an ``UnknownRule``. So two observed rules are
-equal exactly if the kernel holds the same rule.
+``render`` writes a rule as ``iptables-save`` 1.8 prints it, in both of its variants. ``parse`` also reads the older or newer
+spelling of rules that versions of iptables print differently. A text that ``render`` would not write is an ``UnknownRule``. So
+two observed rules are equal if and only if the kernel holds the same rule.
 """
 
 import collections
@@ -74,7 +74,7 @@ def render(rule: ObservedRule, family: Family) -> str:
 
 
 def render_jump(jump: Jump) -> str:
-    """The jump without ``-A CHAIN``, as for ``render``."""
+    """The jump without ``-A CHAIN``, in the syntax of ``render``."""
     return f'-m comment --comment "{jump.comment}" -j {jump.target}'
 
 
@@ -121,10 +121,10 @@ def parse(text: str, family: Family) -> ObservedRule:
 
 
 def normalise(text: str) -> str:
-    """A rule in the spelling of ``render``, if versions of iptables print it in two ways.
+    """A rule in the spelling of ``render``, whichever version of iptables has printed it.
 
-    Some print a comment of one word without quotes. Some releases of libxt_ipvs print ``--vproto`` as ``--proto``, which they
-    cannot read back themselves.
+    Some versions print a comment of one word without quotes. Some releases of libxt_ipvs print ``--vproto`` as ``--proto``, which
+    they cannot read back themselves.
     """
     return _BARE_COMMENT.sub(r'--comment "\1"', text).replace("-m ipvs --proto ", "-m ipvs --vproto ")
 
@@ -136,7 +136,7 @@ def _words(text: str) -> list[str]:
 
 
 def _parse(words: list[str]) -> Rule:
-    """Raises ValueError, KeyError or IndexError for a rule that cannot be ours."""
+    """The rule of a text. Raises ValueError, KeyError or IndexError for a rule that cannot be ours."""
     fields: dict[str, Any] = {}
     virtual_server: dict[str, Any] = {}
     is_inverted = False
@@ -182,7 +182,7 @@ _MATCHES: Mapping[str, Callable[..., tuple[str, object]]] = {
     "--vport": lambda text: ("port", int(text)),
     "--vdir": lambda text: ("to_virtual_server", text == "ORIGINAL"),
 }
-"""The field of a rule that an option of iptables sets. A value that does not fit shows when the rule is rendered again."""
+"""The field of a rule that an option of iptables sets. A wrong value is noticed when the rule is rendered again."""
 
 
 def _mark(text: str, of_set_bits: str, of_clear_bits: str) -> tuple[str, object]:
@@ -216,10 +216,10 @@ _INCOMPATIBLE = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
 class Listing:
     """Our rules in one family, as ``iptables-save`` shows them.
 
-    ``chains`` are our chains that exist, with the text of each rule. ``jumps`` is the number of copies of each jump: two are as
-    wrong as none. ``foreign_jumps`` has, for a chain of ours, a rule of another program that leads to it. ``above`` and ``below``
-    are the rules of other programs before and after each jump, in its chain. ``hidden`` are tables of ours that iptables does not
-    show, because they hold rules that only nft understands; their content is unknown.
+    ``chains`` are our chains that exist, with the text of each rule. ``jumps`` is the number of copies of each jump: two copies
+    are as wrong as none. ``foreign_jumps`` has, for each of our chains to which a rule of another program leads, one such rule.
+    ``above`` and ``below`` are the rules of other programs before and after each jump, in its chain. ``hidden`` are tables that
+    we use and iptables does not show, because they hold rules that only nft understands; their content is unknown.
     """
 
     chains: Mapping[ChainKey, tuple[str, ...]]
@@ -267,7 +267,7 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
 
 
 def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
-    """Table by table, every chain with None, then every rule with its text."""
+    """Yields, table by table, every chain with None, then every rule of the table with its text."""
     table = ""
     for line in text.splitlines():
         if line.startswith("-A "):
@@ -323,10 +323,10 @@ def render_left_removal(removal: Removal) -> str:
 def render_restore(skeleton: Skeleton, listing: Listing, moved: Collection[Jump] = ()) -> str:
     """The input of ``iptables-restore --noflush`` that puts a skeleton in force.
 
-    It declares every chain, which empties it, and writes it anew. Listed chains and jumps that the skeleton lacks are removed. A
-    chain that another program's rule leads to is only emptied. An absent jump is put first in its chain, in the skeleton's
-    order, so that the last one ends up on top, as kube-proxy's do. A present jump stays in its place. Of duplicates the last one
-    stays: each was put first, so it is the oldest. Jumps in ``moved`` are put first again.
+    The input declares every chain, which empties it, and appends all of its rules. Listed chains and jumps that the skeleton
+    lacks are removed. A chain that another program's rule leads to is only emptied. An absent jump is put first in its chain, in
+    the skeleton's order, so that the last one ends up on top, as kube-proxy's do. A present jump stays in its place. Of duplicate
+    jumps the last one stays: each was put first, so the last one is the oldest. Jumps in ``moved`` are put first again.
     """
     lines: list[str] = []
     gone = [key for key in listing.chains if key not in skeleton.chains]

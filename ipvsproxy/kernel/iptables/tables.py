@@ -1,7 +1,7 @@
 """The tables of iptables in both variants, as the kernel itself shows them, and whether their rules have changed.
 
-No process is started. Legacy tables are read by ``getsockopt``, and all of a table except the packet counters is hashed. Those of
-nf_tables are read by netlink; the kernel numbers the generations of the rules, one for each change.
+No process is started. Legacy tables are read by ``getsockopt``, and a table is hashed without its packet counters. Tables of
+nf_tables are read by netlink; each change of the rules gets a new generation number from the kernel.
 
 Layouts: include/uapi/linux/netfilter_ipv4/ip_tables.h, and netfilter_ipv6/ip6_tables.h beside it.
 """
@@ -28,12 +28,12 @@ from ipvsproxy.model.rules import ChainKey
 TABLES = ("nat", "filter", "mangle")
 """The tables of our rules."""
 OPTIONAL_TABLES = ("mangle",)
-"""The tables that a kernel need not have: without them, external addresses have one scope."""
+"""The tables that a kernel may lack: without them, external addresses have one scope."""
 
 TRIED_TABLE = "nat"
-"""The table in which every program writes rules."""
+"""The table that serves for trials, as every iptables program writes rules there."""
 
-_GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; the same numbers for IPv6
+_GET_INFO, _GET_ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; IPv6 has the same numbers
 _INFO = struct.Struct("=80xI")  # ipt_getinfo: the size of the entries in bytes
 _ENTRIES_OFFSET = 40
 _NAME = 32
@@ -42,8 +42,8 @@ _CHAIN_HEAD = re.compile(re.escape(struct.pack("=H30s", 64, b"ERROR")) + rb"([^\
 """The head of a chain that is not built in: a target with its name (xt_error_target)."""
 
 _HOST_PORTS = re.compile(r"CNI-(HOSTPORT|DN)-|KUBE-(HOSTPORTS$|HP-)")
-"""The chains of ``nat`` for hostPorts of pods: those of the CNI's plug-in portmap, and of cri-o and dockershim."""
-_HOST_PORTS_TABLE = "cni_hostport"  # that of portmap's other backend, in nf_tables
+"""The chains of ``nat`` for hostPorts of pods, as made by the CNI plug-in portmap, cri-o and dockershim."""
+_HOST_PORTS_TABLE = "cni_hostport"  # the table of portmap's nftables backend
 HOST_PORTS_REMEDY = (
     "let the network plug-in write them with the variant of iptables that holds our rules, or start with --rules-backend=nftables"
 )
@@ -65,7 +65,7 @@ _LAYOUTS: Mapping[Family, _Layout] = {
 
 
 def names(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[str, ...]:
-    """The legacy tables of this network namespace. This loads no module, and makes no table.
+    """The legacy tables of this network namespace. Loads no module, and creates no table.
 
     Raises:
         KernelError: the list of tables cannot be read.
@@ -80,7 +80,7 @@ def names(family: Family, proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[s
 
 
 def digest(family: Family, table: str) -> bytes:
-    """A hash of a table without its counters. The kernel makes the table if it is absent.
+    """A hash of a table without its counters. The kernel creates the table if it is absent.
 
     Raises:
         KernelError: the kernel did not show the table.
@@ -123,7 +123,7 @@ def _action(family: Family, table: str) -> str:
 
 @contextlib.contextmanager
 def _asking(family: Family, table: str) -> Iterator[socket.socket]:
-    """A socket for questions about this table. Raises KernelError: there is none to be had."""
+    """A socket for questions about this table. Raises KernelError: the socket cannot be opened."""
     try:
         opened = socket.socket(_LAYOUTS[family].domain, socket.SOCK_DGRAM)
     except OSError as error:
@@ -133,10 +133,10 @@ def _asking(family: Family, table: str) -> Iterator[socket.socket]:
 
 
 def take_rules(family: Family, variant: str) -> bool:
-    """Whether the kernel certainly takes rules of a family in this variant. The question changes no rule.
+    """Whether the kernel certainly takes rules of a family in this variant. Asking changes no rule.
 
-    ``variant`` is that of a ``Program``. In nf_tables it is a transaction that the kernel refuses at its end: readings show empty
-    tables even if the kernel has none. A kernel without the legacy table ``nat`` makes it.
+    ``variant`` is that of a ``Program``. In nf_tables the question is a transaction that the kernel refuses at its end, because
+    readings show empty tables even if the kernel has no tables. A kernel without the legacy table ``nat`` creates it.
     """
     try:
         if variant == "legacy":
@@ -172,7 +172,8 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
 def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...]:
     """The places of hostPort rules that take packets which our rules accept: a verdict ends only the table that has it.
 
-    ``variants`` are those of the programs that write our rules. In nftables, no such rule takes a packet from ours.
+    ``variants`` are the variants of the programs that write our rules. If our rules are in nftables, no hostPort rule takes
+    packets from them.
 
     Raises:
         KernelError: the kernel did not show its chains.
@@ -182,7 +183,7 @@ def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...
 
 
 def _host_ports_beside(family: Family, variant: str) -> str:
-    """The variant with hostPort rules that iptables of our ``variant`` does not see; empty if there is none."""
+    """The variant in which hostPort rules stand that our ``variant`` of iptables does not show; empty if there are none."""
     is_unseen = functools.partial(_is_unseen, is_legacy=variant == "legacy")
     if modules.may_have_nf_tables() and has_chain(family, is_unseen):
         return "nf_tables"
@@ -193,14 +194,14 @@ def _host_ports_beside(family: Family, variant: str) -> str:
 
 
 def _is_unseen(chain: ChainKey, *, is_legacy: bool) -> bool:
-    """Whether a chain of nf_tables is for hostPorts, and iptables of our variant does not see it."""
+    """Whether a chain of nf_tables is for hostPorts, and our variant of iptables does not show it."""
     return chain.table == _HOST_PORTS_TABLE or (is_legacy and chain.table == "nat" and bool(_HOST_PORTS.match(chain.chain)))
 
 
 class RuleChanges:
     """Fingerprints of the state of the rules: two equal fingerprints mean that no rule has changed in between.
 
-    They are those of the network namespace of the thread that makes this object. Only that thread may use it.
+    The rules are those in the network namespace of the thread that makes this object. Only that thread may use it.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> None:
@@ -213,7 +214,7 @@ class RuleChanges:
     def fingerprint(self, family: Family, variant: str, tables: Sequence[str] = TABLES) -> object:
         """The present fingerprint of a family's rules. ``variant`` is that of a ``Program``.
 
-        ``tables`` are the legacy tables to read. The kernel creates those that are absent.
+        ``tables`` are the legacy tables to read. The kernel creates absent tables.
 
         Raises:
             KernelError: the kernel shows no fingerprint.

@@ -1,7 +1,7 @@
 """The variant of iptables that holds this node's rules, if it has both: nf_tables or legacy.
 
-Both take rules, and the kernel applies the rules of both, but neither shows the other's. A node whose rules are in both is hard
-to understand, and rules of two programs that should follow each other no longer do. So our rules go into the variant of the
+The kernel applies the rules of both variants, but neither variant shows the rules of the other. A node with rules in both is hard
+to understand, and the rules of two programs may no longer stand in the intended order. So our rules go into the variant of the
 kubelet and the CNI plugin. The signs, and their order, are those of kubernetes-sigs/iptables-wrappers.
 """
 
@@ -21,10 +21,10 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
 HINTS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
-"""Chains that the kubelet makes; the first one exists to show which variant it uses."""
+"""Chains that the kubelet makes; the first exists only to show which variant the kubelet uses."""
 
 DELAYS_S = (0.1, 0.4)
-"""The waits between attempts to list the rules of a variant: memory may be short for a moment, or no process can be started."""
+"""The waits between attempts to list the rules of a variant: for a moment, memory may be short, or no process can be started."""
 
 
 class Variant(enum.StrEnum):
@@ -38,7 +38,7 @@ _INFIXES: Mapping[Variant, str] = {Variant.NF_TABLES: "nft", Variant.LEGACY: "le
 
 
 class Evidence(NamedTuple):
-    """The content of the tables of a variant, of both families: a chain of ``HINTS``, and how many rules are ours or not."""
+    """What the tables of a variant contain in both families: a chain of ``HINTS``, and the numbers of our and of other rules."""
 
     hint: str = ""
     ours: int = 0
@@ -48,7 +48,7 @@ class Evidence(NamedTuple):
 class VariantChoice(NamedTuple):
     """The programs to use, their variant, and the reason for this choice.
 
-    ``left_behind`` is the other variant if it holds rules of ours. ``programs`` are the programs whose version was read, by file.
+    ``left_behind`` is the other variant if it holds our rules. ``programs`` are the programs whose version was read, by file.
     """
 
     commands: Mapping[Family, str]
@@ -64,7 +64,7 @@ def commands(variant: Variant) -> Mapping[Family, str]:
 
 
 def installed() -> tuple[Variant, ...]:
-    """The variants whose own programs are in PATH. Distributions with one variant often have no such names."""
+    """The variants whose programs are in PATH under the variant's name. Distributions with one variant often lack these names."""
     return tuple(
         variant
         for variant in Variant
@@ -73,12 +73,14 @@ def installed() -> tuple[Variant, ...]:
 
 
 def choose(chains: Collection[ChainKey]) -> VariantChoice:
-    """Choose a variant by the rules of this network namespace. ``chains`` are ours. Starts a few programs, and changes nothing.
+    """Choose a variant by the rules of this network namespace. ``chains`` are our chains.
 
-    Without any evidence it is the variant in PATH, unless the kernel only takes rules of the other one.
+    Starts a few programs, and changes nothing.
+
+    Without any evidence, the choice is the variant in PATH, unless the kernel only takes rules of the other variant.
 
     Raises:
-        KernelError: there is no iptables at all, or it prints no version.
+        KernelError: there is no iptables at all, or iptables prints no version.
     """
     variants = installed()
     programs: dict[str, Program] = {}
@@ -114,7 +116,10 @@ def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> VariantCho
 
 
 def count(text: str, chains: Collection[ChainKey]) -> Evidence:
-    """Count the rules in the output of an iptables-save. A rule in one of our ``chains``, or that leads to one, is ours."""
+    """Count the rules in the output of an iptables-save.
+
+    A rule is ours if it is in one of our ``chains``, or leads to one of them.
+    """
     hint, table = "", ""
     ours = others = 0
     for line in text.splitlines():
@@ -149,9 +154,9 @@ def _save(command: str) -> str:
 
 
 def _takes_rules(variant: Variant, programs: dict[str, Program]) -> bool:
-    """Whether the kernel takes rules of this variant. A program tries it only where the kernel's answer leaves a doubt.
+    """Whether the kernel takes rules of this variant. A program of iptables is tried only if the kernel's answer leaves a doubt.
 
-    A trial of iptables-nft leaves a table behind, and commands that change nothing choose a variant as well.
+    Trying iptables-nft leaves a table behind, but commands that must change nothing also choose a variant.
     """
     if iptables_tables.take_rules(Family.IPV4, variant):
         return True
