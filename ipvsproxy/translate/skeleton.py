@@ -218,9 +218,10 @@ def _scope_chains(
 ) -> Mapping[ChainKey, tuple[Rule, ...]]:
     """The rules that tell clients of this node from others, at external addresses with traffic policy Local.
 
-    Their number grows with the ranges of local pods and with the addresses of node ports alone.
+    Their number grows with the ranges of pods alone.
 
-    Where pods of this node cannot be told from other clients, only this host's own packets get a mark, and none is dropped.
+    Pods that may be on another node are clients from outside, but are not dropped: they may be on this node, too. Where nothing
+    tells pods from other clients, only this host's own packets get a mark, and none is dropped.
     The mark is taken in ``mangle``, where the kernel allows it, and where neither ``nat`` nor IPVS has seen the packet.
     """
     arrival = list[Rule]()
@@ -228,10 +229,12 @@ def _scope_chains(
     pods = list(_from_local_pods(family, settings, view))
     for pod in pods:
         arrival += (dataclasses.replace(pod, target=JumpTo(SCOPE_MARK)), pod)
-    if pods and SetKind.NO_LOCAL in occupied:
+    unsure = [Rule(source=item, target=Verdict.RETURN) for item in _cluster_networks(family, settings)]
+    if (pods or unsure) and SetKind.NO_LOCAL in occupied:
         no_local = match(SetKind.NO_LOCAL, family, TO_PORT)
+        arrival += unsure
         arrival.append(Rule(connection_states=(ConnectionState.NEW,), set=no_local, from_elsewhere=True, target=Verdict.DROP))
-    masquerade = tuple(_scope_masquerade(family, settings, view)) if SetKind.SCOPE in occupied else ()
+    masquerade = tuple(_scope_masquerade(family, settings)) if SetKind.SCOPE in occupied else ()
     return dict(zip(SCOPE_CHAINS, (tuple(arrival), mark, masquerade), strict=True))
 
 
@@ -243,42 +246,42 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
         case LocalMode.INTERFACE_NAME_PREFIX:
             yield Rule(interface=InterfaceMatch(settings.local_interface, is_prefix=True), target=Verdict.RETURN)
         case LocalMode.CLUSTER_CIDR:
-            yield from (Rule(source=item, target=Verdict.RETURN) for item in settings.cluster_networks if item.family is family)
+            yield from (Rule(source=item, target=Verdict.RETURN) for item in local_pod_networks(family, settings, view))
         case LocalMode.NODE_CIDR:
             yield from (Rule(source=item, target=Verdict.RETURN) for item in view.pod_networks if item.family is family)
         case never:
             assert_never(never)
 
 
-def _scope_masquerade(family: Family, settings: Settings, view: NodeView) -> Iterable[Rule]:
+def _scope_masquerade(family: Family, settings: Settings) -> Iterable[Rule]:
     """Masquerading where answers would not come back through this node, after IPVS has chosen an endpoint.
 
     This host's own packets to a service address have that address as their source. Other nodes take it for their own, wherever
-    this node carries it. In mode ClusterCIDR, pods of other nodes look like pods of this node, and come to node ports.
+    this node carries it.
     """
-    target = _masquerade(family, settings)
     yield Rule(no_mark=settings.scope_bits, target=Verdict.RETURN)
-    yield Rule(from_this_host=True, target=target)
+    yield Rule(from_this_host=True, target=_masquerade(family, settings))
+
+
+def _cluster_networks(family: Family, settings: Settings) -> Iterable[Network]:
+    """The ranges of the cluster's pods, in the mode that goes by them."""
     if settings.detect_local is LocalMode.CLUSTER_CIDR:
-        yield from (Rule(source=item, target=Verdict.RETURN) for item in _surely_local(family, settings, view))
-        yield from (Rule(original_destination=one, target=target) for one in view.node_port_addresses[family])
+        yield from (item for item in settings.cluster_networks if item.family is family)
 
 
-def _surely_local(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
+def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
     """The ranges of the cluster's pods whose pods are all on this node: the Node's own, and those of its bridges.
 
     Some network plug-ins, as Calico's own address management, ignore ``spec.podCIDRs``: then a pod of any node may have an
     address in it. Where they use it, this node carries an address in it. A network that the Node's own address is in is that of
     the nodes, whose pods may be anywhere.
     """
-    clusters = settings.cluster_networks
+    clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]
     bridged = [item for item in view.connected if not item.contains(view.primary_addresses[family])]
     for item in dict.fromkeys((*own, *bridged)):
-        if (
-            item.family is family
-            and item.prefix_length < family.bits
-            and any(cluster.prefix_length < item.prefix_length and cluster.contains(item.address) for cluster in clusters)
+        if item.prefix_length < family.bits and any(
+            cluster.prefix_length < item.prefix_length and cluster.contains(item.address) for cluster in clusters
         ):
             yield item
 

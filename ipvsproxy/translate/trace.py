@@ -75,7 +75,7 @@ def connection_of(client: TracedClient, key: VirtualServerKey, settings: Setting
 def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
     """An address that a pod of this node may have, as far as its ranges are known."""
     clusters = settings.cluster_networks if settings.detect_local is LocalMode.CLUSTER_CIDR else ()
-    for network in (*view.pod_networks, *clusters):
+    for network in (*skeleton.local_pod_networks(family, settings, view), *view.pod_networks, *clusters):
         if network.family is family and (not clusters or any(one.contains(network.address) for one in clusters)):
             return Address((int.from_bytes(network.address, "big") + 1).to_bytes(len(network.address), "big"))
     return _OUTSIDE[family]

@@ -9,6 +9,7 @@ from ipvsproxy.commands import explain
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.kernel.rivals import Rivals, Socket
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
+from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
 from ipvsproxy.model.service import ApiObject, ObjectKind, Rejected, ServiceName, ServiceType, Skipped
@@ -278,8 +279,11 @@ SHOP = (
 BOTH_SCOPES = Settings(cluster_networks=builders.networks("10.244.0.0/16"), scopes=TrafficScopes.API)
 
 
-async def test_both_scopes_of_an_address_are_shown_with_their_endpoints_and_clients() -> None:
+@pytest.mark.parametrize("has_bridge", [True, False], ids=["a bridge shows which pods are here", "nothing shows it"])
+async def test_both_scopes_of_an_address_are_shown_with_their_endpoints_and_clients(*, has_bridge: bool) -> None:
     kernel = await synced_kernel(*SHOP, translation=BOTH_SCOPES)
+    if has_bridge:
+        kernel.host_addresses.append(InterfaceAddress("cni0", parse_address("10.244.0.1"), 24))
     document = await explain.describe(inspected(kernel, *SHOP, translation=BOTH_SCOPES), explain.parse_subject("default/shop"))
     lines = list(explain.render(document, "default/shop"))
     assert "    mark 0x3fff (IPv4) (clients of this node at TCP 192.0.2.7:80), rr" in lines
@@ -288,7 +292,7 @@ async def test_both_scopes_of_an_address_are_shown_with_their_endpoints_and_clie
         at + 2
     ].endswith("in")
     text = "\n".join(lines)
-    assert "from pod of this node: to the second scope, the source address is kept" in text
+    assert ("from pod of this node: to the second scope, the source address is kept" in text) is has_bridge
     assert "from this host: to the second scope, masqueraded" in text
     assert "from outside of the cluster: the source address is kept" in text
 

@@ -12,10 +12,13 @@ from tests.support import cluster, lab
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
 
-def test_a_pod_of_another_node_in_this_nodes_range_is_answered_at_a_node_port(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_pod_of_another_node_in_this_nodes_unused_range_is_a_client_outside(laboratory: lab.Lab, tmp_path: Path) -> None:
     node = cluster.node()
     node["spec"] = {"podCIDRs": ["10.244.1.0/24", "fd00:10:244:1::/64"]}
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
         running.have([node], SERVICES)
-        source, to = cluster.address("r2", Family.IPV4), cluster.address("node", Family.IPV4)
-        assert running.lab.probe("remote", "TCP", to, 30001, src=source, count=ATTEMPTS).outcome == ANSWERED
+        for family in Family:
+            source, to = cluster.address("r2", family), cluster.address("node", family)
+            here, none = (running.lab.probe("remote", "TCP", to, port, src=source, count=ATTEMPTS) for port in (30001, 30002))
+            assert here == lab.Result(ANSWERED, (cluster.address("p1", family),), (source,))
+            assert none.outcome == "timeout"

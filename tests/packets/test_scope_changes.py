@@ -1,6 +1,7 @@
 """Second scopes by every way to recognise local pods, beside marks of others, and while they come and go."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -22,8 +23,9 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
 
 def ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Result:
-    source = cluster.address(from_, family) if from_.startswith("client") else None
-    inside = "client" if source else from_
+    inside, source = from_, None
+    if from_.startswith(("client", "r")):  # pods of the other node, and addresses of the client, are in one namespace each
+        inside, source = "client" if from_.startswith("client") else "remote", cluster.address(from_, family)
     return running.lab.probe(inside, "TCP", cluster.address(to, family), port, src=source, count=ATTEMPTS, timeout_s=2.0)
 
 
@@ -60,10 +62,8 @@ def test_scopes_follow_every_way_to_recognise_local_pods(laboratory: lab.Lab, tm
             for client in ("p2", "host"):
                 assert ask(running, client, "balancer 1", family=family).backends == backends("p1", "r1", family=family)
                 assert ask(running, client, "balancer 2", family=family).backends == backends("r1", family=family)
-            remote = running.lab.probe(
-                "remote", "TCP", cluster.address("node", family), 30001, src=cluster.address("r2", family), count=ATTEMPTS
-            )
-            assert remote.outcome == ANSWERED
+            assert ask(running, "r2", "node", 30001, family).backends == backends("p1", family=family)
+            assert ask(running, "r2", "node", 30002, family).outcome == "timeout"
 
 
 def test_where_pods_cannot_be_told_from_others_nobody_is_dropped(laboratory: lab.Lab, tmp_path: Path) -> None:
@@ -72,6 +72,34 @@ def test_where_pods_cannot_be_told_from_others_nobody_is_dropped(laboratory: lab
         assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")
         assert ask(running, "p2", "balancer 1").backends == backends("p1")
         assert ask(running, "p2", "balancer 2").backends == backends("r1")
+
+
+def test_pods_that_no_range_shows_to_be_here_fare_as_with_kube_proxy_and_clients_outside_are_dropped(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
+    """A node without ``podCIDRs`` and without a bridge with a network, as with Calico's own address management."""
+    routed = (("-4", "10.244.0.1", "/24", "/32", "10.244.0.0/24"), ("-6", "fd00:10:244::1", "/64", "/128", "fd00:10:244::/64"))
+    for option, address, whole, alone, route in routed:
+        laboratory.run("node", "ip", option, "address", "del", f"{address}{whole}", "dev", "cni0")
+        laboratory.run("node", "ip", option, "address", "add", f"{address}{alone}", "dev", "cni0")
+        laboratory.run("node", "ip", option, "route", "replace", route, "dev", "cni0")
+    try:
+        with cluster.Cluster(laboratory, tmp_path, *API) as running:
+            running.have(SERVICES)
+            for family in Family:
+                ask_here = functools.partial(ask, running, family=family)
+                here, there, both = (backends(*names, family=family) for names in (["p1"], ["r1"], BOTH))
+                assert ask_here("client", "balancer 1").backends == here
+                assert ask_here("client", "balancer 2").outcome == "timeout"
+                assert ask_here("p2", "balancer 1").backends == here
+                assert ask_here("p2", "balancer 2") == lab.Result(ANSWERED, there, backends("p2", family=family))
+                assert ask_here("host", "balancer 1").backends == both
+                assert ask_here("r2", "node", 30001) == lab.Result(ANSWERED, here, backends("r2", family=family))
+                assert ask_here("r2", "node", 30002).outcome == "timeout"
+    finally:
+        for option, address, whole, alone, _ in routed:
+            laboratory.run("node", "ip", option, "address", "del", f"{address}{alone}", "dev", "cni0")
+            laboratory.run("node", "ip", option, "address", "add", f"{address}{whole}", "dev", "cni0")
 
 
 def test_a_process_of_this_host_reaches_all_endpoints_of_a_balancer_on_another_interface(

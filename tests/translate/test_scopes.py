@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import pytest
 
 from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
@@ -14,6 +16,7 @@ from ipvsproxy.translate import trace
 from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
 from ipvsproxy.translate.skeleton import SCOPE_CHAINS, build_skeleton
 from ipvsproxy.translate.trace import TracedClient
+from ipvsproxy.translate.view import NodeView
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
 from tests.translate.reading import backends, members, state_of, texts
@@ -64,67 +67,85 @@ def test_a_service_without_external_addresses_has_one_scope() -> None:
     assert _shop("10.244.0.5", settings=dataclasses.replace(API, scopes=TrafficScopes.KUBE_PROXY)).rare.scopes == ()
 
 
+DROPPED = "-m conntrack --ctstate NEW -m set --match-set KUBE-IPVSPROXY-NO-LOCAL dst,dst -m addrtype ! --src-type LOCAL -j DROP"
+OF_THE_CLUSTER = "-s 10.244.0.0/16 -j RETURN"
+
+
+@pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
 @pytest.mark.parametrize(
-    ("mode", "match"),
+    ("mode", "match", "kept"),
     [
-        (LocalMode.CLUSTER_CIDR, "-s 10.244.0.0/16"),
-        (LocalMode.NODE_CIDR, "-s 10.244.0.0/24"),
-        (LocalMode.BRIDGE_INTERFACE, "-i cni0"),
-        (LocalMode.INTERFACE_NAME_PREFIX, "-i cni0+"),
+        (LocalMode.CLUSTER_CIDR, "-s 10.244.0.0/24", [OF_THE_CLUSTER]),
+        (LocalMode.NODE_CIDR, "-s 10.244.0.0/24", []),
+        (LocalMode.BRIDGE_INTERFACE, "-i cni0", []),
+        (LocalMode.INTERFACE_NAME_PREFIX, "-i cni0+", []),
     ],
 )
-def test_pods_of_this_node_get_a_mark_and_others_are_dropped_without_local_endpoints(mode: LocalMode, match: str) -> None:
-    settings = dataclasses.replace(API, detect_local=mode, local_interface="cni0")
-    chains = _chains(settings, pod_networks=builders.networks("10.244.0.0/24"))
-    assert chains["KUBE-IPVSPROXY-ARRIVAL"] == [
-        f"{match} -j KUBE-IPVSPROXY-MARK",
-        f"{match} -j RETURN",
-        "-m conntrack --ctstate NEW -m set --match-set KUBE-IPVSPROXY-NO-LOCAL dst,dst -m addrtype ! --src-type LOCAL -j DROP",
-    ]
-    assert chains["KUBE-IPVSPROXY-MARK"] == ["-j SET --map-set KUBE-IPVSPROXY-SCOPE dst,dst --map-mark"]
+def test_pods_of_this_node_get_a_mark_and_clients_outside_are_dropped_without_local_endpoints(
+    mode: LocalMode, match: str, kept: list[str], backend: Backend
+) -> None:
+    settings = dataclasses.replace(API, detect_local=mode, local_interface="cni0", backend=backend)
+    own = builders.networks("10.244.0.0/24")
+    chains = _chains(settings, pod_networks=own, elsewhere=frozenset({parse_address("10.244.0.1")}))
+    assert chains == {
+        "KUBE-IPVSPROXY-ARRIVAL": [f"{match} -j KUBE-IPVSPROXY-MARK", f"{match} -j RETURN", *kept, DROPPED],
+        "KUBE-IPVSPROXY-MARK": ["-j SET --map-set KUBE-IPVSPROXY-SCOPE dst,dst --map-mark"],
+        "KUBE-IPVSPROXY-MASQ": [
+            "-m mark --mark 0x0/0x3fff -j RETURN",
+            "-m addrtype --src-type LOCAL -j MASQUERADE --random-fully",
+        ],
+    }
 
 
 def test_nobody_is_dropped_where_pods_cannot_be_recognised() -> None:
     assert _chains(dataclasses.replace(API, cluster_networks=()))["KUBE-IPVSPROXY-ARRIVAL"] == []
 
 
-def test_only_packets_with_a_mark_whose_answers_would_not_come_back_are_masqueraded() -> None:
-    *first, last = _chains(
-        API,
-        pod_networks=builders.networks("10.244.0.0/24"),
-        connected=builders.networks("10.244.0.0/24", "192.168.0.0/24", "10.244.7.1/32"),
-    )["KUBE-IPVSPROXY-MASQ"]
-    assert first == [
-        "-m mark --mark 0x0/0x3fff -j RETURN",
-        "-m addrtype --src-type LOCAL -j MASQUERADE --random-fully",
-        "-s 10.244.0.0/24 -j RETURN",
-    ]
-    assert last == f"-m conntrack --ctorigdst {builders.NODE_ADDRESS} -j MASQUERADE --random-fully"
-    exact = _chains(dataclasses.replace(API, detect_local=LocalMode.NODE_CIDR))["KUBE-IPVSPROXY-MASQ"]
-    assert exact[-1].endswith("-m addrtype --src-type LOCAL -j MASQUERADE --random-fully")
+def test_where_no_range_shows_which_pods_are_here_none_gets_a_mark_and_none_is_dropped() -> None:
+    """A pod that may be one of another node is like a client outside, but may be one of this node that needs its answer."""
+    assert _chains(API)["KUBE-IPVSPROXY-ARRIVAL"] == [OF_THE_CLUSTER, DROPPED]
 
 
-def test_ranges_that_pods_of_other_nodes_may_have_do_not_save_from_masquerading() -> None:
+@pytest.mark.parametrize(
+    ("node", "ranges"),
+    [
+        ({"connected": builders.networks("192.168.1.0/24", "172.17.0.0/24", "192.168.7.1/32")}, ["192.168.1.0/24"]),
+        ({"pod_networks": builders.networks("192.168.1.0/24")}, []),
+        (
+            {"pod_networks": builders.networks("192.168.1.0/24"), "elsewhere": frozenset({parse_address("192.168.1.1")})},
+            ["192.168.1.0/24"],
+        ),
+        (
+            {
+                "connected": builders.networks("192.168.0.0/20"),
+                "primary_addresses": {**builders.node_view().primary_addresses, Family.IPV4: parse_address("192.168.7.5")},
+            },
+            [],
+        ),
+        ({"connected": builders.networks("192.168.0.0/16")}, []),
+    ],
+    ids=["of a bridge", "unused podCIDRs", "used podCIDRs", "of the nodes", "of the whole cluster"],
+)
+def test_ranges_that_pods_of_other_nodes_may_have_give_no_mark(node: dict[str, Any], ranges: list[str]) -> None:
     settings = dataclasses.replace(API, cluster_networks=builders.networks("192.168.0.0/16"))
-    unused = _chains(settings, pod_networks=builders.networks("192.168.1.0/24"))
-    assert not any("192.168.1.0/24" in rule for rule in unused["KUBE-IPVSPROXY-MASQ"])
-    gateway = frozenset({parse_address("192.168.1.1")})
-    used = _chains(settings, pod_networks=builders.networks("192.168.1.0/24"), elsewhere=gateway)
-    assert "-s 192.168.1.0/24 -j RETURN" in used["KUBE-IPVSPROXY-MASQ"]
-    of_nodes = {**builders.node_view().primary_addresses, Family.IPV4: parse_address("192.168.7.5")}
-    shared = _chains(settings, connected=builders.networks("192.168.0.0/20"), primary_addresses=of_nodes)
-    assert not any("192.168.0.0/20" in rule for rule in shared["KUBE-IPVSPROXY-MASQ"])
+    arrival = _chains(settings, **node)["KUBE-IPVSPROXY-ARRIVAL"]
+    assert [rule for rule in arrival if "MARK" in rule] == [f"-s {item} -j KUBE-IPVSPROXY-MARK" for item in ranges]
 
 
 def test_there_are_no_chains_without_an_occupied_set_and_no_marks_without_scopes() -> None:
     skeleton = build_skeleton(Family.IPV4, API, builders.node_view(), frozenset(), ())
     assert not any(key in skeleton.chains for key in SCOPE_CHAINS)
     assert _chains(API, frozenset({SetKind.NO_LOCAL}))["KUBE-IPVSPROXY-MARK"] == []
-    assert len(_chains(API, frozenset({SetKind.SCOPE}))["KUBE-IPVSPROXY-ARRIVAL"]) == 2
+    here = builders.networks("10.244.3.0/24")
+    assert len(_chains(API, frozenset({SetKind.SCOPE}), connected=here)["KUBE-IPVSPROXY-ARRIVAL"]) == 2
 
 
-def _trace(client: TracedClient, address: str, port: int, *, has_scopes: bool, has_local: bool = True) -> trace.Trace:
-    node = builders.node_view()
+BRIDGED = dataclasses.replace(builders.node_view(), connected=builders.networks("10.244.3.0/24"))
+
+
+def _trace(
+    client: TracedClient, address: str, port: int, *, has_scopes: bool, has_local: bool = True, node: NodeView = BRIDGED
+) -> trace.Trace:
     skeleton = build_skeleton(Family.IPV4, API, node, OCCUPIED, ())
     key = builders.frontend(address, port)
     connection = trace.connection_of(client, key, API, node)
@@ -148,6 +169,12 @@ def test_a_pod_comes_to_the_second_scope_with_its_own_address() -> None:
     assert (result.is_marked, result.is_masqueraded) == (True, False)
 
 
+def test_a_pod_that_no_range_shows_to_be_here_stays_with_the_first_scope_and_is_not_dropped() -> None:
+    for has_local in (True, False):
+        result = _trace(TracedClient.POD, BALANCER, 80, has_scopes=True, has_local=has_local, node=builders.node_view())
+        assert (result.is_marked, result.is_masqueraded, result.is_dropped) == (False, False, False)
+
+
 def test_others_stay_with_the_first_scope_and_are_dropped_where_it_is_empty() -> None:
     assert not _trace(TracedClient.OUTSIDE, BALANCER, 80, has_scopes=True).is_marked
     for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
@@ -164,11 +191,6 @@ def test_rules_of_scopes_name_ranges_of_their_own_family_alone(mode: LocalMode) 
     own = builders.networks("10.244.7.0/24", "fd00:10:244:7::/64")
     elsewhere = frozenset(map(parse_address, ("10.244.7.1", "fd00:10:244:7::1")))
     assert not any(":" in rule for rules in _chains(settings, pod_networks=own, elsewhere=elsewhere).values() for rule in rules)
-
-
-def test_only_networks_within_the_range_of_the_clusters_pods_may_be_surely_local() -> None:
-    equal, elsewhere = builders.networks("10.244.0.0/16", "172.17.0.0/24")
-    assert not any(rule.startswith("-s") for rule in _chains(API, connected=(equal, elsewhere))["KUBE-IPVSPROXY-MASQ"])
 
 
 def test_what_does_not_come_to_the_second_scope_is_explained_without_its_rules() -> None:

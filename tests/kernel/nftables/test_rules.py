@@ -1,6 +1,7 @@
 """The nftables driver of the rules, with the real nf_tables of this machine, in a network namespace of its own."""
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import pathlib
@@ -50,7 +51,8 @@ SETTINGS = (
 
 def every_rule(family: Family, settings: Settings = SETTINGS[0]) -> Skeleton:
     """The rules of a node on which every set is occupied."""
-    view = builders.node_view(node_object=builders.node(pod_networks=["10.244.3.0/24", "fd00:10:244:3::/64"]))
+    own = ["10.244.3.0/24", "fd00:10:244:3::/64"]
+    view = dataclasses.replace(builders.node_view(node_object=builders.node(pod_networks=own)), connected=builders.networks(*own))
     return skeleton.build_skeleton(family, settings, view, set(SetKind), REFUSED, routed={REFUSED[0]})
 
 
