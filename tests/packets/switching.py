@@ -25,7 +25,7 @@ def configure(path: Path, **ours: object) -> None:
         "mode": "ipvs",
         "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
         "ipvs": {"minSyncPeriod": "0s"},
-        "ipvsproxy": {"trafficScopes": "api", **ours},
+        "ipvsproxy": {"trafficScopes": "api", **cluster.IN_FILE, **ours},
     }
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(document))

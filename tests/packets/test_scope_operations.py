@@ -32,7 +32,7 @@ def _configure(path: Path, scopes: str, drain_deadline: str = "0s") -> None:
         "mode": "ipvs",
         "clusterCIDR": "10.244.0.0/16,fd00:10:244::/56",
         "ipvs": {"minSyncPeriod": "0s"},
-        "ipvsproxy": {"trafficScopes": scopes, "drainDeadline": drain_deadline},
+        "ipvsproxy": {**cluster.IN_FILE, "trafficScopes": scopes, "drainDeadline": drain_deadline},
     }
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(document))

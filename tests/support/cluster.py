@@ -25,6 +25,8 @@ THIS_NODE, OTHER_NODE = "node-a", "node-b"
 CHANGED_WITHIN_S = patience.seconds(60.0)
 BACKEND = Backend(os.environ.get("IPVSPROXY_TEST_RULES_BACKEND") or Backend.IPTABLES)
 """The backend of the rules of every program under test, unless its own flags name another one."""
+IN_FILE: Mapping[str, str] = {} if BACKEND is Backend.IPTABLES else {"rulesBackend": BACKEND}
+"""The same in the section ``ipvsproxy`` of a file."""
 FLAGS = (f"--hostname-override={THIS_NODE}", "--cluster-cidr=10.244.0.0/16,fd00:10:244::/56", "--ipvs-min-sync-period=0s")
 
 PORTS: Mapping[str, tuple[int, int]] = {"TCP": (80, 8080), "UDP": (53, 8053), "SCTP": (80, 8080)}
@@ -172,8 +174,10 @@ class Cluster:
         self._manifests = directory / "manifests"
         self._manifests.mkdir(exist_ok=True)
         self._log = directory / "log"
-        # Another version may be older than this flag.
-        backend = () if program.OTHER_VERSION and BACKEND is Backend.IPTABLES else (f"--rules-backend={BACKEND}",)
+        # Another version may be older than this flag, which would take precedence over a file.
+        is_left_out = program.OTHER_VERSION and BACKEND is Backend.IPTABLES
+        is_in_file = any(flag.startswith("--config=") for flag in flags)
+        backend = () if is_left_out or is_in_file else (f"--rules-backend={BACKEND}",)
         self._flags = (*FLAGS, *backend, *flags)
         self.objects: list[Manifest] = []
         """The API's objects at the next ``show``; a Node is added if there is none."""
