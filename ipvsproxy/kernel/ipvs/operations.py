@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.kernel.base import netlink
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb, count_objects
 from ipvsproxy.model.virtual_servers import FirewallMark, RealServers, VirtualServer
 
 PREPARED_SCHEDULERS = frozenset({"mh"})
@@ -26,7 +26,7 @@ class Failure(NamedTuple):
 
 def messages(operations: Iterable[Operation]) -> int:
     """The number of messages of these operations."""
-    return sum(len(item.keys) if isinstance(item, RealServers) else 1 for _, item in operations)
+    return sum(count_objects(item) for _, item in operations)
 
 
 def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, int]]:
@@ -37,7 +37,7 @@ def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, i
     """
     start = count = 0
     for position, (_, item) in enumerate(operations):
-        size = len(item.keys) if isinstance(item, RealServers) else 1
+        size = count_objects(item)
         if count + size > limit and start < position:
             yield start, position
             start, count = position, 0
@@ -48,7 +48,7 @@ def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, i
 
 def numbers(operations: Iterable[Operation], firsts: Iterable[int]) -> list[int]:
     """What each message of these operations is about, by the number of its object; ``firsts`` are those of each operation."""
-    return [first + place for one, first in zip(operations, firsts, strict=True) for place in range(messages((one,)))]
+    return [first + place for one, first in zip(operations, firsts, strict=True) for place in range(count_objects(one.item))]
 
 
 def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -> list[Outcome]:
@@ -59,14 +59,17 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -
     results: list[Outcome] = []
     first = 0
     for operation in operations:
-        count = messages((operation,))
-        apart = {number - first: reported[number] for number in range(first, first + count) if number in reported}
         item = operation.item
-        if isinstance(item, RealServers) and 0 < len(apart) < count:
+        objects = range(first, first + count_objects(item))
+        first = objects.stop
+        if reported.keys().isdisjoint(objects):
+            results.append(Outcome(operation))
+            continue
+        apart = {place: reported[number] for place, number in enumerate(objects) if number in reported}
+        if isinstance(item, RealServers) and len(apart) < len(objects):
             others = tuple(key for place, key in enumerate(item.keys) if place not in apart)
             results.append(Outcome(Operation(operation.verb, item._replace(keys=others))))
-        results += apart.values() or (Outcome(operation),)
-        first += count
+        results += apart.values()
     return results
 
 
@@ -96,7 +99,7 @@ def _is_by_mark(item: object) -> bool:
 
 def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
     """The operations to send, and the number of the first object that each is about: see ``PREPARED_SCHEDULERS``."""
-    firsts = list(itertools.accumulate((messages((one,)) for one in operations), initial=0))[:-1]
+    firsts = list(itertools.accumulate((count_objects(item) for _, item in operations), initial=0))[:-1]
     new = {
         item.key: position
         for position, (verb, item) in enumerate(operations)
