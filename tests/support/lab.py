@@ -22,7 +22,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -360,6 +360,30 @@ class Lab:
             yield results
         finally:
             results.append(Load(**self.call("stop_load", number=number)))
+
+    def mute(self, namespace: str, address: str, port: int) -> None:
+        """Let the UDP server on an address answer no more; it still counts what comes."""
+        self.call("mute", namespace=namespace, address=address, port=port)
+
+    def heard(self, namespace: str, address: str, port: int) -> tuple[int, str]:
+        """How many datagrams have come to the UDP server on an address, and the source of the last one."""
+        count, source = self.call("heard", namespace=namespace, address=address, port=port)
+        return count, source
+
+    @contextlib.contextmanager
+    def sending(
+        self, from_: str, to: str, port: int, *, size: int = 4, interval_s: float = 0.02
+    ) -> Iterator[Callable[[], Mapping[str, int]]]:
+        """Send datagrams of ``size`` bytes from one socket while the block runs, and wait for no answer.
+
+        The block gets a function that returns how many were sent so far, and how many the kernel refused to send because of an
+        error that came back for the one before.
+        """
+        number = self.call("start_sender", target=_target(from_, "UDP", to, port, None), interval_s=interval_s, size=size)
+        try:
+            yield lambda: dict(self.call("sent", number=number))
+        finally:
+            self.call("stop_sender", number=number)
 
 
 def _target(from_: str, protocol: str, to: str, port: int, src: str | None) -> list[Any]:

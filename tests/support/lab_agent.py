@@ -151,16 +151,23 @@ class StreamServer(asyncio.Protocol):
 
 
 class DatagramServer(asyncio.DatagramProtocol):
-    """Answers each datagram with the server's own address and the sender's."""
+    """Answers each datagram with the server's own address and the sender's; a mute one answers none, and counts them."""
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self.is_mute = False
+        self.heard = 0
+        self.last_source = ""
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.DatagramTransport", transport)  # Python 3.11's transport is not a subclass
 
     def datagram_received(self, _data: bytes, addr: tuple[str | Any, int]) -> None:
+        self.heard += 1
+        self.last_source = addr[0]
+        if self.is_mute:
+            return
         assert self._transport is not None
         self._transport.sendto(_answer(self._address, addr[0]), addr)
 
@@ -171,7 +178,10 @@ class Agent:
     def __init__(self) -> None:
         self._namespaces = Namespaces()
         self._servers: dict[tuple[str, str, str, int], asyncio.BaseTransport | asyncio.Server] = {}
+        self._datagram_servers: dict[tuple[str, str, int], DatagramServer] = {}
         self._held: dict[int, socket.socket] = {}
+        self._senders: dict[int, tuple[asyncio.Task[None], socket.socket]] = {}
+        self._sent: dict[int, dict[str, int]] = {}
         self._loads: list[tuple[asyncio.Task[dict[str, Any]], asyncio.Event]] = []
 
     async def create(self, namespace: str) -> str:
@@ -205,7 +215,8 @@ class Agent:
         listening.bind((address, port))
         server: asyncio.BaseTransport | asyncio.Server
         if protocol == "UDP":
-            server, _ = await loop.create_datagram_endpoint(lambda: DatagramServer(address), sock=listening)
+            server, datagrams = await loop.create_datagram_endpoint(lambda: DatagramServer(address), sock=listening)
+            self._datagram_servers[namespace, address, port] = datagrams
         else:
             server = await loop.create_server(lambda: StreamServer(address), sock=listening, backlog=1024)
         self._servers[namespace, protocol, address, port] = server
@@ -213,6 +224,46 @@ class Agent:
     async def hush(self, namespace: str, protocol: str, address: str, port: int) -> None:
         """Stop serving new clients on this address; open connections stay."""
         self._servers.pop((namespace, protocol, address, port)).close()
+
+    async def mute(self, namespace: str, address: str, port: int) -> None:
+        """Let the UDP server on this address answer no more."""
+        self._datagram_servers[namespace, address, port].is_mute = True
+
+    async def heard(self, namespace: str, address: str, port: int) -> list[Any]:
+        """Return the number of datagrams that have come to this address, and the source of the last one."""
+        server = self._datagram_servers[namespace, address, port]
+        return [server.heard, server.last_source]
+
+    async def start_sender(self, target: list[Any], interval_s: float, size: int) -> int:
+        """Send datagrams of this size from one socket, and wait for no answer.
+
+        Returns a number for :meth:`sent` and :meth:`stop_sender`.
+        """
+        client = await self._connect(Target(*target))
+        self._senders[client.fileno()] = (asyncio.create_task(self._send(client, interval_s, size)), client)
+        self._sent[client.fileno()] = {}
+        return client.fileno()
+
+    async def _send(self, client: socket.socket, interval_s: float, size: int) -> None:
+        sent = self._sent[client.fileno()]
+        while True:
+            try:
+                client.send(b"who\n".ljust(size))
+                outcome = "sent"
+            except OSError as error:
+                outcome = OUTCOMES.get(error.errno or 0, f"error-{error.errno}")
+            sent[outcome] = sent.get(outcome, 0) + 1
+            await asyncio.sleep(interval_s)
+
+    async def sent(self, number: int) -> dict[str, int]:
+        """Return how many datagrams a sender has sent, by what the kernel said to the next one."""
+        return self._sent[number]
+
+    async def stop_sender(self, number: int) -> None:
+        """Stop a sender."""
+        task, client = self._senders.pop(number)
+        task.cancel()
+        client.close()
 
     async def _connect(self, target: Target) -> socket.socket:
         client = self._namespaces.socket(target.namespace, target.protocol, target.to)

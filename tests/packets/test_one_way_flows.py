@@ -1,0 +1,158 @@
+"""UDP clients that send from one port and expect no answer, while their Service loses its endpoints, goes, and comes back.
+
+In its iptables and nftables modes, connection tracking alone leads such a client on, to a pod that is gone (kubernetes/kubernetes
+#139628, #141371). IPVS decides for each packet, and forgets the connection with its tracked flow. What these tests show is the
+kernel's work, and ours for the first endpoint: packets to an address that is no Service's are tracked as well.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.translate.settings import Binding
+from tests.packets.bindings import by_family
+from tests.support import cluster, lab, patience
+from tests.support.cluster import Cluster, Manifest, service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(200)]
+
+UDP = ("UDP",)
+NODE_PORT, POD_PORT = 30001, 8053
+WAITED_S = patience.seconds(30.0)
+SOME = 10
+"""So many packets show that a client is served, or refused."""
+NAMESPACES = {"p1": "p1", "r1": "remote", "r2": "remote"}
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("one-way")
+    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
+        # As in a cluster, packets to an address that is nobody's leave the node, and are tracked.
+        laboratory.ip("node", "route add default via 172.18.0.50", "route add default via fc00:f853:ccd::50")
+        for pod, namespace in NAMESPACES.items():
+            for family in Family:
+                laboratory.mute(namespace, cluster.address(pod, family), POD_PORT)
+        yield running
+
+
+def _web(*pods: str) -> list[Manifest]:
+    return service("web", 1, *pods, node_port=NODE_PORT, protocols=UDP)
+
+
+def _other(*pods: str) -> list[Manifest]:
+    """Another Service with the addresses of web."""
+    manifests = service("other", 1, *pods, node_port=NODE_PORT, protocols=UDP)
+    manifests[0]["metadata"]["uid"] = "other"
+    return manifests
+
+
+UNRELATED = service("unrelated", 9, "p2", protocols=UDP)
+
+
+class Client:
+    """A sender, and who hears it."""
+
+    def __init__(self, running: Cluster, family: Family, from_: str, sent: Callable[[], Mapping[str, int]]) -> None:
+        self._running, self._family, self._from, self._sent = running, family, from_, sent
+
+    def heard(self) -> Mapping[str, int]:
+        """The number of packets that each pod has got."""
+        return {pod: self._ask(pod)[0] for pod in NAMESPACES}
+
+    def _ask(self, pod: str) -> tuple[int, str]:
+        return self._running.lab.heard(NAMESPACES[pod], cluster.address(pod, self._family), POD_PORT)
+
+    def _packets(self) -> int:
+        return sum(self._sent().values())
+
+    def _errors(self) -> int:
+        """The number of packets that the kernel refused: because of the answer to one before, or, to this host, at once."""
+        return self._packets() - self._sent().get("sent", 0)
+
+    def _wait_until(self, reached: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + WAITED_S
+        while not reached():
+            assert time.monotonic() < deadline, f"not {what} within {WAITED_S} s: {self._sent()}, {self.heard()}"
+            time.sleep(0.05)
+
+    def is_served_by(self, pod: str) -> None:
+        """The client comes to this pod, and from now on to no other."""
+        before = self.heard()
+        self._wait_until(lambda: self.heard()[pod] > before[pod], f"served by {pod}")
+        first, packets = self.heard(), self._packets()
+        self._wait_until(lambda: self._packets() >= packets + SOME, "sent")
+        self._wait_until(lambda: self.heard()[pod] >= first[pod] + SOME, f"heard by {pod}")
+        assert {**self.heard(), pod: before[pod]} == before
+        if self._from == "client":
+            assert self._ask(pod)[1] != cluster.address("client", self._family), "masqueraded, or its answers would not come back"
+
+    def is_served_by_nobody(self, *, refused: bool) -> None:
+        """No packet from now on comes to any pod; ``refused``: the client gets errors."""
+        before, packets, errors = self.heard(), self._packets(), self._errors()
+        self._wait_until(lambda: self._packets() >= packets + 2 * SOME, "sent")
+        if refused:
+            self._wait_until(lambda: self._errors() >= errors + SOME, "refused")
+        assert self.heard() == before
+
+
+WAYS = pytest.mark.parametrize(
+    ("from_", "to", "port"),
+    [("p2", "cluster 1", 53), ("host", "cluster 1", 53), ("client", "node", NODE_PORT)],
+    ids=["pod", "host", "outside"],
+)
+
+
+@by_family
+@WAYS
+def test_no_packet_goes_astray_when_endpoints_or_the_service_go(
+    running: Cluster, family: Family, from_: str, to: str, port: int
+) -> None:
+    running.have(_web("p1"))
+    with running.lab.sending(from_, cluster.address(to, family), port) as sent:
+        client = Client(running, family, from_, sent)
+        client.is_served_by("p1")
+        running.have(_web())
+        client.is_served_by_nobody(refused=True)
+        running.have(_web("r1"))
+        client.is_served_by("r1")
+        running.have(UNRELATED)
+        client.is_served_by_nobody(refused=to == "node")
+        running.have(_other("r2"))
+        client.is_served_by("r2")
+        running.have(_web("p1"))
+        client.is_served_by("p1")
+
+
+@by_family
+@WAYS
+def test_a_kernel_before_5_9_forgets_a_connection_at_its_next_packet(
+    running: Cluster, family: Family, from_: str, to: str, port: int
+) -> None:
+    """Without the setting, the kernel does not look for connections to what is removed, as older kernels never do.
+
+    With it, a packet that finds one is dropped, and ends it (``ip_vs_in_hook`` in net/netfilter/ipvs/ip_vs_core.c). The program
+    would set it again.
+    """
+    running.have(_web("p1"))
+    with running.lab.sending(from_, cluster.address(to, family), port) as sent:
+        client = Client(running, family, from_, sent)
+        client.is_served_by("p1")
+        running.program.kill()
+        frontend, pod = _text(cluster.address(to, family), port), _text(cluster.address("p1", family), POD_PORT)
+        setting = Path("/proc/sys/net/ipv4/vs/expire_nodest_conn")
+        setting.write_text("0")
+        running.lab.run("node", "ipvsadm", "--delete-server", "--udp-service", frontend, "--real-server", pod)
+        assert f" {POD_PORT:04X} UDP" in Path("/proc/net/ip_vs_conn").read_text(), "the kernel has kept the connection"
+        setting.write_text("1")
+        client.is_served_by_nobody(refused=True)
+        running.objects = _other("r1")
+        running.start()
+        client.is_served_by("r1")
+
+
+def _text(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
