@@ -1,6 +1,8 @@
 """What people report of kube-proxy's IPVS mode, by packets: what happens, and that ``doctor`` names the cause."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +83,96 @@ def test_another_nodes_address_as_an_external_ip_hides_that_node(laboratory: lab
     for address in both:
         assert any(hint in line and f"{address} is an address of the node node-b" in line for line in explain.output.splitlines())
         assert (f"{address} is an address of the node node-b" in doctor.output) is not refused
+
+
+DNS_RULES = """*raw
+-A PREROUTING -d {0}/32 -p udp -m udp --dport 53 -j NOTRACK
+-A OUTPUT -s {0}/32 -p udp -m udp --sport 53 -j NOTRACK
+-A OUTPUT -d {0}/32 -p udp -m udp --dport 53 -j NOTRACK
+COMMIT
+"""
+"""What node-cache of kubernetes/dns writes for each address of ``-localip``, for UDP."""
+LINK_LOCAL = "169.254.20.10"
+
+
+@pytest.mark.parametrize("layout", ["with the cluster IP", "for IPVS"])
+def test_nodelocal_dns_needs_its_layout_for_ipvs(laboratory: lab.Lab, tmp_path: Path, layout: str) -> None:
+    """The interface, addresses and rules of nodelocaldns.yaml (k8s-dns-node-cache 1.26.4), without the program itself."""
+    dns = cluster.address("cluster 1", Family.IPV4)
+    carried = [LINK_LOCAL] if layout == "for IPVS" else [LINK_LOCAL, dns]
+    with cluster.Cluster(laboratory, tmp_path) as running:
+        running.have([cluster.node()], service("kube-dns", 1, "r1", protocols=["UDP"]))
+        laboratory.ip("node", "link add nodelocaldns type dummy", *(f"address add {one}/32 dev nodelocaldns" for one in carried))
+        for address in carried:
+            laboratory.run("node", "iptables-restore", "--noflush", stdin=DNS_RULES.format(address))
+            laboratory.serve("node", "UDP", address, 53)
+        try:
+            asked = {
+                (client, to): laboratory.probe(client, "UDP", to, 53) for client in ("p2", "host") for to in (LINK_LOCAL, dns)
+            }
+            (doctor,) = running.run("doctor")
+        finally:
+            laboratory.run("node", "iptables", "-t", "raw", "-F")
+            laboratory.ip("node", "link delete nodelocaldns")
+            for address in carried:
+                laboratory.hush("node", "UDP", address, 53)
+    r1 = cluster.address("r1", Family.IPV4)
+    assert {asked[client, LINK_LOCAL].backends for client in ("p2", "host")} == {(LINK_LOCAL,)}, "the cache answers"
+    assert asked["p2", dns].backends == (r1,), "pods bypass the cache at the cluster IP"
+    named = [line for line in doctor.output.splitlines() if "collisions: default/kube-dns" in line]
+    if layout == "for IPVS":
+        assert (asked["host", dns].outcome, named) == (ANSWERED, [])
+    else:
+        assert asked["host", dns].outcome == "timeout" or asked["host", dns].sources == (dns,), "not masqueraded"
+        assert any("the interface nodelocaldns has the cluster IP" in line for line in named), doctor.output
+        assert any("exempts packets to UDP" in line for line in named), doctor.output
+
+
+WAYS_OUT: Mapping[str, tuple[list[str], Mapping[str, Any], Mapping[str, str]]] = {
+    "none": ([], {}, {}),
+    "ipMode: Proxy": ([], {"ipMode": "Proxy"}, {}),
+    "the annotation": ([], {}, {"skip-load-balancer-ips": "true"}),
+    "refusing": (["--ipvs-refuse-node-addresses"], {}, {}),
+}
+"""Flags, further fields of an ingress, and annotations of the Service."""
+
+
+@pytest.mark.parametrize("way_out", WAYS_OUT)
+def test_k3s_servicelb_hides_nodes_without_a_way_out(laboratory: lab.Lab, tmp_path: Path, way_out: str) -> None:
+    """ServiceLB puts the addresses of all nodes into the status of each load balancer (k3s#2804, k3s#5000)."""
+    flags, ingress, annotations = WAYS_OUT[way_out]
+    addresses = [cluster.address(name, Family.IPV4) for name in ("node", "remote")]
+    traefik, *slices = service("traefik", 1, "p1", protocols=["TCP"], balancer=True, node_port=30001, annotations=annotations)
+    traefik["status"]["loadBalancer"]["ingress"] = [{"ip": one, **ingress} for one in addresses]
+    agent = service("agent", 2, "r1", protocols=["TCP"])
+    agent[1]["endpoints"] = [{"addresses": [addresses[1]], "nodeName": "node-b"}]
+    with cluster.Cluster(laboratory, tmp_path, *flags) as running:
+        running.have([cluster.node()], [traefik, *slices], agent)
+        laboratory.serve("remote", "TCP", addresses[1], 7000)
+        try:
+            outcomes = {laboratory.probe(client, "TCP", addresses[1], 7000).outcome for client in ("host", "p2")}
+        finally:
+            laboratory.hush("remote", "TCP", addresses[1], 7000)
+        assert laboratory.probe("client", "TCP", addresses[0], 30001).outcome == ANSWERED, "the node port is served anyway"
+    assert (outcomes == {ANSWERED}) is (way_out != "none"), outcomes
+
+
+@pytest.mark.parametrize(("strict", "announced"), [(False, False), (True, False), (True, True)])
+def test_strict_arp_leaves_the_answer_to_the_node_that_announces(
+    laboratory: lab.Lab, tmp_path: Path, *, strict: bool, announced: bool
+) -> None:
+    """MetalLB in layer 2 answers by itself, kube-vip has the address on an interface of its leader: here on ``eth0``."""
+    balancer = cluster.address("balancer 1", Family.IPV4)
+    with cluster.Cluster(laboratory, tmp_path, f"--ipvs-strict-arp={str(strict).lower()}") as running:
+        running.have([cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True))
+        laboratory.ip("client", f"route add {balancer}/32 dev lan", "neighbour flush dev lan")
+        if announced:
+            laboratory.ip("node", f"address add {balancer}/32 dev eth0")
+        try:
+            outcome = laboratory.probe("client", "TCP", balancer, 80, timeout_s=5.0).outcome
+        finally:
+            laboratory.ip("client", f"route delete {balancer}/32 dev lan")
+            if announced:
+                laboratory.ip("node", f"address delete {balancer}/32 dev eth0")
+            laboratory.run("node", "sysctl", "-w", "net.ipv4.conf.all.arp_ignore=0", "net.ipv4.conf.all.arp_announce=0")
+    assert (outcome == ANSWERED) is (announced or not strict), outcome
