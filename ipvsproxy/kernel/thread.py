@@ -35,6 +35,7 @@ class KernelThread(Generic[T_co]):
         # Written in the thread: a call that its caller has given up still runs, and one that was never begun never does.
         self._begun = 0
         self._ended = 0
+        self._awaited = 0
         # One timer for many calls: a timer for each call would read the clock each time.
         self._timer: asyncio.TimerHandle | None = None
 
@@ -59,7 +60,11 @@ class KernelThread(Generic[T_co]):
         loop = asyncio.get_running_loop()
         if self._timer is None:
             self._timer = loop.call_later(SLOW_S, self._watch, self._ended)
-        return await loop.run_in_executor(self._executor, self._run, do)
+        self._awaited += 1
+        try:
+            return await loop.run_in_executor(self._executor, self._run, do)
+        finally:
+            self._awaited -= 1
 
     def _run(self, do: Callable[[T_co], R]) -> R:
         self._begun += 1
@@ -69,13 +74,12 @@ class KernelThread(Generic[T_co]):
             self._ended += 1
 
     def _watch(self, ended: int) -> None:
-        """Report if no call has ended since then. Continue while a call is running, and stop without one."""
+        """Report if no call has ended since then and one is running. Else continue while one is running or awaited."""
         self._timer = None
-        if self._begun == self._ended:
-            return
-        if self._ended == ended:
+        is_running = self._begun != self._ended
+        if is_running and self._ended == ended:
             self._on_slow()
-        else:
+        elif is_running or self._awaited:
             self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":

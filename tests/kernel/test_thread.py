@@ -200,6 +200,25 @@ async def test_a_call_that_takes_long_is_reported_once_while_it_goes_on(monkeypa
     thread.stop()
 
 
+async def test_a_call_that_begins_late_is_reported_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.01)
+    slow = asyncio.Event()
+    other = await KernelThread.start(Target)
+    thread = other.standing_in(Target())
+    thread._on_slow = slow.set
+    before = asyncio.create_task(other.call(note(1, wait=True)))
+    await asyncio.to_thread(other._target.is_waiting.wait, 10)
+    running = asyncio.create_task(thread.call(note(2, wait=True)))
+    await asyncio.sleep(0.1)
+    assert not slow.is_set(), "a call of another object is not this one's"
+    other._target.may_go_on.set()
+    await before
+    await asyncio.wait_for(slow.wait(), 10)
+    thread._target.may_go_on.set()
+    await running
+    other.stop()
+
+
 async def test_a_call_that_its_caller_has_given_up_is_reported_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.2)
     slow = asyncio.Event()
