@@ -35,6 +35,11 @@ class NodeAddresses:
                 self._nodes.pop(address, None)
         self._unknown.update(present)
 
+    def note_slice(self, before: EndpointSlice | None, after: EndpointSlice | None) -> None:
+        """An EndpointSlice has changed; None before it came, and after it went."""
+        for one in (before, after) if self._asked else ():
+            self.note_addresses(one.each_address if one else ())
+
     def note_addresses(self, addresses: Iterable[bytes]) -> None:
         """These addresses of endpoints or nodes have come, changed or gone."""
         if self._asked:

@@ -315,7 +315,7 @@ class Store:
                 return
             if before.service:
                 self._forget_slice(before.service, item.name)
-        self._node_addresses.note_addresses([*item.each_address, *(before.each_address if before else ())])
+        self._node_addresses.note_slice(before, item)
         name = before.name if before is not None else item.name
         service = self._known_name(item.service) if item.service else None
         self._slices[name] = item = msgspec.structs.replace(item, name=name, service=service)
@@ -367,7 +367,7 @@ class Store:
             case ObjectKind.ENDPOINT_SLICE:
                 gone = self._slices.pop(key, None)
                 if gone:
-                    self._node_addresses.note_addresses(gone.each_address)
+                    self._node_addresses.note_slice(gone, None)
                     if gone.service:
                         self._forget_slice(gone.service, gone.name)
                         if gone.family:
