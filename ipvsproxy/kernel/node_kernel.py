@@ -49,9 +49,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class NodeKernel:
     """The kernel of this node, in the network namespace of the thread that makes this object.
 
-    ``backend`` holds rules and sets, and is never ``AUTO``; ``rules`` reads and writes the rules. ``rules_changes`` are
-    changes of our table of nftables by others, None without notifications. ``leftover_rules`` and ``leftover_tables`` read and
-    remove what a proxy has left behind.
+    ``backend`` holds rules and sets, and is never ``AUTO``; ``rules`` reads and writes the rules. ``rules_changes`` are other
+    programs' changes of our nftables table, None without notifications. ``leftover_rules`` and ``leftover_tables`` read and
+    remove rules and tables that a proxy has left behind.
     """
 
     def __init__(
@@ -69,11 +69,10 @@ class NodeKernel:
     ) -> None:
         """Open all sockets. Only ``chains`` and ``jumps`` count as ours.
 
-        ``chosen`` is the backend of rules and sets.
-        ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS.
-        ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means without bound.
-        ``route_protocol`` is the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a
-        program that took longer ends. ``listen``: the caller watches ``rules_changes``.
+        ``chosen`` is the backend of rules and sets. ``ipvs`` replaces the IPVS driver, which requires a kernel with IPVS.
+        ``rules_patience_s`` is the longest wait of any call for a program of iptables; None means no limit. ``route_protocol`` is
+        the protocol number of our local routes. ``on_late_rules`` is called, in another thread, when a program ends that took
+        longer than this. ``listen``: the caller watches ``rules_changes``.
 
         ``on_applied`` gets the outcomes of each run of operations of one driver, and its duration in seconds; it is called in the
         thread that applies them. ``ports`` are the port ids of the sockets that change addresses and routes, as in notifications.
@@ -98,7 +97,7 @@ class NodeKernel:
         self._conntrack = ConntrackDriver()
         self._rule_changes = RuleChanges()
         self._former_sets: SetsDriver | None = None
-        """The sets of the other backend, until rules of this one have taken the place of those that look into them."""
+        """The sets of the other backend, until rules of the chosen backend have replaced the rules that look these sets up."""
         self._fingerprints: dict[Family, object] = {}
         self._without_fingerprint: set[Family] = set()
         """The families whose rules had no fingerprint at the last reading."""
@@ -128,7 +127,8 @@ class NodeKernel:
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
         """Reads all that may be ours.
 
-        These are these sets and settings, rules and virtual servers of these families, and all objects of other kinds.
+        The reading has the named sets and settings, the rules and virtual servers of the given families, and all objects of other
+        kinds.
         """
         rules = [self._read_rules(family, self._fingerprint(family)) for family in families]
         parts = [
@@ -143,7 +143,7 @@ class NodeKernel:
         return Observation(**read | {"skeletons": skeletons, "errors": tuple(errors), "is_of_rules": False})
 
     def _small_parts(self, sysctls: Iterable[str], *, thorough: bool) -> Iterator[Callable[[], _Part]]:
-        """Reads of all but sets, rules and virtual servers; unless ``thorough``, only of what may have changed."""
+        """Readings of all kinds but sets, rules and virtual servers; unless ``thorough``, only of what may have changed."""
         yield lambda: _of_addresses(self._addresses.observe() if thorough else self._addresses.observe_changed())
         yield lambda: {"routes": self._routes.observe() if thorough else self._routes.observe_changed()}
         yield lambda: {"sysctls": self._sysctls.observe(sysctls)}
@@ -153,15 +153,14 @@ class NodeKernel:
     def poll(
         self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
-        """As ``observe``, part by part; other calls may come between the parts.
+        """Reads as ``observe`` does, part by part; other calls may come between the parts.
 
-        Most parts take a few milliseconds. Longer ones are the addresses, local routes, a large set, the settings of all virtual
-        servers, and rules that have changed.
+        Most parts take a few milliseconds. Addresses, local routes, a large set, the settings of all virtual servers, and changed
+        rules take longer.
 
         Unless ``thorough``, a poll only returns what may have changed since the last one. It leaves out addresses, routes, sets
-        and virtual servers for which the kernel gives the same answer as before, and rules that nobody has changed. Of virtual
-        servers it reads everything if it is ``whole``; otherwise what tells cheaply of most changes (see
-        ``IpvsDriver.observe_changed``).
+        and virtual servers for which the kernel gives the same answer as before, and unchanged rules. If ``whole``, it reads
+        virtual servers in full; otherwise only what shows most changes at little cost (see ``IpvsDriver.observe_changed``).
         """
         if thorough:
             self._backend.sets.forget()
@@ -188,7 +187,7 @@ class NodeKernel:
         unread: list[str] = []
         for start in range(0, len(sets), step):
             changed: dict[str, ObservedSet | None] = {}
-            for name in sets[start : start + step]:  # one that cannot be read keeps no other from being read
+            for name in sets[start : start + step]:  # a set that cannot be read does not stop the reading of others
                 try:
                     changed |= self._backend.sets.observe_changed((name,))
                 except KernelError as error:
@@ -198,13 +197,19 @@ class NodeKernel:
             yield Observation(errors=tuple(unread[:1]))
 
     def read_rules(self, families: Iterable[Family]) -> None:
-        """Read the rules ahead. If no rule changes until then, ``observe`` starts no process. Only ``observe`` reports errors."""
+        """Read the rules in advance, so that ``observe`` starts no process unless a rule changes before.
+
+        Only ``observe`` reports errors.
+        """
         for family in families:
             with contextlib.suppress(KernelError):
                 self.rules.observe(family)
 
     def _read_rules(self, family: Family, fingerprint: object) -> _Part:
-        """Read the rules of a family. ``fingerprint`` was read before: the next poll sees changes that were made meanwhile."""
+        """Read the rules of a family.
+
+        ``fingerprint`` is older than the reading, so the next poll sees changes made in between.
+        """
         part = _attempt(lambda: {"skeletons": {family: self.rules.observe(family)}})
         hidden = part["skeletons"][family].hidden if "skeletons" in part else ()
         if hidden:
@@ -215,7 +220,7 @@ class NodeKernel:
     def _fingerprint(self, family: Family) -> object:
         """The fingerprint of a family's rules; None if the kernel does not show one, so that only ``observe`` reads the rules.
 
-        That is logged once, until a fingerprint can be read.
+        A missing fingerprint is logged once, until a fingerprint can be read again.
         """
         program = self.rules.known_program(family)
         if program is None:
@@ -233,14 +238,15 @@ class NodeKernel:
         return fingerprint
 
     def inherit_sets(self, families: Collection[Family]) -> int:
-        """Copy entries from what the other backend holds, where a former process has left it. Returns how many.
+        """Copy the set entries that a former process has left in the other backend. Returns the number of copied entries.
 
-        Without our device or a local route of ours, no process has served in this boot. A saved ruleset has brought all entries
-        there are, which say nothing about virtual servers of this boot: they are removed, and none is copied.
+        If neither our device nor a local route of ours exists, no process has served since the boot. Then all existing entries
+        come from a saved ruleset and say nothing about the present virtual servers: they are removed, and none is copied.
 
-        Entries of ours stay as they are. Rules in nftables are in force a moment after their sets, so only entries that may
-        witness virtual servers are copied there. Rules of iptables may have to wait for a lock, or for a program. Until then, the
-        old rules in nftables decide about packets: all of their entries are copied, and from now on ``apply`` changes them, too.
+        Entries in the chosen backend stay as they are. If it is nftables, its rules are in force a moment after its sets, so only
+        entries that may witness virtual servers are copied. If it is iptables, its rules may have to wait for a lock, or for a
+        program. Until then, the old rules in nftables decide about packets: all of their entries are copied, and from now on
+        ``apply`` changes the old sets, too.
 
         Raises:
             KernelError: the sets could not be read.
@@ -268,10 +274,10 @@ class NodeKernel:
         return count
 
     def former_entries(self, families: Collection[Family]) -> list[SetEntry]:
-        """The entries of ours that the other backend holds, where a former process has left them.
+        """Our entries that a former process has left in the other backend.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the entries could not be read.
         """
         names = [name for name, one in IP_SETS.items() if one.family in families]
         return [entry for held in _as_ours(backends.held_by_other(self.backend, names)).values() for entry in held or ()]
@@ -288,7 +294,7 @@ class NodeKernel:
         """As ``backends.remove_other``: its sets need not be kept current any more.
 
         Raises:
-            KernelError: something is there, and could not be removed.
+            KernelError: a part of ours exists, and could not be removed.
         """
         in_use = backends.remove_other(self.backend)
         if self._former_sets is not None:
@@ -297,7 +303,9 @@ class NodeKernel:
         return in_use
 
     def lacking(self, *, by_interface: bool) -> tuple[Lack, ...]:
-        """What this kernel lacks and has a fall-back. ``by_interface``: an interface tells this node's pods.
+        """The features with a fall-back that this kernel lacks.
+
+        ``by_interface``: this node's pods are recognised by their interface.
 
         Raises:
             KernelError: the version of the kernel cannot be read.
@@ -321,16 +329,16 @@ class NodeKernel:
         return self.ipvs.read_timeouts()
 
     def why_unusable(self, name: str) -> str:
-        """The reason why no virtual server can have this scheduler, and which ones there are; empty if it can.
+        """The reason why no virtual server can have this scheduler, and the existing schedulers; empty if it is usable.
 
         Raises:
-            KernelError: the kernel could not answer now.
+            KernelError: the kernel could not answer this time.
         """
         reason = self.ipvs.why_unusable(name)
         return f"{reason}{_there_are(modules.schedulers())}" if reason else ""
 
     def why_missing(self, name: str) -> str:
-        """As ``why_unusable``, as far as the files of modules show it: this loads none."""
+        """Answers as ``why_unusable`` does, as far as the files of modules show. Loads no module."""
         if modules.module_state(f"ip_vs_{name}") is not modules.ModuleState.MISSING:
             return ""
         return f"{ipvs_operations.describe_missing(name)}{_there_are(modules.schedulers())}"
@@ -338,7 +346,7 @@ class NodeKernel:
     def connections(
         self, keys: Collection[VirtualServerKey]
     ) -> Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None]:
-        """The connection counts of these virtual servers; None for those that could not be read."""
+        """The connection counts of these virtual servers; None for a virtual server that could not be read."""
         try:
             counts = self.ipvs.connections(keys)
         except KernelError:
@@ -356,7 +364,7 @@ class NodeKernel:
             try:
                 applied = driver.apply(run)
             except KernelError as error:
-                # It is unknown which ones the driver has applied. All of them are repeated, which is no error.
+                # It is unknown which operations the driver has applied. All of them are repeated, which is no error.
                 applied = [Outcome(operation, error=str(error), errno=error.errno) for operation in as_tried_again(run)]
             self._forget_fingerprints(run)
             ended_s = time.monotonic()
@@ -368,13 +376,16 @@ class NodeKernel:
         return outcomes
 
     def _keep_current(self, run: Iterable[Operation]) -> None:
-        """Changes entries of sets also for the old rules in nftables. They come first: a killed process leaves no gap there."""
+        """Changes set entries for the old rules in nftables, too.
+
+        They are changed first, so that a killed process leaves no gap there.
+        """
         if self._former_sets is not None:
             with contextlib.suppress(KernelError):
                 self._former_sets.apply([operation for operation in run if isinstance(operation.item, SetEntries)])
 
     def _forget_fingerprints(self, run: Iterable[Operation]) -> None:
-        """Make the next poll read rules that were written: another program may have undone the change."""
+        """Make the next poll read the rules that these operations wrote: another program may have undone the change."""
         for _, item in run:
             if isinstance(item, Skeleton):
                 self._fingerprints.pop(item.family, None)
@@ -393,12 +404,12 @@ def _without_absent(sets: Mapping[str, AbstractSet[SetEntry] | None]) -> Mapping
 
 
 def _as_ours(observed: Mapping[str, ObservedSet | None]) -> Mapping[str, AbstractSet[SetEntry] | None]:
-    """The entries of sets. None for a set that is absent or unlike ours: the creation of ours reports the difference."""
+    """The entries of sets. None for a set that is absent or differs from ours: the creation of our set reports the difference."""
     return {name: None if one is None or one.differs_from(IP_SETS[name]) else one.entries for name, one in observed.items()}
 
 
 def _place(entry: SetEntry) -> tuple[object, ...]:
-    """What identifies an entry in its set: all but its mark."""
+    """The fields that identify an entry in its set: all but the mark."""
     return entry.address, entry.protocol, entry.port
 
 

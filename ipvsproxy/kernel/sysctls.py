@@ -26,7 +26,7 @@ class SysctlDriver:
         self._root = root
 
     def observe(self, paths: Iterable[str]) -> Mapping[str, str]:
-        """The values of these settings, without those that do not exist or that this process may not read.
+        """The values of these settings, except settings that do not exist or that this process may not read.
 
         Raises:
             KernelError: a setting exists and cannot be read.
@@ -42,7 +42,7 @@ class SysctlDriver:
         return values
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Write settings. A removal does nothing, because the value before is not known."""
+        """Write settings. A removal does nothing, because the former value is not known."""
         return [_write(self._root, operation, operation.item) for operation in operations if isinstance(operation.item, Sysctl)]
 
 

@@ -1,6 +1,6 @@
 """The one thread that owns the netlink sockets.
 
-A netlink request does its work inside ``send()``, so asyncio has no advantage there. In a thread of their own, requests do not
+The kernel handles a netlink request inside ``send()``, so asyncio has no advantage. In a thread of their own, requests do not
 block the event loop, and stay in order.
 """
 
@@ -14,7 +14,7 @@ TURN_S = 0.001
 """How long this thread may hold the interpreter lock while the event loop waits. Python's default is five times as long."""
 
 SLOW_S = 5.0
-"""A call that takes longer is reported while it runs: the kernel answers within milliseconds, or an answer was lost."""
+"""A call that takes longer is reported while it runs: the kernel usually answers within milliseconds, or its answer was lost."""
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
@@ -32,7 +32,7 @@ class KernelThread(Generic[T_co]):
         self._executor = executor
         self._target = target
         self._on_slow = on_slow
-        # Written in the thread: a call that its caller has given up still runs, and one that was never begun never does.
+        # Written in the thread: a call that was begun runs on if its caller gives up, and a cancelled waiting call never begins.
         self._begun = 0
         self._ended = 0
         self._awaited = 0
@@ -74,7 +74,7 @@ class KernelThread(Generic[T_co]):
             self._ended += 1
 
     def _watch(self, ended: int) -> None:
-        """Report if no call has ended since then and one is running. Else continue while one is running or awaited."""
+        """Report if a call is running and none has ended since ``ended`` was counted. Else go on while one runs or is awaited."""
         self._timer = None
         is_running = self._begun != self._ended
         if is_running and self._ended == ended:
@@ -83,11 +83,11 @@ class KernelThread(Generic[T_co]):
             self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, self._ended)
 
     def standing_in(self, target: U) -> "KernelThread[U]":
-        """The same thread with another object, which may be a part of this one."""
+        """The same thread with another object, which may be a part of this thread's object."""
         return KernelThread(self._executor, target, self._on_slow)
 
     def stop(self) -> None:
-        """Cancel the waiting calls, and accept no more. This does not wait for the running one, which goes on to its end."""
+        """Cancel the waiting calls, and accept no more. Does not wait for the running call, which goes on to its end."""
         if self._timer is not None:
             self._timer.cancel()
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -1,10 +1,11 @@
 """The IPVS driver: virtual servers, real servers, the connection timeouts, and whether the kernel has a scheduler.
 
-The kernel loads the module of a scheduler when a virtual server asks for it, so only an attempt shows it. The attempt is a
-virtual server that the kernel refuses, but only after it has looked up the scheduler (``ip_vs_add_service`` in
-net/netfilter/ipvs/ip_vs_ctl.c). So a process that is killed in between leaves nothing behind. This virtual server is of IPv6. If
-IPVS in this kernel has no IPv6, the attempt is kube-proxy's (pkg/proxy/ipvs in kubernetes/kubernetes): a virtual server that
-exists for a moment, without real servers. Its address is reserved for documentation (RFC 5737), so that no client ever uses it.
+The kernel loads the module of a scheduler when a virtual server asks for it, so only an attempt shows whether a scheduler exists.
+The attempt is a virtual server that the kernel refuses, but only after it has looked up the scheduler (``ip_vs_add_service`` in
+net/netfilter/ipvs/ip_vs_ctl.c). So a process that is killed during the attempt leaves no virtual server behind. The refused
+virtual server is of IPv6. If IPVS in this kernel has no IPv6, the attempt is the same as kube-proxy's (pkg/proxy/ipvs in
+kubernetes/kubernetes): a virtual server that exists for a moment, without real servers. Its address is reserved for documentation
+(RFC 5737), so that no client ever uses it.
 """
 
 import errno
@@ -34,7 +35,7 @@ from ipvsproxy.model.virtual_servers import (
 
 PROBE_ADDRESS = parse_address("198.51.100.0")
 FIRST_PROBE_PORT = 20000
-"""The probe has the first free port from here on, so that a virtual server of another program is left alone."""
+"""The attempt uses the first free port from this number on, so that other programs' virtual servers stay untouched."""
 
 _FIND_SCHEDULERS = "find the schedulers of this kernel"
 
@@ -55,7 +56,7 @@ class IpvsDriver:
         connect: Callable[[int], netlink.Socket] = netlink.open_socket,
         ask: ipvs_readings.Ask = sockets.ask_in,
     ) -> None:
-        """``ask`` is as ``sockets.ask_in``."""
+        """``ask`` has the arguments and result of ``sockets.ask_in``."""
         self.traffic = ipvs_rows.TrafficReader(connect)
         self._table = ipvs_rows.NetlinkTable(connect)
         self._channel = self._table.channel
@@ -73,7 +74,7 @@ class IpvsDriver:
 
     @property
     def foreign(self) -> int:
-        """The number of virtual servers that the last reading left out: those of another protocol, which are never ours."""
+        """The number of virtual servers that the last reading left out because no Service has their protocol."""
         return sum(reader.foreign for reader in dict.fromkeys(self._readers.values()))
 
     def observe(self, families: Iterable[Family] = tuple(Family)) -> dict[VirtualServerKey, ObservedVirtualServer]:
@@ -86,12 +87,14 @@ class IpvsDriver:
             parts = self.observe_in_parts(families)
             return {key: observed for part in parts for key, observed in part.items() if observed is not None}
         except KernelError:
-            for reader in self._readers.values():  # the caller gets none of it
+            for reader in self._readers.values():  # the caller gets no part of this reading
                 reader.forget()
             raise
 
     def observe_in_parts(self, families: Iterable[Family]) -> Iterator[ipvs_readings.Reading]:
-        """As ``observe``, part by part; other calls may come between the parts. The next poll reads what these calls write.
+        """Reads as ``observe`` does, part by part; other calls may come between the parts.
+
+        The next poll reads what these calls write.
 
         None stands for a virtual server that no longer exists.
 
@@ -103,9 +106,10 @@ class IpvsDriver:
             yield from reader.read(whole=True)
 
     def observe_changed(self, families: Iterable[Family], *, whole: bool) -> Iterator[ipvs_readings.Reading]:
-        """As ``observe_in_parts``, but only virtual servers that have changed or were written since they were last returned.
+        """Reads as ``observe_in_parts`` does, but only virtual servers that changed or were written since last returned.
 
-        Unless ``whole``, no weights and no exchanged real servers, of IPv6 no real servers, and nothing that was written here.
+        Unless ``whole``, changes of weights, exchanges of real servers, all changes of IPv6 real servers, and this driver's own
+        writes are left out.
 
         Raises:
             KernelError: a part could not be read. The parts before it are valid.
@@ -123,7 +127,8 @@ class IpvsDriver:
     def refusal_with(self, scheduler: str) -> int:
         """The kernel's error for an invalid virtual server with this scheduler, which the kernel looks up first.
 
-        ENOENT: the scheduler does not exist. EINVAL: it exists, and is loaded now. Others: the kernel did not look it up.
+        ENOENT: the scheduler does not exist. EINVAL: the scheduler exists, and is loaded now. Another error: the kernel did not
+        look the scheduler up.
 
         Raises:
             KernelError: the kernel did not answer.
@@ -134,7 +139,7 @@ class IpvsDriver:
         return number
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why no virtual server can have this scheduler, one line for the operator; empty if it can.
+        """The reason why no virtual server can have this scheduler, one line for the operator; empty if the scheduler is usable.
 
         Raises:
             KernelError: virtual servers cannot be listed, added or removed, whatever their scheduler.
@@ -148,7 +153,7 @@ class IpvsDriver:
         return missing if self._is_missing_for_ipv4(scheduler) else ""
 
     def _is_missing_for_ipv4(self, scheduler: str) -> bool:
-        """Ask by adding a virtual server, unless an existing one has the scheduler."""
+        """Ask by adding a virtual server, unless an existing virtual server has the scheduler."""
         observed = self.observe()
         if any(server.settings.scheduler == scheduler for server in observed.values()):
             return False
@@ -160,7 +165,7 @@ class IpvsDriver:
                 return True
             if outcome.error:
                 raise KernelError(action=_FIND_SCHEDULERS, errno=outcome.errno, detail=outcome.error)
-            if outcome.surprise:  # another program has just made it, or removed it
+            if outcome.surprise:  # another program has just made or removed the virtual server
                 break
         return False
 
@@ -190,15 +195,15 @@ class IpvsDriver:
         return Timeouts(*values)
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Add, set and remove virtual and real servers, and set timeouts. Each object may have at most one operation.
+        """Add, set and remove virtual and real servers, and set timeouts. Each object must have at most one operation.
 
-        Operations take effect in their order, with one exception: an add of a present object, and a set of an absent one, is
-        repeated with the other verb after all others. A present virtual server by firewall mark is left alone (EEXIST). Outcomes
-        have the order of the operations. An operation on several real servers also has one outcome for each real server that was
-        not simply added.
+        Operations take effect in their order, with one exception: an add of a present object, or a set of an absent object, is
+        repeated with the other verb after all other operations. A present virtual server by firewall mark stays untouched
+        (EEXIST). Outcomes have the order of the operations. An operation on several real servers also has one outcome for each
+        real server that was not simply added.
         """
         for _, item in operations:
-            # With any outcome, the next reading returns it, and reads it by netlink before it counts as gone.
+            # Whatever the outcome, the next reading returns the virtual server, and reads it by netlink before it counts as gone.
             if isinstance(item, VirtualServer):
                 self._note(item.key, is_there=True)
             elif isinstance(item, RealServers):
@@ -235,9 +240,9 @@ class IpvsDriver:
                 self._note(item.key, is_there=False)
 
     def _run(self, operations: Sequence[Operation], firsts: Sequence[int]) -> dict[int, ipvs_operations.Failure]:
-        """Send operations to the kernel. Returns the first failure of each object with one, by its number.
+        """Send operations to the kernel. Returns the first failure of each failed object, by the object's number.
 
-        ``firsts`` are the numbers of the first object of each operation.
+        ``firsts`` has, for each operation, the number of its first object.
         """
         failed: dict[int, ipvs_operations.Failure] = {}
         for start, end in ipvs_operations.chunks(operations, self._channel.limit):
@@ -249,7 +254,7 @@ class IpvsDriver:
         return failed
 
     def _run_chunk(self, operations: Sequence[Operation]) -> dict[int, ipvs_operations.Failure]:
-        """Send operations to the kernel. Returns the failures by the index of their message, among all messages."""
+        """Send operations to the kernel. Returns the failures by the index of their message among all messages."""
         try:
             messages = self._table.encoder.encode(operations, self._channel.reserve(ipvs_operations.messages(operations)))
         except (ValueError, struct.error) as error:

@@ -18,18 +18,18 @@ from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, 
 from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 
 GENERIC_HEADER = 4
-"""The bytes before the attributes of a message: command, version, and two unused ones."""
+"""The number of bytes before the attributes of a message: command, version, and two unused bytes."""
 
 Encode = Callable[[tuple[bytes, ...]], bytes]
 
 NO_ADDRESS_FAMILY = "the kernel's answer lacks an attribute: use Linux 3.18 or later, which tells the address family of each"
-"""Why a real server cannot be read. It must not count as absent."""
+"""Why a real server cannot be read. An unreadable real server must not count as absent."""
 
 SCHEDULER_NAME_LIMIT = 15
 """The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
 
 TEMPLATES_KEPT = 256
-"""The most templates of real servers that are kept: there is one for each shape and each pair of thresholds."""
+"""The most templates of real servers that are kept: each shape with each pair of thresholds has its own template."""
 
 _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF
@@ -49,7 +49,7 @@ _pack_u32 = struct.Struct("=I").pack
 
 
 class _Configuration(genlmsg):  # type: ignore[misc]  # pyroute2 is untyped
-    """IPVS_CMD_SET_CONFIG; in pyroute2's own class the timeouts cannot be encoded."""
+    """The message IPVS_CMD_SET_CONFIG: pyroute2's own class cannot encode the timeouts."""
 
     prefix = "IPVS_CMD_ATTR_"
     nla_map = (
@@ -69,7 +69,7 @@ def attributes(reply: netlink.Reply) -> tuple[bytes, int, int]:
 
 
 class Shape(NamedTuple):
-    """The shape of a virtual server's name in a message: its family, and whether it is a mark or an address with a port."""
+    """The form in which a message names a virtual server: its family, and whether the name is a mark or an address and port."""
 
     family: Family
     by_mark: bool = False
@@ -88,7 +88,7 @@ class _RealServerParts(NamedTuple):
 
 
 class Encoder:
-    """Encodes operations for one number of the IPVS family. The number changes when the module is loaded again."""
+    """Encodes operations for one number of the IPVS family. The number changes when the IPVS module is loaded again."""
 
     def __init__(self, family_number: int) -> None:
         self._number = family_number
@@ -130,7 +130,7 @@ class Encoder:
         ]
 
     def _encode_other_family(self, verb: Verb, key: VirtualServerKey, real_server: RealServerKey, number: bytes) -> bytes:
-        """The removal of a real server that another program tunnels to: rare enough to do without a template."""
+        """The removal of a tunnelled real server of another program: too rare to need a template."""
         if verb is not Verb.REMOVE or len(real_server) - PORT_SIZE not in _ADDRESS_SIZES:
             raise ValueError("the real server's address is not of the virtual server's family")
         address = real_server.address
@@ -156,7 +156,7 @@ class Encoder:
         return self._message(ipvs.IPVS_CMD_GET_INFO, [], netlink.REQUEST)
 
     def unacceptable_service(self, scheduler: str) -> bytes:
-        """A virtual server that every kernel refuses: of IPv6, with a prefix length of 0."""
+        """A virtual server that every kernel refuses: it is of IPv6 and has the prefix length 0."""
         service = [
             *_key(Shape(Family.IPV6), protocol=Protocol.TCP, address="::", port=1),
             ["IPVS_SVC_ATTR_SCHED_NAME", scheduler],
@@ -261,7 +261,7 @@ class Encoder:
 def _netmask(family: Family, prefix_length: int) -> str:
     """The netmask of session affinity as pyroute2 takes it: an IPv4 address.
 
-    The kernel takes that of IPv6 as a prefix length in host order.
+    The kernel takes an IPv6 netmask as a prefix length in host order.
     """
     if family is Family.IPV6:
         return socket.inet_ntoa(struct.pack("=I", prefix_length))
@@ -276,7 +276,7 @@ def prefix_length(family: Family, netmask: bytes) -> int:
 
 
 def network_length(family: Family, netmask: bytes) -> int:
-    """As ``prefix_length``; 0 for a single address."""
+    """The prefix length of a netmask as the kernel sends it; 0 if the netmask covers a single address."""
     length = prefix_length(family, netmask)
     return 0 if length == family.bits else length
 
@@ -286,14 +286,14 @@ def _shape(key: VirtualServerKey) -> Shape:
 
 
 def _holes(key: VirtualServerKey) -> tuple[bytes, ...]:
-    """The contents of the holes for a name in a template of its shape."""
+    """What fills the holes for a virtual server's name in a template of its shape."""
     if type(key) is FirewallMark:
         return (_pack_u32(key.mark),)
     return _pack_u16(key.protocol), key.address, _pack_port(key.port)
 
 
 def _values(key: VirtualServerKey) -> Mapping[str, Any]:
-    """The arguments of ``_key`` for a name."""
+    """The arguments of ``_key`` for the name of a virtual server."""
     if isinstance(key, FirewallMark):
         return {"mark": key.mark}
     return {"protocol": key.protocol, "address": str(key.address), "port": key.port}

@@ -14,11 +14,14 @@ PREPARED_SCHEDULERS = frozenset({"mh"})
 servers.
 """
 NO_SCHEDULER = "none"
-"""The kernel's name for no scheduler. A virtual server without one refuses connections, as one without real servers does."""
+"""The kernel's name for no scheduler.
+
+A virtual server without scheduler refuses connections, just as a virtual server without real servers does.
+"""
 
 
 class Failure(NamedTuple):
-    """A failure: the kernel's error number, and a ``detail`` if the number does not explain it."""
+    """A failure: the kernel's error number, and a ``detail`` if the number alone does not explain the failure."""
 
     number: int
     detail: str = ""
@@ -47,14 +50,14 @@ def chunks(operations: Sequence[Operation], limit: int) -> Iterator[tuple[int, i
 
 
 def numbers(operations: Iterable[Operation], firsts: Iterable[int]) -> list[int]:
-    """What each message of these operations is about, by the number of its object; ``firsts`` are those of each operation."""
+    """The number of the object that each message is about; ``firsts`` has the number of each operation's first object."""
     return [first + place for one, first in zip(operations, firsts, strict=True) for place in range(count_objects(one.item))]
 
 
 def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -> list[Outcome]:
-    """The outcomes of all operations; an object without one in ``reported``, by its number among all objects, is in force.
+    """The outcomes of all operations. ``reported`` has outcomes by the number of the object; any other object is in force.
 
-    The others of an operation on several real servers, some of which are in ``reported``, have one outcome.
+    If only some real servers of an operation are in ``reported``, all its other real servers share one outcome.
     """
     results: list[Outcome] = []
     first = 0
@@ -76,7 +79,8 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[int, Outcome]) -
 def opposite(operation: Operation, number: int) -> Verb | None:
     """The verb that puts an operation in force if this error means that the object is unexpectedly present or absent.
 
-    A virtual server by firewall mark that is unexpectedly present is another program's: marks are given to us by nobody.
+    A virtual server by firewall mark that is unexpectedly present is another program's, because nobody assigns marks to
+    ipvsproxy.
     """
     if operation.verb is Verb.ADD and number == errno.EEXIST:
         return None if _is_by_mark(operation.item) else Verb.SET
@@ -87,8 +91,8 @@ def opposite(operation: Operation, number: int) -> Verb | None:
 def is_absent(operation: Operation, number: int) -> bool:
     """Whether this error means that the object of a removal is absent.
 
-    For a virtual server, only ESRCH does (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c). ENOENT, which says nothing
-    about it, would have its witnesses removed, and then nobody knows that it is ours.
+    For a virtual server, only ESRCH means that (``ip_vs_genl_set_cmd`` in net/netfilter/ipvs/ip_vs_ctl.c). ENOENT does not: if a
+    present virtual server counted as absent, its witnesses would be removed, and nothing would show any more that it is ours.
     """
     return number == errno.ESRCH or (number == errno.ENOENT and isinstance(operation.item, RealServers))
 
@@ -98,7 +102,10 @@ def _is_by_mark(item: object) -> bool:
 
 
 def as_sent(operations: Sequence[Operation]) -> tuple[Sequence[Operation], Sequence[int]]:
-    """The operations to send, and the number of the first object that each is about: see ``PREPARED_SCHEDULERS``."""
+    """The operations to send, and the number of each one's first object.
+
+    New real servers may come first: see ``PREPARED_SCHEDULERS``.
+    """
     firsts = list(itertools.accumulate((count_objects(item) for _, item in operations), initial=0))[:-1]
     new = {
         item.key: position

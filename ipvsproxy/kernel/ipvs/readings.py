@@ -1,12 +1,13 @@
-"""Readings of the IPVS table in parts: one question for all virtual servers of a family, then one for each.
+"""Reads the IPVS table in parts: one question for all virtual servers of a family, then one question for each virtual server.
 
-IPv4 is read by ``getsockopt``: one system call for each question, and an answer that shows scheduler flags and thresholds. That
-interface knows no other family, so IPv6 is read by netlink; and IPv4 as well on a kernel without the interface. Each family keeps
+IPv4 is read by ``getsockopt``: one system call for each question, and an answer that shows scheduler flags and thresholds.
+``getsockopt`` knows no other family, so IPv6 is read by netlink, as is IPv4 on a kernel without that interface. Each family keeps
 its reader for the life of the process. Layouts: include/uapi/linux/ip_vs.h (``ip_vs_getinfo``, ``ip_vs_get_services``,
 ``ip_vs_get_dests``, and the entries of both).
 
-Nothing tells of a change of the table: IPVS sends no notifications and counts no generations. The list of all virtual servers
-shows each change of a virtual server, and for IPv4 the number of its real servers. Weights only show in the answer about one.
+The kernel does not report changes of the table: IPVS sends no notifications and counts no generations. The list of all virtual
+servers shows each change of a virtual server, and for IPv4 the number of its real servers. A weight only shows in the answer
+about its virtual server.
 
 Other calls may write between two parts. A virtual server that was written meanwhile waits for the next reading.
 """
@@ -30,11 +31,14 @@ from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, Obse
 PART_S = 0.003
 """The longest time of a part; the kernel thread may have other calls between two parts."""
 CHECKED_EVERY = 16
-"""The number of virtual servers between two looks at the clock."""
+"""The number of virtual servers after which the clock is read again."""
 ROOM = 16
-"""The first question has room for so many virtual servers more than there are."""
+"""The number of virtual servers by which the room for the answer exceeds the present number."""
 FIRST_ROOM = 32
-"""The first question for connections has room for so many real servers. If the answer fills it, the next question has more."""
+"""The number of real servers for which the first question about connections has room.
+
+A full answer is asked for again with more room.
+"""
 
 _GET_INFO, _GET_SERVICES, _GET_DESTINATIONS = 64 + 1024 + 64 + 1, 64 + 1024 + 64 + 2, 64 + 1024 + 64 + 4
 _INFO = struct.Struct("=8xI")  # the number of virtual servers of IPv4
@@ -47,24 +51,24 @@ _COUNTED_ENTRY = struct.Struct("=6s18xII64x")  # address and port, active and in
 _SERVERS_AT = _NAME.size + _ROOM.size
 _REAL_SERVER = struct.Struct("=6s2xIiII")  # address and port, forwarding method in flags, weight, upper and lower threshold
 _NOT_THERE = frozenset({errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EINVAL})
-"""The errors of a kernel without this interface, or with a different one."""
+"""The errors of a kernel without this interface, or with a different version of it."""
 
 _WRITTEN: Final = -1
-"""Stands for the hashes of a virtual server that was written since it was last returned."""
+"""Takes the place of the hashes of a virtual server that was written since it was last returned."""
 _BITS = 30
 _SHORT = (1 << _BITS) - 1
-"""Two hashes of so many bits fit in a number of two digits: of the row of a virtual server, and of its real servers."""
+"""The bits of one hash. Two hashes, of a virtual server's row and of its real servers, fit in a Python integer of two digits."""
 
 Ask = Callable[[socket.socket, int, int, bytearray, str], int]
 Reading = dict[VirtualServerKey, ObservedVirtualServer | None]
-"""Virtual servers that were read; None for one that does not exist."""
+"""Virtual servers that were read; None for a virtual server that does not exist."""
 Row = TypeVar("Row", bound=Hashable)
 
 
 class FamilyReader(abc.ABC, Generic[Row]):
     """Reads the virtual servers of some families in the network namespace of the thread that uses this object.
 
-    ``foreign`` is the number of virtual servers that the last reading left out: those of another protocol.
+    ``foreign`` is the number of virtual servers that the last reading left out because no Service has their protocol.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,11 +78,11 @@ class FamilyReader(abc.ABC, Generic[Row]):
         """The hashes of each virtual server when it was last returned, by its name in a row."""
         self._written: dict[VirtualServerKey, bool] = {}
         self._passed: set[Hashable] = set()
-        """The names of virtual servers that were written since the reading under way began."""
+        """The names of virtual servers that were written since the current reading began."""
 
     @abc.abstractmethod
     def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
-        """The connections of a virtual server's real servers; empty if it does not exist.
+        """The connections of a virtual server's real servers; empty if the virtual server does not exist.
 
         Raises:
             KernelError: the connections could not be read.
@@ -98,7 +102,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
     @abc.abstractmethod
     def _key(self, name: Any) -> VirtualServerKey | None:
-        """Returns the virtual server with this name; None for one of another protocol."""
+        """Returns the key of the virtual server with this name; None if no Service has its protocol."""
 
     @abc.abstractmethod
     def _real_servers(self, row: Row) -> Hashable | None:
@@ -106,10 +110,10 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
     @abc.abstractmethod
     def _interpret(self, key: VirtualServerKey, row: Row, real_servers: Any) -> ObservedVirtualServer | None:
-        """Interprets what was read of a virtual server; None if it is gone."""
+        """Interprets what was read of a virtual server; returns None if the virtual server is gone."""
 
     def note(self, key: VirtualServerKey, *, is_there: bool) -> None:
-        """Notes that a virtual server, or a real server of it, has perhaps been written; or that it was removed."""
+        """Notes that a virtual server or its real servers may have been written; or (``is_there`` false) that it was removed."""
         self._written[key] = is_there
 
     def forget(self) -> None:
@@ -120,8 +124,8 @@ class FamilyReader(abc.ABC, Generic[Row]):
     def read(self, *, whole: bool) -> Iterator[Reading]:
         """Reads, part by part, the virtual servers that have changed since they were last returned, or were written meanwhile.
 
-        Unless ``whole``, real servers are only read where the row of their virtual server has changed; and what was written here
-        waits for a whole reading.
+        Unless ``whole``, real servers are only read if the row of their virtual server has changed, and virtual servers that this
+        process has written wait for a whole reading.
 
         Raises:
             KernelError: the table could not be read. The parts before it are valid.
@@ -148,7 +152,7 @@ class FamilyReader(abc.ABC, Generic[Row]):
                         reading[key] = self._interpret(key, row, real_servers)
                         hashes[name] = both if reading[key] else _WRITTEN
             if (number % CHECKED_EVERY == 0 and self._clock() >= ends_s) or number == len(rows):
-                self._known |= hashes  # only now: after an error, what it shows must be read again
+                self._known |= hashes  # only now: after an error, the same changes must be read again
                 yield reading
                 self._note_written()
                 reading, hashes = {}, {}
@@ -174,9 +178,9 @@ class FamilyReader(abc.ABC, Generic[Row]):
 
 
 class SockoptReader(FamilyReader[bytes]):
-    """Reads the virtual servers of IPv4 by ``getsockopt``. ``ask`` is as ``sockets.ask_in``.
+    """Reads the virtual servers of IPv4 by ``getsockopt``. ``ask`` has the arguments and result of ``sockets.ask_in``.
 
-    ``read_one`` reads one virtual server by netlink; None if it does not exist.
+    ``read_one`` reads one virtual server by netlink, and returns None if it does not exist.
     """
 
     def __init__(
@@ -191,13 +195,16 @@ class SockoptReader(FamilyReader[bytes]):
         self._socket: socket.socket | None = None
 
     def close(self) -> None:
-        """Closes the socket. The next question opens another."""
+        """Closes the socket. The next question opens a new one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def is_there(self) -> bool:
-        """Whether the kernel has this interface. Other errors prove nothing, and are met again by a reading."""
+        """Whether the kernel has this interface.
+
+        Errors outside ``_NOT_THERE`` prove nothing, and the next reading reports them.
+        """
         try:
             self._answer(_GET_INFO, bytearray(_INFO.size))
         except KernelError as error:
@@ -207,7 +214,10 @@ class SockoptReader(FamilyReader[bytes]):
         return True
 
     def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
-        """As of the class above. Leaves out a real server of IPv6, which only tunnels can have, and ours never do."""
+        """As in ``FamilyReader``.
+
+        Leaves out real servers of IPv6, which only tunnels can have, and our virtual servers never do.
+        """
         room = FIRST_ROOM
         while (entries := self._destinations(self._name_of(key), room)) is not None:
             if not any(entries[-_COUNTED_ENTRY.size :]):  # there was room left, so the answer is complete
@@ -251,7 +261,7 @@ class SockoptReader(FamilyReader[bytes]):
         return None if entries is None else b"".join([entry for (entry,) in _REAL_SERVER_ENTRY.iter_unpack(entries)])
 
     def _destinations(self, name: bytes, room: int) -> memoryview | None:
-        """The entries of at most ``room`` real servers, and zeros behind them; None if the virtual server does not exist."""
+        """The entries of at most ``room`` real servers, followed by zeros; None if the virtual server does not exist."""
         question = bytearray(_SERVERS_AT + room * _REAL_SERVER_ENTRY.size)
         question[: _NAME.size] = name
         _ROOM.pack_into(question, _NAME.size, room)
@@ -266,14 +276,14 @@ class SockoptReader(FamilyReader[bytes]):
         _, scheduler, flags, timeout_s, netmask, _ = _ROW.unpack(row)
         servers = list(_REAL_SERVER.iter_unpack(real_servers))
         if servers and not any(servers[-1][0]):
-            # There are fewer than a moment ago; or some are of IPv6, which only tunnels can have.
+            # There are fewer real servers than a moment ago, or some are of IPv6, which only tunnels can have.
             return self._read_one(key)
         settings = ipvs_rows.settings_of(Family.IPV4, scheduler, flags, timeout_s, netmask)
-        servers.reverse()  # the kernel has the last added one first
+        servers.reverse()  # the kernel lists the last added real server first
         return ipvs_rows.observed(settings, [(RealServerKey(name), *values) for name, *values in servers])
 
     def _answer(self, option: int, question: bytearray) -> memoryview:
-        """The answer, which is written over the question."""
+        """The answer, which the kernel writes over the question."""
         if self._socket is None:
             try:
                 self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -295,7 +305,7 @@ class NetlinkReader(FamilyReader[ipvs_rows.NetlinkRow]):
         self._table = table
 
     def connections(self, key: VirtualServerKey) -> Mapping[RealServerKey, ConnectionCounts]:
-        """As of the class above."""
+        """As in ``FamilyReader``."""
         return {row.key: row.connections for row in self._table.real_servers(key)}
 
     def _rows(self) -> list[ipvs_rows.NetlinkRow]:

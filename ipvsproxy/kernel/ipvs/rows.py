@@ -1,4 +1,4 @@
-"""Virtual and real servers as netlink shows them: what ``ipvsadm -Ln`` shows of them, and their counters."""
+"""Virtual and real servers as netlink shows them: all that ``ipvsadm -Ln`` shows, and the counters."""
 
 import contextlib
 import errno
@@ -28,18 +28,19 @@ from ipvsproxy.model.virtual_servers import (
 )
 
 ONE_PACKET = 0x4
-"""Virtual-server flag: each packet is scheduled by itself."""
+"""Virtual-server flag: each packet is scheduled on its own (one-packet scheduling)."""
 SCHEDULER_FLAGS = (0x8, 0x10, 0x20)
 """The three flags whose meaning the scheduler defines."""
 COUNTED_AT_ONCE = 400
-"""The virtual servers of one part: a few milliseconds, during which programming may have to wait."""
+"""The most virtual servers in one part of a reading: a few milliseconds, during which programming may have to wait."""
 PART_S = 0.004
-"""The longest time of a part: for each 32 kB the kernel walks its table from the beginning, which takes 8 ms with 100,000 virtual
-servers.
+"""The longest time of one part.
+
+The kernel walks its table from the beginning for each 32 kB, which takes 8 ms with 100,000 virtual servers.
 """
 MASQUERADED = "Masq"
 METHODS: Mapping[int, str] = {0: MASQUERADED, 1: "Local", 2: "Tunnel", 3: "Route", 4: "Bypass"}
-"""ipvsadm's names of forwarding methods, by number (include/uapi/linux/ip_vs.h, ``IP_VS_CONN_F_MASQ`` and those after it)."""
+"""ipvsadm's names of forwarding methods, by number (``IP_VS_CONN_F_MASQ`` and later ones in include/uapi/linux/ip_vs.h)."""
 
 _FLAG_NAMES: Mapping[str, tuple[str, str, str]] = {
     "mh": ("mh-fallback", "mh-port", "flag-3"),
@@ -48,20 +49,18 @@ _FLAG_NAMES: Mapping[str, tuple[str, str, str]] = {
 PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 
 _METHODS = 0x7
-"""The bits of a real server's flags that are its forwarding method; 0 is masquerading (include/uapi/linux/ip_vs.h,
-IP_VS_CONN_F_FWD_MASK).
-"""
+"""The bits of a real server's flags that hold its forwarding method (IP_VS_CONN_F_FWD_MASK); 0 is masquerading."""
 _SERVICE, _DESTINATION = 1, 2
 _TOTALS_LINE = 2
 _ENGINE = 11
-"""IPVS_SVC_ATTR_PE_NAME, which a virtual server has only with a persistence engine."""
+"""IPVS_SVC_ATTR_PE_NAME, an attribute of virtual servers with a persistence engine only."""
 
 
 def _layout(of: int, codes: Mapping[int, str]) -> message.Layout:
     return message.Layout([message.Field((of, kind), code) for kind, code in codes.items()])
 
 
-# One layout for all dumps: a new layout has to walk its first message, which takes as long as a dump.
+# One layout serves all dumps: a new layout has to walk its first message, which takes as long as a dump.
 _SETTINGS = {6: "s", 7: "I", 8: "I", 9: "4s"}
 _BY_ADDRESS = _layout(_SERVICE, {1: "H", 2: "H", 3: "16s", 4: "2s"} | _SETTINGS)
 _BY_MARK = _layout(_SERVICE, {1: "H", 5: "I"} | _SETTINGS)
@@ -74,9 +73,9 @@ _COUNTERS_OF_SERVICE, _COUNTERS_OF_DESTINATION = (
 
 T = TypeVar("T")
 Part = tuple[bytes, int, int]
-"""A message of a dump, with start and end of its attributes."""
+"""A message of a dump, with the start and the end of its attributes."""
 NetlinkName = tuple[int, int, bytes, bytes] | tuple[int, int]
-"""Family, protocol, address and port of a virtual server; or its family and mark."""
+"""The name of a virtual server: family, protocol, address and port; or family and mark."""
 NetlinkRow = tuple[NetlinkName, bytes, int, int, bytes]
 """The name of a virtual server, and its scheduler, flags, timeout in seconds and netmask."""
 RealServerValues = tuple[RealServerKey, int, int, int, int]
@@ -84,7 +83,7 @@ RealServerValues = tuple[RealServerKey, int, int, int, int]
 
 
 class RealServerRow(NamedTuple):
-    """A real server. ``flags`` have its forwarding method; ``upper`` and ``lower`` are its thresholds."""
+    """A real server. ``flags`` contain its forwarding method; ``upper`` and ``lower`` are its thresholds."""
 
     key: RealServerKey
     flags: int
@@ -95,14 +94,14 @@ class RealServerRow(NamedTuple):
 
     @property
     def method(self) -> str:
-        """Its forwarding method, by ipvsadm's name."""
+        """The real server's forwarding method, by ipvsadm's name."""
         return METHODS.get(self.flags & _METHODS, "unknown")
 
 
 class VirtualServerRow(NamedTuple):
-    """A virtual server. ``prefix_length`` is that of the clients that count as one for persistence.
+    """A virtual server. Clients in one network of ``prefix_length`` count as one client for persistence.
 
-    ``engine`` is the name of its persistence engine, mostly empty.
+    ``engine`` is the name of its persistence engine, which is usually empty.
     """
 
     key: VirtualServerKey
@@ -113,25 +112,25 @@ class VirtualServerRow(NamedTuple):
 
     @property
     def scheduler_flags(self) -> list[str]:
-        """The flags of its scheduler, by ipvsadm's names."""
+        """The scheduler's flags, by ipvsadm's names."""
         names = _FLAG_NAMES.get(self.settings.scheduler, ("flag-1", "flag-2", "flag-3"))
         return [name for name, flag in zip(names, SCHEDULER_FLAGS, strict=True) if self.settings.flags & flag]
 
     @property
     def is_one_packet(self) -> bool:
-        """Whether each packet is scheduled by itself."""
+        """Whether each packet is scheduled on its own."""
         return bool(self.settings.flags & ONE_PACKET)
 
     @property
     def is_persistent(self) -> bool:
-        """Whether it has session affinity."""
+        """Whether the virtual server has session affinity."""
         return bool(self.settings.flags & PERSISTENT)
 
 
 class Rows(NamedTuple):
-    """The whole table, in the order that ipvsadm means (its comparison overflows).
+    """The whole table in the order that ipvsadm intends (ipvsadm's own comparison overflows).
 
-    ``version`` is that of IPVS, ``size`` the number of buckets of its connection table.
+    ``version`` is the version of IPVS, ``size`` is the number of buckets of its connection table.
     """
 
     version: str
@@ -142,7 +141,7 @@ class Rows(NamedTuple):
 class NetlinkTable:
     """Questions about the IPVS table over one netlink socket. Only the thread that makes this object may use it.
 
-    ``encoder`` encodes for the present number of the IPVS family.
+    ``encoder`` encodes messages with the present number of the IPVS family.
 
     Raises:
         KernelError: the kernel has no IPVS.
@@ -176,13 +175,13 @@ class NetlinkTable:
         return self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", _rows_of)
 
     def real_servers(self, key: VirtualServerKey) -> list[RealServerRow]:
-        """The real servers of a virtual server; none if it does not exist."""
+        """The real servers of a virtual server; none if the virtual server does not exist."""
         return self._gather(
             lambda encoder: encoder.destinations(key), f"list the real servers of {key}", lambda parts: map(real_server_of, parts)
         )
 
     def counted_real_servers(self, key: VirtualServerKey) -> list[tuple[RealServerRow, Counters]]:
-        """As ``real_servers``, with the counters of each."""
+        """The real servers of a virtual server, each with its counters; none if the virtual server does not exist."""
         return self._gather(
             lambda encoder: encoder.destinations(key),
             f"read the counters of {key}",
@@ -204,7 +203,7 @@ class NetlinkTable:
         return observed(settings_of(key.address.family, *row[1:]), [one[:5] for one in self.real_servers(key)])
 
     def read(self) -> Rows:
-        """The whole table. Virtual servers of protocols other than ours are left out."""
+        """The whole table. Virtual servers of a protocol that no Service has are left out."""
         action = "read the version of IPVS"
         values = _INFORMATION.read(*ipvs_message.attributes(self.channel.ask(self.encoder.information(), action)))
         if values is None:
@@ -267,7 +266,7 @@ class TrafficReader:
         """The counters of the whole network namespace, also of virtual servers that are gone.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the counters could not be read.
         """
         try:
             return read_totals(self._totals.read_text())
@@ -277,8 +276,8 @@ class TrafficReader:
     def services(self, always: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:
         """Read the counters of virtual servers, part by part.
 
-        Virtual servers that have counted nothing are left out, except those in ``always``. If virtual servers come and go
-        meanwhile, others may be missing.
+        Virtual servers whose counters are all 0 are left out unless they are in ``always``. If virtual servers are added or
+        removed during the reading, further ones may be missing.
 
         Raises:
             KernelError: a part could not be read. The parts before it are valid.
@@ -309,10 +308,10 @@ class TrafficReader:
 
 
 def read_totals(text: str) -> Counters:
-    """The counters in ``/proc/net/ip_vs_stats``: hexadecimal numbers in its third line, behind two of titles.
+    """The counters in ``/proc/net/ip_vs_stats``: hexadecimal numbers in the third line, after two lines of titles.
 
     Raises:
-        ValueError: the text is something else.
+        ValueError: the text has another form.
     """
     words = "".join(text.splitlines()[_TOTALS_LINE : _TOTALS_LINE + 1]).split()
     if len(words) != len(Counters._fields):
@@ -321,7 +320,7 @@ def read_totals(text: str) -> Counters:
 
 
 def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Rows:
-    """Read the table of the calling thread's network namespace. Virtual servers of protocols other than ours are left out.
+    """Read the table of the calling thread's network namespace. Virtual servers of a protocol that no Service has are left out.
 
     Raises:
         KernelError: a part could not be read.
@@ -331,7 +330,7 @@ def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Rows
 
 
 def row_of(part: Part) -> NetlinkRow | None:
-    """The row in a message about a virtual server; None if it has no name."""
+    """The row in a message about a virtual server; None if the message does not name the virtual server."""
     if (values := _BY_ADDRESS.read(*part)) is not None:
         return values[:4], *values[4:]
     if (values := _BY_MARK.read(*part)) is not None:
@@ -358,7 +357,7 @@ def real_server_of(part: Part) -> RealServerRow:
 
 
 def counted_service(part: Part) -> tuple[VirtualServerKey | None, Counters]:
-    """The virtual server in a message, None for one of another protocol, and its counters.
+    """The virtual server in a message (None if no Service has its protocol), and its counters.
 
     Raises:
         KernelError: the kernel has no counters of 64 bits.
@@ -376,14 +375,14 @@ def _counters(layout: message.Layout, part: Part) -> Counters:
 
 
 def _order(row: VirtualServerRow) -> tuple[int, int, int, Address, int]:
-    """By mark, none first; then by family, protocol, address and port."""
+    """The sorting key: first the mark (no mark comes first); then family, protocol, address and port."""
     key = row.key
     mark = key.mark if isinstance(key, FirewallMark) else 0
     return mark, int(key.address.family), int(key.protocol), key.address, key.port
 
 
 def key_of(name: NetlinkName) -> VirtualServerKey | None:
-    """The virtual server with this name in a message; None for one of another protocol."""
+    """The key of the virtual server with this name in a message; None if no Service has its protocol."""
     match name:
         case (family, mark):
             return FirewallMark.of(Family(family), mark)
@@ -399,14 +398,14 @@ def address_of(family: int, packed: bytes) -> Address:
 
 @functools.lru_cache(maxsize=1024)
 def settings_of(family: Family, scheduler: bytes, flags: int, timeout_s: int, netmask: bytes) -> VirtualServerSettings:
-    """The settings in a row; one object for all virtual servers with equal settings."""
+    """The settings in a row; virtual servers with equal settings share one object."""
     name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
     prefix_length = ipvs_message.network_length(family, netmask) if flags & PERSISTENT else 0
     return VirtualServerSettings(name, flags & ~HASHED, timeout_s, prefix_length)
 
 
 def observed(settings: VirtualServerSettings, real_servers: Sequence[RealServerValues]) -> ObservedVirtualServer:
-    """The virtual server with these real servers, in their order."""
+    """The observed virtual server with these real servers, in the given order."""
     if all((method & _METHODS, weight, upper, lower) == (0, 1, 0, 0) for _, method, weight, upper, lower in real_servers):
         return ObservedVirtualServer(settings, EvenWeights.of([server[0] for server in real_servers]))
     weights = {key: NOT_MASQUERADED if method & _METHODS else weight for key, method, weight, *_ in real_servers}

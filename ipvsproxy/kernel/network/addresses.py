@@ -22,12 +22,12 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 BATCH_SIZE = 200
 """The number of addresses in one ``send``.
 
-For each change the kernel walks all addresses of the device while it holds the lock of all network configuration.
+For each change the kernel walks all addresses of the device, holding the lock that guards all network configuration.
 """
 MANY_REMOVALS = 500
-"""From so many on, all addresses of the device are removed with the device itself, which is then made anew.
+"""The number of removals from which on the device itself is removed with all its addresses, and then made anew.
 
-One by one, each IPv6 address takes milliseconds: 10,000 take half a minute, the device 0.3 s.
+Removing one IPv6 address takes milliseconds, 10,000 addresses half a minute, the device with all addresses 0.3 s.
 """
 KIND = "dummy"
 """The kind of the device that carries the service addresses."""
@@ -43,7 +43,7 @@ _pack_index = struct.Struct("=I").pack
 
 
 class ObservedAddresses(NamedTuple):
-    """Whether the device is there, the addresses on it, and those of every other interface, loopback included."""
+    """Whether our device exists, the addresses on it, and the addresses of every other interface, loopback included."""
 
     device: bool
     addresses: AbstractSet[Address]
@@ -59,7 +59,8 @@ class _Link(NamedTuple):
 class AddressDriver:
     """Reads and writes addresses in the network namespace of the thread that makes this object. Only that thread may use it.
 
-    The device stays down: its addresses are local even so, and a device that goes down loses its IPv6 addresses.
+    The device stays down: its addresses are local all the same, and a device that was up would lose its IPv6 addresses by going
+    down.
     """
 
     def __init__(self, connect: Callable[[int], netlink.Socket] = netlink.open_socket, device: str = DEVICE) -> None:
@@ -67,7 +68,7 @@ class AddressDriver:
         self._channel = netlink.Channel(NETLINK_ROUTE, connect)
         self._template = functools.cache(_address_template)
         self._digest = b""
-        """The digest of the last reading by ``observe_changed``; empty if the next one must return everything."""
+        """The digest of the last reading by ``observe_changed``; empty if the next call must return everything."""
 
     def close(self) -> None:
         """Close the socket."""
@@ -97,7 +98,7 @@ class AddressDriver:
         return observed
 
     def _dump(self) -> tuple[list[netlink.Reply], dict[int, _Link]]:
-        # Addresses first: an interface that vanishes in between takes its addresses along, and a new one had none yet.
+        # Addresses first: an interface that vanishes in between takes its addresses along, and a new interface had none yet.
         replies = self._channel.dump(_address_query(), "list the addresses")
         return replies, {link.number: link for link in self._links()}
 
@@ -177,11 +178,11 @@ class AddressDriver:
         return {operations[place]: _outcome(operations[place], number) for place, number in failed.items()}
 
     def _empty_device(self, operations: Sequence[Operation], observed: AbstractSet[Address]) -> Mapping[Operation, Outcome]:
-        """Remove all addresses of the device. Returns as ``_apply_addresses``; ``observed`` are those that the device has."""
+        """Remove all addresses of the device, which has the ``observed`` ones. Returns what ``_apply_addresses`` returns."""
         device = Device(self._device)
         for verb in (Verb.REMOVE, Verb.ADD):
             outcome = self._apply_device(Operation(verb, device))
-            if outcome.error:  # repeated one by one, or found missing with the device
+            if outcome.error:  # the removals are repeated one by one, or the device is found missing
                 return {operation: Outcome(operation, outcome.error, outcome.errno) for operation in operations}
         absent = (operation for operation in operations if operation.item.key not in observed)
         return {operation: Outcome(operation, surprise=True) for operation in absent}
@@ -251,7 +252,10 @@ def _address_query() -> bytes:
 
 
 def _address_template(verb: Verb, size: int) -> message.Template:
-    """A message about an address of ``size`` bytes. As in kube-proxy, both attributes hold it; no flags, label or scope."""
+    """A message about an address of ``size`` bytes.
+
+    As in kube-proxy, both attributes hold the address; no flags, label or scope.
+    """
     family = next(family for family in Family if _SIZES[family] == size)
 
     def build(index: int, local: str, address: str) -> bytes:

@@ -1,4 +1,4 @@
-"""The conntrack driver: deletes tracked flows to real servers that should no longer get them."""
+"""The conntrack driver: deletes tracked flows to real servers that should no longer get these flows."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome
 
 BATCH_SIZE = 500
-"""The number of flows that one ``send`` deletes."""
+"""The most flows that one ``send`` deletes."""
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
 _NO_FILTER = 1 << 31
 """A flag of ``CTA_FILTER`` that no kernel knows."""
@@ -32,10 +32,10 @@ _SOURCES: Mapping[Family, int] = {Family.IPV4: 1, Family.IPV6: 3}
 
 
 def filters_listings(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> bool | None:
-    """Whether the kernel filters listings of connections; None if it does not say. Asks by one message.
+    """Whether the kernel filters listings of connections; None if the kernel does not tell. Asks by one message.
 
-    A kernel that knows ``CTA_FILTER`` refuses the flag that is sent. An older one begins to list all flows; only the first part
-    of its list is read.
+    A kernel that knows ``CTA_FILTER`` refuses the unknown flag in the message. An older kernel begins to list all flows, of which
+    only the first part is read.
     """
     channel = netlink.Channel(NETLINK_NETFILTER, connect)
     with contextlib.closing(channel):
@@ -70,11 +70,11 @@ class ConntrackDriver:
         self._deleting.close()
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Delete the flows of each ``FlowCleaning`` whose replies come from none of the real servers that it keeps.
+        """Delete the flows of each ``FlowCleaning`` unless their replies come from a real server in its ``keep``.
 
         All operations of a family share one listing. Outcomes have the order of the operations, and count the deleted flows. A
         flow that ends by itself meanwhile does not count, and is no error. A listing that breaks off, or that the kernel calls
-        inconsistent, starts again; flows that were deleted until then were stale, and count.
+        inconsistent, starts again; flows that were deleted before count as well, because they were stale.
         """
         outcomes = list(map(Outcome, operations))
         for family in Family:
@@ -107,7 +107,7 @@ class ConntrackDriver:
                 start = header + message.NETFILTER_HEADER
                 values = layout.read(data, start, end)
                 position = frontends.get(values[:3]) if values else None
-                # The key of a real server is its address and port, in the form that a flow has them.
+                # The key of a real server is its address and port, in the form in which a flow contains them.
                 if values and position is not None and values[3] + values[4] not in keeps[position]:
                     stale.append(_Stale(position, _deletion(head, data, start, end)))
             self._delete(stale, outcomes)
@@ -156,10 +156,12 @@ def _layout(family: Family) -> message.Layout:
 
 
 def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
-    """The request for a listing of a family. Since Linux 5.8 the kernel leaves out most other flows; older ones list all of them.
+    """The request for a listing of a family.
 
-    The filter has the protocol, port and address, each if all of ``flows`` share it. It never has an IPv6 address, because the
-    kernel would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple`` in
+    Since Linux 5.8 the kernel leaves out most other flows; older kernels list all flows.
+
+    The filter has the protocol, port and address that all of ``flows`` share. It never has an IPv6 address, because the kernel
+    would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple`` in
     net/netfilter/nf_conntrack_netlink.c).
     """
     protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))
@@ -193,9 +195,11 @@ def _head(family: Family) -> bytes:
 
 
 def _deletion(head: bytes, data: bytes, start: int, end: int) -> bytes:
-    """The message that deletes a listed flow. It repeats the original tuple, and the zone if there is one, byte for byte.
+    """The message that deletes a listed flow.
 
-    This works for every protocol. A deletion without a tuple would delete all flows; the layout only accepts flows that have one.
+    The message repeats the flow's original tuple, and its zone if it has one, byte for byte.
+
+    This works for every protocol. A deletion without a tuple would delete all flows; the layout only accepts flows with a tuple.
     """
     attributes = message.attributes(data, start, end)
     whole = bytearray(head)

@@ -1,9 +1,9 @@
-"""Notifications of changes on this host's interfaces, and of its local routes to service addresses, by other programs.
+"""Notifications of other programs' changes of this host's interfaces, addresses, and local routes to service addresses.
 
 Only addresses, interfaces and routes have notifications; changes of IPVS, ipsets and iptables are found by polls. Routes that the
-kernel itself removes with an address or an interface have none, but the cause has one. The listener has a socket of its own,
-because an event carries the sequence number of the request that caused it, and could be taken for a reply. Layouts:
-include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
+kernel itself removes with an address or an interface cause no notification, but the change of the address or interface does. The
+listener has a socket of its own, because an event carries the sequence number of the request that caused it, and could be
+mistaken for a reply. Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_addr}.h.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
 
 RECEIVE_BUFFER = 16 << 20
-"""The bytes of events that may wait. An event takes about 1 KiB there, so 10,000 addresses at once cause no overrun."""
+"""The size in bytes of the queue of events. An event takes about 1 KiB of it, so 10,000 addresses at once cause no overrun."""
 
 _GROUPS = (1, 5, 9, 7, 11)  # RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE
 _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _DELADDR = 16, 17, 18, 20, 21
@@ -54,7 +54,7 @@ class DeviceVanished(NamedTuple):
 
 
 class RoutesChanged(NamedTuple):
-    """Local routes of ours were added or removed, or the kernel may have removed them: ``lo`` went down or lost an address."""
+    """Our local routes were added or removed, or the kernel may have removed them because ``lo`` went down or lost an address."""
 
 
 class Overrun(NamedTuple):
@@ -74,10 +74,10 @@ def open_socket() -> socket.socket:
 
 
 class ChangeListener:
-    """A socket that becomes readable when an interface, an address or a route of ours changes.
+    """A socket that becomes readable when an interface, an address or one of our routes changes.
 
-    It is about the network namespace in which it was made. ``read`` never waits: an event loop should watch ``fileno()``. Changes
-    through sockets with a port id in ``own_ports`` are left out.
+    It listens in the network namespace in which it was made. ``read`` never waits: an event loop should watch ``fileno()``.
+    Changes through sockets with a port id in ``own_ports`` are left out.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ChangeListener:
         self.close()
 
     def read(self) -> tuple[Change, ...]:
-        """The changes since the last call, in their order; empty without any.
+        """The changes since the last call, in their order; empty if there are none.
 
         Raises:
             KernelError: the socket is broken.
@@ -147,13 +147,15 @@ class ChangeListener:
             raise _broken(error) from error
 
     def _filter_own(self) -> None:
-        """Make the kernel leave out our own changes and the routes of others. Those that it sent before are left out here.
+        """Make the kernel leave out our own changes and other programs' routes.
 
-        With 10,000 Services, a start wakes the event loop 10,000 times less, and takes 0.5 s less in the test kernel. A routing
+        This object leaves out those that the kernel sent before.
+
+        With 10,000 Services, the filter spares 10,000 wake-ups of the event loop at a start, 0.5 s in the test kernel. A routing
         daemon may change a million routes.
         """
         self._filtered = len(self._own_ports)
-        with contextlib.suppress(OSError):  # it is only faster with the filter
+        with contextlib.suppress(OSError):  # the filter only makes it faster
             sockets.attach(self._socket, _filter_of(tuple(self._own_ports), self._route_protocol))
 
     def _decode(self, data: bytes) -> Iterator[Change]:
@@ -166,7 +168,7 @@ class ChangeListener:
                 elif kind in (_NEWROUTE, _DELROUTE) and end - body >= _ROUTE.size:
                     yield from self._route(port, data, body)
         except OSError:
-            yield Overrun()  # its content is lost
+            yield Overrun()  # the content of the message is lost
 
     def _link(self, kind: int, port: int, data: bytes, body: int, end: int) -> Iterator[Change]:
         _, _, index, flags, changed = _LINK.unpack_from(data, body)
@@ -210,9 +212,9 @@ class ChangeListener:
 
 
 def _filter_of(ports: Collection[int], route_protocol: int) -> list[bytes]:
-    """A socket filter that passes every message but those about addresses and routes that it drops.
+    """A socket filter that drops some messages about addresses and routes, and passes all other messages.
 
-    It drops both if they have one of these port ids, and routes of another protocol number.
+    It drops messages about addresses or routes with one of these port ids, and about routes with another protocol number.
     """
     by_port = sockets.dropping(ports)
     return [

@@ -1,8 +1,8 @@
 """The route driver: local routes on ``lo`` to service addresses.
 
 A route is ours if it is in the table ``local``, of the type ``local``, on ``lo``, with our protocol number and our metric. The
-kernel's own route of an address has the protocol number 2 and the metric 0, so both may stand side by side. Without the protocol
-number and the metric, a removal would hit the kernel's route.
+kernel's own route of an address has the protocol number 2 and the metric 0, so our route and the kernel's can exist side by side.
+Without the protocol number and the metric, a removal would hit the kernel's route.
 
 The routes are on ``lo`` because a device that goes down or loses its last IPv4 address takes its routes along, without a
 notification. ``lo`` loses them only if 127.0.0.1 is deleted (IPv4) or ``lo`` goes down (IPv6).
@@ -27,7 +27,7 @@ from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
 
 BATCH_SIZE = 500
-"""The number of routes in one ``send``: the kernel holds the lock of all network configuration meanwhile."""
+"""The most routes in one ``send``, during which the kernel holds the lock that guards all network configuration."""
 TABLE = 255
 """The table ``local``, in which the kernel looks before all others."""
 METRIC = 1024
@@ -36,7 +36,7 @@ LOOPBACK_INDEX = 1
 """The index of ``lo`` in every network namespace (LOOPBACK_IFINDEX in include/net/flow.h)."""
 
 _LOCAL = 2  # RTN_LOCAL
-_SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST; IPv6 knows no scopes of routes
+_SCOPES: Mapping[Family, int] = {Family.IPV4: 254, Family.IPV6: 0}  # RT_SCOPE_HOST; IPv6 routes have no scope
 _HEADER = 12
 _PLACE = message.Layout((message.Field((1,), "s"), message.Field((4,), "I"), message.Field((6,), "I")))
 """Destination, index of the device, metric."""
@@ -44,14 +44,14 @@ _SOL_NETLINK, _GET_STRICT_CHK = 270, 12  # include/uapi/linux/netlink.h
 
 
 def open_socket(protocol: int) -> socket.socket:
-    """A socket whose dumps the kernel filters if it can. An older kernel dumps all routes."""
+    """A socket on which the kernel filters dumps of routes if it can. An older kernel dumps all routes."""
     opened = netlink.open_socket(protocol)
     ask_to_filter(opened)
     return opened
 
 
 def ask_to_filter(opened: socket.socket) -> bool:
-    """Ask for filtered dumps. Returns whether the kernel knows them: since Linux 4.20 (ENOPROTOOPT before)."""
+    """Ask for filtered dumps. Returns whether the kernel can filter dumps, as it can since Linux 4.20 (older: ENOPROTOOPT)."""
     try:
         opened.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
     except OSError:
@@ -68,14 +68,14 @@ class RouteDriver:
         self._channel = netlink.Channel(NETLINK_ROUTE, connect)
         self._template = functools.cache(self._make_template)
         self._digest = b""
-        """The digest of the last reading; empty if the next one must return everything."""
+        """The digest of the last reading; empty if the next reading must return everything."""
 
     def close(self) -> None:
         """Close the socket."""
         self._channel.close()
 
     def observe(self) -> AbstractSet[Address]:
-        """The addresses that our routes lead to, by one dump for each family.
+        """The addresses that our routes lead to, read by one dump for each family.
 
         Raises:
             KernelError: a dump failed.
@@ -120,7 +120,7 @@ class RouteDriver:
         return ours.keys()
 
     def _start(self, family: Family) -> bytes:
-        """The first bytes of a message about a route of ours: ``struct rtmsg`` up to its flags."""
+        """The first bytes of a message about one of our routes: ``struct rtmsg`` up to its flags."""
         return bytes((family, family.bits, 0, 0, TABLE, self._protocol, _SCOPES[family], _LOCAL))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
@@ -132,7 +132,7 @@ class RouteDriver:
         single = list(one_by_one(operations))
         numbers = self._channel.run_all(self._encode(single), BATCH_SIZE)
         failed = {single[place]: number for place, number in numbers.items()}
-        # A route that is present may be that of another program.
+        # A present route may be another program's.
         present = self._present() if errno.EEXIST in failed.values() else frozenset()
         return outcomes(operations, {one: _outcome(one, number, present) for one, number in failed.items()})
 
@@ -145,7 +145,7 @@ class RouteDriver:
         return messages
 
     def _present(self) -> AbstractSet[Address]:
-        """Our routes, as far as they can be read: without, the operations count as failed, and are repeated."""
+        """Our routes; none if they cannot be read, so that the operations count as failed, and are repeated."""
         try:
             return self._read(self._dump())
         except KernelError:
@@ -161,7 +161,10 @@ class RouteDriver:
         return message.encode(request, RTM_GETROUTE, netlink.REQUEST | netlink.DUMP)
 
     def _make_template(self, is_removal: bool, family: Family) -> message.Template:  # noqa: FBT001 - for ``functools.cache``
-        """A message about a route. It has no preferred source: when that address goes, the route would stay with a dead one."""
+        """A message about a route.
+
+        The route has no preferred source: if that address were removed, the route would stay with a source that no longer exists.
+        """
 
         def build(address: str) -> bytes:
             request = rtmsg()

@@ -1,8 +1,9 @@
 """Notifications of nf_tables: whether another program has changed our table.
 
-The generation of nf_tables counts the changes of all tables of a network namespace. A notification names the table, so that a
-busy neighbour does not make us read our sets again and again, and it comes at once. Layouts: nfnetlink.h and nf_tables.h of
-include/uapi/linux/netfilter; each message about a table or a part of it has the table's name as its first attribute.
+The generation of nf_tables counts the changes of all tables of a network namespace. A notification names the table, so that
+another program's frequent changes do not make us read our sets again and again. It also comes at once. Layouts: nfnetlink.h and
+nf_tables.h of include/uapi/linux/netfilter; each message about a table or a part of it has the table's name as its first
+attribute.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from ipvsproxy.kernel.base import message, netlink, sockets
 from ipvsproxy.kernel.base import nft_message as nft
 
 RECEIVE_BUFFER = 4 << 20
-"""The bytes of notifications that may wait. More are an overrun, which counts as a change."""
+"""The size in bytes of the queue of notifications. An overrun of the queue counts as a change."""
 
 _GROUP = 7  # NFNLGRP_NFTABLES
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
@@ -34,16 +35,16 @@ def open_socket() -> socket.socket:
 
 
 class NftChanges:
-    """Counts changes of our table by others. The thread that reads may be another one than those that look at ``count``.
+    """Counts other programs' changes of our table. Different threads may call ``read`` and use ``count``.
 
-    ``count`` is None if the kernel sends no notifications: then only the generation shows changes. ``own_ports`` are the port ids
-    of the sockets by which we change the table; it may grow.
+    ``count`` is None if the kernel sends no notifications, so that only the generation shows changes. ``own_ports`` are the port
+    ids of the sockets by which ipvsproxy changes the table; the collection may grow.
     """
 
     def __init__(self, own_ports: Collection[int], connect: Callable[[], socket.socket] = open_socket) -> None:
         self.count: int | None = 0
         self.reason = ""
-        """Why there are no notifications; empty while there are."""
+        """Why the kernel sends no notifications; empty as long as it does."""
         self._own_ports = own_ports
         self._filtered = 0
         self._socket: socket.socket | None = None
@@ -63,7 +64,10 @@ class NftChanges:
             opened.close()
 
     def read(self) -> bool:
-        """Take in what has arrived. Returns whether our table was changed by others, or may have been. Never waits."""
+        """Count the notifications that have arrived. Returns whether other programs have, or may have, changed our table.
+
+        Never waits.
+        """
         is_changed = False
         if len(self._own_ports) != self._filtered:
             self._filter_own()
@@ -87,20 +91,20 @@ class NftChanges:
         self.count, self.reason = None, error.strerror or str(error)
 
     def _filter_own(self) -> None:
-        """Make the kernel drop notifications of our own changes: it sends one for each entry of a set, rule, chain and set.
+        """Make the kernel drop notifications of our own changes: there is one for each entry of a set, rule, chain and set.
 
-        Those that it has sent before are left out here.
+        This object leaves out the notifications that the kernel has sent before.
         """
         self._filtered = len(self._own_ports)
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # it is only faster with the filter
+            with contextlib.suppress(OSError):  # the filter only makes it faster
                 sockets.attach(self._socket, sockets.dropping(self._own_ports))
 
     def _concerns_us(self, data: bytes) -> bool:
         try:
             return any(self._is_of_others(data, *header) for header in message.messages(data))
         except OSError:
-            return True  # its content is lost
+            return True  # the content of the message is lost
 
     def _is_of_others(self, data: bytes, kind: int, _flags: int, _sequence: int, port: int, start: int, end: int) -> bool:
         if kind >> 8 != _SUBSYSTEM or port in self._own_ports or start == end or data[start] != nft.INET:

@@ -1,8 +1,8 @@
-"""The nftables driver of rules and sets: operations that stand side by side in a plan are one transaction.
+"""The nftables driver of rules and sets: consecutive operations of a plan become one transaction.
 
-So no packet meets a rule without its sets, or a set that only half of a change has reached. IPVS is no part of nf_tables, and its
-changes stand between additions and removals: a sync that has both takes two transactions. Source ranges and second scopes take
-one or two more, because their entries come before and behind a virtual server.
+So no packet meets a rule without its sets, or a set with half of a change. IPVS is no part of nf_tables, and its operations come
+between additions and removals: a sync with additions and removals takes two transactions. Source ranges and second scopes take
+one or two more, because their entries come before and after a virtual server.
 """
 
 import itertools
@@ -29,8 +29,8 @@ from ipvsproxy.model.sets import IpSet, SetEntries
 class NftDriver:
     """Writes rules and sets of both families; ``rules`` and ``sets`` read them, each with a socket of its own.
 
-    The arguments are those of ``NftRulesDriver``. With ``listen``, ``changes`` are the changes of our table by others, and sets
-    are read again after these alone. Only the thread that makes this object may use it, except for ``changes``.
+    The arguments are those of ``NftRulesDriver``. With ``listen``, ``changes`` are other programs' changes of our table, and sets
+    are only read again after such a change. Only the thread that makes this object may use it, except for ``changes``.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class NftDriver:
             one.close()
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply all operations, or those that the kernel takes, with one outcome for each. A repetition is no error.
+        """Apply all operations that the kernel accepts, with one outcome for each operation. A repetition is no error.
 
         If the kernel refuses the transaction, rules and sets are applied in parts, in their order, so that each object has an
         outcome of its own.
@@ -69,10 +69,11 @@ class NftDriver:
         return outcomes
 
     def _replace_unlike(self, operations: Sequence[Operation]) -> None:
-        """Replace sets that have the names of those to create, and another shape: by another version, or by a file loaded by nft.
+        """Replace sets with the name of a set to create but another shape, made by another version or by a file loaded by nft.
 
-        Rules that look up such a set keep it in use. So the rules of its family are written again in the same transaction: as the
-        operations ask for, else as they are. If it fails, the creation of the set reports why.
+        Rules that look up such a set keep it in use. So the rules of its family are written again in the same transaction: the
+        desired rules if the operations have any, else the present rules. If the transaction fails, the later creation of the set
+        reports why.
         """
         created = [item for verb, item in operations if isinstance(item, IpSet) and verb is not Verb.REMOVE]
         if not created:
@@ -87,13 +88,16 @@ class NftDriver:
                 if nft.STALE not in nft.run(self._channel, messages, listing.generation).values():
                     break
         except (KernelError, ValueError):
-            return  # the creation meets with it as well
+            return  # the later creation reports the same error
         self.sets.written(new)
 
     def _replacement(
         self, unlike: Sequence[IpSet], new: Sequence[Operation], operations: Sequence[Operation], listing: TableListing
     ) -> Sequence[Message]:
-        """``new`` creates all sets of the operations that are absent or unlike ours: rules to write may look up any of them."""
+        """The messages that replace sets.
+
+        ``new`` creates all absent or unlike sets of the operations, as rules may look up any of them.
+        """
         names = {ip_set.name for ip_set in unlike}
         entries = [one for one in operations if isinstance(one.item, SetEntries) and one.item.set in names]
         with_entries = self.sets.messages([*new, *(one for one in entries if one.verb is not Verb.REMOVE)])
@@ -107,11 +111,11 @@ class NftDriver:
         return [*flushed, *(nft.set_removal(name) for name in names), *(created or ()), *written]
 
     def _as_they_are(self, family: Family, listing: TableListing) -> list[Operation]:
-        """The operation that writes the present rules of a family again; none if there are none.
+        """The operation that writes the present rules of a family again; empty if the family has no rules.
 
         Raises:
-            ValueError: a rule is not ours, or a base chain is not as it was written. Without it and those beside it, packets
-                might pass that are to be dropped.
+            ValueError: a rule is not ours, or a base chain is not as it was written. Writing the
+                remaining rules without it might let packets pass that are to be dropped.
         """
         observed = self.rules.observed(family, listing)
         chains = {
@@ -126,7 +130,7 @@ class NftDriver:
         return [Operation(Verb.SET, Skeleton(family=family, chains=chains, jumps=tuple(sorted(observed.jumps))))]
 
     def _apply_as_one(self, operations: Sequence[Operation]) -> bool:
-        """Returns whether all operations are in force, by one transaction."""
+        """Apply all operations by one transaction. Returns whether all of them are in force."""
         of_sets = [operation for operation in operations if not isinstance(operation.item, Skeleton)]
         of_rules = [operation for operation in operations if isinstance(operation.item, Skeleton)]
         encoded = self.sets.messages(of_sets)
@@ -140,16 +144,16 @@ class NftDriver:
                 failed = nft.run(self._channel, messages, generation)
                 if nft.STALE not in failed.values():
                     break
-        except (KernelError, ValueError):  # the parts meet with the same error, and report it
+        except (KernelError, ValueError):  # applying the operations in parts reports the same error
             return False
         self.sets.written(of_sets)
         return not failed
 
     def _with_rules(self, of_sets: Sequence[Message], of_rules: Sequence[Operation]) -> tuple[Sequence[Message], int | None]:
-        """The transaction, and the generation that it depends on; None if it depends on none, as without rules."""
+        """The transaction, and the generation that it depends on; None if it depends on no generation, as without rules."""
         if not of_rules:
             return of_sets, None
         listing = self.rules.listing()
         written = [message for operation in of_rules for message in self.rules.messages(operation, listing)]
-        # Sets exist before a rule names them, and no rule names those that are removed.
+        # Sets are created before a rule names them, and no rule names the sets that are removed.
         return [*of_sets, *written], listing.generation

@@ -1,15 +1,18 @@
 """One rule as expressions of nf_tables, with the same effect on a packet as in iptables.
 
-Most rules become one rule of nf_tables; a match on one of three protocols, or on a set of ranges, becomes several. There is no
-way back from expressions: each carries the text of its rule, and whoever reads one compares its expressions with those that this
-module makes of the text.
+Most rules become one rule of nf_tables; a match on one of three protocols, or on a set of ranges, becomes several. Expressions
+cannot be translated back into a rule. So each rule of nf_tables carries the text of its rule, and a reader compares its
+expressions with those that this module makes of the text.
 
-The differences to iptables, and why a packet does not notice:
+The differences from iptables, and why they make no difference to packets:
 
-* ``physdev`` has no equal. Our rules only use it to accept a packet that the rule behind it accepts as well.
-* ``ACCEPT`` in ``nat`` would not end the search of other tables. The destination is bound to itself instead, which does.
-* ``xt_ipvs`` has no equal. Connection tracking knows the destination of a connection's first packet, and the direction of each.
-* A set of marks writes the whole mark, since nothing in the kernel before 6.13 joins two registers: to packets without a mark.
+* nf_tables has no equivalent of ``physdev``. Our rules only use it to accept a packet that the next rule accepts as well.
+* ``ACCEPT`` in ``nat`` would not end the search of other tables. Instead, the packet is translated to its own destination, which
+  ends that search.
+* nf_tables has no equivalent of ``xt_ipvs``. Connection tracking knows the destination of a connection's first packet, and the
+  direction of each packet.
+* A set of marks writes the whole mark, and only to packets without a mark, because kernels before 6.13 cannot combine two
+  registers.
 
 The program ``nft`` can load again what it prints of these rules, so that a saved ruleset with our table can be restored. It takes
 no constant within a key, and knows a port of connection tracking only where the protocol has been asked for.
@@ -47,14 +50,14 @@ _VERDICT_REGISTER = 0
 
 
 class Base(enum.IntEnum):
-    """The header of a packet from which ``payload`` counts."""
+    """The header of a packet from whose start ``payload`` counts."""
 
     NETWORK = 1
     TRANSPORT = 2
 
 
 class Meta(enum.IntEnum):
-    """What ``meta`` reads or writes."""
+    """The property of a packet that ``meta`` reads or writes."""
 
     MARK = 3
     INTERFACE_OF_ARRIVAL = 6
@@ -77,7 +80,7 @@ _OFFSETS: Mapping[Family, Mapping[Side, int]] = {
 }
 """The places of the addresses in the network header."""
 _PORTS: Mapping[Side, int] = {Side.SOURCE: 0, Side.DESTINATION: 2}
-"""The places of the ports, which all three protocols have in common."""
+"""The places of the ports in the transport header, which are the same in all three protocols."""
 _STATES: Mapping[ConnectionState, int] = {ConnectionState.ESTABLISHED: 2, ConnectionState.RELATED: 4, ConnectionState.NEW: 8}
 _LOCAL = struct.pack("=I", 2)  # RTN_LOCAL
 _NAME_SIZE = 16
@@ -98,7 +101,7 @@ def expand(rule: Rule, family: Family, table: str) -> list[Expressions]:
     """The rules of nf_tables for one rule of a chain of ``table``, in their order.
 
     Raises:
-        ValueError: a set is unknown, or is not matched as it is made.
+        ValueError: a set is unknown, or a match does not fit its type.
     """
     matches = (*_of_family(family), *_matches(rule, family))
     looked_up = rule.target.match if isinstance(rule.target, TakeMark) else rule.set
@@ -108,17 +111,17 @@ def expand(rule: Rule, family: Family, table: str) -> list[Expressions]:
 
 
 def jump(to: Jump, family: Family) -> Expressions:
-    """The rule that leads packets of a family from a base chain to a chain of ours."""
+    """The rule that leads packets of a family from a base chain to one of our chains."""
     return (*_of_family(family), verdict(VerdictCode.JUMP, chain_name(family, to.table, to.target)))
 
 
 def _of_family(family: Family) -> Expressions:
-    """The match on a family, which jumps need; in all other rules it only tells programs how to print what follows."""
+    """The match on a family. Jumps need it; in all other rules it only tells programs how to print what follows."""
     return meta(Meta.FAMILY), compare(bytes([family]))
 
 
 def _matches(rule: Rule, family: Family) -> Iterator[bytes]:
-    """The matches of a rule, except that on a set."""
+    """The matches of a rule, except the match on a set."""
     if rule.source:
         yield from _network(rule.source, Side.SOURCE)
     if rule.not_source:
@@ -196,7 +199,7 @@ def _marks(rule: Rule) -> Iterator[bytes]:
 
 
 def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iterator[Expressions]:
-    """The ways to look up a packet in a set."""
+    """The alternative look-ups that together match a packet against a set."""
     ip_set = IP_SETS.get(match.set)
     if ip_set is None or ip_set.family is not family:
         raise ValueError(f"no set {match.set} of {family.label}")
@@ -227,13 +230,13 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
     if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
         yield (*key, other, find)
         return
-    for prefix_length in range(family.bits, 0, -1):  # as ipset: one look-up for each length; the narrowest first
+    for prefix_length in range(family.bits, 0, -1):  # as in ipset: one look-up for each prefix length, the longest first
         mask = bitwise(_mask(family, prefix_length), bytes(size), words + 2)
         yield (*key, other, *(() if prefix_length == family.bits else (mask,)), *_constant(prefix_length, 2 * words + 2), find)
 
 
 def _constant(number: int, register: int) -> Iterator[bytes]:
-    """Load a number: as the mark of the packet, each bit of which is replaced."""
+    """Load a constant: as the mark of the packet, all bits of which are replaced."""
     yield meta(Meta.MARK, register)
     yield bitwise(bytes(4), struct.pack("=I", number), register)
 
@@ -270,7 +273,7 @@ def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
         case InvertMark(bits):
             yield from _change_mark(_ALL, bits)
         case TakeMark():
-            pass  # the look-up has written it
+            pass  # the look-up has loaded the mark
         case never:
             assert_never(never)
 
@@ -285,7 +288,10 @@ def _change_mark(mask: int, inverted: int) -> Iterator[bytes]:
 
 
 def _register(place: int = 0) -> int:
-    """The kernel's number of one of sixteen registers of four bytes. It prints every fourth one with the number of a long one."""
+    """The kernel's number of one of sixteen registers of four bytes.
+
+    The kernel prints every fourth one with the number of a register of 16 bytes.
+    """
     return 1 + place // 4 if place % 4 == 0 else 8 + place
 
 
@@ -300,7 +306,7 @@ def payload(base: Base, offset: int, length: int, register: int = 0) -> bytes:
 
 
 def meta(key: Meta, register: int = 0) -> bytes:
-    """Load a property of the packet, in the order of the host."""
+    """Load a property of the packet in host byte order."""
     return _expression("meta", integer(1, _register(register)), integer(2, key))
 
 
@@ -310,7 +316,7 @@ def meta_set(key: Meta, register: int = 0) -> bytes:
 
 
 def connection_state() -> bytes:
-    """Load the bit of the packet's class in connection tracking, in the order of the host."""
+    """Load the bit of the packet's class in connection tracking, in host byte order."""
     return _expression("ct", integer(1, _register()), integer(2, 0))
 
 
@@ -326,12 +332,12 @@ def original_port(register: int = 0) -> bytes:
 
 
 def direction() -> bytes:
-    """Load the direction of the packet in its connection: 0 for those of the client."""
+    """Load the direction of the packet in its connection: 0 for packets from the client."""
     return _expression("ct", integer(1, _register()), integer(2, 1))
 
 
 def address_type(*, is_source: bool) -> bytes:
-    """Load the type of route to an address of the packet, in the order of the host."""
+    """Load the type of the route to an address of the packet, in host byte order."""
     return _expression("fib", integer(1, _register()), integer(2, 3), integer(3, 1 if is_source else 2))
 
 
@@ -340,7 +346,7 @@ def _value(value: bytes) -> bytes:
 
 
 def compare(value: bytes, *, equal: bool = True) -> bytes:
-    """Go on if the first registers hold this value, or if they do not."""
+    """Go on to the next expression if the first registers hold this value; unless ``equal``, if they do not."""
     return _expression("cmp", integer(1, _register()), integer(2, 0 if equal else 1), nested(3, _value(value)))
 
 
@@ -351,13 +357,13 @@ def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
 
 
 def verdict(code: VerdictCode, target: str = "") -> bytes:
-    """Decide; ``target`` is the chain of a jump."""
+    """Set the verdict of the rule; ``target`` is the chain of a jump."""
     parts = integer(nft.NFTA_VERDICT_CODE, code) + (string(nft.NFTA_VERDICT_CHAIN, target) if target else b"")
     return _expression("immediate", integer(1, _VERDICT_REGISTER), nested(2, nested(nft.NFTA_DATA_VERDICT, parts)))
 
 
 def lookup(name: str, *, maps_to: int | None = None) -> bytes:
-    """Go on if a set has the key in the first registers. From a map, load what the key is mapped to."""
+    """Go on to the next expression if a set has the key in the first registers. If the set is a map, load the mapped value."""
     destination = integer(3, _register(maps_to)) if maps_to is not None else b""
     return _expression("lookup", string(1, name), integer(2, _register()), destination)
 
@@ -373,14 +379,14 @@ def masquerade(*, fully_random: bool) -> bytes:
 
 
 def destination_nat(family: Family) -> bytes:
-    """Set the destination to the address in the first registers, which ends the search for another one."""
+    """Set the destination to the address in the first registers, which ends the search for another destination."""
     return _expression("nat", integer(1, 1), integer(2, family), integer(3, _register()))
 
 
 def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:
-    """The expressions of a rule, sent or read: name, and the payload of each attribute by the numbers on the path to it.
+    """The expressions of a sent or read rule: the name of each, and its attributes' payloads by the numbers on the path to them.
 
-    What the kernel adds when it prints a rule is left out: numbers that are 0, and the register of a target address's end.
+    Additions of the kernel to a printed rule are left out: attributes that are 0, and the register of a target address's end.
     """
     found: list[tuple[str, Mapping[tuple[int, ...], bytes]]] = []
     for _, first, last in message.walk(data, 0, len(data)):
@@ -412,7 +418,7 @@ def decision(name: str, values: Mapping[tuple[int, ...], bytes]) -> str:
         return name
     code = int.from_bytes(
         values.get((2, nft.NFTA_DATA_VERDICT, nft.NFTA_VERDICT_CODE), b""), "big", signed=True
-    )  # 0 is left out of what is read
+    )  # expressions that are read leave out a 0
     chain = values.get((2, nft.NFTA_DATA_VERDICT, nft.NFTA_VERDICT_CHAIN), b"").rstrip(b"\0").decode(errors="replace")
     return f"{_VERDICT_NAMES.get(code, name)} {chain}".rstrip()
 

@@ -1,8 +1,9 @@
-"""The nftables driver of the rules: one transaction puts the rules of a family in force. It starts no process.
+"""The nftables driver of the rules: one transaction puts the rules of a family in force. The driver starts no process.
 
-The rules of both families live in our table; the names of their chains say family and table, as ``IPv4-nat-KUBE-SERVICES``. A
-base chain of each family stands for each built-in chain of iptables that a jump of ours begins in. Every rule carries the text
-that iptables would print for it, which ``nft list table inet ipvsproxy`` shows as its comment where it is short enough.
+The rules of both families live in our table; the names of their chains contain family and table, as in
+``IPv4-nat-KUBE-SERVICES``. In each family, one base chain takes the place of each built-in chain of iptables that has one of our
+jumps. Every rule carries the text that iptables would print for it; ``nft list table inet ipvsproxy`` shows a short text as the
+rule's comment.
 """
 
 import errno
@@ -32,7 +33,7 @@ from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton
 VARIANT = "nftables"
 """The variant of the ``Program`` that stands for this driver."""
 ATTEMPTS = 5
-"""How often a transaction is built anew because other programs have changed their rules meanwhile."""
+"""How often a transaction is built while other programs change their rules."""
 
 _READ = "read the table inet ipvsproxy"
 _IN_DORMANT_TABLE = "the table inet ipvsproxy is dormant"
@@ -48,11 +49,11 @@ HOOKS: Mapping[tuple[str, str], Hook] = {
     ("filter", "FORWARD"): Hook("filter", 2, -5),
     ("filter", "OUTPUT"): Hook("filter", 3, -5),
 }
-"""The base chain for a table and built-in chain of iptables: each a little before those that other programs have.
+"""The base chain for each table and built-in chain of iptables. Its priority is slightly ahead of other programs' chains.
 
-IPVS takes packets at ``INPUT`` with priority 99, and this host's own at ``OUTPUT`` with -98; it sends them on by ``OUTPUT`` with
-the address of an endpoint. There the filter of ``OUTPUT`` meets them: a packet that is dropped before IPVS would be an error for
-its sender, which with iptables waits in vain.
+IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98; it sends
+them on through ``OUTPUT`` with the address of an endpoint. Only then does the filter of ``OUTPUT`` meet them: if it dropped a
+packet before IPVS, the sender would get an error, whereas with iptables the sender waits in vain.
 """
 
 
@@ -69,7 +70,7 @@ class _Printed(NamedTuple):
 
 
 class TableListing(NamedTuple):
-    """Our table as the kernel prints it. ``hooks`` has the place of each base chain; None for one that lets nothing pass."""
+    """Our table as the kernel prints it. ``hooks`` has every chain by name: with its place if it is a base chain, else None."""
 
     generation: int
     is_dormant: bool
@@ -104,7 +105,7 @@ class NftRulesDriver:
         self._channel.close()
 
     def known_program(self, _family: Family) -> Program:
-        """The kernel itself, with its version."""
+        """A ``Program`` that stands for the kernel, with the kernel's version."""
         return self._program
 
     program = known_program
@@ -123,7 +124,7 @@ class NftRulesDriver:
     def try_writing(self, family: Family) -> Refusal | None:
         """The reason why the kernel takes no rules of this family; None if it does. Nothing remains of the trial.
 
-        It tries each expression that rules are made of in a transaction that is refused at its end.
+        The trial is a transaction with every expression that rules consist of, which the kernel refuses at its end.
         """
         if refusal := self.usable(family):
             return refusal
@@ -135,12 +136,12 @@ class NftRulesDriver:
         if failed == {last: errno.ENOENT}:
             return None
         is_certain = number in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
-        if is_certain and index in range(last):  # what comes behind it fails with it
+        if is_certain and index in range(last):  # later messages fail for the same reason
             return Refusal(f"the nf_tables of this kernel has no {trial[index][1]}: {_HOLD_ELSEWHERE}", is_certain=True)
         return Refusal(f"the kernel refuses rules of nf_tables: {nft.explain(number)}", is_certain=is_certain)
 
     def rules_with(self, text: str, families: Collection[Family]) -> list[str]:
-        """The rules of our table with this text."""
+        """The rules of our table that contain this text."""
         try:
             listing = self.listing()
         except KernelError:
@@ -185,7 +186,7 @@ class NftRulesDriver:
         )
 
     def meets_packets_as_written(self, family: Family, listing: TableListing) -> bool:
-        """Whether packets come to each base chain of a family that there is, and meet nothing there but jumps of ours."""
+        """Whether packets reach each existing base chain of a family, and meet only our jumps there."""
         there = [base for base in self._bases() if nft_rule.chain_name(family, *base) in listing.hooks]
         return all(self._meets_packets(base, family, listing) and not self._split(base, family, listing)[1] for base in there)
 
@@ -193,7 +194,7 @@ class NftRulesDriver:
         return not listing.is_dormant and listing.hooks.get(nft_rule.chain_name(family, *base)) == HOOKS[base]
 
     def _split(self, base: ChainKey, family: Family, listing: TableListing) -> tuple[list[Jump], list[UnknownRule]]:
-        """Our jumps in a base chain, and all other rules there. A jump that is there twice is one of the others as well."""
+        """Our jumps in a base chain, and all other rules there, including the second copy of a jump."""
         absent = {jump: _as_printed(nft_rule.jump(jump, family)) for jump in self._jumps if (jump.table, jump.source) == base}
         present: list[Jump] = []
         others: list[UnknownRule] = []
@@ -208,7 +209,7 @@ class NftRulesDriver:
         return present, others
 
     def _bases(self) -> list[ChainKey]:
-        """The built-in chains of iptables for each of which a base chain stands."""
+        """The built-in chains of iptables that base chains take the place of."""
         return list(dict.fromkeys(ChainKey(jump.table, jump.source) for jump in self._jumps))
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
@@ -216,17 +217,17 @@ class NftRulesDriver:
         return [self._apply(operation) for operation in operations]
 
     def messages(self, operation: Operation, listing: TableListing) -> list[Message]:
-        """The messages of an operation on a skeleton, as the table is in ``listing``; none if nothing is to be removed.
+        """The messages of an operation on a skeleton, given the table in ``listing``; none if there is nothing to remove.
 
         Raises:
-            ValueError: a rule has no equal in nf_tables.
+            ValueError: a rule has no equivalent in nf_tables.
         """
         skeleton = operation.item
         assert isinstance(skeleton, Skeleton)  # noqa: S101 - the caller has checked
         return self._put(skeleton, listing) if operation.verb is not Verb.REMOVE else self._removal(skeleton, listing)
 
     def flushing(self, families: Collection[Family], listing: TableListing) -> list[Message]:
-        """The messages that remove all rules of these families from the chains that there are."""
+        """The messages that remove all rules of these families from the existing chains."""
         return [nft.flushing(name) for family in families for name in self._names(family) if name in listing.hooks]
 
     def _apply(self, operation: Operation) -> Outcome:
@@ -234,7 +235,7 @@ class NftRulesDriver:
             for attempt in range(ATTEMPTS):
                 listing, is_settled = self._read_often()
                 messages = self.messages(operation, listing)
-                # The last attempt names no generation: a host whose rules change all the time gets its rules as well.
+                # The last attempt names no generation: it succeeds even if other programs change rules all the time.
                 generation = listing.generation if is_settled and attempt < ATTEMPTS - 1 else None
                 failed = nft.run(self._channel, messages, generation) if messages else {}
                 if nft.STALE not in failed.values():
@@ -281,11 +282,11 @@ class NftRulesDriver:
         return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
 
     def _names(self, family: Family) -> list[str]:
-        """The names of all chains of ours, those with jumps first."""
+        """The names of all our chains, the base chains first."""
         return [nft_rule.chain_name(family, *key) for key in (*self._bases(), *self._chains)]
 
     def listing(self) -> TableListing:
-        """Our table, as one generation has it.
+        """Our table as it is in one generation.
 
         Raises:
             KernelError: it could not be read, or changed during each attempt.
@@ -296,7 +297,7 @@ class NftRulesDriver:
         return listing
 
     def _read_often(self) -> tuple[TableListing, bool]:
-        """Our table, and whether one generation has it so: no program has changed any table while it was read."""
+        """Our table, and whether it is that of one generation: no program has changed any table while it was read."""
         for _ in range(ATTEMPTS):
             generation = nft.generation(self._channel)
             listing = self._read(generation, _READ)
@@ -328,14 +329,14 @@ class NftRulesDriver:
 
 
 def _as_open(chain: Chain) -> Hook | None:
-    """The place of a chain, without its type if its policy drops packets: none of ours does."""
+    """The place of a base chain; without its type if its policy drops packets, as that of no chain of ours does."""
     return chain.hook._replace(kind="") if chain.hook and chain.drops else chain.hook
 
 
 def _describe(printed: _Printed, chain: str) -> str:
     """A rule for people: its expressions, its comment, and how ``nft`` names it."""
     parts = ", ".join(nft_rule.decision(*one) for one in printed.expressions) or "no expression"
-    comment = f", with the comment {printed.text!r}" if printed.text else ""  # another program's text may have any character
+    comment = f", with the comment {printed.text!r}" if printed.text else ""  # another program's text may contain any character
     return f"{parts}{comment} (inet {nft.TABLE} {chain} handle {printed.handle})"
 
 
@@ -344,8 +345,8 @@ def _as_printed(expressions: nft_rule.Expressions) -> _Expressions:
 
 
 def _rules(printed: Sequence[_Printed], family: Family, table: str, chain: str) -> tuple[ObservedRule, ...]:
-    """The rules of ``chain``, for one of ``table`` of iptables. One whose expressions are not those of its text is unknown."""
-    # A rule may be many of nf_tables, all with its text: if one of them is missing, each of the others is read for itself.
+    """The rules of one of our chains. A rule whose expressions are not those of its text becomes an ``UnknownRule``."""
+    # One ``Rule`` may be several rules of nf_tables with the same text: if one of these is missing, the others are unknown.
     expected = functools.cache(lambda text: _expected(text, family, table))
     rules: list[ObservedRule] = []
     position = 0
@@ -362,13 +363,13 @@ def _rules(printed: Sequence[_Printed], family: Family, table: str, chain: str) 
 
 
 def _expected(text: str, family: Family, table: str) -> tuple[ObservedRule, Sequence[_Expressions]]:
-    """The rule that a text says, and the expressions of the rules of nf_tables that it consists of; unknown if it has none."""
+    """The rule of a text, and the expressions of its rules of nf_tables; an ``UnknownRule`` if nf_tables has no such rule."""
     rule = iptables_syntax.parse(text, family) if text else UnknownRule("")
     if not isinstance(rule, Rule):
         return rule, ()
     try:
         return rule, [_as_printed(one) for one in nft_rule.expand(rule, family, table)]
-    except (ValueError, LookupError, struct.error):  # a set has other fields than the text asks for, or a number is too large
+    except (ValueError, LookupError, struct.error):  # the set has other fields than the text matches, or a number is too large
         return UnknownRule(f"{text} (changed)"), ()
 
 
@@ -379,7 +380,7 @@ _NAT = "chains of the type nat in a table of the family inet, which came with Li
 
 
 def _trial(family: Family) -> list[tuple[Message, str]]:
-    """A set, and a base chain of each type with one rule of each kind, each with what a kernel lacks that refuses it."""
+    """The messages of a set, and of base chains with one rule of each kind; each with what a kernel that refuses it lacks."""
     nat, postrouting, filtering = (nft_rule.chain_name(family, "trial", name) for name in ("nat", "postrouting", "filter"))
     local = nft_rule.address_type(is_source=True)
     address = nft_rule.expand(_TRIED, family, "nat")[0]

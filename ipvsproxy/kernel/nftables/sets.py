@@ -1,9 +1,9 @@
-"""The nftables driver of the sets: native sets of our table, with the names and entries of the ipsets whose place they take.
+"""The nftables driver of the sets: sets of our table, with the names and entries of the ipsets that they replace.
 
-A set has no capacity: it never is full. An address, a protocol and a port are fields of one key. Some sets map keys to marks.
+A set has no capacity, so it is never full. An address, a protocol and a port are fields of one key. Some sets map keys to marks.
 
-Entries of one run share messages, and messages share transactions. If the kernel refuses one, it refuses its whole transaction;
-then the transaction is repeated with what the kernel takes of the culprit.
+Entries of one run share messages, and messages share transactions. If the kernel refuses a message, it refuses the whole
+transaction, which is then repeated with the acceptable part of that message.
 """
 
 import errno
@@ -24,19 +24,22 @@ from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, ForeignElement, IpSet, MarkedEntry, SetEntries, SetEntry, SetType
 
 PAUSES_S: Sequence[float] = (0.0, 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-"""The waits before each dump of a large set, until two of them agree."""
+"""The waits before each dump of a large set, until two dumps agree."""
 
 
 TRANSACTION_LIMIT = 1 << 20
 """The most bytes of elements in one transaction, which is one ``send``."""
 REPAIRS = 5
-"""How often a refused message is put right: another program may change the same set meanwhile, again and again."""
+"""How often a refused message is corrected: another program may change the same set again and again."""
 _ADDRESS_TYPES: Mapping[Family, int] = {Family.IPV4: 7, Family.IPV6: 8}
 _PROTOCOL_TYPE, _PORT_TYPE, _MARK_TYPE = 12, 13, 19
 _MASK = "mask "
 _PROTOCOLS: Mapping[int, Protocol] = {int(protocol): protocol for protocol in Protocol}
 _NUMBER = struct.Struct("=I")
-"""A mark, and a prefix length, which is kept as one: ``nft`` can neither print nor read a key with a constant of another type."""
+"""The format of marks, and of prefix lengths, which are stored as marks.
+
+``nft`` can neither print nor read a key with a constant of another type.
+"""
 
 
 class NftSetsDriver(SetsDriver):
@@ -49,15 +52,21 @@ class NftSetsDriver(SetsDriver):
         *,
         changes: NftChanges | None = None,
     ) -> None:
-        """``changes`` are those of our table by others. Without them, any change of nf_tables may be one."""
+        """``changes`` are other programs' changes of our table.
+
+        Without ``changes``, any change of nf_tables may concern our table.
+        """
         super().__init__(connect)
         self._changes = changes
         self._sleep = sleep
         self._fingerprints: dict[str, object] = {}
-        """The fingerprint at which ``observe_changed`` last read each set: it is not read again before there is another one."""
+        """The fingerprint at which ``observe_changed`` last read each set; a set is read again once it has changed."""
 
     def observe_changed(self, names: Collection[str]) -> dict[str, ObservedSet | None]:
-        """As ``SetsDriver``. Without any change of nf_tables, this is one question to the kernel, or none if it notifies us."""
+        """As in ``SetsDriver``.
+
+        If nf_tables has not changed, the call asks the kernel one question, or none if the kernel notifies us.
+        """
         fingerprint = self._fingerprint()
         read = [name for name in names if self._fingerprints.get(name) != fingerprint or name not in self._digests]
         changed = super().observe_changed(read)
@@ -65,17 +74,17 @@ class NftSetsDriver(SetsDriver):
         return changed
 
     def _fingerprint(self) -> object:
-        """A fingerprint that is another one after a change of our table by others."""
+        """A fingerprint that changes with every change of our table by another program."""
         if self._changes is not None and self._changes.count is not None:
             return "changes", self._changes.count
         return "generation", nft.generation(self._channel)
 
     def messages(self, operations: Sequence[Operation]) -> list[Message] | None:
-        """The messages of operations as one transaction, in their order.
+        """The messages of operations, in their order, for one transaction.
 
-        None if it would be too large, if an entry cannot be encoded, or if a set is removed: the table may have to go with it.
-        Unlike ``apply``, this takes no repetition into account: the kernel refuses the creation of a set that exists, and the
-        removal of an entry that does not.
+        None if the transaction would be too large, if an entry cannot be encoded, or if a set is removed, because the table may
+        have to go with the set. Unlike ``apply``, the messages do not allow for repetitions: the kernel refuses the creation of a
+        set that exists, and the removal of an entry that does not.
         """
         messages: list[Message] = []
         size = 0
@@ -98,7 +107,7 @@ class NftSetsDriver(SetsDriver):
         return messages if size <= TRANSACTION_LIMIT else None
 
     def shaped_as_ours(self, ip_sets: Iterable[IpSet]) -> Mapping[IpSet, bool]:
-        """Whether those of these sets that exist have our shape: another version or another program may have made one.
+        """Whether each existing set has our shape: another version or another program may have made it.
 
         Raises:
             KernelError: a set could not be read.
@@ -110,7 +119,7 @@ class NftSetsDriver(SetsDriver):
         return self._run([nft.table(), nft.new_set(ip_set.name, shape(ip_set), 1)])
 
     def _destroy(self, name: str) -> int:
-        """As ``SetsDriver``. The table goes with the last of its sets and chains."""
+        """As in ``SetsDriver``. The table is removed with the last of its sets and chains."""
         number = self._run([nft.set_removal(name)])
         if number in (0, errno.ENOENT):
             remove_empty_table(self._channel)
@@ -120,7 +129,7 @@ class NftSetsDriver(SetsDriver):
         return "the set is in use by a rule" if number == errno.EBUSY else nft.explain(number)
 
     def _run(self, messages: Sequence[Message]) -> int:
-        """0, or the error number of a transaction."""
+        """Run a transaction. Returns 0, or its error number."""
         failed = nft.run(self._channel, messages)
         return failed[min(failed)] if failed else 0
 
@@ -145,9 +154,9 @@ class NftSetsDriver(SetsDriver):
     def _elements(self, name: str, action: str) -> Sequence[netlink.Reply]:
         """The elements of a set, in messages.
 
-        Behind each message of a dump the kernel counts its way to the next element anew (``nft_rhash_walk`` in
-        net/netfilter/nft_set_hash.c). While it enlarges the table of a set, which it does a moment after additions, elements
-        change their places, and a dump lacks some. Two dumps in one order show that nothing has moved.
+        For each message of a dump, the kernel counts elements from the beginning to find the next one (``nft_rhash_walk`` in
+        net/netfilter/nft_set_hash.c). While the kernel enlarges a set's hash table, as it does a moment after additions, elements
+        change their places, and a dump lacks some of them. Two dumps in the same order show that no element has moved.
         """
         before = b""
         for pause_s in PAUSES_S:
@@ -195,7 +204,9 @@ def _shape(header: netlink.Reply) -> SetShape:
 
 
 def remove_empty_table(channel: netlink.Channel) -> None:
-    """Remove our table if it has neither sets nor chains. A change meanwhile, by any program, makes the kernel refuse it.
+    """Remove our table if it has neither sets nor chains.
+
+    If any program changes tables meanwhile, the kernel refuses the removal.
 
     Raises:
         KernelError: the table could not be read.
@@ -215,7 +226,7 @@ def remove_empty_table(channel: netlink.Channel) -> None:
 
 
 class _Part(NamedTuple):
-    """One message of a batch, with the entries in it. ``repairs``: how often it has taken the place of one that was refused."""
+    """The messages for some entries of a batch. ``repairs``: how often refused messages for them have been replaced."""
 
     verb: Verb
     entries: Sequence[SetEntry]
@@ -256,8 +267,9 @@ class ElementBatch:
     def flush(self) -> None:
         """Send the batch to the kernel.
 
-        A refused message is replaced in its place by one that the kernel takes, since those behind it may depend on it. Entries
-        are not tried one by one: the kernel waits for all its processors before it answers a refused transaction, some 10 ms.
+        A refused message is replaced, at its place, by a message that the kernel accepts, since later messages may depend on it.
+        Entries are not tried one by one: the kernel waits for all its processors before it answers a refused transaction, some 10
+        ms.
         """
         pending, self._pending, self._size = self._pending, [], 0
         while pending:
@@ -265,7 +277,7 @@ class ElementBatch:
             if not failed:
                 break
             numbers = dict(_by_part(pending, failed))
-            if not numbers:  # the transaction as a whole: fewer entries would not do better
+            if not numbers:  # the transaction failed as a whole: fewer entries would fail as well
                 numbers, pending = (
                     dict.fromkeys(range(len(pending)), failed[min(failed)]),
                     [part._replace(repairs=REPAIRS) for part in pending],
@@ -274,7 +286,7 @@ class ElementBatch:
             pending = [part for part in repaired if part is not None]
 
     def _repair(self, part: _Part, number: int) -> _Part | None:
-        """What the kernel takes of a message that it has refused; None if nothing. All other entries are reported."""
+        """The acceptable part of a refused message; None if there is none. All other entries are reported."""
         ip_set = IP_SETS[part.entries[0].set]
         is_unclear = number in ((errno.EEXIST, errno.ENOENT) if ip_set.gives_marks else (errno.ENOENT,))
         if part.repairs >= REPAIRS or not is_unclear or (part.verb is Verb.ADD and not ip_set.gives_marks):
@@ -284,7 +296,7 @@ class ElementBatch:
         present = self._present(ip_set, part.entries)
         if part.verb is Verb.REMOVE:
             return self._without_absent(ip_set, part, present)
-        # The addition of marks, behind the removal of those that the set has for the same keys.
+        # The addition of marks, after the removal of the marks that the set has for the same keys.
         removed = b"".join(bare(ip_set, entry) for entry in present)
         removal = [message_of(ip_set, removed, Verb.REMOVE)] if removed else []
         return _Part(part.verb, part.entries, [*removal, part.messages[-1]], part.repairs + 1)
@@ -297,7 +309,7 @@ class ElementBatch:
         return _Part(part.verb, present, [message_of(ip_set, encoded, part.verb)], part.repairs + 1) if present else None
 
     def _present(self, ip_set: IpSet, entries: Sequence[SetEntry]) -> list[SetEntry]:
-        """The entries whose keys the set has, or may have, each by a question of its own: a dump may lack some."""
+        """The entries whose keys the set has, or may have. Each entry is asked for by itself, because a dump may lack entries."""
         present: list[SetEntry] = []
         for first in range(0, len(entries), self._channel.limit):
             asked = entries[first : first + self._channel.limit]
@@ -315,7 +327,7 @@ class ElementBatch:
 
 
 def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """The number of each part with a refused message, and the error number of its first one."""
+    """The number of each part with a refused message, and the error number of its first refused message."""
     first = 0
     for at, part in enumerate(parts):
         numbers = [failed[index] for index in range(first, first + len(part.messages)) if index in failed]
@@ -325,13 +337,16 @@ def _by_part(parts: Sequence[_Part], failed: Mapping[int, int]) -> Iterator[tupl
 
 
 def message_of(ip_set: IpSet, encoded: bytes, verb: Verb) -> Message:
-    """One message. An entry that gives a mark is refused while its set has one of that key: its mask may be another one."""
+    """One message.
+
+    An entry that gives a mark is refused while its set has an entry with the same key, because the masks may differ.
+    """
     is_removal = verb is Verb.REMOVE
     return nft.elements(ip_set.name, encoded, is_removal=is_removal, is_exclusive=ip_set.gives_marks)
 
 
 def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
-    """Elements of one set for several messages: which of them each message has, and their bytes."""
+    """Elements of one set for several messages: for each message, the slice of elements in it, and their bytes."""
     step = nft.ELEMENTS_LIMIT // max(map(len, encoded), default=nft.ELEMENTS_LIMIT)
     for first in range(0, len(encoded), step):
         part = slice(first, first + step)
@@ -339,14 +354,14 @@ def joined(encoded: Sequence[bytes]) -> Iterator[tuple[slice, bytes]]:
 
 
 def shape(ip_set: IpSet) -> SetShape:
-    """The parameters of a set of ours. Each field of a key takes a multiple of four bytes."""
+    """The parameters of one of our sets. Each field of a key takes a multiple of four bytes."""
     address, size = _ADDRESS_TYPES[ip_set.family], ip_set.family.bits // 8
     fields: Mapping[SetType, tuple[tuple[int, int], ...]] = {
         SetType.ADDRESS: ((address, size),),
         SetType.PORT: ((_PORT_TYPE, 2),),
         SetType.ADDRESS_PORT: ((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4)),
         SetType.ADDRESS_PORT_ADDRESS: ((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4), (address, size)),
-        # The last field is the prefix length.
+        # The last field of the key is the prefix length.
         SetType.ADDRESS_PORT_NETWORK: (
             *((address, size), (_PROTOCOL_TYPE, 4), (_PORT_TYPE, 4)),
             *((address, size), (_MARK_TYPE, 4)),
@@ -360,7 +375,7 @@ def shape(ip_set: IpSet) -> SetShape:
 
 
 def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """An entry as an element; a ``ForeignElement`` only to remove it.
+    """An entry as an element. A ``ForeignElement`` can only be encoded for its removal.
 
     Raises:
         ValueError: an address is missing or not of the set's family, or a number does not fit its field.
@@ -370,15 +385,15 @@ def encode(ip_set: IpSet, entry: SetEntry) -> bytes:
     key = _key(ip_set, entry)
     if not isinstance(entry, MarkedEntry):
         return nft.element(key)
-    # The rule that looks up the mark writes all of it. The mask only shows which bits the entry was made for.
+    # The rule that looks up the mark writes the whole mark. The mask only shows which bits the entry was made for.
     return nft.element(key, _NUMBER.pack(entry.mark), f"{_MASK}{entry.mask:#x}")
 
 
 def bare(ip_set: IpSet, entry: SetEntry) -> bytes:
-    """An entry as an element without what it is mapped to.
+    """An entry as an element without its mapped value.
 
     Raises:
-        ValueError: as ``encode``.
+        ValueError: as in ``encode``.
     """
     return encode(ip_set, entry) if isinstance(entry, ForeignElement) else nft.element(_key(ip_set, entry))
 
@@ -413,13 +428,13 @@ def _address(ip_set: IpSet, address: Address | None) -> bytes:
 
 
 def _network(address: bytes, prefix_length: int) -> bytes:
-    """The first address of a range, which is what the kernel keeps of it."""
+    """The first address of a range: an element holds this address and the prefix length."""
     shift = len(address) * 8 - prefix_length
     return (int.from_bytes(address, "big") >> shift << shift).to_bytes(len(address), "big")
 
 
 def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
-    """The entry of an element: the one that ``encode`` makes this key of, or a ``ForeignElement`` if there is none."""
+    """The entry of an element: the entry that ``encode`` turns into this key, or a ``ForeignElement`` if there is none."""
     if ip_set.type is SetType.PORT:
         return SetEntry(ip_set.name, port=int.from_bytes(key[:2], "big"))
     address = Address(key[: ip_set.family.bits // 8])
@@ -429,7 +444,7 @@ def decode(ip_set: IpSet, key: bytes, data: bytes, comment: str) -> SetEntry:
 
 
 def _of_service(ip_set: IpSet, address: Address, key: bytes, data: bytes, comment: str) -> SetEntry | None:
-    """The entry with an address, a protocol and a port; None if none of ours has this key."""
+    """The entry with an address, a protocol and a port; None if no entry of ours can have this key."""
     name, size = ip_set.name, len(address)
     protocol, port = _PROTOCOLS.get(key[size]), int.from_bytes(key[size + 4 : size + 6], "big")
     if protocol is None or any(key[size + 1 : size + 4]) or any(key[size + 6 : size + 8]):

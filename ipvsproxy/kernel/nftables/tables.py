@@ -1,13 +1,14 @@
-"""Reads tables of nf_tables, those of other programs as well, and removes what kube-proxy has left. Starts no process.
+"""Reads tables of nf_tables, including other programs' tables, and removes those that kube-proxy has left. Starts no process.
 
-For ``doctor`` it also says which chains of other programs refuse packets of Services that no rule of theirs accepts. nf_tables is
-read by netlink, which shows the rules of iptables-nft as well. The tables of iptables-legacy are read from what its program
-prints. Whether packets reach a chain is not followed.
+For ``doctor`` this module also tells which chains of other programs refuse packets of Services unless one of their own rules
+accepts them. nf_tables is read by netlink, which shows the rules of iptables-nft as well. The tables of iptables-legacy are read
+from what its program prints. A chain is included even if no packet reaches it.
 
 Rule 1: an unreadable table is an error, never an absent one.
-Rule 2: a table is removed only in the generation in which it was recognised. Otherwise it is read again.
+Rule 2: a table is removed only in the generation in which it was recognised. If the generation has changed, the table is read
+again.
 Rule 3: nf_tables is not loaded for a reading, unless the files of this host's modules are not visible. A kernel that could not
-load it is not asked again before the module shows.
+load it is not asked again until the module appears.
 """
 
 import contextlib
@@ -32,10 +33,10 @@ from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.model.sets import IP_SETS
 
 VARIANT = "nftables"
-"""What stands for the variant of iptables in metrics."""
+"""The label of nftables where metrics name the variant of iptables."""
 ATTEMPTS = 5
 OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
-"""The beginnings of the names of our chains."""
+"""The prefixes of the names of our chains."""
 
 _FAMILIES: Mapping[int, str] = {1: "inet", socket.AF_INET: "ip", 3: "arp", 5: "netdev", 7: "bridge", socket.AF_INET6: "ip6"}
 """The names of the kernel's families (NFPROTO_*)."""
@@ -43,13 +44,13 @@ _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 """The hooks of ``inet``, ``ip`` and ``ip6`` by number (NF_INET_*)."""
 _IP_FAMILIES = frozenset({"inet", "ip", "ip6"})
 ABSENT = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EAFNOSUPPORT})
-"""Errors that mean: no such table, or no nf_tables."""
+"""Errors that mean that the table, or nf_tables as a whole, does not exist."""
 
 
 class TableContent(NamedTuple):
-    """Our table: the names of the chains and sets that are ours, and whether other programs have any in it.
+    """Our table: the names of our own chains and sets, and whether other programs have chains or sets in it.
 
-    Chains and sets are ours by name.
+    The names tell which chains and sets are ours.
     """
 
     chains: Sequence[str]
@@ -58,11 +59,11 @@ class TableContent(NamedTuple):
 
     @property
     def has_ours(self) -> bool:
-        """Whether anything of ours is left. A table without any content is ours."""
+        """Whether the table has a chain or set of ours. An empty table counts as ours."""
         return bool(self.chains or self.sets) or not self.has_others
 
     def removal(self) -> list[Message]:
-        """The messages that remove what is ours: the table, unless other programs have a part in it."""
+        """The messages that remove the table, or only our chains and sets if other programs use the table."""
         if not self.has_others:
             return [nft.table_removal()]
         return [*self.emptying(), *map(nft.chain_removal, self.chains), *map(nft.set_removal, self.sets)]
@@ -84,7 +85,7 @@ def names(channel: netlink.Channel) -> list[TableName]:
     """All tables of this network namespace.
 
     Raises:
-        KernelError: they could not be read.
+        KernelError: the tables could not be read.
     """
     action = "read the tables of nf_tables"
     try:
@@ -98,10 +99,12 @@ def names(channel: netlink.Channel) -> list[TableName]:
 
 
 def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
-    """A table as this generation has it; None if there is none. It is complete only if the generation has not changed meanwhile.
+    """A table as it is in this generation; None if there is none.
+
+    It is complete only if the generation has not changed meanwhile.
 
     Raises:
-        KernelError: it could not be read.
+        KernelError: the table could not be read.
     """
     action = f"read the table {family_name(family)} {name}"
     if (answer := _answer(channel, family, name)) is None:
@@ -134,7 +137,7 @@ def has_own_table() -> bool:
     """Whether there is a table ``inet ipvsproxy``.
 
     Raises:
-        KernelError: the kernel did not say.
+        KernelError: the kernel did not tell.
     """
     with _channel() as channel:
         return _answer(channel, nft.INET, nft.TABLE) is not None
@@ -144,7 +147,7 @@ def own_table(channel: netlink.Channel) -> TableContent | None:
     """The content of our table; None if there is none. It is complete only if the generation has not changed meanwhile.
 
     Raises:
-        KernelError: it could not be read.
+        KernelError: the table could not be read.
     """
     action = f"read the table inet {nft.TABLE}"
     try:
@@ -152,7 +155,7 @@ def own_table(channel: netlink.Channel) -> TableContent | None:
         with netlink.parsing(action):
             found = [nft.read(part) for part in channel.dump(nft.sets_query(), action)]
             sets = [one.text(nft.NFTA_SET_NAME) for one in found if one.text(nft.NFTA_SET_TABLE) == nft.TABLE]
-    except KernelError as error:  # it may be removed meanwhile
+    except KernelError as error:  # the table may be removed meanwhile
         if error.errno in ABSENT:
             return None
         raise
@@ -164,12 +167,15 @@ def own_table(channel: netlink.Channel) -> TableContent | None:
 
 
 def family_name(family: int) -> str:
-    """The name of a family in nft."""
+    """The name that nft gives a family."""
     return _FAMILIES.get(family, str(family))
 
 
 class Chain(NamedTuple):
-    """A chain of nf_tables. ``drops``: its policy is to drop a packet. ``hook`` is None if no packet meets it by itself."""
+    """A chain of nf_tables. ``drops``: the policy of the chain is to drop a packet.
+
+    ``hook`` is None for a chain that is no base chain.
+    """
 
     table: str
     name: str
@@ -216,7 +222,7 @@ _OURS = f"inet {nft.TABLE}"
 Expression = tuple[str, Mapping[tuple[int, ...], bytes]]
 
 _UNCONDITIONAL = frozenset({"counter", "log"})
-"""Expressions that every packet passes."""
+"""Expressions that let every packet pass on to the next expression."""
 _VERDICT_CODE, _VALUE = (2, 2, 1), (2, 1)
 _NAME = (1,)  # of a target of iptables
 
@@ -225,10 +231,12 @@ _LEGACY_REFUSAL = re.compile(r"-A (\S+)(?: -m comment --comment \S+)? -j (?:DROP
 
 
 def read_tables() -> tuple[NftTable, ...]:
-    """All tables of nf_tables, with what their rules mean. Of ours, only chains of other programs, if it has any.
+    """All tables of nf_tables, with what their rules mean.
+
+    Our own table is included only if it has chains of other programs, and only with these.
 
     Raises:
-        KernelError: they could not be read.
+        KernelError: the tables could not be read.
     """
     if not modules.may_have_nf_tables():
         return ()
@@ -247,10 +255,10 @@ def _without_our_chains(table: NftTable) -> NftTable:
 
 
 def read(channel: netlink.Channel, name: TableName) -> NftTable | None:
-    """A table with what its rules mean; None if it has gone.
+    """A table with what its rules mean; None if the table is gone.
 
     Raises:
-        KernelError: it could not be read.
+        KernelError: the table could not be read.
     """
     listed = table(channel, name.family, name.name)
     if listed is None:
@@ -278,7 +286,7 @@ def _refuses_all(rule: Sequence[Expression]) -> bool:
         return False
     ((name, values),) = deciding
     if name == "immediate":
-        return _VERDICT_CODE not in values and _VALUE not in values  # NF_DROP is 0, which is left out
+        return _VERDICT_CODE not in values and _VALUE not in values  # NF_DROP is 0, and an attribute of 0 is left out
     return name == "reject" or (name == "target" and _text(values) in ("DROP", "REJECT"))
 
 
@@ -308,12 +316,12 @@ class TablePlace(NamedTuple):
 
     @property
     def variant(self) -> str:
-        """What stands for the variant of iptables in metrics."""
+        """The label of nftables where metrics name the variant of iptables."""
         return VARIANT
 
     @property
     def where(self) -> str:
-        """The place for people, without the family."""
+        """The name of the place for people, without the family."""
         return f"the table {self.table}"
 
     @property
@@ -348,7 +356,7 @@ class LeftoverTables:
         """The table; None if there is none.
 
         Raises:
-            KernelError: it could not be read just now.
+            KernelError: the table could not be read this time.
         """
         if self.fingerprint(place) == NO_SUBSYSTEM:
             return None
@@ -356,10 +364,10 @@ class LeftoverTables:
             return _read(channel, place)[1]
 
     def remove(self, place: TablePlace, is_left: Callable[[NftTable], bool]) -> None:
-        """Remove the table with all that it holds, if ``is_left`` is still true of it.
+        """Remove the table with its contents, if ``is_left`` is still true of the table.
 
         Raises:
-            KernelError: it is there, and was not removed.
+            KernelError: the table exists, and was not removed.
         """
         action = f"remove the table {place.table}"
         with _channel() as channel:
@@ -381,10 +389,10 @@ def _channel() -> "contextlib.closing[netlink.Channel]":
 
 
 def _read(channel: netlink.Channel, place: TablePlace) -> tuple[int, NftTable | None]:
-    """The table, and the generation that has it.
+    """The table, and the generation in which it was read.
 
     Raises:
-        KernelError: it could not be read, or other tables changed during each attempt.
+        KernelError: the table could not be read, or other tables changed during each attempt.
     """
     for _ in range(ATTEMPTS):
         generation = nft.generation(channel)
