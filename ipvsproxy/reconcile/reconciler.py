@@ -1,9 +1,10 @@
-"""The core: desired state, observed state, and the operations between them.
+"""The reconciler: holds desired and observed state, and plans the operations that make them equal.
 
 No I/O, no clock: ``now`` is an argument, in seconds of any monotonic clock.
 
-Rule 1: a key that differs stays pending until its desired value is observed or confirmed; a failure only delays the next attempt.
-Rule 2: an operation that needs another object in force waits until that object is in force (see ``precondition``).
+Rule 1: a key whose two sides differ stays pending until its desired value is observed or confirmed; a failure only delays the
+next attempt.
+Rule 2: an operation that needs another object waits until that object is in force (see ``kinds/kind.py``).
 Rule 3: a kernel setting that cannot be written is given up until its desired or observed value changes, and is not pending
 meanwhile.
 """
@@ -36,7 +37,7 @@ from ipvsproxy.reconcile.virtual_servers import drain, ownership
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")
 _REAL_SERVER_REMOVED = (Verb.REMOVE, "real_server")
 _ERRORS_SHOWN = 5
-"""The most failures that a report has in full."""
+"""The most failures that a report describes in full."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Policy:
     """The operator's choices that change when and whether something is done.
 
     ``drain_deadline_s`` 0 means no deadline. ``excluded`` are ranges whose virtual servers are never removed. ``families`` are
-    served by this node. Nothing of another family is removed: a former process may have programmed it, and it goes on serving.
+    served by this node. No object of another family is removed: a former process may have programmed it, and it goes on serving.
     ``scope_bits`` are the bits of packet marks for second scopes.
     """
 
@@ -55,7 +56,7 @@ class Policy:
 
 
 class Reconciler:
-    """Desired and observed state of the whole node, and the operations for their difference."""
+    """The desired and observed state of the whole node, and the operations for the differences between them."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -70,14 +71,17 @@ class Reconciler:
         )
         self._tables.scopes.use_bits(policy.scope_bits)
         self.observer = observer.Observer(self._tables, self._drains, self._drifts)
-        """Takes in what was read of the kernel."""
+        """Takes in readings of the kernel."""
         self.survey = survey.Survey(self._tables)
-        """Answers questions about both sides; no other object reads the tables."""
+        """Answers questions about both sides; other rooms do not read the tables."""
 
     def adopt(self, policy: Policy) -> None:
-        """Adopt another policy. Virtual servers in ranges that are no longer excluded may be removed, and the other way round."""
+        """Adopt another policy.
+
+        Virtual servers in ranges that are no longer excluded may be removed from now on, and vice versa.
+        """
         self._policy = policy
-        for key in self._drains.virtual_servers:  # the deadline may be another one
+        for key in self._drains.virtual_servers:  # the deadline may have changed
             self._drains.ask(key, 0)
         self._tables.scopes.use_bits(policy.scope_bits)
         virtual_servers = self._tables.virtual_servers
@@ -87,7 +91,7 @@ class Reconciler:
     # Desired state.
 
     def put_node(self, families: Collection[Family], sysctls: Collection[Sysctl], timeouts: Timeouts | None) -> None:
-        """The objects that the node needs with any Services: device, sets, settings."""
+        """Put the objects that the node needs whatever Services exist: device, sets, settings."""
         self._tables.put_node(families, sysctls, timeouts)
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
@@ -107,13 +111,13 @@ class Reconciler:
                 self._drains.ask(key, 0)
 
     def _deadline_s(self, key: VirtualServerKey) -> float:
-        """How long connections to removed real servers of a virtual server may last: as its owner says, or else the node."""
+        """How long connections to undesired real servers may last: the deadline of their Service, else that of the node."""
         owner = self._tables.virtual_servers.owner_of(key)
         state = self._tables.states.get(owner.service) if owner is not None else None
         return (state and state.rare.drain_deadline_s) or self._policy.drain_deadline_s or math.inf
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
-        """The desired rules of a family."""
+        """Put the desired rules of a family."""
         self._tables.put_skeleton(skeleton)
 
     # Observed state.
@@ -123,7 +127,7 @@ class Reconciler:
         self._tables.of_timeouts.note(observed)
 
     def take_drift_news(self) -> News:
-        """The drift since the last call, and the places that are left alone."""
+        """The drift since the last call, and the places whose repair waits."""
         return self._drifts.take_news()
 
     # Draining.
@@ -135,7 +139,7 @@ class Reconciler:
     def noting_connections(
         self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], now: float
     ) -> Iterator[None]:
-        """Take in the connection counts of virtual servers with a draining real server, in steps; None for unreadable ones."""
+        """Take in the connection counts of virtual servers with a draining real server, in steps; None for unreadable counts."""
 
         def judge(key: VirtualServerKey) -> None:
             deadline_s, may_wait = self._deadline_s(key), self._may_wait(key)
@@ -147,7 +151,7 @@ class Reconciler:
     def _may_wait(self, key: VirtualServerKey) -> int:
         """The number of real servers without connections whose removal may wait.
 
-        0 with session affinity, which ends with their removal, and under a scheduler that would still choose them.
+        The number is 0 with session affinity, which ends only with their removal, or if the scheduler would still choose them.
         """
         desired = self._tables.virtual_servers.desired.get(key)
         if desired is None or desired.settings.flags & PERSISTENT or desired.settings.scheduler not in pace.PATIENT_SCHEDULERS:
@@ -163,16 +167,16 @@ class Reconciler:
         return self._tables.scopes.marks.take_news()
 
     def tend(self, now: float) -> None:
-        """Desire what also depends on the kernel, as a process that has just read it and changes nothing.
+        """Desire what also depends on the kernel's state, as a new process would right after its first reading.
 
-        These are second scopes of external addresses, as far as there are marks, and weights of endpoints with slow start. Scopes
-        that are not desired drain. Every Service must have been put.
+        This concerns second scopes of external addresses, as far as there are marks, and the weights of endpoints with slow
+        start. Undesired scopes drain. Every Service must have been put before.
         """
         at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))
         at_once(self._tables.slow_starts.tending(now, afresh=True))
 
     def planning(self, now: float, *, only_additions: bool = False) -> Generator[None, None, Plan]:
-        """Plans the operations that are possible now, in their order; in steps.
+        """Plans, in steps, the operations that are possible now, in their order.
 
         ``only_additions``: not every Service has been put yet, so an undesired object may still become desired.
         """
@@ -190,7 +194,7 @@ class Reconciler:
         else:
             possible = itertools.chain(possible, *(kind.removals(circumstances) for kind in kinds))
         self._drifts.begin_round()
-        if self._drifts or self._retries:  # objects that failed, or whose drift returns, get operations of their own
+        if self._drifts or self._retries:  # after failures or drift, each object gets its own operation
             possible = as_tried_again(possible)
         if self._drifts:
             tables, may_heal = self._tables, self._drifts.may_heal
@@ -207,11 +211,11 @@ class Reconciler:
         return Plan(self._retries.due(operations, self._identity, now) if self._retries else operations)
 
     def _identity(self, operation: Operation) -> tuple[str, object]:
-        """The key of a failure: the objects, with any verb and any value."""
+        """The key of a failure: the kind and the identity of the objects, whatever the verb and the value."""
         return kind_of(operation.item), self._tables.by_class[type(operation.item)].identity(operation.item)
 
     def _takes_away(self, operation: Operation) -> bool:
-        """Whether an operation takes something away that a Service which has not been put yet may need."""
+        """Whether an operation removes an object or rule that a Service which has not been put yet may need."""
         is_removal = operation.verb is Verb.REMOVE or self._tables.stage(operation) is Stage.REAL_SERVER_REMOVALS
         return is_removal or self._loses_rules(operation)
 
@@ -270,18 +274,18 @@ class Reconciler:
 
     @property
     def pending(self) -> int:
-        """The number of keys that differ, without draining real servers and settings that cannot be written."""
+        """The number of keys whose two sides differ; draining real servers and settings that cannot be written do not count."""
         different = sum(len(table.pending) + len(table.surplus) for table in self._tables.unequal)
         return different - len(self._tables.of_sysctls.given_up)
 
     def rules_ended(self) -> None:
-        """An operation on rules that was under way (EINPROGRESS) has ended, so that its outcome is available."""
+        """Note that an operation on rules that was under way (EINPROGRESS) has ended, so that its outcome is available."""
         self._retries.hasten("rules")
 
     def next_s(self) -> float | None:
-        """The time of the next operation without an event.
+        """The time at which the next operation becomes possible without any event.
 
-        That is a retry, a repair that waits, a question about a drain, or a step of a slow start.
+        The operation is a retry, a delayed repair, a reading of draining connections, or a step of a slow start.
         """
         room_due_s = self._pace.changes_s if self._drains.waiting else None
         climbing_due_s = self._tables.slow_starts.next_s()

@@ -1,4 +1,4 @@
-"""Questions about desired and observed state, for commands, metrics and the log. No answer changes anything."""
+"""Answers questions about desired and observed state, for commands, metrics and the log. No question changes the state."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ COMPARED_KINDS = tuple(dict.fromkeys(kind.name for object_class, kind in KINDS.i
 
 
 class Sides(NamedTuple):
-    """The two sides of one virtual server. ``is_foreign``: it is observed, and not ours."""
+    """The two sides of one virtual server. ``is_foreign``: the virtual server is observed, and is not ours."""
 
     desired: VirtualServer | None
     observed: ObservedVirtualServer | None
@@ -37,10 +37,10 @@ class Sides(NamedTuple):
 class Statistics:
     """Desired and observed state in numbers, at one moment.
 
-    ``virtual_servers`` and ``observed`` are in the same order; ``foreign`` keys are not ours. ``set_entries`` is by set,
-    ``pending`` and ``drifted`` by kind of kernel object. ``conflicts`` counts addresses and ports that several Services desire,
-    ``without_scope`` the Service ports for whose second scope there is no mark.
-    ``waiting_removals`` are real servers at weight 0 whose removal waits. ``oldest_drain_age_s`` is 0 without a drain.
+    ``virtual_servers`` and ``observed`` are in the same order; ``foreign`` are the keys of virtual servers that are not ours.
+    ``set_entries`` are counts by set, ``pending`` and ``drifted`` are counts by kind of kernel object. ``conflicts`` counts
+    addresses and ports that several Services desire, ``without_scope`` counts the Service ports without a mark for their second
+    scope. ``waiting_removals`` are real servers at weight 0 whose removal waits. ``oldest_drain_age_s`` is 0 without a drain.
     """
 
     virtual_servers: Sequence[VirtualServerKey]
@@ -74,16 +74,17 @@ class Survey:
     def subjects(self) -> tuple[list[str], list[str]]:
         """The names of the sets, and the paths of the settings, that a reading of the kernel must include.
 
-        The sets are the desired ones, and those that only scopes use, desired or not.
+        The sets are all desired sets, and the sets that only scopes use even if they are not desired.
         """
         tables = self._tables
         scoped = (one for one in IP_SETS.values() if one.kind in SCOPE_KINDS and one.family in tables.scopes.families)
         return list(dict.fromkeys(one.name for one in (*tables.sets.desired, *scoped))), list(tables.sysctls.desired)
 
     def occupied(self, family: Family, *, settled: bool = False) -> frozenset[SetKind]:
-        """The kinds of sets with an entry, or soon with one: rules follow. ``settled``: once everything is as desired.
+        """The kinds of sets that have, or will have, an entry, on which rules depend. ``settled``: once all is as desired.
 
-        A ``ForeignElement`` alone does not count: a rule for it would do to all packets what it does to those of some Services.
+        A ``ForeignElement`` alone does not count: a rule for it would treat all packets as it should treat those of some
+        Services.
         """
         tables = self._tables
 
@@ -98,9 +99,9 @@ class Survey:
         return frozenset(one.kind for name, one in IP_SETS.items() if one.family is family and is_occupied(name, one))
 
     def refused(self, *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """The virtual servers that this node itself may not use, and those that rules still name until they are removed.
+        """The virtual servers that this node itself may not use, and undesired ones that rules name until their removal.
 
-        ``settled``: without the latter, as once everything is as desired.
+        ``settled``: without the undesired ones, as once all is as desired.
         """
         table, restricting, in_rules = self._tables.virtual_servers, self._tables.restricting, self._tables.in_rules
         desired = {key for state in restricting.values() for key in state.rare.refused if table.owner_of(key) == state.owner}
@@ -108,17 +109,17 @@ class Survey:
         return frozenset(desired.union(going))
 
     def routed(self, keys: Iterable[VirtualServerKey], *, settled: bool = False) -> frozenset[VirtualServerKey]:
-        """Those of some virtual servers whose address is local by a route, or soon. ``settled``: as for ``refused``."""
+        """The virtual servers among ``keys`` whose address is, or will be, local by a route. ``settled``: as for ``refused``."""
         desired, observed = self._tables.routes.desired, {} if settled else self._tables.routes.observed
         return frozenset(key for key in keys if key.address in desired or key.address in observed)
 
     @property
     def settings_given_up(self) -> Mapping[str, str]:
-        """The settings that cannot be written, and are still as they were then: path and reason."""
+        """The reason by path for each setting that could not be written and has not changed since."""
         return self._tables.of_sysctls.given_up
 
     def unmet_settings(self) -> Mapping[str, str]:
-        """The indispensable settings (``INDISPENSABLE_SETTINGS``) that are not as they must be: path and observed value."""
+        """The observed value by path of each setting of ``INDISPENSABLE_SETTINGS`` that has a wrong value."""
         sysctls = self._tables.sysctls
         return {path: sysctls.observed.get(path, "missing") for path in INDISPENSABLE_SETTINGS if path in sysctls.pending}
 
@@ -133,7 +134,7 @@ class Survey:
         return frozenset(families) & (unset | without_sets | without_rules)
 
     def unserved(self, families: Collection[Family]) -> frozenset[Family]:
-        """The families of which the kernel lacks more than half of the desired virtual servers."""
+        """The families for which the kernel lacks more than half of the desired virtual servers."""
         table = self._tables.virtual_servers
         absent = Counter(key.address.family for key in table.pending if key not in table.observed)
         if not absent:
@@ -142,23 +143,23 @@ class Survey:
         return frozenset(family for family in families if absent[family] * 2 > desired[family])
 
     def lacking_entries(self, families: Collection[Family]) -> frozenset[Family]:
-        """The families of which a set lacks a desired entry."""
+        """The families with a set that lacks a desired entry."""
         entries = self._tables.of_entries
         return frozenset(families) & {IP_SETS[entries.names[table]].family for table in entries.unequal() if table.pending}
 
     @property
     def without_scope(self) -> Sequence[MarkedPort]:
-        """The Service ports for whose second scope there is no mark, in their turn."""
+        """The Service ports that wait for a mark for their second scope, in the order in which they get marks."""
         return list(self._tables.scopes.marks.waiting)
 
     def scope(self, port: MarkedPort, family: Family) -> FirewallMark | None:
-        """The virtual server of the second scope of a Service port; None without one."""
+        """The virtual server of a Service port's second scope; None if there is none."""
         mark = self._tables.scopes.marks.mark_of(port)
         key = FirewallMark.of(family, mark)
         return key if mark and key in self._tables.virtual_servers.desired else None
 
     def port_of(self, key: FirewallMark) -> MarkedPort | None:
-        """The Service port whose second scope a virtual server is."""
+        """The Service port whose second scope this virtual server serves."""
         return self._tables.scopes.marks.port_of(key.mark)
 
     def service_port(self, service: Service, key: VirtualServerKey) -> ServicePort | None:
@@ -180,7 +181,7 @@ class Survey:
         return len(self._drains)
 
     def draining_connections(self) -> list[tuple[VirtualServerKey, RealServerKey, ConnectionCounts]]:
-        """The draining real servers whose connections are known, without those that only wait for their removal."""
+        """The draining real servers whose connections are known, except real servers that only wait for their removal."""
         drains = self._drains.with_connections()
         return [(one.virtual_server, one.key, one.connections) for one in drains if one.connections is not None]
 
@@ -190,16 +191,16 @@ class Survey:
         return self._drains.virtual_servers
 
     def draining_of(self, key: VirtualServerKey) -> Collection[RealServerKey]:
-        """The draining real servers of a virtual server, and those that only wait for their removal."""
+        """The draining real servers of a virtual server, including those that only wait for their removal."""
         return self._drains.of(key)
 
     def pending_owners(self) -> Iterator[Owner]:
-        """The owner of each desired object whose two sides differ, once for each object. Do not stop at an await meanwhile."""
+        """The owner of each desired object whose two sides differ, once per object. Do not await during the iteration."""
         for table in self._tables.unequal:
             yield from filter(None, map(table.owner_of, table.pending))
 
     def virtual_server_keys(self) -> Collection[VirtualServerKey]:
-        """The desired virtual servers, then the other observed ones."""
+        """The desired virtual servers, then the observed virtual servers that are not desired."""
         table = self._tables.virtual_servers
         return {**dict.fromkeys(table.desired), **dict.fromkeys(table.observed)}
 
@@ -209,15 +210,15 @@ class Survey:
         return Sides(table.desired.get(key), table.observed.get(key), key in table.foreign)
 
     def has(self, owner: Owner, key: VirtualServerKey) -> bool:
-        """Whether a virtual server is this owner's, and not that of another Service which desires it, too."""
+        """Whether this owner has a virtual server, even if other Services desire it, too."""
         return self._tables.virtual_servers.owner_of(key) == owner
 
     def conflicts(self) -> Iterator[Conflict]:
-        """Virtual servers that several Services desire, with the reasons."""
+        """The conflicts about virtual servers that several Services desire, with the reasons why one of them wins."""
         return map(self._with_reasons, self._tables.virtual_servers.conflicts())
 
     def conflict(self, key: VirtualServerKey) -> Conflict | None:
-        """The conflict about one virtual server, if several Services desire it."""
+        """The conflict about one virtual server; None unless several Services desire it."""
         conflict = self._tables.virtual_servers.conflict(key)
         return conflict and self._with_reasons(conflict)
 
@@ -226,7 +227,7 @@ class Survey:
         return one._replace(reasons=tuple(precedence.reason(winner, other) for other in waiting))
 
     def is_desired_entry(self, entry: SetEntry) -> bool:
-        """Whether a set should have this entry."""
+        """Whether this set entry is desired."""
         return entry in self._tables.entries[entry.set].desired
 
     def rules(self, family: Family) -> Skeleton:
@@ -238,7 +239,7 @@ class Survey:
         return self._tables.skeletons.desired[family]
 
     def witness(self, key: VirtualServerKey) -> BoundAddresses | LocalRoutes | SetEntry | None:
-        """The observed address, local route or set entry that shows that a virtual server is ours; None without one."""
+        """The observed address, local route or set entry that shows that a virtual server is ours; None if there is none."""
         for object_class, table in self._tables.bindings.items():
             if key.address in table.observed:
                 return object_class.of(key.address)
@@ -258,7 +259,7 @@ class Survey:
     def foreign(self) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
         """The observed virtual servers that are not ours and not desired.
 
-        Keepalived's, docker's, an administrator's. They stay.
+        They may belong to keepalived, docker or an administrator, and stay.
         """
         table = self._tables.virtual_servers
         keys = sorted(table.foreign, key=lambda key: (isinstance(key, FirewallMark), key.protocol, key.address, key.port))
@@ -279,7 +280,7 @@ class Survey:
         return itertools.chain.from_iterable(kind.differences() for kind in self._tables.kinds)
 
     def statistics(self, now: float) -> Statistics:
-        """Everything in numbers; a copy, which the caller may read while the tables change."""
+        """The state in numbers: a copy, which the caller may read while the tables change."""
         tables, drains = self._tables, self._drains
         by_kind: dict[str, list[Table[Any, Any, Any]]] = {}
         for kind in tables.kinds:

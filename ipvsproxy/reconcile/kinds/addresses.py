@@ -1,9 +1,10 @@
 """The kinds by which a service address becomes local: an address on our device, or a local route.
 
-Rule 1: an address is local as soon as it is on our device or a local route leads to it. Without a virtual server there, a program
-of this host that listens on the Service's port would answer. The rules that close the host's ports leave out those of Services.
-Rule 2: an address that is to be local by a route stays on our device until the route is in force, and the other way round. In
-between it would not be local, and nearly every connection would break.
+Rule 1: an address is added only if it has a virtual server. An address is local as soon as it is on our device or a local route
+leads to it; without a virtual server, a program of this host that listens on the Service's port would answer. The rules that
+close the host's ports leave out the ports of Services.
+Rule 2: an address that is to become local by a route stays on our device until the route is in force, and vice versa. Otherwise
+it would not be local for a moment, and nearly every connection would break.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,14 +20,14 @@ from ipvsproxy.reconcile.tables.table import Table
 
 
 class Addresses(PresenceKind):
-    """Service addresses on our device. Those of a family that is not served are never removed."""
+    """Service addresses on our device. Addresses of a family that is not served are never removed."""
 
     classes: ClassVar[tuple[type, ...]] = (BoundAddresses,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.ADDRESSES, Verb.REMOVE: Stage.ADDRESS_REMOVALS}
     is_witness = True
 
     def is_protected(self, key: Address) -> bool:
-        """Whether the family of an address is not served."""
+        """Whether an address must stay because its family is not served."""
         return not self.all.is_served(key.family)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
@@ -44,14 +45,14 @@ class Addresses(PresenceKind):
         return filter(served.__contains__, table.pending)
 
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[Address]:
-        """Addresses that witness nothing, and are local in the desired way, or not to be local (rule 2)."""
+        """Addresses that witness no virtual server, and that are local in the desired way or need not be local (rule 2)."""
         if not circumstances.has_observed_all:
             return ()
         reasons = (circumstances.keeping, circumstances.witnesses.addresses, *(one.pending for one in self.all.bindings.values()))
         return (address for address in table.surplus if not any(address in reason for reason in reasons))
 
     def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """One item for all addresses."""
+        """One item with all of these addresses."""
         del table
         return (self.classes[0](keys),)
 

@@ -1,9 +1,10 @@
 """The kind of set entries. Each set has a table of its own.
 
-Rule 1: for an existing virtual server, admitted sources are never shut out: its firewall entry comes after the ranges and the
-rules, and goes before them; old ranges go after new ones are in force.
-Rule 2: traffic to another node is masqueraded, or its answers would not return through this node. The entry that exempts traffic
-from masquerading comes when no undesired real server gets traffic, and real servers come when the entry has gone.
+Rule 1: admitted sources of an existing virtual server are never shut out: its firewall entry is added after the ranges and the
+rules, and removed before them; old ranges are removed after the new ranges are in force.
+Rule 2: traffic to another node is masqueraded, otherwise its replies would not return through this node. The entry that exempts
+traffic from masquerading is added once no undesired real server gets traffic, and real servers are added once an undesired entry
+of this kind is gone.
 Rule 3: a packet gets a mark only while the virtual server of the mark has its real servers.
 """
 
@@ -28,7 +29,7 @@ _STAGES: Mapping[tuple[Verb, str], Stage] = (
     | {(Verb.ADD, name): Stage.MARKS for name in ownership.SCOPE_SETS}
     | {(Verb.REMOVE, name): Stage.MARK_REMOVALS for name in ownership.SCOPE_SETS}
 )
-"""The stages of entries of some sets, which differ from those of the others."""
+"""The stages of entries of some sets, which differ from the stages of all other entries."""
 
 
 class Entries(PresenceKind):
@@ -43,17 +44,17 @@ class Entries(PresenceKind):
         self.by_set = {name: table for table, name in self.names.items()}
 
     def table(self, item: SetEntries) -> Table[SetEntry, Owner, bool]:
-        """The table of the entries' set."""
+        """The table of the set that the entries belong to."""
         return self.by_set[item.set]
 
     def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """One item for all entries."""
+        """One item with all of these entries."""
         return (SetEntries(self.names[table], keys),)
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage, which for some sets is another than for the rest."""
+        """The stage of an operation on entries, which for some sets differs from the usual one."""
         verb, item = operation
-        assert isinstance(item, SetEntries)  # noqa: S101 - the class of this kind's items
+        assert isinstance(item, SetEntries)  # noqa: S101 - all items of this kind have this class
         return _STAGES.get((verb, item.set)) or self.stages[verb]
 
     def surplus(self, sets: Collection[str]) -> Iterator[SetEntry]:
@@ -61,7 +62,7 @@ class Entries(PresenceKind):
         return (entry for table in self.unequal() if self.names[table] in sets for entry in table.surplus)
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in the entries of all sets, or of some."""
+        """Takes in the entries of a reading, of all sets or of some sets."""
         if observed.sets is not None:
             for name, table in self.by_set.items():
                 yield from table.observing(dict.fromkeys(observed.sets.get(name, ()), True))
@@ -78,7 +79,7 @@ class Entries(PresenceKind):
             elsewhere = self._leading_elsewhere({table.desired[entry].service for entry in entries})
             return (entry for entry in entries if (table.desired[entry].service, ownership.named_by(entry)) not in elsewhere)
         if name in ownership.SCOPE_SETS:
-            # The kernel has one entry for each of these, whatever its mark: the removal of the old one would remove the new one.
+            # The kernel has one entry per address and port, whatever its mark: removing the old entry would remove the new one.
             taken = {ownership.virtual_server_of(entry) for entry in table.surplus}
             return (
                 entry for entry in entries if ownership.virtual_server_of(entry) not in taken and self._is_served_by_mark(entry)
@@ -90,7 +91,7 @@ class Entries(PresenceKind):
         return key is not None and key in table.observed and key not in table.pending
 
     def _leading_elsewhere(self, services: Iterable[ServiceName]) -> Collection[tuple[ServiceName, ownership.Named]]:
-        """Virtual servers and node ports of Services whose new connections may go to an undesired real server."""
+        """The virtual servers and node ports of Services whose new connections may go to an undesired real server."""
         table = self.all.virtual_servers
         return {
             (name, named)
@@ -102,7 +103,7 @@ class Entries(PresenceKind):
         }
 
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[SetEntry]:
-        """Entries that witness nothing, and source ranges that do not alone admit a source (rule 1)."""
+        """Entries that witness no virtual server; source ranges only if no admitted source depends on them (rule 1)."""
         if not circumstances.has_observed_all:
             return ()
         has_ranges = self.names[table] in ownership.RANGE_SETS

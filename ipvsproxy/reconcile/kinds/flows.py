@@ -1,7 +1,7 @@
-"""The kind of tracked flows: cleaned on a change, and never compared, since their absence proves nothing.
+"""The kind of tracked flows, which are cleaned on a change and never compared, since their absence proves nothing.
 
-Rule: flows are cleaned after the kernel has stopped using the real servers that they must leave: flows that begin in between
-would stay.
+Rule: flows are cleaned after the kernel has stopped using the real servers that they must leave. Otherwise flows that begin in
+between would stay.
 """
 
 import dataclasses
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Keep:
-    """The real servers that may go on answering a flow, and their Service."""
+    """The real servers that may go on answering a flow, and the owner of the flow."""
 
     owner: Owner
     real_servers: frozenset[RealServerKey]
 
 
 class Flows(ReconciledKind):
-    """The tracked flows of UDP and SCTP frontends. The observed side is what was cleaned last."""
+    """The tracked flows of UDP and SCTP frontends. The observed side has the real servers that the last cleaning kept."""
 
     classes: ClassVar[tuple[type, ...]] = (FlowCleaning,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.FLOWS}
 
     def __init__(self, all_tables: "NodeTables") -> None:
-        """No flow is removed."""
+        """Creates the table of flows, which never removes a flow."""
         self.flows: Table[Flow, Keep, frozenset[RealServerKey]] = Table(
             lambda keep: keep.owner,
             lambda desired, observed: not observed <= desired.real_servers,
@@ -52,7 +52,7 @@ class Flows(ReconciledKind):
     ) -> Iterator[None]:
         """Replaces the flows of a Service, in steps.
 
-        Only a flow that has lost a real server, or has its first ones, needs cleaning.
+        Only a flow that has lost a real server, or that has gained its first real servers, needs cleaning.
         """
         yield from replacing(owner, [(self.flows, _keeps(owner, before), _keeps(owner, after))])
         yield from each(self._spare, (*before, *after))
@@ -65,9 +65,10 @@ class Flows(ReconciledKind):
             self.flows.confirm(flow, desired.real_servers)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Cleans flows whose virtual servers exist without a real server that is neither kept nor desired.
+        """Cleans the pending flows whose virtual servers exist and have only kept or desired real servers.
 
-        Packets of a flow come to the virtual server of its address, or to the one whose mark the address gives.
+        Packets of a flow come to the virtual server of its address, or to the virtual server of the mark that packets to the
+        address get.
         """
         del circumstances
         tables, flows = self.all, self.flows

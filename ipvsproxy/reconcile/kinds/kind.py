@@ -1,19 +1,22 @@
-"""What each kind of kernel object declares once: its tables, the stages and preconditions of its operations, and its differences.
+"""The declaration of a kind of kernel object: its tables, the stages and preconditions of its operations, and its differences.
 
-Nothing else tells kinds apart. ``kinds/node_tables.py`` lists them.
+No other code tells kinds apart. ``kinds/node_tables.py`` lists them.
 
-The stages give the order of one plan. Additions come before removals, a restriction comes before the object that it restricts:
+The stages give the order of one plan. Additions come before removals, and a restriction comes before the object that it
+restricts:
 
 * Rules name sets, so sets come first. A rule about an empty set has no effect, so entries come before rules.
-* Source ranges are in force before the address that they guard is reachable, and no admitted client is ever shut out: first the
-  ranges, then the rules, then the set that sends packets to them, then the virtual server.
-* A virtual server and its real servers come before its address. Otherwise clients would be refused in between.
+* Source ranges are in force before the address that they guard is reachable, and no admitted client is ever shut out: first come
+  the ranges, then the rules, then the firewall entry that sends packets through the rules, then the virtual server.
+* A virtual server and its real servers come before its address. Otherwise clients would be refused for a moment.
 * On removal, the virtual server goes first, then its entries and its address. These are its witnesses: they show a later process
-  that the virtual server is ours. Local routes have the stages of addresses: each may take the place of the other.
-* A packet gets a mark only while the virtual server of that mark has its real servers. Without a mark, it comes to the virtual
-  server of its address.
+  that the virtual server is ours. Local routes have the same stages as addresses, because a route may replace an address and vice
+  versa.
+* A packet gets a mark only while the virtual server of that mark has its real servers. A packet without a mark comes to the
+  virtual server of its address.
 
-The order of one plan is not enough, since operations can fail: a precondition asks for objects that must be in force.
+The order of one plan is not enough, since operations can fail. So an operation may have a precondition: objects that must be in
+force.
 """
 
 import dataclasses
@@ -71,7 +74,10 @@ class Stage(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One kernel object whose two sides differ. ``owner`` None: it is not desired, or the node itself needs it."""
+    """One kernel object whose two sides differ.
+
+    ``owner`` is None if the object is not desired, or if the node itself needs it.
+    """
 
     kind: str
     name: str
@@ -85,10 +91,10 @@ class Difference:
 
 
 class Circumstances:
-    """The circumstances of one plan.
+    """The facts on which preconditions of one plan depend.
 
     ``has_observed_all``: every kind of witness of virtual servers has been read once. ``keeping`` are entries, addresses and
-    local routes that stay for now.
+    local routes that must not be removed by this plan.
     """
 
     def __init__(self, tables: "NodeTables", *, has_observed_all: bool = True, keeping: Collection[object] = ()) -> None:
@@ -103,7 +109,7 @@ class Circumstances:
 
     @functools.cached_property
     def still_given(self) -> Collection[FirewallMark]:
-        """The marks that packets still get by an undesired entry."""
+        """The marks that undesired entries still give to packets."""
         surplus = self._tables.of_entries.surplus(ownership.SCOPE_SETS)
         return {mark for entry in surplus if (mark := ownership.mark_given_by(entry)) is not None}
 
@@ -121,7 +127,7 @@ class Circumstances:
 
     @functools.cached_property
     def lacking_ranges(self) -> Collection[VirtualServerKey | None]:
-        """The virtual servers of which an entry of a source range is missing."""
+        """The virtual servers that lack an entry of a source range."""
         tables = (self._tables.entries[name] for name in ownership.RANGE_SETS)
         return {ownership.virtual_server_of(entry) for table in tables for entry in table.pending}
 
@@ -129,8 +135,9 @@ class Circumstances:
 class ReconciledKind:
     """One kind of kernel object on one node.
 
-    ``classes`` are the classes of its items, ``stages`` the stages of its verbs: a verb without one is never planned.
-    ``is_witness``: its objects show which virtual servers are ours. ``tables`` are its tables; ``all`` are those of all kinds.
+    ``classes`` are the classes of its items, ``stages`` the stages of its verbs: a verb without a stage is never planned.
+    ``is_witness``: objects of this kind show which virtual servers are ours. ``tables`` are the tables of this kind, ``all`` has
+    the tables of all kinds.
     """
 
     classes: ClassVar[tuple[type, ...]]
@@ -141,7 +148,7 @@ class ReconciledKind:
         self.all = all_tables
         self.tables = tables
         self.name = kind.of(self.classes[0]).name
-        """The name in log lines, metrics and documents."""
+        """The name of the kind in log lines, metrics and documents."""
 
     def table(self, item: Any) -> Table[Any, Any, Any]:
         """The table of an item's objects."""
@@ -149,10 +156,10 @@ class ReconciledKind:
         return self.tables[0]
 
     def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
-        """The table of an object, and its key there.
+        """The table of an object, and the object's key in it.
 
         Raises:
-            ValueError: the item is several objects.
+            ValueError: the item has several objects.
         """
         return self.table(item), item.key
 
@@ -165,16 +172,16 @@ class ReconciledKind:
         return self.stages[operation.verb]
 
     def identity(self, item: Any) -> object:
-        """What identifies the objects of an item, whatever their values: failures are counted by it."""
+        """Identifies the objects of an item, whatever their values. Failures are counted by this identity."""
         return item.key
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in what a reading shows of this kind, in steps. What was not read, or could not be read, does not change."""
+        """Takes in what a reading shows of this kind, in steps. Objects that were not, or could not be, read do not change."""
         del observed
         return iter(())
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """The operations for pending keys that may be done now: here, the desired value of each."""
+        """The operations for pending keys that may be done now: by default, one that sets the desired value of each key."""
         del circumstances
         (table,) = self.tables
         return (Operation(Verb.SET, table.desired[key]) for key in table.pending)
@@ -185,31 +192,34 @@ class ReconciledKind:
         return iter(())
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
-        """Books an operation that the kernel has done, in steps: here, the new value."""
+        """Records an operation that the kernel has done, in steps: by default, the new value."""
         del verb
         self.tables[0].confirm(item.key, item.in_force)
         return ()
 
     def settle_failure(self, outcome: Outcome) -> bool:
-        """Takes in a failure. Returns False if the operation is to be tried again later."""
+        """Takes in a failure. Returns whether it is dealt with; otherwise the operation is tried again later."""
         del outcome
         return False
 
     def differences(self) -> Iterator[Difference]:
-        """The differences between the two sides, in words. The tables decide what a difference is, as for operations."""
+        """The differences between the two sides, in words.
+
+        The same comparison of the tables decides about differences and operations.
+        """
         return iter(())
 
     def difference(self, name: str, desired: str, observed: str, owner: Owner | None = None, *, of: str = "") -> Difference:
-        """A difference of this kind, or of the kind ``of``."""
+        """Makes a difference of this kind, or of the kind named ``of``."""
         owner = None if owner == NODE_OWNER else owner
         return Difference(kind=of or self.name, name=name, owner=owner, desired=desired, observed=observed)
 
 
 class PresenceKind(ReconciledKind):
-    """A kind of which only presence counts. Items are one object each, or several that share a class."""
+    """A kind whose objects only count as present or absent. An item has one object, or several objects of one class."""
 
     def __init__(self, all_tables: "NodeTables", names: Iterable[str] = ("",)) -> None:
-        """``names`` are those of the tables, as they stand before their objects in texts for people."""
+        """``names`` are the names of the tables, which stand before their objects in texts for people."""
         self.names: Mapping[Table[Any, Owner, bool], str] = {
             PresenceTable(self.is_protected, all_tables.unequal): name for name in names
         }
@@ -231,7 +241,7 @@ class PresenceKind(ReconciledKind):
         return table.surplus
 
     def items(self, table: Table[Any, Owner, bool], keys: tuple[Any, ...]) -> Iterable[Item]:
-        """The items of operations on these objects, one or more, of one table: here, each object."""
+        """The items for operations on these objects of one table: by default, one item for each object."""
         del table
         return keys
 
@@ -240,24 +250,24 @@ class PresenceKind(ReconciledKind):
         return [table for table in self.all.unequal if table in self.names]
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Adds pending objects."""
+        """Plans to add the pending objects."""
         for table in self.unequal():
             if keys := tuple(self.may_be_added(table, circumstances)):
                 yield from (Operation(Verb.ADD, item) for item in self.items(table, keys))
 
     def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Removes surplus objects."""
+        """Plans to remove the surplus objects."""
         for table in self.unequal():
             if keys := tuple(self.may_be_removed(table, circumstances)):
                 yield from (Operation(Verb.REMOVE, item) for item in self.items(table, keys))
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
-        """Books the presence of an item's objects."""
+        """Records whether an item's objects are present now."""
         table, value = self.table(item), None if verb is Verb.REMOVE else True
         return each(functools.partial(table.confirm, value=value), self.identity(item))
 
     def identity(self, item: Any) -> Collection[Any]:
-        """The keys of all objects."""
+        """The keys of all objects of the item."""
         return getattr(item, "keys", None) or (item.key,)
 
     def label(self, table: Table[Any, Owner, bool], key: object) -> str:
@@ -265,7 +275,7 @@ class PresenceKind(ReconciledKind):
         return f"{self.names[table]} {key}".lstrip()
 
     def differences(self) -> Iterator[Difference]:
-        """Absent objects, and those that serve no Service."""
+        """Yields absent desired objects, and observed objects that serve no Service."""
         for table in self.tables:
             for key in table.pending:
                 yield self.difference(self.label(table, key), "present", MISSING, table.desired[key])

@@ -1,9 +1,9 @@
-"""All tables of the node, and the way of desired state into them.
+"""All tables of the node, and the code that puts desired state into them.
 
-Rule 1: the desired state of a Service replaces its former one as a whole.
-Rule 2: a set entry describes a virtual server, so only the Service that has the virtual server desires the entry (see
+Rule 1: a Service's desired state replaces its former desired state as a whole.
+Rule 2: a set entry describes a virtual server, so only the Service that owns the virtual server desires the entry (see
 ``precedence``).
-Rule 3: a rule is desired while its set has an entry, or a virtual server needs it: it comes first and goes last.
+Rule 3: a rule is desired while its set has an entry, or a virtual server needs the rule: the rule comes first and goes last.
 """
 
 import itertools
@@ -44,11 +44,11 @@ from ipvsproxy.reconcile.virtual_servers import ownership, precedence
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 
 _NOTHING = ServiceState(owner=NODE_OWNER)
-"""The desired state of a Service that does not exist."""
+"""The desired state in place of that of an absent Service."""
 
 
 class _Local(Container[Address]):
-    """The addresses of several mappings, without a copy."""
+    """The addresses of several mappings in one container, without a copy."""
 
     def __init__(self, mappings: Sequence[Mapping[Address, object]]) -> None:
         self._mappings = mappings
@@ -58,7 +58,7 @@ class _Local(Container[Address]):
 
 
 class NodeTables:
-    """Desired and observed state of the node, by kind of kernel object."""
+    """The desired and the observed state of the node, by kind of kernel object."""
 
     def __init__(
         self,
@@ -66,20 +66,20 @@ class NodeTables:
         is_excluded: Callable[[VirtualServerKey], bool] = lambda _: False,
         is_served: Callable[[Family], bool] = always,
     ) -> None:
-        """Excluded virtual servers are never removed, nor virtual servers and addresses of a family that is not served."""
+        """Excluded virtual servers are never removed, nor are virtual servers and addresses of a family that is not served."""
         self._states: dict[ServiceName, ServiceState] = {}
         self.states: Mapping[ServiceName, ServiceState] = self._states
         """The desired state of each Service."""
         self._fewer_entries: dict[ServiceName, tuple[SetEntry, ...]] = {}
-        """The entries of Services that do not have all of their virtual servers, and so fewer entries than in their state."""
+        """The entries of Services that do not own all of their virtual servers, and so have fewer entries than in their state."""
         self._entries_by_service: dict[ServiceName, frozenset[SetEntry]] = {}
-        """The entries of Services that were compared with others for a virtual server."""
+        """The entries of Services that were compared with another Service because both desire one virtual server."""
         self.restricting: dict[ServiceName, ServiceState] = {}
         """The Services with virtual servers that this node itself may not use."""
         self.in_rules: dict[Family, frozenset[VirtualServerKey]] = {}
         """The virtual servers that the desired rules of a family name one by one."""
         self.unequal: dict[Table[Any, Any, Any], None] = {}
-        """The tables with pending or surplus keys: of four dozen, most of the time none."""
+        """The tables with pending or surplus keys: usually none of about 50 tables."""
         self.drains, self.is_excluded, self.is_served = drains, is_excluded, is_served
         self.of_virtual_servers, self.of_entries, self.of_rules = VirtualServers(self), Entries(self), Rules(self)
         self.of_sysctls, self.of_timeouts, self.of_flows = Sysctls(self), IpvsTimeouts(self), Flows(self)
@@ -97,7 +97,7 @@ class NodeTables:
             of_routes,
             self.of_flows,
         )
-        """All kinds. Adding one means a module here, and a driver in ``kernel``."""
+        """All kinds. A new kind needs a module in this room, and a driver in ``kernel``."""
         self.by_class: Mapping[type, ReconciledKind] = {object_class: one for one in self.kinds for object_class in one.classes}
         self.virtual_servers = self.of_virtual_servers.servers
         self.entries = self.of_entries.by_set
@@ -107,9 +107,9 @@ class NodeTables:
             BoundAddresses: self.addresses,
             LocalRoutes: self.routes,
         }
-        """The tables of both ways by which a service address becomes local. An address is desired in one of them."""
+        """The tables of both bindings, by which service addresses become local. An address is desired in one of the tables."""
         self.local: Container[Address] = _Local(tuple(table.observed for table in self.bindings.values()))
-        """The observed service addresses of both ways."""
+        """The observed service addresses of both bindings."""
         self.sets: Table[IpSet, Owner, bool] = of_sets.tables[0]
         self.devices: Table[Device, Owner, bool] = of_devices.tables[0]
         self.sysctls = self.of_sysctls.settings
@@ -119,7 +119,7 @@ class NodeTables:
         self.health_checks: Table[HealthCheckPort, HealthCheck, bool] = Table(
             lambda check: check.owner, lambda _desired, _observed: False, always
         )
-        """Only the desired side is used, since a listener is not a kernel object. The table is never among the unequal ones."""
+        """Only the desired side is used, since a listener is not a kernel object. The table is never in ``unequal``."""
         self.scopes = Scopes(self.virtual_servers, self.entries, self.sets, self.putting)
         """Second scopes of external addresses."""
         self.slow_starts = SlowStarts(self.virtual_servers, self._putting)
@@ -133,7 +133,7 @@ class NodeTables:
         return self.by_class[type(operation.item)].stage(operation)
 
     def put_node(self, families: Collection[Family], sysctls: Iterable[Sysctl], timeouts: Timeouts | None) -> None:
-        """The objects that the node needs with any Services: the device, the sets of the families in use, kernel settings."""
+        """Put the objects that the node needs whatever Services exist: device, sets of the families in use, kernel settings."""
         self.scopes.families = frozenset(families)
         desired = [ip_set for ip_set in IP_SETS.values() if ip_set.family in families and ip_set.kind not in SCOPE_KINDS]
         desired += [ip_set for ip_set in self.sets.desired if ip_set.family in families and ip_set.kind in SCOPE_KINDS]
@@ -143,7 +143,7 @@ class NodeTables:
         self.timeouts.replace(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
-        """The desired rules of a family."""
+        """Put the desired rules of a family."""
         family = skeleton.family
         before = self.skeletons.desired.get(family)
         rules = itertools.chain.from_iterable(skeleton.chains.values())
@@ -176,7 +176,7 @@ class NodeTables:
             self.scopes.note_change(owner.service)
 
     def rank_of(self, key: VirtualServerKey, owner: Owner) -> precedence.Rank:
-        """The rank of a Service for a virtual server: the lowest one has it."""
+        """The rank of a Service for a virtual server, which the Service of the lowest rank owns."""
         entries = self._entries_by_service.get(owner.service)
         if entries is None:
             entries = self._entries_by_service[owner.service] = frozenset(self._states[owner.service].entries)
@@ -223,7 +223,7 @@ class NodeTables:
         lost = {key for key in state.virtual_servers if self.virtual_servers.owner_of(key) != owner}
         if not lost:
             return state.entries
-        # A virtual server whose address no entry names is that of a node port; one that the Service has keeps the port's entry.
+        # A virtual server whose address no entry names is one of a node port. If the Service owns one, the port's entry stays.
         named = {ownership.virtual_server_of(entry) for entry in state.entries if IP_SETS[entry.set].kind not in SCOPE_KINDS}
         kept_ports = {ownership.node_port(key) for key in state.virtual_servers.keys() - lost - named}
         lost_ports = {ownership.node_port(key) for key in lost - named} - kept_ports

@@ -1,4 +1,7 @@
-"""The kind of rules: one object for each family. Rules that are no longer needed go when the family's rules are written."""
+"""The kind of rules: one object for each family.
+
+Writing the rules of a family also removes the rules that are no longer needed.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 
 STRANGE_SHOWN = 5
-"""So many rules of other programs are shown of each chain."""
+"""The most rules of other programs that are shown for each chain."""
 
 
 class Rules(ReconciledKind):
@@ -40,14 +43,17 @@ class Rules(ReconciledKind):
         return iter(())
 
     def lacks(self, family: Family) -> bool:
-        """Whether rules of a family are not in force, apart from those that give packets a mark: a kernel may refuse these."""
+        """Whether rules of a family are not in force.
+
+        Rules that give packets a mark do not count, as a kernel may refuse them.
+        """
         if family not in self.skeletons.pending:
             return False
         desired, observed = self.skeletons.desired[family].in_force, self.skeletons.observed.get(family)
         return observed is None or observed.without(MARKING_TABLE) != desired.without(MARKING_TABLE)
 
     def differences(self) -> Iterator[Difference]:
-        """One difference for each chain and jump; of a chain of ours, its first rule that differs."""
+        """Yields one difference for each chain and jump: for one of our chains, its first rule that differs."""
         for family in self.skeletons.pending:
             observed = self.skeletons.observed.get(family)
             yield from self._of_family(
@@ -82,6 +88,6 @@ class Rules(ReconciledKind):
 def _first_difference(
     desired: Sequence[ObservedRule], observed: Sequence[ObservedRule]
 ) -> tuple[int, ObservedRule | None, ObservedRule | None]:
-    """The number of the first different rule, counted from 1, and both rules, of which one may be absent."""
+    """The number of the first different rule, counted from 1, with the desired and the observed rule (one may be absent)."""
     pairs = enumerate(itertools.zip_longest(desired, observed), 1)
     return next((number, one, other) for number, (one, other) in pairs if one != other)

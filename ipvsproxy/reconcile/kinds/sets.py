@@ -1,4 +1,4 @@
-"""The kinds of sets: those that rules name, and the larger copy of one that a killed process has left."""
+"""The kinds of sets: the sets that rules name, and the larger copy of a set that a killed process has left."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,17 +14,17 @@ from ipvsproxy.reconcile.tables.table import Table
 
 
 class Sets(PresenceKind):
-    """The sets. Those that only scopes use go when they are empty and no rule names them."""
+    """The sets. Sets that only scopes use are removed when they are empty and no rule names them."""
 
     classes: ClassVar[tuple[type, ...]] = (IpSet,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.SETS, Verb.REMOVE: Stage.SET_REMOVALS}
 
     def is_protected(self, key: IpSet) -> bool:
-        """Whether kube-proxy has the set, too."""
+        """Whether the set must stay because kube-proxy has it, too."""
         return key.kind not in SCOPE_KINDS
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in which sets a reading shows."""
+        """Takes in which sets exist according to a reading."""
         (table,) = self.tables
         if observed.sets is not None:
             yield from table.observing({IP_SETS[name]: True for name in observed.sets})
@@ -32,7 +32,7 @@ class Sets(PresenceKind):
         yield from table.observing_some(some)
 
     def may_be_removed(self, table: Table[Any, Owner, bool], circumstances: Circumstances) -> Iterable[IpSet]:
-        """Sets that nothing uses."""
+        """Surplus sets without entries that no rule names."""
         del circumstances
         return filter(self._is_unused, table.surplus)
 
@@ -40,12 +40,12 @@ class Sets(PresenceKind):
         tables = self.all
         if tables.entries[ip_set.name].observed or ip_set.family in tables.skeletons.pending:
             return False
-        desired = tables.skeletons.desired.get(ip_set.family)  # and in force, since it is not pending
+        desired = tables.skeletons.desired.get(ip_set.family)  # these rules are in force, since they are not pending
         rules = itertools.chain.from_iterable(desired.chains.values()) if desired else ()
         return not any(_names_set(rule, ip_set.name) for rule in rules)
 
     def differences(self) -> Iterator[Difference]:
-        """Sets that are absent or of another type."""
+        """Yields desired sets that are absent or of another type."""
         for ip_set in self.tables[0].pending:
             yield self.difference(str(ip_set), str(ip_set.type), f"{MISSING} or of another type")
 
@@ -57,7 +57,7 @@ class SetCopies(PresenceKind):
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.REMOVE: Stage.ADDRESS_REMOVALS}
 
     def take_in(self, observed: Observation) -> Iterator[None]:
-        """Takes in whether a reading shows the copy."""
+        """Takes in whether the copy exists according to a reading."""
         if observed.set_copy is not None:
             yield from self.tables[0].observing({SET_COPY: True} if observed.set_copy else {})
 

@@ -1,4 +1,4 @@
-"""The kinds of objects that a node needs with any Services: kernel settings, IPVS timeouts, the device."""
+"""The kinds of objects that a node needs whatever Services exist: kernel settings, IPVS timeouts, the device."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Sysctls(ReconciledKind):
-    """Kernel settings. One that cannot be written is given up until its desired or observed value changes."""
+    """Kernel settings. A setting that cannot be written is given up until its desired or observed value changes."""
 
     classes: ClassVar[tuple[type, ...]] = (Sysctl,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.SETTINGS}
@@ -31,7 +31,7 @@ class Sysctls(ReconciledKind):
 
     @property
     def given_up(self) -> Mapping[str, str]:
-        """The settings that could not be written, and whose two sides have not changed since: path and reason."""
+        """The reason by path for each setting that could not be written and whose two sides have not changed since."""
         table = self.settings
         return {
             path: reason
@@ -45,7 +45,7 @@ class Sysctls(ReconciledKind):
             yield from self.settings.observing(observed.sysctls)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Sets each value that was not given up."""
+        """Sets each pending setting that was not given up."""
         given_up = self.given_up
         return itertools.filterfalse(lambda operation: operation.item.key in given_up, super().additions(circumstances))
 
@@ -56,7 +56,7 @@ class Sysctls(ReconciledKind):
         return True
 
     def differences(self) -> Iterator[Difference]:
-        """Values that differ."""
+        """Yields the settings whose values differ."""
         for path in self.settings.pending:
             observed = self.settings.observed.get(path, "no such setting in this kernel")
             yield self.difference(path, self.settings.desired[path].value, observed)
@@ -76,14 +76,14 @@ class IpvsTimeouts(ReconciledKind):
         super().__init__(all_tables, self.timeouts)
 
     def note(self, observed: Timeouts) -> None:
-        """Takes in the timeouts. One whose desired value is 0 counts as equal."""
+        """Takes in the timeouts. A timeout whose desired value is 0 counts as equal."""
         desired = self.timeouts.desired.get(TIMEOUTS)
         if desired:
             compared = (value_s if desired_s else 0 for desired_s, value_s in zip(desired, observed, strict=True))
             self.timeouts.confirm(TIMEOUTS, Timeouts(*compared))
 
     def differences(self) -> Iterator[Difference]:
-        """Each timeout that differs."""
+        """Yields each timeout that differs."""
         for key in self.timeouts.pending:
             desired, observed = self.timeouts.desired[key], self.timeouts.observed.get(key) or Timeouts(0, 0, 0)
             for name, desired_s, observed_s in zip(Timeouts._fields, desired, observed, strict=True):

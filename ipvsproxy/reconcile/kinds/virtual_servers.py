@@ -1,10 +1,11 @@
 """The kind of virtual servers, with their real servers.
 
-Rule 1: a virtual server for certain sources only is not added before its source ranges are in force.
-Rule 2: real servers come when the entry has gone that exempts their traffic from masquerading (see ``entries``).
-Rule 3: before a virtual server by mark is added, the entry that shows that it is ours is in force. It gets real servers once the
-kernel has added it: if another program has made one by this mark in the meantime, that one stays as it is. While an undesired
-entry still gives its mark, as perhaps at an address of another Service, the virtual server does not change.
+Rule 1: a virtual server with source ranges is not added before these ranges are in force.
+Rule 2: real servers are added once the undesired entry that exempts their traffic from masquerading is gone (see ``entries``).
+Rule 3: a virtual server by mark is added once the entry that shows that it is ours is in force. It gets real servers in a later
+plan, after the kernel has added it: if another program has made a virtual server by this mark in the meantime, that virtual
+server stays as it is. While an undesired entry still gives the mark to packets, perhaps to packets for an address of another
+Service, the virtual server does not change.
 """
 
 import errno
@@ -56,33 +57,33 @@ class VirtualServers(ReconciledKind):
         super().__init__(all_tables, self.servers)
 
     def begin_settling(self, now: float) -> None:
-        """Begins to settle a plan."""
+        """Begins to settle the outcomes of a plan."""
         self._now = now
         self._added: set[VirtualServerKey] = set()
         self._changed: dict[VirtualServerKey, dict[RealServerKey, int] | None] = {}
-        """The virtual servers to compare after the plan, with weights of their own once a weight has changed."""
+        """The virtual servers to compare after the plan. Once a weight has changed, each has its own copy of its weights."""
         self.gone_with = 0
-        """The number of real servers that this plan has removed with their virtual server."""
+        """The number of real servers that this plan has removed together with their virtual server."""
 
     def place(self, item: Any) -> tuple[Table[Any, Any, Any], Any]:
-        """The table; real servers are in that of their virtual server."""
+        """The table and the key of an item; for real servers, the key of their virtual server."""
         return self.servers, item.virtual_server if isinstance(item, RealServers) else item.key
 
     def stage(self, operation: Operation) -> Stage:
-        """The stage. A real server loses its traffic after others have got theirs."""
+        """The stage of an operation. Real servers lose traffic after other real servers have got theirs."""
         verb, item = operation
         if isinstance(item, RealServers) and (verb is Verb.REMOVE or (verb is Verb.SET and item.weight == 0)):
             return Stage.REAL_SERVER_REMOVALS
         return self.stages[verb]
 
     def identity(self, item: Any) -> object:
-        """Real servers by their virtual server; and by their keys, unless they are all of a new one."""
+        """Identifies real servers by virtual server and key, or by virtual server alone if they are all those of a new one."""
         if not isinstance(item, RealServers):
             return item.key
         return item.virtual_server if isinstance(item.keys, EvenWeights) else (item.virtual_server, item.keys)
 
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Brings pending virtual servers, and their real servers, to their desired state."""
+        """Plans to bring pending virtual servers, and their real servers, to their desired state."""
         held_back, not_masqueraded_yet = self._held_back(circumstances), self._not_masqueraded_yet()
         for key in self.servers.pending:
             if key in held_back or (
@@ -92,7 +93,7 @@ class VirtualServers(ReconciledKind):
             desired, observed = self.servers.desired[key], self.servers.observed.get(key)
             operations = diff.virtual_server_operations(key, desired, observed, self._drains.may_remove)
             if observed is None and isinstance(key, FirewallMark):
-                operations = itertools.islice(operations, 1)  # the virtual server itself
+                operations = itertools.islice(operations, 1)  # the virtual server without its real servers
             yield from itertools.filterfalse(_gives_traffic, operations) if key in not_masqueraded_yet else operations
 
     def _held_back(self, circumstances: Circumstances) -> Collection[VirtualServerKey]:
@@ -109,20 +110,20 @@ class VirtualServers(ReconciledKind):
         return {key for key in table.pending if key not in table.observed and waits(ownership.firewall_entry(key))}
 
     def _not_masqueraded_yet(self) -> Collection[VirtualServerKey]:
-        """Virtual servers that must not get real servers while an undesired entry is still there (rule 2)."""
+        """Virtual servers without new real servers as long as an undesired entry exempts them from masquerading (rule 2)."""
         going = set(map(ownership.named_by, self.all.of_entries.surplus(ownership.LOCAL_SETS)))
         if not going:
             return frozenset()
         return {key for key in self.servers.pending if key in going or ownership.node_port(key) in going}
 
     def removals(self, circumstances: Circumstances) -> Iterator[Operation]:
-        """Removes virtual servers of ours that nobody desires."""
+        """Plans to remove our virtual servers that no Service desires."""
         for key in self.servers.surplus:
             if key not in circumstances.still_given:
                 yield from diff.virtual_server_operations(key, None, self.servers.observed[key], self._drains.may_remove)
 
     def settle(self, verb: Verb, item: Any) -> Iterable[None]:
-        """Books the change. Virtual servers are compared with desired state after the last one."""
+        """Records a change. Virtual servers are compared with the desired state after the plan's last change."""
         if isinstance(item, RealServers):
             self._settle_real_servers(verb, item)
         elif verb is Verb.REMOVE:
@@ -140,7 +141,7 @@ class VirtualServers(ReconciledKind):
         return ()
 
     def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
-        """Books real servers. If they are all desired and all observed ones, both sides share one object."""
+        """Records real servers. If these are all desired and all observed real servers, both sides share one object."""
         table, key, keys = self.servers, item.virtual_server, item.keys
         desired, observed = table.desired.get(key), table.observed.get(key)
         if observed is None:
@@ -165,7 +166,7 @@ class VirtualServers(ReconciledKind):
                 self._drains.end(key, real_server)
 
     def _settle_thresholds(self, verb: Verb, item: RealServers) -> None:
-        """Books the thresholds of real servers, in an object that is not shared."""
+        """Records the thresholds of real servers, in an object that is not shared."""
         observed = self.servers.observed[item.virtual_server]
         thresholds = {one: value for one, value in (observed.thresholds or {}).items() if one not in item.keys}
         if verb is not Verb.REMOVE and item.thresholds != NO_THRESHOLDS:
@@ -177,7 +178,7 @@ class VirtualServers(ReconciledKind):
         """The observed weights, as an object that is not shared."""
         weights = self._changed.get(key)
         if weights is None:
-            # The observed object does not change: the next reading may show it again.
+            # The observed object must not change: the next reading may return it again.
             shared = observed.real_servers
             weights = shared.unpacked() if isinstance(shared, EvenWeights | UnevenWeights) else dict(shared)
             self._changed[key] = weights
@@ -185,13 +186,13 @@ class VirtualServers(ReconciledKind):
         return weights
 
     def settle_failure(self, outcome: Outcome) -> bool:
-        """Books what a failure shows: the virtual server of real servers is gone, or a mark is another program's."""
+        """Records what a failure shows: a real server's virtual server is gone, or another program uses a mark."""
         item, table = outcome.operation.item, self.servers
         table.note_change(self.place(item)[1])
-        # A virtual server that was added a moment ago and is missing again would be added in the same sync again and again.
+        # A virtual server that this plan has added and that is missing again would be added in the same sync again and again.
         if isinstance(item, RealServers) and outcome.errno == errno.ESRCH and item.virtual_server not in self._added:
             if item.virtual_server not in table.observed:
-                return True  # the virtual server is tried again, with all of its real servers
+                return True  # the virtual server is tried again with all of its real servers
             self._drains.end_all(item.virtual_server)
             table.confirm(item.virtual_server, None)
         elif isinstance(item, VirtualServer) and isinstance(item.key, FirewallMark) and outcome.errno == errno.EEXIST:
@@ -200,18 +201,18 @@ class VirtualServers(ReconciledKind):
         return False
 
     def ending_settling(self) -> Iterator[None]:
-        """Compares what the plan has changed, in steps."""
+        """Compares the virtual servers that the plan has changed, in steps."""
         return each(self._compare, self._changed)
 
     def _compare(self, key: VirtualServerKey) -> None:
-        """Compares both sides. They share the weights if these are equal."""
+        """Compares both sides of a virtual server, which share the weights if these are equal."""
         desired, observed = self.servers.desired.get(key), self.servers.observed.get(key)
         if desired and observed and observed.real_servers is not desired.weights and observed.real_servers == desired.weights:
             observed = observed.has(desired.weights)
         self.servers.confirm(key, observed)
 
     def differences(self) -> Iterator[Difference]:
-        """One difference for each virtual server, and for each real server of one that is there."""
+        """Yields a difference for each virtual server, and for each real server of an existing virtual server."""
         table = self.servers
         for key in (*table.pending, *table.surplus):
             desired, observed = table.desired.get(key), table.observed.get(key)
@@ -228,7 +229,7 @@ class VirtualServers(ReconciledKind):
                         yield self.difference(
                             f"{key} -> {real_server}", _desired_weight(operation), found, owner, of="real_server"
                         )
-                    case _:  # the line of a missing virtual server counts its real servers
+                    case _:  # the line of a missing virtual server has the number of its real servers
                         pass
 
 

@@ -1,8 +1,8 @@
-"""Drift: an object in force that another program has changed. It is repaired at once, but not again and again.
+"""Drift: an object in force that another program has changed. Drift is repaired at once, unless it returns again and again.
 
-Rule 1: the first few times it is only counted. Drift that returns after that waits some seconds each time: another program
-desires another value, and a fight helps neither.
-Rule 2: this holds for one desired value. A new desired value is programmed at once.
+Rule 1: the first few times, drift is repaired at once and only counted. Drift that returns more often waits some time before each
+repair, because another program sets another value, and a fight helps neither side.
+Rule 2: only drift from the same desired value waits. A new desired value is programmed at once.
 """
 
 import itertools
@@ -14,14 +14,14 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.sets import SetEntry
 
 FREE_HEALS = 3
-"""The same drift is repaired without waiting so many times within ``CALM_S``."""
+"""How often the same drift is repaired without waiting, if it returns within ``CALM_S`` each time."""
 CALM_S = 600.0
-"""Drift that has not returned for so long is forgotten."""
+"""The time after which drift that has not returned is forgotten."""
 FIRST_PATIENCE_S = 5.0
 LONGEST_PATIENCE_S = 10.0
 """The longest wait.
 
-A program that flushes our rules once a minute must not keep them away: kube-proxy has a sync period of 30 s.
+A program that flushes our rules once a minute must not keep them absent: kube-proxy has a sync period of 30 s.
 """
 
 
@@ -32,16 +32,16 @@ class DriftPlace(NamedTuple):
     key: object
 
     def __str__(self) -> str:
-        """The name for people, without the kind: of rules their family, of a set entry its set as well."""
+        """The name for people, without the kind. Rules are named by their family; a set entry has the name of its set as well."""
         if isinstance(self.key, Family):
             return self.key.label
         return f"{self.key.set} {self.key}" if isinstance(self.key, SetEntry) else str(self.key)
 
 
 class News(NamedTuple):
-    """The drift since the last call: the number of objects by kind, and the places that wait.
+    """The drift since the last call: the number of objects by kind, and the places that wait for their repair.
 
-    The number of a place is how often its desired value was undone.
+    ``left_alone`` has the number of times that the desired value of each waiting place was undone.
     """
 
     drifted: Mapping[str, int]
@@ -62,7 +62,7 @@ class Drifts:
         self._drifted: Counter[str] = Counter()
         self._left_alone: dict[DriftPlace, int] = {}
         self._places: dict[DriftPlace, _DriftHistory] = {}
-        """The place that has been calm for longest comes first."""
+        """The history of each place; the place whose drift is longest ago comes first."""
         self._contested: set[DriftPlace] = set()
         self._withheld: dict[DriftPlace, float] = {}
 
@@ -71,7 +71,7 @@ class Drifts:
         return bool(self._contested)
 
     def note(self, place: DriftPlace, desired: object, now: float) -> None:
-        """Record drift at a place. ``desired`` None: nothing is desired there."""
+        """Record drift at a place. ``desired`` is None if no value is desired there."""
         self._drifted[place.kind] += 1
         last = self._places.pop(place, None)
         again = last is not None and last.desired == desired and now - last.last_s <= CALM_S
@@ -87,7 +87,7 @@ class Drifts:
         self._left_alone[place] = times
 
     def begin_round(self) -> None:
-        """Begin a round: ``may_heal`` is called for every operation again, and places without one do not wait."""
+        """Begin a round: ``may_heal`` is called again for every operation, and places without an operation stop waiting."""
         self._withheld.clear()
 
     def may_heal(self, place: DriftPlace, desired: object, now: float) -> bool:
@@ -101,14 +101,14 @@ class Drifts:
         return False
 
     def forget_calm(self, now: float) -> None:
-        """Forget places that have been calm for ``CALM_S``."""
+        """Forget places without drift for ``CALM_S``."""
         calm = list(itertools.takewhile(lambda known: now - known[1].last_s > CALM_S, self._places.items()))
         for place, _ in calm:
             del self._places[place]
             self._contested.discard(place)
 
     def next_s(self) -> float | None:
-        """When the next operation is allowed that was refused in this round."""
+        """The time at which the first operation that was refused in this round is allowed."""
         return min(self._withheld.values(), default=None)
 
     def take_news(self) -> News:

@@ -1,7 +1,7 @@
-"""From readings of the kernel to the tables: ownership, drains, and drift.
+"""Takes readings of the kernel into the tables: ownership, drains, and drift.
 
 Rule: a witness of a virtual server stays until the virtual server is gone, and until everything was read at least once. A witness
-that one part of a reading finds stays until the whole reading is done.
+that one part of a reading has found stays until the whole reading is done.
 """
 
 import itertools
@@ -33,15 +33,15 @@ class Observer:
         self._drains = drains
         self._drifts = drifts
         self._unread = {"sets", "addresses", "routes", "interface_addresses"}
-        """The fields of a reading that have not been read yet, and show which virtual servers are ours."""
+        """The fields of an ``Observation`` that show which virtual servers are ours and have not been read yet."""
         self._host: frozenset[Address] = frozenset()
         self.node_port_ranges: tuple[Network, ...] = ownership.EVERYWHERE
-        """Node ports are served on the addresses of this host in these ranges."""
+        """The ranges in which the addresses of this host serve node ports."""
 
     def observing(self, observed: Observation, now: float) -> Generator[None, None, None]:
         """Replaces the observed state by a reading, in steps. Parts that could not be read do not change.
 
-        An observation without all virtual servers is a part of a reading; ``concluding`` follows the last one.
+        An observation without all virtual servers is a part of a reading; ``concluding`` follows the last part.
         """
         tables = self._tables
         for kind in tables.kinds:
@@ -52,7 +52,7 @@ class Observer:
         if observed.virtual_servers is not None:
             gone = [key for key in self._drains.virtual_servers if key not in observed.virtual_servers]
             yield from self._recall_drains(itertools.chain(dict.fromkeys(gone).items(), observed.virtual_servers.items()), now)
-            # A twin shows nothing before it is known which addresses are this host's: node ports there are perhaps desired.
+            # A twin proves nothing before the addresses of this host are known: node ports on them may be desired.
             needs_twins = not self.has_observed_all and "interface_addresses" not in self._unread
             left_behind = observed.virtual_servers if needs_twins else {}
             yield from tables.virtual_servers.observing(observed.virtual_servers, self._is_ours(left_behind))
@@ -66,7 +66,7 @@ class Observer:
         self._note_drift(now, in_parts=observed.virtual_servers is None)
 
     def begin_audit(self) -> None:
-        """Begins a reading of everything in parts."""
+        """Begins an audit in parts."""
         self._tables.virtual_servers.begin_reading()
 
     def _take_in(self, some: Mapping[VirtualServerKey, ObservedVirtualServer | None], now: float) -> Iterator[None]:
@@ -74,7 +74,7 @@ class Observer:
         yield from self._tables.virtual_servers.observing_some(some, self._is_ours({}))
 
     def concluding(self, now: float) -> Generator[None, None, None]:
-        """Conclude a reading after its last part: only the whole reading shows which virtual servers are foreign.
+        """Conclude a reading after its last part, in steps. Only the whole reading shows which virtual servers are foreign.
 
         With pauses as in ``observing``.
         """

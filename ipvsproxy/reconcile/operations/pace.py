@@ -1,11 +1,11 @@
-"""How many real servers may be removed now without making additions slow.
+"""Limits how many real servers are removed at a time, so that additions stay fast.
 
 The kernel keeps a removed real server on a list for two to three minutes. Each addition walks the whole list, and packets wait
 meanwhile (``ip_vs_trash_get_dest`` and ``IP_VS_DEST_TRASH_PERIOD``, net/netfilter/ipvs/ip_vs_ctl.c): 0.05 to 0.1 µs for each
 entry. After a minute of a thousand replaced endpoints a second, each addition takes 4 ms.
 
-A pace of removals helps in a burst. In a longer storm all real servers that may wait do so already, and the list grows as without
-a pace.
+Limiting removals helps in a burst. In a longer storm, all real servers that may wait are waiting already, and the list grows as
+it would without a limit.
 """
 
 import itertools
@@ -13,30 +13,32 @@ import math
 from collections import Counter
 
 KEPT_S = 180.0
-"""The longest time that a removed real server stays on the kernel's list, if nothing holds it."""
+"""The longest time that a removed real server stays on the kernel's list, if no connection holds it."""
 ADDED_S = 10.0
-"""The more real servers were added in so many seconds, the shorter the list must be."""
+"""The seconds over which additions are counted: the more additions, the shorter the list must be."""
 WALKED = 2_000_000
 """The most entries of the list that all additions of ``ADDED_S`` may walk: one or two hundredths of a processor."""
 MOST_KEPT = 10_000
 """The longest list with few additions: half a millisecond to one for an addition."""
 FEWEST_KEPT = 1_000
-"""A list of this length costs little: a thousand additions a second take a twentieth to a tenth of a processor to walk it."""
+"""A list of this length is always allowed: walking it for a thousand additions a second takes 5 to 10 % of a processor."""
 
 PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "fo", "ovf"})
-"""Schedulers that skip a real server of weight 0. Others refuse clients instead (sh, dh, mh), or are unknown."""
+"""Schedulers that skip a real server of weight 0. Other schedulers refuse clients instead (sh, dh, mh), or are unknown."""
 FEW_WAITING = 2
-"""So many real servers without connections may wait in any virtual server; in a larger one, as many as it has others. Its
-scheduler walks over them for each connection."""
+"""The number of real servers without connections that may wait in any virtual server.
+
+In a larger virtual server, as many may wait as are desired. Its scheduler walks over them for each connection.
+"""
 
 
 class _Window:
-    """A sum over the last seconds."""
+    """A sum of counts over the last seconds."""
 
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
         self._counts: Counter[float] = Counter()
-        """Counts by the time at which they leave the window, in whole seconds; the first one leaves first."""
+        """Counts by the time at which they leave the window, in whole seconds, earliest first."""
 
     def add(self, count: int, now: float) -> None:
         self._counts[int(now) + self._length_s] += count
@@ -52,14 +54,14 @@ class _Window:
 
 
 class Pace:
-    """The recent additions and removals."""
+    """The recent additions and removals of real servers."""
 
     def __init__(self) -> None:
         self._added = _Window(ADDED_S)
         self._removed = _Window(KEPT_S)
 
     def note(self, *, added: int, removed: int, now: float) -> None:
-        """Record added and removed real servers, also those that went with their virtual server."""
+        """Record added and removed real servers, including those removed with their virtual server."""
         if added:
             self._added.add(added, now)
         if removed:
@@ -67,7 +69,7 @@ class Pace:
 
     @property
     def changes_s(self) -> float:
-        """When room may grow without additions and removals, seen from the last call of ``room``; infinite if it does not."""
+        """The time at which ``room`` may next grow by itself, as of its last call; infinite if it will not grow."""
         return min(self._added.shrinks_s, self._removed.shrinks_s)
 
     def room(self, now: float) -> int:

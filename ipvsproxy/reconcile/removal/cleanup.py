@@ -1,10 +1,11 @@
-"""The removal of all our kernel objects, and no others, for ``--cleanup``.
+"""Plans the removal of our kernel objects, and no others, for ``--cleanup``.
 
-Or of those alone that kube-proxy does not know, or that hide the API server.
+A cleanup may also be limited to objects that kube-proxy does not know, or that hide the API server.
 
-Rule 1: virtual servers go first, so that no packet meets a part of the rules; then rules, the sets that they name, the device,
-and local routes.
-Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Otherwise no later run would recognise it as ours.
+Rule 1: virtual servers are removed first, so that no packet meets an incomplete set of rules; then rules, the sets that they
+name, the device, and local routes.
+Rule 2: a witness (see ``ownership``) stays as long as its virtual server. Otherwise no later run would recognise the virtual
+server as ours.
 """
 
 import itertools
@@ -22,13 +23,13 @@ from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServer, Virtual
 from ipvsproxy.reconcile.virtual_servers import ownership
 
 EXTERNAL = ("KUBE-EXTERNAL-IP", "KUBE-LOAD-BALANCER")
-"""How the names of sets begin that hold external IPs and IPs of load balancers."""
+"""The prefixes of the names of sets that hold external IPs and IPs of load balancers."""
 
 
 class Cleanup(NamedTuple):
-    """The removals, in this order. ``witnesses`` must wait until all our virtual servers are gone.
+    """The operations of a cleanup. ``witnesses`` must wait until all our virtual servers are gone.
 
-    ``additions`` come first: addresses that are local by a route alone, and stay in use. Witnesses wait for them as well.
+    ``additions`` come first: addresses that stay in use but are only local by a route. ``witnesses`` wait for them as well.
     """
 
     virtual_servers: tuple[Operation, ...]
@@ -61,10 +62,11 @@ def plan(
 
 
 def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -> Cleanup:
-    """The part of a cleanup that removes what kube-proxy does not know: it continues with the rest, and connections do, too.
+    """The part of a cleanup that removes what kube-proxy does not know.
 
-    The rest are virtual servers by address, ``kube-ipvs0``, and sets of all but these ``kinds``. Which rules are in ``todo``,
-    the skeletons of ``plan`` say. A service address that a route makes local becomes an address of ``kube-ipvs0``.
+    kube-proxy can continue with all other objects and their connections. These are virtual servers by address, ``kube-ipvs0``,
+    and all sets except those of ``kinds``. The rules in ``todo`` depend on the skeletons that ``plan`` got. A service address
+    that a route makes local becomes an address of ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:
@@ -88,12 +90,12 @@ def give_up(
     api_servers: Iterable[RealServerKey],
     allowed: Collection[Network],
 ) -> Cleanup:
-    """The removals of all that takes connections to these API servers in, instead of letting them out of this node.
+    """The removals of all objects that keep connections to these API servers on this node.
 
-    Each API server's address goes from our device and our routes, and what we have at its port. ``allowed`` addresses stay, and
-    everything if a part could not be read. A cluster IP stays, because it is the way to the API servers: entries in use or
-    ``former`` ones, in sets of the other backend, show it. So does a virtual server with real servers that no entry shows to be
-    of an external address: its entries may be lost.
+    Each API server's address is removed from our device and our routes, with our virtual server and entries at its port.
+    ``allowed`` addresses stay; all objects stay if a part could not be read. A cluster IP stays, because it is the way to the API
+    servers: our entries, or ``former`` entries in sets of the other backend, show which address is one. A virtual server with
+    real servers also stays unless an entry shows that its address is external: its entries may be lost.
     """
     kinds: dict[Address, set[SetKind]] = {}
     for entry in itertools.chain(*(observed.sets or {}).values(), former):
@@ -140,7 +142,7 @@ def may_remove_witnesses(observed: Observation) -> bool:
 
 
 def rules(observed: Observation, skeletons: Mapping[Family, Skeleton]) -> tuple[Operation, ...]:
-    """The removals of our rules, for each family that has any."""
+    """The removals of our rules, for each family with rules of ours."""
     return tuple(
         Operation(Verb.REMOVE, skeletons[family])
         for family, image in sorted(observed.skeletons.items())

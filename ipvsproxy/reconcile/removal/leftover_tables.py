@@ -1,7 +1,7 @@
 """Tables that kube-proxy's nftables mode has left behind, to be removed once our rules are in force.
 
-Names and comment are those of pkg/proxy/nftables/proxier.go (kubernetes/kubernetes). The named chains and maps are in each
-version from 1.29 on, beside others. ``kube-proxy --cleanup`` removes the table by its name alone.
+Names and comment are those of pkg/proxy/nftables/proxier.go (kubernetes/kubernetes). These chains and maps are in each version
+from 1.29 on, among others. ``kube-proxy --cleanup`` removes the table by its name alone.
 
 Rule 1: a table is kube-proxy's if it has the family, the name, and all of these chains and maps, each base chain at its hook. A
 comment must be kube-proxy's; versions of nft before 0.9.7 write none.
@@ -25,7 +25,7 @@ _MAPS = ("service-ips", "service-nodeports")
 
 
 def removal(table: NftTable | None) -> Removal:
-    """The removal of a table that is kube-proxy's, with all of its chains; of any other table, nothing."""
+    """The removal of a table with all of its chains, if the table is kube-proxy's; otherwise an empty removal."""
     if table is None or why_foreign(table):
         return Removal()
     chains = tuple(ChainKey(table.name, name) for name in table.chains)
@@ -33,7 +33,7 @@ def removal(table: NftTable | None) -> Removal:
 
 
 def why_foreign(table: NftTable) -> str:
-    """Why a table with kube-proxy's name is not kube-proxy's; empty if it is."""
+    """Why a table with kube-proxy's name is not kube-proxy's; empty if it is kube-proxy's."""
     if table.comment not in ("", COMMENT):
         return f"its comment is {table.comment!r}"
     for name, (kind, hook) in _BASE_CHAINS.items():

@@ -1,8 +1,8 @@
-"""Leftover rules, to be removed once ours are in force: kube-proxy's iptables mode, and ours in the unused variant of iptables.
+"""Leftover rules, to be removed once our rules are in force: of kube-proxy's iptables mode, and our own in the unused variant.
 
 Names and comments are those of pkg/proxy/iptables/proxier.go and cleanup.go (kubernetes/kubernetes).
 
-Rule 1: a chain is removed if only the iptables mode has a chain of this name, or if it is ours and its variant is not used.
+Rule 1: a chain is removed if only the iptables mode has a chain of this name, or if it is our chain in the unused variant.
 Rule 2: a rule of a built-in chain is removed if kube-proxy, or ipvsproxy, writes a rule with its target and comment there.
 Rule 3: a chain with a reference of another program is emptied, and stays. The chain that marks packets for masquerading keeps its
 rules as well: port mappings of network plug-ins lead to it, and our rules masquerade the marked packets in either variant.
@@ -22,7 +22,7 @@ from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, Removal
 FREE_RETURNS = 2
 PATIENCE_S = 600.0
 CALM_S = 900.0
-"""Rules that have not come back for so long are gone. A kube-proxy checks its rules once in a sync period (30 s)."""
+"""Rules that have not come back for this time count as gone. A kube-proxy checks its rules once in a sync period (30 s)."""
 
 TABLES = frozenset({"nat", "filter"})
 """The tables that affect packets of Services. In ``mangle``, kube-proxy only has a chain without rules."""
@@ -47,14 +47,14 @@ _COMMENTS = (
     ("KUBE-PROXY-FIREWALL", ("INPUT", "FORWARD", "OUTPUT"), "kubernetes load balancer firewall"),
 )
 JUMPS = tuple(Jump("filter", source, target, comment) for target, sources, comment in _COMMENTS for source in sources)
-"""The jumps to the rules of the iptables mode, without jumps that we have, too.
+"""The jumps to the rules of the iptables mode, except jumps that are also ours.
 
-The last chain is also one of ours. With these jumps, the iptables mode lets it refuse connections of the host.
+The last chain is also one of ours. By these jumps, the iptables mode makes this chain refuse connections of the host.
 """
 
 
 def is_of_iptables_mode(key: ChainKey) -> bool:
-    """Whether only kube-proxy's iptables mode has such a chain: not the kubelet, network plug-ins, or the IPVS mode."""
+    """Whether only kube-proxy's iptables mode makes such a chain, and not the kubelet, a network plug-in, or the IPVS mode."""
     return key in _CHAINS or (key.table == "nat" and _CHAIN_OF_SERVICE.fullmatch(key.chain) is not None)
 
 
@@ -80,13 +80,13 @@ class LeftoverScope:
 
 
 def scope(chains: Collection[ChainKey], jumps: tuple[Jump, ...], *, is_used: bool) -> LeftoverScope:
-    """The scope for a variant of iptables that is used, or is not. ``chains`` and ``jumps`` are ours."""
+    """The scope for a used or unused variant of iptables. ``chains`` and ``jumps`` are our chains and jumps."""
     return LeftoverScope(used=frozenset(chains)) if is_used else LeftoverScope(unused=frozenset(chains), own_jumps=jumps)
 
 
 def removal(observed: LeftRules, scope: LeftoverScope) -> Removal:
-    """The removal of all observed leftover rules. Empty chains that must stay are not in it."""
-    known: dict[tuple[ChainKey, ChainKey], list[str]] = {}  # both modes lead to some chains, each with a comment of its own
+    """The removal of all observed leftover rules. Empty chains that must stay are left out."""
+    known: dict[tuple[ChainKey, ChainKey], list[str]] = {}  # both modes have jumps to some chains, each with its own comment
     for jump in (*JUMPS, *scope.own_jumps):
         ends = ChainKey(jump.table, jump.source), ChainKey(jump.table, jump.target)
         known.setdefault(ends, []).append(f'--comment "{jump.comment}"')

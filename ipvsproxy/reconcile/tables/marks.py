@@ -1,11 +1,11 @@
-"""Which Service port has which firewall mark, for the second scope of its external addresses.
+"""Assigns firewall marks to Service ports, for the second scopes of their external addresses.
 
-Rule 1: a Service port has one mark, for all of its external addresses and both families, and keeps it.
-Rule 2: first in, first out. Where there are more Service ports than marks, the later ones wait, and have one scope meanwhile, as
-with kube-proxy. A mark that was given back is given again after all that nobody has had.
-Rule 3: a mark that the kernel still has, whoever put it there, is given to no other Service port.
-Rule 4: the largest marks come first. A packet with a mark comes to its virtual server wherever it is bound for, and programs that
-mark packets of their own mostly begin at 1.
+Rule 1: a Service port has one mark for all of its external addresses in both families, and keeps this mark.
+Rule 2: first in, first out. If there are more Service ports than marks, the later Service ports wait, and have one scope
+meanwhile, as with kube-proxy. A mark that was given back is reused after all marks that were never used.
+Rule 3: a mark that the kernel still has, whichever program put it there, is given to no other Service port.
+Rule 4: the largest marks come first. A packet with a mark comes to the virtual server of the mark whatever its destination, and
+programs that mark their own packets usually begin at 1.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from ipvsproxy.model.virtual_servers import FirewallMark
 
 
 class MarkedPort(NamedTuple):
-    """A Service port, by the number and protocol of its cluster IP."""
+    """A Service port, named by its port number and protocol at the cluster IP."""
 
     service: ServiceName
     protocol: Protocol
@@ -29,21 +29,21 @@ class Marks:
 
     def __init__(self, is_busy: Callable[[int], bool]) -> None:
         self.bits = 0
-        """The bits of packet marks in use. All others are left as they are."""
+        """The bits of packet marks that ipvsproxy uses. All other bits stay as they are."""
         self._is_busy = is_busy
         self._unused = 0
-        """The number of the next mark that was never looked at; 0 if there is none."""
+        """The number of the next mark that was never considered; 0 if all were."""
         self._returned: dict[int, Protocol | None] = {}
-        """Marks that were given back or that the kernel had at first, with the protocol of the port that had them last."""
+        """Marks that were given back, or that the kernel had already, with the protocol of the last port of each mark."""
         self._marks: dict[MarkedPort, int] = {}
         self._ports: dict[int, MarkedPort] = {}
         self._waiting: dict[MarkedPort, None] = {}
         self.waiting: Collection[MarkedPort] = self._waiting
-        """The Service ports without a mark, in their turn."""
+        """The Service ports without a mark, in the order in which they get marks."""
         self._news: list[MarkedPort] = []
 
     def take_news(self) -> Sequence[MarkedPort]:
-        """The Service ports that wait, and have begun to since the last call."""
+        """The waiting Service ports that have begun to wait since the last call."""
         news, self._news = self._news, []
         return [port for port in news if port in self._waiting]
 
@@ -54,13 +54,13 @@ class Marks:
             known.clear()
 
     def want(self, port: MarkedPort) -> None:
-        """Let a Service port wait for a mark, unless it has one."""
+        """Let a Service port wait for a mark, unless it has a mark."""
         if port not in self._marks and port not in self._waiting:
             self._waiting[port] = None
             self._news.append(port)
 
     def release(self, port: MarkedPort) -> bool:
-        """Take the mark back from a Service port, or let it wait no more. Returns whether it had a mark."""
+        """Take the mark back from a Service port, or end its wait. Returns whether it had a mark."""
         self._waiting.pop(port, None)
         mark = self._marks.pop(port, 0)
         if mark:
@@ -69,9 +69,10 @@ class Marks:
         return bool(mark)
 
     def give(self, recalled: Iterable[tuple[MarkedPort, int]] = ()) -> list[MarkedPort]:
-        """Give marks to the Service ports that wait, and return the ports that got one.
+        """Give marks to the waiting Service ports, and return the ports that got a mark.
 
-        ``recalled`` go first: ports, and marks that the kernel has for them. The first of several is chosen.
+        ``recalled`` are ports with marks that the kernel has for them, which take precedence. Of several marks of a port, the
+        first is chosen.
         """
         given = []
         for port, mark in recalled:
@@ -92,7 +93,7 @@ class Marks:
         self._marks[port], self._ports[mark] = mark, port
 
     def _free(self) -> Iterator[int]:
-        """The marks that nobody has, in their turn."""
+        """The free marks, in the order in which they are given."""
         while self._unused:
             mark, self._unused = spread(self._unused, self.bits), self._unused - 1
             if mark in self._ports:
@@ -117,7 +118,7 @@ class Marks:
 
 
 def spread(number: int, bits: int) -> int:
-    """The mark of a number: its lowest bit in the lowest of ``bits``, and so on."""
+    """Spreads a number over ``bits``: the lowest bit of the number goes to the lowest of ``bits``, and so on."""
     mark = 0
     while bits and number:
         lowest = bits & -bits
@@ -129,5 +130,5 @@ def spread(number: int, bits: int) -> int:
 
 
 def by_family(mark: int) -> Mapping[Family, FirewallMark]:
-    """The virtual servers that a mark names."""
+    """The virtual server of a mark in each family."""
     return {family: FirewallMark.of(family, mark) for family in Family}

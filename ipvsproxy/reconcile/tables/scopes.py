@@ -1,13 +1,13 @@
 """Second scopes of external addresses: from a Service's desired state to virtual servers by mark and the entries that give marks.
 
-Rule 1: a packet without a mark comes to the virtual server of its address, so a scope may be missing at any time, for a Service
-port that has no mark yet or none any more.
-Rule 2: marks are given once every Service has been put, so that it is known which Service has which virtual server. A port has a
-mark while its Service has one of the port's virtual servers.
+Rule 1: a packet without a mark comes to the virtual server of its address, so a scope may be absent at any time while its Service
+port has no mark.
+Rule 2: marks are given once every Service has been put, because only then is it known which Service owns which virtual server. A
+port has a mark while its Service owns one of the port's virtual servers.
 Rule 3: a new process gives each port the mark that most of the port's entries give in the kernel. An entry of a virtual server
-that another Service has does not count.
-Rule 4: a virtual server by mark that nobody desires keeps its connections: it has no real servers desired, so these drain, and it
-is removed without them. Its entries go first (see ``precondition``).
+that another Service owns does not count.
+Rule 4: a virtual server by mark that no Service desires keeps its connections: it stays desired, without real servers, until
+these have drained, and then it is removed. Its entries are removed first (see ``kinds/virtual_servers.py``).
 """
 
 from collections import Counter
@@ -27,9 +27,9 @@ _SETS = {family: [IpSet(kind, family) for kind in SetKind if kind in SCOPE_KINDS
 
 
 class Scopes:
-    """The Services with second scopes, the marks of their ports, and the virtual servers by mark that are going.
+    """The Services with second scopes, the marks of their ports, and the virtual servers by mark that drain before their removal.
 
-    ``families`` are those that the node serves. ``putting`` puts the desired state of a Service into the tables.
+    ``families`` are the families that the node serves. ``putting`` puts the desired state of a Service into the tables.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Scopes:
         self._sets = sets
         self._putting = putting
         self._states: dict[ServiceName, ServiceState] = {}
-        """The Services with two scopes, each as it was put: without marks."""
+        """The desired state of each Service with second scopes, as it was put: without marks."""
         self._changed: dict[ServiceName, None] = {}
         """The Services whose ports may have begun or ceased to need a mark."""
         self._recalls = True
-        """Whether the marks of the kernel's entries go before a choice of our own, when marks are given the next time."""
+        """Whether the marks of the kernel's entries take precedence when marks are given the next time."""
         self._closing: dict[FirewallMark, None] = {}
-        """Undesired virtual servers, while they drain."""
+        """The virtual servers that no Service desires, while they drain."""
         self._refused: set[FirewallMark] = set()
-        """Virtual servers of other programs, while our entry still shows that they are ours."""
+        """Virtual servers of other programs, as long as our entry wrongly shows that they are ours."""
 
     def resolve(self, name: ServiceName, state: ServiceState | None) -> ServiceState | None:
-        """The state with its virtual servers by mark and the entries that give the marks, as far as its ports have marks."""
+        """Adds virtual servers by mark, and entries that give the marks, to a Service's state as far as its ports have marks."""
         before = self._states.pop(name, None)
         if before is not None:
             for port in _ports(before).keys() - (_ports(state).keys() if state is not None else ()):
@@ -82,12 +82,12 @@ class Scopes:
         return state.with_objects(tuple(served), tuple(entries))
 
     def note_change(self, name: ServiceName) -> None:
-        """A Service has gained or lost a virtual server."""
+        """Note that a Service has gained or lost a virtual server."""
         if name in self._states:
             self._changed[name] = None
 
     def use_bits(self, bits: int) -> None:
-        """Use these bits of packet marks. If others were in use, every scope gets another mark."""
+        """Use these bits of packet marks. If other bits were in use, every scope gets a new mark."""
         if bits == self.marks.bits:
             return
         self.marks.adopt(bits)
@@ -96,7 +96,7 @@ class Scopes:
             at_once(self._putting(name, state))
 
     def _giving_marks(self) -> Iterator[None]:
-        """Give marks to the ports that need one, take them back from the others, and put their Services again."""
+        """Give marks to ports that need one, take marks back from all other ports, and put the Services of these ports again."""
         changed, self._changed = self._changed, {}
         concerned: dict[ServiceName, None] = {}
         for state in filter(None, map(self._states.get, changed)):
@@ -111,9 +111,10 @@ class Scopes:
             yield from self._putting(name, self._states[name])
 
     def _recalled(self) -> Iterable[tuple[MarkedPort, int]]:
-        """The ports of the virtual servers that entries of the kernel name, each with the marks that it gets from them.
+        """The ports whose virtual servers the kernel's entries name, each with the marks that these entries give.
 
-        Those of more entries come first; of equal ones, those that have fewer entries of other ports.
+        A pair of port and mark with more entries comes first; of pairs with equally many, the mark with fewer entries of other
+        ports.
         """
         marks = {
             ownership.virtual_server_of(entry): entry.mark
@@ -133,7 +134,7 @@ class Scopes:
         return sorted(entries, key=lambda one: (-entries[one], entries_of_mark[one[1]]))
 
     def refuse(self, key: FirewallMark) -> None:
-        """Leave a mark to the program that has made a virtual server by it, and give its Service port another one."""
+        """Leave a mark to the program that has made a virtual server by this mark, and give its Service port another mark."""
         port = self.marks.port_of(key.mark)
         if port is not None:
             self._refused.add(key)
@@ -141,15 +142,15 @@ class Scopes:
             at_once(self._putting(port.service, self._states[port.service]))
 
     def is_refused(self, key: VirtualServerKey) -> bool:
-        """Whether a virtual server is another program's, although our entry still shows that it is ours."""
+        """Whether a virtual server is another program's although our entry wrongly shows that it is ours."""
         return key in self._refused
 
     def _has_mark(self, mark: int) -> bool:
-        """Whether the kernel has a mark: as a virtual server, whoever's, or as an entry that shows that one is ours."""
+        """Whether the kernel has a mark: in any program's virtual server, or in our entry that shows that one is ours."""
         return any(key in self._virtual_servers.observed or self.is_witnessed(key) for key in by_family(mark).values())
 
     def is_witnessed(self, key: FirewallMark) -> bool:
-        """Whether our entry is observed, which shows that the virtual server of a mark is ours."""
+        """Whether the entry is observed that shows that the virtual server of a mark is ours."""
         entry = mark_entry(key)
         return entry in self._entries[entry.set].observed
 
@@ -158,10 +159,10 @@ class Scopes:
         return any(key in self._virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:
-        """Give marks, and let undesired virtual servers by mark drain before they are removed; in steps.
+        """Give marks, and let undesired virtual servers by mark drain before their removal, in steps.
 
-        Sets that only scopes use are desired while there are scopes, or remains of them. ``may_close``: every Service has been
-        put.
+        Sets that only scopes use are desired as long as any entry of theirs is desired or observed. ``may_close``: every Service
+        has been put.
         """
         table = self._virtual_servers
         self._refused = {key for key in self._refused if self.is_witnessed(key)}

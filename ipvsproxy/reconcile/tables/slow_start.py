@@ -1,11 +1,11 @@
-"""Slow start: a new endpoint of a Service climbs from weight 1 to its own, as with ``slowstart`` of HAProxy.
+"""Slow start: a new endpoint of a Service climbs from weight 1 to its own weight, as with ``slowstart`` of HAProxy.
 
-Rule 1: an endpoint is new if the kernel has its virtual server with another real server that gets connections, but has not the
-endpoint. Without such another one there is nobody to take its share, and it has its own weight at once.
-Rule 2: an endpoint climbs in a few steps of equal length (``STEPS`` at most), so that it costs as many edits, and nothing between
-them.
-Rule 3: a new process goes on from the weights in the kernel. It takes a lower weight for one on the way up, and never begins anew
-with an endpoint that the kernel has.
+Rule 1: an endpoint is new if its virtual server in the kernel lacks it, but has another real server that gets connections. If no
+other real server could take its share, the endpoint has its own weight at once.
+Rule 2: an endpoint climbs in a few steps of equal length (``STEPS`` at most), so that it costs one edit per step, and nothing in
+between.
+Rule 3: a new process goes on from the weights in the kernel. It assumes that an endpoint of lower weight is climbing, and never
+restarts an endpoint that the kernel has.
 """
 
 import math
@@ -19,24 +19,24 @@ from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 from ipvsproxy.reconcile.tables.table import Table
 
 STEPS = 8
-"""The most steps from weight 1 to the own one."""
+"""The most steps from weight 1 to an endpoint's own weight."""
 
 
 def weight_at(elapsed_s: float, own: int, duration_s: float) -> int:
-    """The weight of an endpoint so long after its begin: 1 at first, the own one after the duration."""
+    """The weight of an endpoint some time after it began to climb: 1 at first, its own weight after the duration."""
     steps = _steps(own)
     done = min(steps, int(elapsed_s * steps / duration_s))
     return 1 + (own - 1) * done // steps
 
 
 def next_step_s(elapsed_s: float, own: int, duration_s: float) -> float:
-    """The time of the next step, counted as ``elapsed_s``."""
+    """The time of the next step, counted from the same moment as ``elapsed_s``."""
     steps = _steps(own)
     return (int(elapsed_s * steps / duration_s) + 1) * duration_s / steps
 
 
 def elapsed_at(weight: int, own: int, duration_s: float) -> float:
-    """The shortest time after which an endpoint has at least this weight, from 1 to its own."""
+    """The shortest time after which an endpoint has at least this weight, which is between 1 and its own weight."""
     steps = _steps(own)
     done = next(number for number in range(steps + 1) if 1 + (own - 1) * number // steps >= weight)
     return done * duration_s / steps
@@ -47,7 +47,7 @@ def _steps(own: int) -> int:
 
 
 class SlowStarts:
-    """The Services with slow start, as they were put: with the own weights of their endpoints.
+    """The Services with slow start, with the state that was put, in which endpoints have their own weights.
 
     ``putting`` puts the desired state of a Service into the tables.
     """
@@ -61,12 +61,12 @@ class SlowStarts:
         self._putting = putting
         self._states: dict[ServiceName, ServiceState] = {}
         self._fresh: dict[ServiceName, bool] = {}
-        """The Services to look at, and whether this process had no state of them before."""
+        """The Services to reconsider, and whether this process had no state of them before."""
         self._began_s: dict[ServiceName, dict[VirtualServerKey, Mapping[RealServerKey, float]]] = {}
         self._due_s: dict[ServiceName, float] = {}
 
     def note(self, name: ServiceName, state: ServiceState | None, *, is_known: bool) -> None:
-        """Take note of the desired state of a Service. ``is_known``: this process had one before."""
+        """Note the desired state of a Service. ``is_known``: this process already had a state of the Service."""
         if state is not None and state.rare.slow_start_s:
             self._states[name] = state
             self._fresh.setdefault(name, not is_known)
@@ -75,9 +75,9 @@ class SlowStarts:
                 table.pop(name, None)
 
     def tending(self, now: float, *, afresh: bool = False) -> Generator[None, None, None]:
-        """Give every endpoint that is due the weight of this time, in steps.
+        """Give every endpoint whose next step is due its weight for this moment, in steps.
 
-        ``afresh``: as a new process would, which only reads.
+        ``afresh``: forget when endpoints began, as a new process would that only reads.
         """
         if afresh:
             self._began_s.clear()
@@ -117,9 +117,9 @@ class SlowStarts:
     def _climbing(
         self, item: VirtualServer, known: Mapping[RealServerKey, float], duration_s: float, now: float, *, is_fresh: bool
     ) -> Mapping[RealServerKey, float]:
-        """The endpoints of a virtual server that have less than their own weight now, each with the time of its begin.
+        """The endpoints of a virtual server that have less than their own weight now, each with the time when it began to climb.
 
-        ``known`` are those that had before.
+        ``known`` are the endpoints that were climbing before.
         """
         observed = self._virtual_servers.observed.get(item.key)
         weights = observed.real_servers if observed else {}
@@ -144,7 +144,7 @@ class SlowStarts:
 
 
 def _lowered(item: VirtualServer, began_s: Mapping[RealServerKey, float], duration_s: float, now: float) -> VirtualServer:
-    """A virtual server whose climbing endpoints have the weight of this time."""
+    """A virtual server whose climbing endpoints have their weight for this moment."""
     if not began_s:
         return item
     weights: dict[bytes, int] = {

@@ -1,14 +1,14 @@
-"""Desired and observed: the two sides of one kind of kernel object.
+"""A table: the desired and the observed side of one kind of kernel object.
 
-Rule 1: a key whose two sides differ is pending or surplus, whatever made them differ: a change, drift, a failure. There is no
-other memory of work to do.
-Rule 2: if several owners desire one key, the owner of the lowest rank has it and the others wait; when it leaves, the next one
-has the key. The rank is the owner itself, unless the table gets a function for it.
+Rule 1: a key whose two sides differ is pending or surplus, whatever made them differ: a change, drift, a failure. No other place
+remembers work to do.
+Rule 2: if several owners desire one key, the owner of the lowest rank has the key and the other owners wait; when this owner
+releases the key, the next owner has it. The rank is the owner itself, unless the table gets a function that computes ranks.
 Rule 3: an observed key without an owner is removed only if it is ours, and not protected.
 
-Of most kinds only presence counts: entries of sets, addresses, sets, the device. Their two sides nearly always agree, and there
-may be hundreds of thousands of keys. So a ``PresenceTable`` does not store the observed side: it is the desired keys without the
-pending ones, and the undesired keys beside them.
+For most kinds only presence counts: entries of sets, addresses, sets, the device. The two sides nearly always agree, and there
+may be hundreds of thousands of keys. So a ``PresenceTable`` does not store the observed side: the observed keys are the desired
+keys except the pending ones, and the undesired keys, which are stored.
 """
 
 import bisect
@@ -25,12 +25,12 @@ W = TypeVar("W")
 
 
 def always(_: object) -> bool:
-    """Holds of every key."""
+    """Is true of every key."""
     return True
 
 
 class Conflict(NamedTuple):
-    """A key that several owners desire: the winner, the waiting owners in their order, and the reason for each if it is known.
+    """A key that several owners desire: the winner, the waiting owners in their order, and why each of them waits, if known.
 
     A reason is a text to put after the name of the winner.
     """
@@ -42,15 +42,15 @@ class Conflict(NamedTuple):
 
 
 class _Waiting(Generic[V]):
-    """The owners that wait for one key, each with its desired value. All searches take a logarithmic time."""
+    """The owners that wait for one key, each with its desired value. Each search takes logarithmic time."""
 
     def __init__(self) -> None:
         self.turns: list[tuple[Any, Owner]] = []
-        """Rank and owner of each, the next one first."""
+        """The rank and the owner of each wait; the next owner comes first."""
         self._values: dict[Owner, tuple[Any, V]] = {}
 
     def put(self, owner: Owner, rank: Any, value: V) -> None:
-        """Let an owner of this rank wait with this value."""
+        """Let an owner of this rank wait for the key with this desired value."""
         self.pop(owner)
         bisect.insort(self.turns, (rank, owner))
         self._values[owner] = (rank, value)
@@ -75,10 +75,10 @@ class Table(Generic[K, V, W]):
         unequal: "dict[Table[Any, Any, Any], None] | None" = None,
         rank: Callable[[K, Owner], Any] = lambda _, owner: owner,
     ) -> None:
-        """``differs`` compares a desired value with an observed one. Protected keys are never removed.
+        """``differs`` compares a desired value with an observed one. Keys for which ``is_protected`` is true are never removed.
 
-        The table is in ``unequal`` while it has pending or surplus keys. ``rank`` gives the rank of an owner for a key; when it
-        has changed, call ``rank_again`` for each key that the owner desires.
+        The table is in ``unequal`` while it has pending or surplus keys. ``rank`` gives the rank of an owner for a key; when a
+        rank has changed, call ``rank_again`` for each key that the owner desires.
         """
         self._rank = rank
         self._owner_of = owner_of
@@ -95,7 +95,7 @@ class Table(Generic[K, V, W]):
         """The last observed values, foreign keys included."""
         self._foreign: set[K] = set()
         self.foreign: Collection[K] = self._foreign
-        """Observed keys that are not ours: without a witness, and never changed by us."""
+        """Observed keys that are not ours: they have no witness, and we have never changed them."""
         self.pending: Collection[K] = self._pending
         """Desired keys whose two sides differ, oldest first."""
         self._surplus: dict[K, None] = {}
@@ -103,9 +103,9 @@ class Table(Generic[K, V, W]):
         """Observed keys of ours without an owner, oldest first."""
         self._was_observed = False
         self._shown: set[K] | None = None
-        """The keys that the complete reading under way has shown, and those changed since it began; None between readings."""
+        """The keys that the current complete reading has shown, and keys changed since it began; None between readings."""
         self.drifted = 0
-        """The number of drifted keys since the first observation: observed otherwise than before, and not as desired."""
+        """How many keys have drifted since the first observation: their observed value changed, and is not the desired value."""
         self._drifted_keys: list[K] = []
 
     def _make_observed(self) -> MutableMapping[K, W]:
@@ -128,11 +128,11 @@ class Table(Generic[K, V, W]):
 
     @property
     def contested(self) -> int:
-        """The number of keys that more than one owner desires; without one, each owner has all keys that it desires."""
+        """The number of keys that more than one owner desires; if it is 0, each owner has all keys that it desires."""
         return len(self._waiting)
 
     def desire(self, key: K, owner: Owner, value: V) -> Owner | None:
-        """Let an owner desire a key. Returns the owner that loses it, if any."""
+        """Let an owner desire a key. Returns the owner that loses the key, if any."""
         desired, loser = self._desired.get(key), None
         if desired is not None and (winner := self._owner_of(desired)) != owner:
             waiting = self._waiting.setdefault(key, _Waiting())
@@ -148,7 +148,7 @@ class Table(Generic[K, V, W]):
         return loser
 
     def release(self, key: K, owner: Owner) -> Owner | None:
-        """End an owner's desire for a key. Returns the owner that gains it, if any."""
+        """End an owner's desire for a key. Returns the owner that gains the key, if any."""
         waiting, heir = self._waiting.get(key), None
         if waiting is None:
             self._desired.pop(key, None)
@@ -162,7 +162,7 @@ class Table(Generic[K, V, W]):
     def rank_again(self, key: K, owner: Owner) -> set[Owner]:
         """Give a key to its owner of the lowest rank after that of this owner has changed.
 
-        Returns the owners that lost and gained it.
+        Returns the owners that lost and gained the key.
         """
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -193,14 +193,14 @@ class Table(Generic[K, V, W]):
         return None if desired is None else self._owner_of(desired)
 
     def owners_of(self, key: K) -> Sequence[Owner]:
-        """All owners that desire a key; the first one has it."""
+        """All owners that desire a key; the first of them has the key."""
         owner, waiting = self.owner_of(key), self._waiting.get(key)
         return (*([owner] if owner else ()), *((other for _, other in waiting.turns) if waiting else ()))
 
     def observing(self, listing: Mapping[K, W], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
-        """Replace the observed side, in steps of ``ITEMS_AT_ONCE`` keys. Nothing else may be done to the table between two steps.
+        """Replace the observed side, in steps of ``ITEMS_AT_ONCE`` keys. No other method may change the table between two steps.
 
-        An observed key of ours that is still there stays ours. An equal value keeps the known object.
+        An observed key of ours that is still present stays ours. If the value is equal, the table keeps the object that it has.
         """
         self.begin_reading()
         yield from self.observing_some(listing, is_ours)
@@ -228,12 +228,12 @@ class Table(Generic[K, V, W]):
         return gone
 
     def note_change(self, key: K) -> None:
-        """Notes that a change of this key was tried, with any outcome: a reading under way may have missed it."""
+        """Notes that a change of this key was attempted, whatever its outcome: the current reading may have missed it."""
         if self._shown is not None:
             self._shown.add(key)
 
     def observing_some(self, observed_now: Mapping[K, W | None], is_ours: Callable[[K], bool] = always) -> Iterator[None]:
-        """As ``observing``, for some keys: None for an absent one. Other keys do not change."""
+        """Replaces the observed values of some keys, in steps; None for an absent key. Other keys do not change."""
         observed, foreign, shown = self._observed, self._foreign, self._shown
         for number, (key, value) in enumerate(observed_now.items(), 1):
             before = observed.get(key)
@@ -254,7 +254,7 @@ class Table(Generic[K, V, W]):
         self._replace_observed(key, value, counts=self._observed.get(key, value) != value)
 
     def _replace_observed(self, key: K, value: W | None, *, counts: bool = False) -> None:
-        """Replace the observed value of a key. ``counts``: a value that is not the desired one is drift."""
+        """Replace the observed value of a key. ``counts``: if the new value is not the desired value, it counts as drift."""
         differed = counts and (key in self._pending or key in self._surplus)
         if value is None:
             self._observed.pop(key, None)
@@ -267,19 +267,19 @@ class Table(Generic[K, V, W]):
                 self._drifted_keys.append(key)
 
     def take_drifted(self) -> Collection[K]:
-        """The keys that have drifted since the last call, without keys that already differed before."""
+        """The keys that have drifted since the last call, except keys whose two sides had differed before."""
         keys, self._drifted_keys = self._drifted_keys, []
         return keys
 
     def confirm(self, key: K, value: W | None) -> None:
-        """Record that we have set this value in the kernel, or (None) removed the key: it is ours now."""
+        """Record that we have set this value in the kernel, or (None) removed the key. The key is ours from now on."""
         if self._foreign:
             self._foreign.discard(key)
         self.note_change(key)
         self._replace_observed(key, value)
 
     def exchange(self, key: K, value: W) -> None:
-        """Replace an observed value by an equal one that is about to change; ``confirm`` it after the change."""
+        """Replace an observed value by an object that is about to change; call ``confirm`` after the change."""
         self._observed[key] = value
 
     def touch(self, key: K) -> None:
@@ -306,7 +306,8 @@ class Table(Generic[K, V, W]):
 def discard(keys: dict[K, None], key: K) -> None:
     """Remove a key, if it is there.
 
-    An empty dictionary is cleared: until then, Python walks it at its largest size, for 60 µs after 100,000 keys.
+    An empty dictionary is cleared: otherwise Python would go on walking it at its largest size, which takes 60 µs after 100,000
+    keys.
     """
     keys.pop(key, None)
     if not keys:
@@ -316,7 +317,7 @@ def discard(keys: dict[K, None], key: K) -> None:
 class Present(MutableMapping[K, bool]):
     """The observed keys; the value of each is True.
 
-    Adding a desired key takes it from the pending ones; removing it puts it among them.
+    Adding a desired key ends that it is pending; removing a desired key makes it pending.
     """
 
     __slots__ = ("_desired", "_pending", "undesired")
@@ -337,7 +338,10 @@ class Present(MutableMapping[K, bool]):
         raise KeyError(key)
 
     def get(self, key: K, default: Any = None) -> Any:
-        """As of a dictionary. The inherited method takes 0.5 µs more for an absent key, and a first reading has many."""
+        """As in a dictionary.
+
+        The inherited method takes 0.5 µs more for an absent key, and a first reading has many absent keys.
+        """
         return True if key in self else default
 
     def __setitem__(self, key: K, value: bool) -> None:
@@ -364,7 +368,7 @@ class PresenceTable(Table[K, Owner, bool]):
     """A table whose desired value of a key is the owner itself."""
 
     def __init__(self, is_protected: Callable[[K], bool], unequal: dict[Table[Any, Any, Any], None] | None = None) -> None:
-        """A key for which ``is_protected`` is true is never removed. ``unequal`` as in ``Table``."""
+        """A key for which ``is_protected`` is true is never removed. ``unequal`` is as in ``Table``."""
         super().__init__(lambda owner: owner, lambda _desired, _observed: False, is_protected, unequal)
 
     def _make_observed(self) -> "Present[K]":
@@ -372,7 +376,7 @@ class PresenceTable(Table[K, Owner, bool]):
         return self._present
 
     def desire(self, key: K, owner: Owner, value: Owner) -> Owner | None:
-        """As in ``Table``; an observed, undesired key stays observed, and an absent one stays absent."""
+        """As in ``Table``; an observed, undesired key stays observed, and an absent key stays absent."""
         if key in self._desired:
             return super().desire(key, owner, value)
         self._desired[key] = owner
@@ -396,7 +400,7 @@ class PresenceTable(Table[K, Owner, bool]):
 def replacing(
     owner: Owner, parts: Iterable[tuple[Table[Any, Any, Any], Mapping[Any, Any], Mapping[Any, Any]]]
 ) -> Generator[None, None, set[Owner]]:
-    """As ``Table.replace`` in several tables, each with the former values and the new ones, in steps."""
+    """Does what ``Table.replace`` does in several tables, each with former and new desired values, in steps."""
     affected: set[Owner] = set()
     for table, before, after in parts:
         gone = itertools.filterfalse(after.__contains__, before)
@@ -414,5 +418,5 @@ def replacing(
 
 
 def presence(keys: Iterable[K], owner: Owner) -> Mapping[K, Owner]:
-    """The desired side of an owner in a table of presence."""
+    """The desired values of an owner for a ``PresenceTable``."""
     return dict.fromkeys(keys, owner)

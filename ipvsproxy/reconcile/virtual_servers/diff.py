@@ -1,4 +1,4 @@
-"""The difference of one virtual server, as operations."""
+"""The operations that bring one virtual server to its desired state."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ MayRemove = Callable[[VirtualServerKey, RealServerKey], bool | None]
 
 
 def differs(desired: VirtualServer, observed: ObservedVirtualServer, may_remove: MayRemove) -> bool:
-    """Whether any operation is needed now. A draining real server needs none."""
+    """Whether any operation is needed now. A draining real server needs no operation."""
     if (
         observed.real_servers == desired.weights
         and isinstance(desired.weights, EvenWeights)
@@ -40,13 +40,12 @@ def _parting(
     weight: int,
     may_remove: MayRemove,
 ) -> Verb | None:
-    """The operation for an undesired real server now: weight 0, removal, or nothing yet."""
+    """The present operation for an undesired real server: weight 0, removal, or none yet."""
     if desired.protocol is not Protocol.TCP:
         return Verb.REMOVE
     if len(key) != len(desired.key.address) + PORT_SIZE:
-        return (
-            Verb.REMOVE
-        )  # a real server of the other family is tunnelled, and the kernel refuses weight 0 for it as a masqueraded one
+        # A real server of the other family is tunnelled. Setting weight 0 would also set masquerading, which the kernel refuses.
+        return Verb.REMOVE
     over = may_remove(desired.key, key)
     if weight != 0 or over is None:
         return Verb.SET
@@ -59,9 +58,9 @@ def virtual_server_operations(
     observed: ObservedVirtualServer | None,
     may_remove: MayRemove,
 ) -> Iterator[Operation]:
-    """The operations for one virtual server: it comes before its real servers, and these are added in their order.
+    """The operations for one virtual server: the virtual server comes before its real servers, which are added in their order.
 
-    ``may_remove`` says whether a draining real server may be removed; None if it does not drain.
+    ``may_remove`` says whether a draining real server may be removed; None if the real server does not drain.
     """
     if desired is None:
         if observed is not None:
@@ -93,7 +92,7 @@ def virtual_server_operations(
 
 
 def _additions(desired: VirtualServer) -> Iterator[Operation]:
-    """The additions of all real servers, one for each run of equal weights, which keeps their order."""
+    """The additions of all real servers in their order, with one operation for each run of equal weights."""
     if isinstance(desired.weights, EvenWeights) and desired.thresholds is NO_THRESHOLDS:  # nearly always
         if desired.weights:
             yield Operation(Verb.ADD, RealServers(desired.key, desired.weights))

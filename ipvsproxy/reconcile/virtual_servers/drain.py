@@ -4,8 +4,8 @@ Its weight becomes 0 at once. It is removed when both of its connection counts a
 removed real servers (see ``pace``), or when its deadline is over. UDP and SCTP real servers are removed at once, as by
 kube-proxy.
 
-The kernel is asked for one virtual server at a time, and its answer tells of all real servers. So each virtual server with
-connections to wait for has one time at which it is due.
+The kernel is asked for one virtual server at a time, and its answer covers all real servers. So each virtual server with draining
+connections has one time at which it is due.
 """
 
 import collections
@@ -22,12 +22,12 @@ from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Re
 SHORTEST_INTERVAL_S = 1.0
 LONGEST_INTERVAL_S = 30.0
 _INTERVAL_SHARE = 0.25
-"""The connections of a drain are read again after this share of its age: often at first, rarely later."""
+"""The connections of a drain are read again after this share of its age: frequently at first, rarely later."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Drain:
-    """One draining real server. ``connections`` is None until they have been read."""
+    """One draining real server. ``connections`` is None until the connections have been read."""
 
     virtual_server: VirtualServerKey
     key: RealServerKey
@@ -36,17 +36,20 @@ class Drain:
 
 
 class Drains:
-    """All draining real servers. Each one keeps its connections, waits for room without any, or is over: it may be removed."""
+    """All draining real servers.
+
+    A drain keeps its connections, or waits for room without connections, or is over, so that the real server may be removed.
+    """
 
     def __init__(self) -> None:
         self._drains: dict[VirtualServerKey, dict[RealServerKey, Drain]] = {}
         self._count = 0
         self._waiting: collections.OrderedDict[Drain, None] = collections.OrderedDict()
-        """Drains without connections that wait for room, the first one first."""
+        """Drains without connections that wait for room; the drain that began to wait first comes first."""
         self._over: set[Drain] = set()
         self._due_s: dict[VirtualServerKey, float] = {}
         self._by_due: list[tuple[float, int, VirtualServerKey]] = []
-        """A heap. An entry with another time than ``_due_s`` has been superseded."""
+        """A heap of due times. An entry whose time differs from ``_due_s`` is outdated."""
         self._numbers = itertools.count()
 
     def __bool__(self) -> bool:
@@ -62,7 +65,7 @@ class Drains:
 
     @property
     def over(self) -> int:
-        """The number of drains that are over and not removed yet."""
+        """The number of drains that are over but whose real server is not removed yet."""
         return len(self._over)
 
     @property
@@ -80,7 +83,7 @@ class Drains:
         return (drain for drain in drains if drain not in self._waiting and drain not in self._over)
 
     def begin(self, key: VirtualServerKey, real_server: RealServerKey, now: float) -> None:
-        """Begin a drain: the real server has weight 0 now. Beginning again changes nothing."""
+        """Begin a drain: the real server has weight 0 now. Beginning the same drain again changes nothing."""
         drains = self._drains.setdefault(key, {})
         if real_server not in drains:
             drains[real_server] = Drain(key, real_server, now)
@@ -109,23 +112,23 @@ class Drains:
             self.end(key, real_server)
 
     def may_remove(self, key: VirtualServerKey, real_server: RealServerKey) -> bool | None:
-        """Whether a drain is over, as ``judge`` or ``release`` decided. None: the real server does not drain."""
+        """Whether a drain is over, as ``judge`` or ``release`` decided; None if the real server does not drain."""
         drain = self._drains.get(key, {}).get(real_server)
         return drain in self._over if drain else None
 
     def release(self, room: int) -> Collection[VirtualServerKey]:
-        """Let so many waiting drains be over, the first ones first. Returns their virtual servers."""
+        """End the wait of this many drains, first come first served: they are over now. Returns their virtual servers."""
         released = [self._waiting.popitem(last=False)[0] for _ in range(min(room, len(self._waiting)))]
         self._over.update(released)
         return [drain.virtual_server for drain in released]
 
     def ask(self, key: VirtualServerKey, due_s: float) -> None:
-        """Have the connections of a virtual server read at this time, or earlier if they are due earlier."""
+        """Schedule a reading of a virtual server's connections at this time, unless an earlier one is due."""
         if due_s < self._due_s.get(key, math.inf):
             self._due_at(key, due_s)
 
     def due(self, now: float) -> Collection[VirtualServerKey]:
-        """The virtual servers whose connections should be read now and passed to ``judge``, or they are due again soon."""
+        """The virtual servers whose connections should be read now and passed to ``judge``; otherwise they are soon due again."""
         due: list[VirtualServerKey] = []
         while (due_s := self.next_s()) is not None and due_s <= now:
             due.append(self._by_due[0][2])
@@ -133,7 +136,7 @@ class Drains:
         return due
 
     def next_s(self) -> float | None:
-        """When connections are due, or a deadline is over."""
+        """The next time at which a reading of connections is due or a deadline is over."""
         while self._by_due and self._by_due[0][0] != self._due_s.get(self._by_due[0][2]):
             heapq.heappop(self._by_due)
         return self._by_due[0][0] if self._by_due else None
@@ -147,11 +150,11 @@ class Drains:
         deadline_s: float,
         may_wait: int,
     ) -> Collection[RealServerKey]:
-        """Judge drains by the connections of a virtual server. Returns its real servers whose drain is over now.
+        """Decide about drains by the connections of a virtual server. Returns its real servers whose drain is over now.
 
-        ``counts`` is None if the connections could not be read. A real server without counts is no longer in the kernel, and so
-        has no connections. ``deadline_s`` is how long connections may last. So many real servers without connections as
-        ``may_wait`` wait for ``release``, whatever the deadline.
+        ``counts`` is None if the connections could not be read. A real server that is not in ``counts`` is no longer in the
+        kernel, and so has no connections. ``deadline_s`` is how long connections may last. Up to ``may_wait`` real servers
+        without connections wait for ``release``, whatever the deadline.
         """
         drains = self._drains.get(key, {})
         waiting = sum(drain in self._waiting for drain in drains.values())
@@ -176,7 +179,7 @@ class Drains:
         return over
 
     def oldest_age_s(self, now: float) -> float:
-        """The age of the oldest drain with connections, in seconds; 0 without one."""
+        """The age of the oldest drain with connections, in seconds; 0 if there is no such drain."""
         return max((now - drain.since_s for drain in self.with_connections()), default=0.0)
 
     def _due_at(self, key: VirtualServerKey, due_s: float) -> None:
@@ -189,9 +192,9 @@ class Drains:
 def removals_at_once(
     outcomes: Iterable[Outcome], counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], room: int
 ) -> list[Operation]:
-    """The removals of real servers without connections whose drain has just begun by these outcomes.
+    """The removals of real servers without connections whose drain these outcomes have just begun.
 
-    ``counts`` were read afterwards; None for unreadable ones. ``room`` is the most removals.
+    ``counts`` were read after the outcomes; None stands for unreadable counts. ``room`` is the most removals.
     """
     idle = (
         Operation(Verb.REMOVE, RealServers.of(item.virtual_server, key, 0))

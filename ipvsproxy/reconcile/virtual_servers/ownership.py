@@ -1,15 +1,16 @@
-"""Which observed virtual servers are ours although they are not desired.
+"""Decides which observed virtual servers are ours although they are not desired.
 
-The kernel's table is shared: keepalived, kube-vip or docker have virtual servers there, too. A fresh process has no memory, but
-the kernel has: an address on our device, a local route of ours or an entry in one of our sets comes before its virtual server and
-goes after it (see the stages in ``model/kind.py``). So one of them witnesses every virtual server of a former process.
+The kernel's table is shared: keepalived, kube-vip or docker have virtual servers there, too. A new process does not know what a
+former process made, but the kernel shows it: an entry in one of our sets is added before its virtual server and removed after it,
+and the address on our device or our local route is removed after it as well (see the stages in ``kinds/kind.py``). So every
+virtual server of a former process has a witness.
 
-A node port in one of our sets names no address: it is a witness only on those addresses of this host where node ports are
-served. On any other, a keepalived may have a virtual server on the same port, whether the address is on this host now or not. It
-may also be ours, of a process that served node ports elsewhere, or on an address that this host lost while no process ran. Ours
-has a twin: a virtual server that is ours by another witness, with the same settings and real servers: that of the same port on an
-address where node ports are served, or that of the Service's cluster IP. Somebody else's leads to other places, unless these are
-hosts' own addresses; so those do not count.
+A node port in one of our sets names no address: it is a witness only on the addresses of this host where node ports are served.
+On any other address, keepalived may have a virtual server on the same port, whether this host has the address now or not. Such a
+virtual server may also be ours, made by a process that served node ports on other addresses, or on an address that this host lost
+while no process ran. A virtual server of ours has a twin: a virtual server with the same settings and real servers that another
+witness shows to be ours, on the same port of an address where node ports are served, or on the Service's cluster IP. Another
+program's virtual server leads to other real servers, unless these are addresses of hosts, which therefore do not count.
 
 A virtual server by firewall mark is ours if our set of marks has its mark.
 """
@@ -77,7 +78,7 @@ class NodePort(NamedTuple):
 
 
 def lies_in(key: VirtualServerKey, ranges: Iterable[Network]) -> bool:
-    """Whether the address of a virtual server lies in one of some ranges. That of a mark has no address."""
+    """Whether the address of a virtual server lies in one of some ranges. A virtual server by mark has no address."""
     return not isinstance(key, FirewallMark) and any(one.contains(key.address) for one in ranges)
 
 
@@ -88,13 +89,12 @@ def owned_virtual_servers(
     left_behind: Mapping[VirtualServerKey, ObservedVirtualServer] = MappingProxyType({}),
     node_port_ranges: Collection[Network] = EVERYWHERE,
 ) -> Callable[[VirtualServerKey], bool]:
-    """A test whether a virtual server is ours, from the other observed objects.
+    """Makes a test of whether a virtual server is ours, from the other observed objects.
 
-    ``local`` are the addresses on our device, and those of our local routes.
-    ``host_addresses`` are the addresses of this host on other interfaces than our device: a node port in our set makes the
-    virtual server of that port ours on each of them that lies in ``node_port_ranges``; never on loopback addresses, nor, in a
-    range of all addresses, on IPv6 link-local ones. ``left_behind`` are all virtual servers, where one on another address may be
-    ours.
+    ``local`` are the addresses on our device and the addresses that our local routes lead to. ``host_addresses`` are the
+    addresses of this host on other interfaces than our device: a node port in our set makes the virtual server of that port ours
+    on each of them that lies in ``node_port_ranges``; never on loopback addresses, nor, in a range of all addresses, on IPv6
+    link-local ones. ``left_behind`` are all observed virtual servers if a virtual server on another address may be ours.
     """
 
     def serves(address: Address) -> bool:
@@ -135,12 +135,12 @@ def owned_virtual_servers(
 
 
 def _shape(key: VirtualServerKey, observed: ObservedVirtualServer) -> object:
-    """The properties that virtual servers of one service port share on all addresses."""
+    """The properties that a Service port's virtual servers share on all addresses."""
     return key.protocol, key.address.family, observed.settings, frozenset(observed.real_servers)
 
 
 def virtual_server_of(entry: SetEntry) -> VirtualServerKey | None:
-    """The virtual server that an entry of a ``hash:ip,port…`` set names; None if it names none."""
+    """The virtual server that an entry of a ``hash:ip,port…`` set names; None if the entry names none."""
     ip_set = IP_SETS[entry.set]
     if entry.address is None or entry.protocol is None or ip_set.kind is SetKind.LOOP_BACK or ip_set.type is SetType.PORT:
         return None
@@ -153,7 +153,7 @@ def node_port(key: VirtualServerKey) -> NodePort:
 
 
 def node_port_of(entry: SetEntry) -> NodePort | None:
-    """The node port that an entry of a ``bitmap:port`` set names; None if it names none."""
+    """The node port that an entry of a ``bitmap:port`` set names; None if the entry names none."""
     ip_set = IP_SETS[entry.set]
     protocol = None if isinstance(entry, ForeignElement) else _NODE_PORTS.get(ip_set.kind)
     return NodePort(ip_set.family, protocol, entry.port) if protocol is not None else None
@@ -164,19 +164,19 @@ def _named(holds: Callable[[IpSet], bool]) -> frozenset[str]:
 
 
 RANGE_SETS = _named(lambda one: one.kind in {SetKind.LOAD_BALANCER_SOURCE_CIDR, SetKind.LOAD_BALANCER_SOURCE_IP})
-"""Sets of admitted sources."""
+"""The sets of admitted sources of virtual servers."""
 FIREWALL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_FIREWALL)
-"""Sets of virtual servers that admit only certain sources."""
+"""The sets of virtual servers that admit only certain sources."""
 LOCAL_SETS = _named(lambda one: one.kind is SetKind.LOAD_BALANCER_LOCAL or one.kind.startswith("KUBE-NODE-PORT-LOCAL-"))
-"""Sets of traffic that is not masqueraded because it stays on this node."""
+"""The sets for traffic that is not masqueraded because it stays on this node."""
 SCOPE_SETS = _named(lambda one: one.gives_marks)
-"""Sets that give packets their mark."""
+"""The sets that give packets their mark."""
 
 Named = VirtualServerKey | NodePort | None
 
 
 def mark_given_by(entry: SetEntry) -> FirewallMark | None:
-    """The virtual server of the mark that an entry gives its packets; None if it gives none."""
+    """The virtual server of the mark that an entry gives its packets; None if the entry gives no mark."""
     return FirewallMark.of(IP_SETS[entry.set].family, entry.mark) if isinstance(entry, MarkedEntry) else None
 
 
@@ -201,7 +201,7 @@ class Witnesses:
         self.addresses = frozenset(key.address for key in by_address)
 
     def need(self, entry: SetEntry) -> bool:
-        """Whether the entry must stay."""
+        """Whether the entry must stay as a witness."""
         if not self._keys:
             return False
         if IP_SETS[entry.set].kind in SCOPE_KINDS:

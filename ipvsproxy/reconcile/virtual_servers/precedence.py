@@ -1,8 +1,8 @@
-"""Which of several Services that desire one virtual server gets it.
+"""Decides which of several Services that desire one virtual server gets it.
 
-Rule 1: addresses that the API server allots go first: a cluster IP, then a node port. The author of a Service chooses its
-external and load-balancer addresses, so these never take an allotted address, whatever the age.
-Rule 2: a listed Service goes before a remembered one (see ``Owner``).
+Rule 1: addresses that the API server allots take precedence: a cluster IP, then a node port. The author of a Service chooses its
+external and load-balancer addresses, so these never win an allotted address, whatever the age of the Service.
+Rule 2: a listed Service takes precedence over a remembered Service (see ``Owner``).
 Rule 3: the older Service goes first.
 """
 
@@ -17,7 +17,7 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 
 class AddressRole(enum.IntEnum):
-    """The role of a virtual server's address for its Service; the lower role goes first."""
+    """The role of a virtual server's address for its Service; the lower role takes precedence."""
 
     CLUSTER_IP = 0
     NODE_PORT = 1
@@ -41,7 +41,7 @@ _OTHERS = {
 def rank(owner: Owner, entries: Collection[SetEntry], key: VirtualServerKey) -> Rank:
     """The rank of a Service with these set entries that desires this virtual server.
 
-    They show the role: entries of a node port do not name its address, or are in a set of node ports.
+    The entries show the role: entries of a node port do not name its address, or are in a set of node ports.
     """
     family = key.address.family
 
@@ -58,7 +58,7 @@ def rank(owner: Owner, entries: Collection[SetEntry], key: VirtualServerKey) -> 
 
 
 def reason(winner: Rank, other: Rank) -> str:
-    """Why the winner goes before the other, as a text to put after its name."""
+    """Why the winner takes precedence over the other Service, as a text to put after the winner's name."""
     if winner.role is not other.role:
         return "has it as its cluster IP" if winner.role is AddressRole.CLUSTER_IP else "has it as its node port"
     if other.owner.is_remembered and not winner.owner.is_remembered:
