@@ -47,7 +47,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def run(config: Config, read_again: Callable[[], Config]) -> int:
-    """Serve until a signal; returns the exit status. ``read_again`` makes ``config`` anew, and raises ConfigError."""
+    """Serve until a signal; returns the exit status. ``read_again`` loads the configuration again, and raises ConfigError."""
     return lifecycle.run(config, functools.partial(_serve, config, read_again))
 
 
@@ -121,7 +121,10 @@ class _Node:
         self._pages: Pages
 
     async def serve(self, read_again: Callable[[], Config], signals: Signals, late_rules: asyncio.Event) -> None:
-        """Serve until a signal. ``late_rules`` is set when a program of iptables ends for which the loop no longer waits."""
+        """Serve until a signal.
+
+        ``late_rules`` is set when a program of iptables ends after the loop has stopped waiting for it.
+        """
         config, kernel, engine = self.config, self.kernel, self._engine
         reloader = Reloader(config, read_again, self._reconfigure, self.metrics.configured)
         signals.install(reloader.ask)
@@ -205,7 +208,7 @@ class _Node:
             log.error("scheduler_not_used", reason=why_not, used=name)
 
     async def _find_host_ports(self) -> None:
-        """Log and announce hostPort rules that come before ours. They are looked for at the start and after each audit."""
+        """Log and announce hostPort rules that come before our rules. These rules are read at the start and after each audit."""
         variants = {family: program.variant for family, program in self.programs.items()}
         told: tuple[str, ...] = ()
         while True:
@@ -289,10 +292,10 @@ class _Node:
 
 
 async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: Mapping[Family, Program]) -> tuple[Choices, str]:
-    """Make the settings of the loop, and say why they have not the configured scheduler; empty if they have.
+    """Return the settings of the loop, and the reason if they do not have the configured scheduler (else empty).
 
     Raises:
-        CannotStartError: this host cannot have them.
+        CannotStartError: this host cannot have these settings.
         KernelError: the kernel could not answer now.
     """
     scheduler, why_not = await kernel.call(lambda node: requirements.usable_scheduler(node, config.translation.scheduler))
@@ -300,7 +303,7 @@ async def _choices(kernel: KernelThread[NodeKernel], config: Config, programs: M
 
 
 async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[Family]) -> None:
-    """Take over what the other backend's sets witness, if a process with that backend has left any."""
+    """Take over the witnesses in the other backend's sets, if a process with that backend has left such sets."""
     try:
         count = await kernel.call(lambda node: node.inherit_sets(families))
     except KernelError as error:

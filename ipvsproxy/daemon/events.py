@@ -35,10 +35,10 @@ API_VERSIONS: Mapping[ObjectKind, str] = {
     ObjectKind.ENDPOINT_SLICE: "discovery.k8s.io/v1",
 }
 LONGEST_NOTE = 1024
-"""In bytes; the API server refuses longer ones (pkg/apis/core/validation in kubernetes/kubernetes)."""
+"""In bytes; the API server refuses longer notes (pkg/apis/core/validation in kubernetes/kubernetes)."""
 LONGEST_NAME = 253
 BURST, REFILL_S = 25, 1.0
-"""Rate limit of the process: the first number at once, then one per so many seconds."""
+"""Rate limit of the process: ``BURST`` events at once, then one per ``REFILL_S``."""
 OBJECT_BURST, OBJECT_REFILL_S = 5, 300.0
 """Rate limit of each object."""
 MOST_OBJECTS = 1000
@@ -66,7 +66,7 @@ def of_node(name: str) -> Regarding:
 
 
 def of_service(name: ServiceName, uid: str = "") -> Regarding:
-    """A Service. Without ``uid``, it is not known."""
+    """A Service. An empty ``uid`` means that the UID is unknown."""
     return Regarding(ObjectKind.SERVICE, name.name, name.namespace, uid)
 
 
@@ -89,7 +89,7 @@ class _Pending:
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Recorder:
-    """Takes events at any time, and writes them in the background. Without ``post``, all are dropped.
+    """Takes events at any time, and writes them in the background. Without ``post``, all events are dropped.
 
     ``on_outcome`` gets the outcome of each event: ``posted``, ``failed``, or ``dropped`` by a rate limit.
     """
@@ -128,7 +128,7 @@ class Recorder:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write events for ever."""
+        """Write events until it is cancelled."""
         while True:
             self._wake.clear()
             due_s = min((waiting.due_s for waiting in self._pending.values()), default=None)
@@ -193,7 +193,7 @@ def _render_time(epoch_s: float) -> str:
 
 
 SET_FULL = (4352, errno.ENOSPC)
-"""IPSET_ERR_HASH_FULL, and the error of a set without memory."""
+"""The errors of a full set: IPSET_ERR_HASH_FULL, and ENOSPC of a set that gets no memory."""
 NODE_HIDDEN = "NodeAddressHidden"
 STARTING = "StartKubeProxy"
 """The action in all of kube-proxy's events about its Node."""
@@ -248,7 +248,7 @@ class Announcer:
         self._announced = tuple(self._status.notices)
 
     def _find_hidden_nodes(self, summary: SyncSummary) -> None:
-        """Warn of the Services whose addresses make other nodes unreachable from here: on each node, they are local ones."""
+        """Warn of the Services whose addresses make other nodes unreachable: every node treats such an address as its own."""
         others = summary.view.other_nodes
         for name in summary.changes.services if others or self._hiding else ():
             state = summary.states.get(name)

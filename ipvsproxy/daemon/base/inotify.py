@@ -25,12 +25,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DirectoryChanges:
-    """Watches one directory without its subdirectories, from ``with`` on.
+    """Watches one directory without its subdirectories, from the start of the ``with`` block.
 
     While the directory is absent, or the kernel has no inotify instance left (fs.inotify.max_user_instances), ``wait`` returns
     every ``poll_s`` seconds. At the same interval it polls two facts. One is the directory at the path: inotify does not report a
     link that leads to another one. The other is the time of modification: on NFS, FUSE and the like, inotify may not report the
-    changes of other hosts. There, a change inside a file that keeps its name goes unnoticed.
+    changes of other hosts. On such file systems, a change inside a file that keeps its name goes unnoticed.
     """
 
     def __init__(self, path: str, poll_s: float) -> None:
@@ -81,7 +81,7 @@ class DirectoryChanges:
         self._descriptor = descriptor
 
     def _poll(self) -> tuple[int, int, int]:
-        """Device, inode and time of modification of the directory at the path; zeros without one."""
+        """Device, inode and time of modification of the directory at the path; zeros if there is no directory."""
         try:
             status = pathlib.Path(self._path).stat()
         except OSError:

@@ -19,7 +19,7 @@ CHANGES_VERBOSITY = 2
 DEBUG_VERBOSITY = 4
 """From this ``-v`` on, the log has each received event, each translated Service and each operation, as klog does."""
 REPEAT_S = 300.0
-"""How long the same text of a library is not logged again: some libraries log one with every request."""
+"""The time in which a library's text is not logged again: some libraries log the same text with every request."""
 MOST_TEXTS = 100
 """How many texts are remembered."""
 MOST_WAITING = 1 << 20
@@ -33,8 +33,8 @@ LAST_LINES_S = 0.5
 class _Writer:
     """A thread that writes lines, so that no caller waits for a reader or a disk.
 
-    A line is dropped while ``MOST_WAITING`` characters wait, or if its write fails. The log says later how many were. The file
-    stays in blocking mode, because its mode is that of every process that has it.
+    A line is dropped while ``MOST_WAITING`` characters wait, or if its write fails. The log says later how many lines were
+    dropped. The file stays in blocking mode, because all processes that have the file open share its mode.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -48,7 +48,7 @@ class _Writer:
         self._thread.start()
 
     def put(self, line: str) -> None:
-        """Have a line written. A line of this thread itself always has room."""
+        """Queue a line for writing. The thread's own lines always have room."""
         with self._changed:
             if self._waiting + len(line) > MOST_WAITING and threading.current_thread() is not self._thread:
                 self._dropped += 1
@@ -58,7 +58,7 @@ class _Writer:
             self._changed.notify_all()
 
     def end(self, within_s: float) -> None:
-        """Write what waits, but no longer than this."""
+        """Write all waiting lines, but stop after ``within_s`` seconds."""
         with self._changed:
             self._ends = True
             self._changed.notify_all()
@@ -82,7 +82,7 @@ class _Writer:
                     structlog.get_logger().log(logging.WARNING, "log_lines_dropped", lines=dropped, hint=hint)
 
     def _take(self) -> list[str]:
-        """Wait for lines and take all; none at the end."""
+        """Wait for lines and return all of them; none if the thread is to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ends)
             lines, self._lines, self._waiting = self._lines, [], 0
@@ -97,7 +97,10 @@ class _Writer:
 
 
 class _Output(io.TextIOBase):
-    """Standard error, by the thread if there is one. A failed write is no error: a proxy goes on without a reader of its log."""
+    """Writes to standard error, through the thread if there is one.
+
+    A failed write is no error: a proxy goes on without a reader of its log.
+    """
 
     def write(self, text: str) -> int:
         if _Process.writer:
@@ -110,7 +113,7 @@ class _Output(io.TextIOBase):
 
 
 class Libraries(logging.Handler):
-    """Makes lines of ours from records of Python's ``logging``, which libraries would write to standard error as bare text."""
+    """Turns records of Python's ``logging`` into lines of this log; libraries would write them to standard error as bare text."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -141,14 +144,14 @@ def verbosity() -> int:
 
 
 def shows(level: int) -> bool:
-    """Whether the log has lines of this ``-v``. A caller asks before it makes a line that is expensive."""
+    """Whether the log shows lines of this verbosity. A caller asks before it makes a line that is expensive."""
     return _Process.verbosity >= level
 
 
 def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
     """Configure structlog for the process; ``quiet``: warnings and worse only.
 
-    Text lines are logfmt: values are quoted and escaped, so none can forge a line.
+    Text lines are logfmt: values are quoted and escaped, so no value can forge a line.
     """
     _Process.verbosity = verbosity
     level = logging.DEBUG if verbosity >= DEBUG_VERBOSITY else logging.WARNING if quiet else logging.INFO
@@ -173,7 +176,7 @@ def set_up(*, json: bool, verbosity: int, quiet: bool = False) -> None:
 
 @contextlib.contextmanager
 def written_by_a_thread(descriptor: int = STANDARD_ERROR) -> Iterator[None]:
-    """Let no caller wait for the log's reader, during the block. Its end waits ``LAST_LINES_S`` at most."""
+    """During the block, no caller waits for the log's reader. The end of the block waits ``LAST_LINES_S`` at most."""
     writer = _Process.writer = _Writer(descriptor)
     try:
         yield

@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 class Bucket:
     """A rate limit, so that no cause of log lines or events can fill the log or the API server.
 
-    It allows ``burst`` at once, then one per ``refill_s``.
+    It allows ``burst`` lines or events at once, then one per ``refill_s``.
     """
 
     def __init__(self, burst: int, refill_s: float, now: float) -> None:
@@ -22,7 +22,7 @@ class Bucket:
         self._then_s = now
 
     def take(self, now: float) -> bool:
-        """Whether one more is allowed. An allowed one counts."""
+        """Whether one more event is allowed; if so, it counts."""
         self._left = min(self._burst, self._left + (now - self._then_s) / self._refill_s)
         self._then_s = now
         if self._left < 1:
@@ -41,7 +41,7 @@ class RateLimits(Generic[Subject]):
         self._buckets: dict[Subject, Bucket] = {}
 
     def take(self, subject: Subject, now: float) -> bool:
-        """Whether one more is allowed for this subject. An allowed one counts."""
+        """Whether one more event is allowed for this subject; if so, it counts."""
         bucket = self._buckets.get(subject)
         if bucket is None:
             if len(self._buckets) >= self._most:
@@ -50,7 +50,7 @@ class RateLimits(Generic[Subject]):
         return bucket.take(now)
 
     def forget(self) -> None:
-        """Begin anew for all subjects."""
+        """Let the rate limit of every subject begin anew."""
         self._buckets.clear()
 
 
@@ -81,7 +81,7 @@ class Backoff:
 
 
 async def comes_within(longest_s: float | None, wait: Awaitable[object]) -> bool:
-    """Wait for so many seconds at most; without a bound for None. Returns whether what was waited for has come."""
+    """Wait for at most ``longest_s`` seconds (None: without a bound). Returns whether ``wait`` ended in that time."""
     try:
         async with asyncio.timeout(longest_s):
             await wait
@@ -91,8 +91,11 @@ async def comes_within(longest_s: float | None, wait: Awaitable[object]) -> bool
 
 
 SLICE_S = 0.002
-"""The longest work without a pause. A timer can be late by three slices: its time comes in the first, the loop notices in the
-second, and its task wakes after the third."""
+"""The longest time that work may take without a pause.
+
+A timer can be late by three slices: its time comes in the first, the loop notices in the second, and its task wakes after the
+third.
+"""
 
 
 @overload

@@ -1,13 +1,14 @@
 """The health of the node: whether changes are in force in time, and whether load balancers may send traffic.
 
-Rule 1: a family is late when one of its changes has waited for two sync periods, or the objects that all its Services stand on
+Rule 1: a family is late when one of its changes has waited for two sync periods, or the objects that all its Services need
 (device, sets and rules) have been missing for so long. One Service that cannot be programmed makes no family late.
 Rule 2: a node is eligible for traffic of load balancers from its first complete sync on, while its Node object is known and not
 about to be removed.
 Rule 3: ``/healthz`` names a stale watch, but turns load balancers away only if the operator has chosen that. ``/livez`` ignores
-it, because a restart does not help. Manifests that cannot be read turn load balancers away always: they are this node's own.
-Rule 4: nothing is late before the first lists are complete, because nothing can be programmed. The node gets no traffic until
-then, but ``/livez`` asks for no restart.
+it, because a restart does not help. Unreadable manifests always turn load balancers away, because the manifests are this node's
+own.
+Rule 4: nothing is late before the first lists are complete, because nothing can be programmed. Until the first lists are
+complete, the node gets no traffic, but ``/livez`` asks for no restart.
 Rule 5: a process that is about to stop is unhealthy before it stops.
 """
 
@@ -44,8 +45,8 @@ class Health:
 
     ``stale`` are the kinds whose watch has been silent for too long, ``missing`` the kinds without a complete first list.
     ``unreadable`` has a sentence for each part of the kernel that cannot be read. ``unmet_settings`` are the indispensable kernel
-    settings that have another value, with that value. ``leftovers`` has a sentence for each place where rules or sets that should
-    go resist removal.
+    settings that have another value, with that value. ``leftovers`` has a sentence for each place where obsolete rules or sets
+    resist removal.
 
     Times are in seconds since the epoch.
     """
@@ -72,10 +73,10 @@ class Status:
 
     ``wall_clock`` gives seconds since the epoch. The first sync counts as due from now on.
 
-    ``stale`` returns the kinds whose watches are stale; with ``stale_turns_away`` they turn load balancers away.
-    ``missing`` returns the kinds without a complete first list, ``unreadable`` a sentence for each part of the kernel that
-    cannot be read now, and ``leftovers`` one for each place where what another proxy or backend has left resists removal.
-    ``source_problem`` returns what the source cannot read now, although it is at hand; empty if that is nothing.
+    ``stale`` returns the kinds whose watches are stale; with ``stale_turns_away`` they turn load balancers away. ``missing``
+    returns the kinds without a complete first list, ``unreadable`` a sentence for each part of the kernel that cannot be read
+    now, and ``leftovers`` one for each place where rules or sets of another proxy or backend resist removal. ``source_problem``
+    describes what the source has but cannot read now; empty if there is no such problem.
     """
 
     families: Collection[Family]
@@ -114,7 +115,10 @@ class Status:
         self._queued_s = now
 
     def syncing(self, now: float) -> None:
-        """A sync begins with all waiting changes. A family that it does not complete waits since the oldest one or longer."""
+        """A sync begins with all waiting changes.
+
+        A family that the sync does not complete has waited since the oldest change, or longer.
+        """
         since_s = now if self._queued_s is None else self._queued_s
         self._queued_s = None
         for family in self.families:
@@ -135,7 +139,7 @@ class Status:
 
     @property
     def oldest_change_age_s(self) -> float:
-        """The age of the oldest change that is not in force; 0 without one."""
+        """The age of the oldest change that is not in force; 0 if all changes are."""
         waiting = [*self._incomplete_since_s.values(), *(() if self._queued_s is None else (self._queued_s,))]
         return self.clock() - min(waiting) if waiting else 0.0
 
@@ -152,7 +156,7 @@ class Status:
 
     @property
     def node_trouble(self) -> str:
-        """The fault of its Node object that makes this node ineligible; empty without one."""
+        """The fault of its Node object that makes this node ineligible; empty if there is none."""
         if self.node is None:
             return "no Node object of this name is known; --hostname-override names it"
         return "its Node object is deleted or about to be, or has the cluster autoscaler's taint" if self.node.leaving else ""

@@ -3,7 +3,7 @@
 Rule 1: a port of a family answers for the Service that owns it in the core's table. If the Service has no addresses of a family,
 the port answers there as in the other family: load balancers use any address of the node.
 Rule 2: a listener is opened and closed, but never restarted: each request looks up its answer.
-Rule 3: an address that cannot be bound is tried again with growing pauses, and delays no other address.
+Rule 3: an address that cannot be bound is tried again after growing pauses, and does not delay other addresses.
 Rule 4: all listeners have half of the descriptors of this process at most, and all of their connections together a quarter. The
 rest is for the kernel, programs, the API server and the servers of this node.
 """
@@ -58,7 +58,7 @@ Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]
 
 
 def opener() -> Open:
-    """What opens real listeners, with room for connections that they share."""
+    """Opens real listeners, which share the room for connections."""
     room = server.Room(max(1, min(CONNECTIONS, server.descriptors() // 4)))
 
     async def open_listener(address: Address, port: int, answer: Callable[[], Answer]) -> Listener:
@@ -97,7 +97,7 @@ class HealthChecks:
         self._changed = asyncio.Event()
 
     def put(self, checks: Mapping[HealthCheckPort, HealthCheck]) -> None:
-        """Set the desired health checks of all Services. The same mapping may come again with other items."""
+        """Set the desired health checks of all Services. The caller may pass the same mapping again with other items."""
         self._desired = checks
         self._changed.set()
 
@@ -113,7 +113,7 @@ class HealthChecks:
         return len(self._failures)
 
     async def run(self) -> None:
-        """Open and close listeners for ever. Cancellation closes all of them."""
+        """Open and close listeners until it is cancelled. Cancellation closes all listeners."""
         try:
             while True:
                 self._changed.clear()

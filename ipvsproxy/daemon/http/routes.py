@@ -68,7 +68,7 @@ class MetricsRoutes:
     """The metrics server. ``/healthz`` only shows that the server answers.
 
     ``config`` returns the configuration in force. ``expose`` makes the page of ``/metrics``, and takes the headers ``Accept`` and
-    ``Accept-Encoding``, empty if absent. ``ui`` answers all below ``/ui/``.
+    ``Accept-Encoding``, empty if absent. ``ui`` answers all requests below ``/ui/``.
     """
 
     config: Callable[[], Config]
@@ -127,7 +127,7 @@ class MetricsRoutes:
 
 
 def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coroutine[None, None, None]]:
-    """The servers with an address, each as a coroutine that runs for ever.
+    """The servers with an address, each as a coroutine that runs until it is cancelled.
 
     A coroutine raises ``server.BindError`` if its address cannot be bound and the configuration has ``bindAddressHardFail``.
     """
@@ -174,7 +174,10 @@ def configz(document: Mapping[str, object]) -> Answer:
 
 
 def slis(checks: int) -> Answer:
-    """``/metrics/slis``: the number of health checks of the metrics server. All succeed, as a dead server answers none."""
+    """``/metrics/slis``: the number of health checks of the metrics server.
+
+    All of these checks succeed, because a dead server answers none.
+    """
     labels = 'name="ping",type="healthz"'
     lines = (
         "# HELP kubernetes_healthcheck [STABLE] This metric records the result of a single healthcheck.",

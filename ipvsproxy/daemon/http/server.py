@@ -1,10 +1,10 @@
-"""HTTP servers that no client can keep from answering others: aiohttp's, within bounds.
+"""HTTP servers of aiohttp with bounds, so that no client can keep them from answering other clients.
 
-Rule 1: bounds limit a client: the number of connections, the time for its request and for reading its answer, and the size of
-its headers. The server waits for no body except the first bytes of a PUT.
+Rule 1: bounds limit a client: the number of connections, the time for its request and for reading its answer, and the size of its
+headers. The server waits for no body except the first bytes of a PUT.
 Rule 2: at the largest number of connections, a new one ends the one that has been idle for the longest time. So a client with
-many connections cannot keep others out. A connection is accepted only if there is room, so that the kernel's queue holds what has
-no descriptor yet.
+many connections cannot keep others out. A connection is accepted only if there is room, so that connections without a descriptor
+wait in the kernel's queue.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ UNAVAILABLE = 503
 JSON = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
 TEXT = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 CONNECTIONS = 64
-"""The most connections of a server, of which there are two. Each has a sixteenth of the descriptors at most."""
+"""The largest number of connections of each of the two servers. Each server has a sixteenth of the descriptors at most."""
 IDLE_S = 75.0
 """The longest time for a request, counted from the answer before it."""
 ANSWER_S = 10.0
@@ -105,7 +105,7 @@ class Room:
         self._busy: dict[object, asyncio.Transport] = {}
 
     def is_free(self) -> bool:
-        """Whether there is room now. If not, a connection is ended: one that is idle if there is any."""
+        """Whether there is room now. If there is no room, a connection is ended, preferably an idle one."""
         if self._beginning + len(self._idle) + len(self._busy) < self._most:
             return True
         open_ones = (one for held in (self._idle, self._busy) for one in held.values() if not one.is_closing())
@@ -114,7 +114,7 @@ class Room:
         return False
 
     def begin(self, make: Callable[[], asyncio.Protocol], client: socket.socket) -> "asyncio.Task[None]":
-        """Begin an accepted connection, which has its place from now on."""
+        """Count an accepted connection from now on."""
         self._beginning += 1
         return asyncio.create_task(self._begin(make, client))
 
@@ -300,7 +300,7 @@ async def listen(
 
 
 async def serve(name: str, address: Address, port: int, handler: Handler, *, hard_fail: bool = False) -> None:
-    """Answer HTTP on an address for ever. An address that cannot be bound is tried again every ``RETRY_S``.
+    """Answer HTTP on an address until it is cancelled. An address that cannot be bound is tried again every ``RETRY_S``.
 
     Raises:
         BindError: the address cannot be bound, and ``hard_fail`` is set.

@@ -1,8 +1,8 @@
 """The loop: it translates changes, plans operations, applies them and settles their outcomes.
 
 Rule 1: nothing is programmed before every first list is complete and the kernel was read.
-Rule 2: the kernel is read at start-up, after an error or a surprise, by polls and by audits; never on the way of a change (see
-``reader``).
+Rule 2: the kernel is read at start-up, after an error or an unexpected outcome, by polls and by audits; never to program a change
+(see ``reader``).
 Rule 3: one sync at a time; changes that arrive meanwhile belong to the next one.
 """
 
@@ -40,11 +40,11 @@ from ipvsproxy.translate import view
 from ipvsproxy.translate.settings import Settings
 
 FIRST_SERVICES = (ServiceName("default", "kubernetes"), ServiceName("kube-system", "kube-dns"))
-"""Programmed before all other Services: with these a new node is usable early."""
+"""The Services that are programmed before all others, so that a new node is usable early."""
 SERVICES_AT_ONCE = 250
 """Services in a batch: each batch is translated, planned, applied and settled as a whole."""
 REST_FACTOR = 4
-"""The rest after a sync, as a multiple of its duration: in a storm, many changes share the fixed cost of a sync."""
+"""The pause after a sync, as a multiple of its duration, so that many changes in a row share the fixed cost of a sync."""
 LONGEST_REST_S = 0.05
 ERRORS_SHOWN = 5
 """The most failures of a sync that are logged in full."""
@@ -103,12 +103,12 @@ class Engine:
         self._wake.set()
 
     def kernel_changed(self) -> None:
-        """Another program has changed an object of ours."""
+        """Another program has changed one of our objects."""
         self._reader.request_poll()
         self._wake.set()
 
     def rules_changed(self) -> None:
-        """Another program has changed rules or sets of ours. Virtual servers need not be read for that."""
+        """Another program has changed our rules or sets. Virtual servers are not read for this."""
         self._reader.request_poll(whole=False)
         self._wake.set()
 
@@ -185,7 +185,7 @@ class Engine:
         """Go on only if the family of the node's primary address is served, as kube-proxy does (cmd/kube-proxy/app/server.go).
 
         Raises:
-            CannotStartError: it is not.
+            CannotStartError: that family is not served.
         """
         translation = self._translator.settings
         node = self.store.node(self.choices.settings.node_name)
@@ -217,7 +217,7 @@ class Engine:
     async def _idle(self) -> float | None:
         """Wait until something is due or arrives; returns the time.
 
-        None after reading only a part of the kernel in which nothing has changed.
+        Returns None if it has only read a part of the kernel, and nothing has changed there.
         """
         times_s = (self._reconciler.next_s(), self._translator.next_s)
         due_s = min((time_s for time_s in times_s if time_s is not None), default=math.inf)
@@ -234,7 +234,7 @@ class Engine:
         return self.clock() if self._reader.has_news or self._reader.addresses != before else None
 
     async def _sync(self, began: float, done_before: Report = _NOTHING) -> None:
-        """Bring everything in force. ``done_before`` was done already, and is reported with the rest."""
+        """Put all changes in force. ``done_before`` is the report of earlier operations, which joins the report of this sync."""
         self._is_sync_due = False
         observed = began
         self.watcher.syncing(began)
@@ -291,7 +291,10 @@ class Engine:
         self.watcher.synced(summary)
 
     async def _learn_schedulers(self, now: float) -> None:
-        """Ask the kernel for schedulers that annotations name for the first time. Without an answer, it is asked again later."""
+        """Ask the kernel for schedulers that annotations name for the first time.
+
+        If the kernel does not answer, the question is repeated later.
+        """
         for name in sorted(self._translator.unknown_schedulers):
             try:
                 why_missing = await self.kernel.call(functools.partial(_why_unusable, name))
@@ -305,7 +308,7 @@ class Engine:
         return families if self.store.may_lack_all else self._reconciler.survey.unserved(families)
 
     async def _add(self, total: Report) -> Report:
-        """Apply the additions that are possible now; others must wait for these. Returns ``total`` with their report."""
+        """Apply the additions that are possible now; other operations must wait for them. Returns ``total`` with their report."""
         self._translator.put_skeletons()
         now = self.clock()
         return _sum(total, await self._apply(await self._plan(now, only_additions=True), now))
@@ -332,7 +335,7 @@ class Engine:
         await in_slices(self._reconciler.noting_connections(counts, now), self.clock)
 
     async def _apply(self, plan: Plan, now: float) -> Report:
-        """Apply a plan. Real servers that begin to drain by it and have no connections are removed in the same call."""
+        """Apply a plan. Real servers that begin to drain by this plan and have no connections are removed in the same call."""
         room = self._reconciler.room(now)
         applied = await self.kernel.call(lambda kernel: _apply(kernel, plan, room))
         journal.log_outcomes(applied.outcomes)
@@ -345,7 +348,7 @@ class Engine:
         return report
 
     async def _read_due_drains(self, now: float) -> bool:
-        """Read the connection counts that are due. Returns whether any were."""
+        """Read the connection counts that are due. Returns whether any counts were due."""
         due = self._reconciler.drains_due(now)
         if not due:
             return False
@@ -378,7 +381,7 @@ def _why_unusable(scheduler: str, kernel: Kernel) -> str:
 
 
 class _Applied(NamedTuple):
-    """The outcomes of a plan, the connection counts where drains begin, and the outcomes of removing real servers without any."""
+    """The outcomes of a plan, the connection counts where drains begin, and the outcomes of removing idle real servers."""
 
     outcomes: Sequence[Outcome]
     connections: _Connections
@@ -396,7 +399,7 @@ def _apply(kernel: Kernel, plan: Plan, room: int) -> _Applied:
 
 
 def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:
-    """In their order, ``SERVICES_AT_ONCE`` in each but the last."""
+    """The names in their order, in lists of ``SERVICES_AT_ONCE``; the last list may be shorter."""
     remaining = iter(names)
     while batch := list(itertools.islice(remaining, SERVICES_AT_ONCE)):
         yield batch

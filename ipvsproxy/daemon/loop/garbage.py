@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 YOUNG_OBJECTS = 2_000
-"""New objects before a round over the youngest. One change of a large Service reaches Python's 700 several times."""
+"""New objects before a round over the youngest. One change of a large Service reaches Python's default of 700 several times."""
 ROUNDS_BETWEEN = 0
 """Rounds of one age before a round of the next older one.
 
-The largest walks three times ``YOUNG_OBJECTS`` in 6 ms (Python's: 400).
+The largest round walks three times ``YOUNG_OBJECTS`` in 6 ms (with Python's default: 400 ms).
 """
 THAW_INTERVAL_S = 24 * 3600.0
 """Once a day a round walks everything, half a second at 10,000 Services."""

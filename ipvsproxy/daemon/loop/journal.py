@@ -116,7 +116,7 @@ def log_node(name: str, before: str, trouble: str) -> None:
 
 @dataclasses.dataclass(slots=True)
 class _Lines:
-    """Lines with a rate limit. Those above it are counted, and the next allowed line shows their number."""
+    """Lines with a rate limit. Lines above the limit are counted, and the next allowed line shows their number."""
 
     limit: timing.Bucket
     untold: int = 0
@@ -133,7 +133,7 @@ class _Lines:
 class Journal:
     """Remembers what it has logged, and limits the rate of lines.
 
-    Each object has a rate limit of complaints, and all objects together have one. Lines above it are counted, and the next
+    Each object has a rate limit of complaints, and all objects together have one. Lines above the limit are counted, and the next
     allowed line shows their number as ``untold``.
     """
 
@@ -149,7 +149,7 @@ class Journal:
     def log_complaints(self, complaints: Iterable[Complaint]) -> None:
         """Log the unused parts of objects with the reason.
 
-        Valid parts that are not for us only at the verbosity of single operations.
+        Valid parts that this proxy does not use are logged only at the verbosity of single operations.
         """
         for complaint in complaints:
             invalid = [skipped for skipped in complaint.skipped if skipped.invalid]
@@ -165,7 +165,7 @@ class Journal:
                     log.debug("part_not_used", **about, **_keys_of(skipped))
 
     def logging_conflicts(self, conflicts: Iterable[Conflict]) -> Generator[None, None, Collection[Conflict]]:
-        """Log the new ones of all present conflicts, in steps. Returns the present ones."""
+        """Log the new conflicts among all present ones, in steps. Returns all present conflicts."""
         present: set[Conflict] = set()
         yield from each(present.add, conflicts)
         new = present - self._conflicts
@@ -230,9 +230,9 @@ class Journal:
             )
 
     def log_settings(self, given_up: Mapping[str, str]) -> None:
-        """Log which kernel settings, by path, cannot be written, and why: once until another one cannot be written.
+        """Log which kernel settings, by path, cannot be written, and why: once, until another setting cannot be written.
 
-        Without an indispensable one no Service of its families works; the health of the node shows those as well.
+        Without an indispensable setting no Service of its families works, so the health of the node shows such settings as well.
         """
         new = [path for path in given_up if path not in self._settings]
         if new:

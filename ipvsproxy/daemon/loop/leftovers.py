@@ -1,15 +1,15 @@
 """Removes rules that another proxy, or a former process of ours, has left behind, once ours are in force.
 
-They are in a variant of iptables, in a table of kube-proxy's nftables mode, or in the other backend of ours.
+Such rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in our other backend.
 
 Rule 1: a family is examined when its rules and sets come into force, and after each audit; a program runs only if a rule has
-changed since. While most virtual servers of a family or an entry of a set are missing, none is examined: the rules that were left
-are what serves it.
+changed since. While most virtual servers of a family or an entry of a set are missing, no family is examined, because the old
+rules still serve it.
 Rule 2: a failed examination or removal is repeated with growing pauses. Unreadable rules count as present.
 Rule 3: rules that a running proxy writes again and again are removed less and less often (see ``leftovers`` of ``reconcile``).
 Rule 4: one log line when the rules of a place resist, and one when none are left.
-Rule 5: the other backend goes as one place of all families, and last: rules of iptables use its sets. It says itself what it
-removes.
+Rule 5: the other backend is removed last, as one place of all families, because rules of iptables use its sets. That backend logs
+its removals itself.
 """
 
 import abc
@@ -40,7 +40,7 @@ FOUND = "leftover_table_found"
 OTHER_BACKEND_RESISTS = "other_backend_not_removed"
 SETS_SHOWN = 3
 USED_SETS_PATIENCE = 5
-"""So many removals may meet sets in use without a word: the rules that use them go at the same time."""
+"""So many removals may fail without a log line because a set is in use: the rules that use it are removed meanwhile."""
 
 AnyPlace = RulesPlace | TablePlace
 
@@ -50,8 +50,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class Examined(NamedTuple):
     """The result of examining a place, with the fingerprint of its rules before.
 
-    ``failure`` says why a permitted removal did not happen. ``hidden`` names tables that cannot be listed, ``foreign`` one that
-    has the name of a leftover, and why it is none.
+    ``failure`` says why a permitted removal did not happen. ``hidden`` names tables that cannot be listed, ``foreign`` a table
+    that only has the name of a leftover, and the reason.
     """
 
     fingerprint: object
@@ -66,7 +66,7 @@ class Remains(abc.ABC):
     """What another proxy may have left in one place, and how it is found and removed. All calls block."""
 
     def __call__(self, known: Examined | None = None, *, may_remove: bool) -> Examined:
-        """Look and, with ``may_remove``, remove what was found; returns ``known`` if nothing has changed since.
+        """Examine the place and, with ``may_remove``, clear it; returns ``known`` if nothing has changed since that examination.
 
         Raises:
             KernelError: the kernel could not be read just now.
@@ -89,18 +89,18 @@ class Remains(abc.ABC):
 
     @abc.abstractmethod
     def look(self) -> Examined:
-        """Find what is left there.
+        """Find the rules and sets that are left in this place.
 
         Raises:
-            KernelError: it could not be read just now.
+            KernelError: the place could not be read just now.
         """
 
     @abc.abstractmethod
     def remove(self, removal: Removal) -> None:
-        """Remove what was found.
+        """Remove the rules and sets that were found.
 
         Raises:
-            KernelError: some of it stays.
+            KernelError: some of the rules or sets remain.
         """
 
 
@@ -186,8 +186,8 @@ class Leftovers:
 
     ``in_thread`` examines a place in another thread.
 
-    ``remove_other_backend`` removes what the other backend holds of ours, and returns the sets that rules still use. It may
-    raise KernelError and OSError.
+    ``remove_other_backend`` removes our objects from the other backend, and returns the sets that rules still use; it may raise
+    KernelError and OSError.
     """
 
     remains: Mapping[AnyPlace, Remains]
@@ -209,7 +209,7 @@ class Leftovers:
 
     @property
     def other_backend_resists(self) -> bool:
-        """Whether something that the other backend holds of ours resists removal."""
+        """Whether one of our objects in the other backend resists removal."""
         return bool(self._other_backend.ongoing)
 
     @property
@@ -274,7 +274,7 @@ class Leftovers:
             self._log_once(place, state, RESISTS, error=error, hint="it is tried again; packets meet these rules meanwhile")
 
     def _take_in_used(self, state: _State, used: Collection[str]) -> None:
-        """Take in that these sets of the other backend are still used."""
+        """Note the sets of the other backend that rules still use."""
         if used:
             self._fail(None, state, f"a rule still uses {_listed(used)}", USED_SETS_PATIENCE)
         else:

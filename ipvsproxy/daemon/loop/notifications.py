@@ -14,9 +14,9 @@ from ipvsproxy.model.kernel import DEVICE
 
 
 async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
-    """Have the engine read the kernel when another program changes addresses, interfaces or local routes of ours.
+    """Have the engine read the kernel when another program changes addresses, interfaces or our local routes.
 
-    ``own_ports`` are the port ids of the sockets by which this process changes addresses and routes; it may grow meanwhile.
+    ``own_ports`` are the port ids of the sockets by which this process changes addresses and routes; this set may grow meanwhile.
     ``route_protocol`` is the protocol number of our routes.
 
     Raises:
@@ -61,7 +61,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 async def follow_rules(engine: Engine, changes: NftChanges | None) -> None:
-    """Has the engine read rules and sets when another program changes our table of nftables, until the socket of it is lost."""
+    """Has the engine read rules and sets when another program changes our table of nftables, until its socket is lost."""
     if changes is None:
         return
     loop = asyncio.get_running_loop()

@@ -1,9 +1,9 @@
-"""The kernel as the loop needs it, and its readings: reads it at its times, and passes on the result.
+"""Reads the kernel when a reading is due, and passes on the result; with the interface of the kernel that the loop needs.
 
-Rule 1: everything is read at start-up, and by audits: at a slow pace, and after an error or a surprise.
+Rule 1: everything is read at start-up and by audits, which come at a slow pace, and after an error or an unexpected outcome.
 Rule 2: between audits the kernel is polled, which is cheaper: as often as a small share of a processor allows, and after a
-notification. Most polls only read what tells cheaply of most changes. At the drift-check interval, after a notification and after
-drift, when another program writes, they read all virtual servers with their real servers.
+notification. Most polls only read the parts of the kernel that show most changes at little cost. At the drift-check interval,
+after a notification and after drift, when another program writes, polls read all virtual servers with their real servers.
 Rule 3: audits and polls go in parts. The kernel may be written between two parts, so a change in the API waits for one part at
 most.
 """
@@ -32,7 +32,7 @@ from ipvsproxy.reconcile.reconciler import Reconciler
 POLL_INTERVAL_S = 3.0
 """The least time between two polls, unless the drift-check interval is shorter."""
 POLL_INTERVAL_AFTER_FAILURE_S = 10.0
-"""The same while a part cannot be read. Meanwhile, audits repeat the whole reading with growing pauses."""
+"""The time between two polls while a part cannot be read. Audits then repeat the whole reading after growing pauses."""
 POLL_SHARE = 0.05
 """The share of one processor for polls.
 
@@ -40,10 +40,12 @@ The longer a poll takes, the rarer polls of its kind are. 10,000 Services of 10 
 read, 0.02 s otherwise.
 """
 AUDIT_SHARE = 0.1
-"""The same share for audits."""
+"""The share of one processor for audits."""
 REST_FACTOR = 4
-"""The pause after a reading, as a multiple of its cost, up to ``POLL_INTERVAL_S``. It holds for notifications, too: a program
-that changes the kernel all the time must not cost us a processor."""
+"""The pause after a reading, as a multiple of its cost, up to ``POLL_INTERVAL_S``.
+
+Readings after notifications keep this pause, too: a program that changes the kernel all the time must not cost a processor.
+"""
 SERVERS_AT_ONCE = 50
 """The virtual servers whose real servers are read at once: about 5 ms, for which programming may have to wait."""
 
@@ -51,7 +53,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class ReadableKernel(Protocol):
-    """Reads the kernel. A command that changes nothing has no more of it."""
+    """Reads the kernel. A command that changes nothing needs no other methods."""
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
         """Read everything: these sets, the rules of these families, these settings (paths), and all other objects.
@@ -72,7 +74,7 @@ class ReadableKernel(Protocol):
         """The connection counts of these virtual servers; None for a virtual server whose counts could not be read."""
 
     def why_missing(self, scheduler: str) -> str:
-        """As ``why_unusable`` of ``Kernel``, as far as the files of modules show it, without an attempt."""
+        """As ``why_unusable`` of ``Kernel``, but only as far as the files of kernel modules show it: it makes no attempt."""
 
     def read_timeouts(self) -> Timeouts:
         """The IPVS connection timeouts.
@@ -91,23 +93,25 @@ class Kernel(ReadableKernel, Protocol):
     def poll(
         self, sets: Sequence[str], families: Collection[Family], sysctls: Iterable[str], *, thorough: bool, whole: bool
     ) -> Iterator[Observation]:
-        """As ``observe``, part by part, each read when it is asked for. Unless ``thorough``, only parts that may have changed.
+        """As ``observe``, but each part is read when the caller asks for it.
+
+        Unless ``thorough``, only parts that may have changed.
 
         Unless ``whole``, changes of virtual servers that cannot be seen cheaply are left out.
         """
 
     def why_unusable(self, scheduler: str) -> str:
-        """The reason why no virtual server can have this scheduler, by an attempt; empty if it can.
+        """The reason why no virtual server can have this scheduler, found by an attempt; empty if one can.
 
         Raises:
             KernelError: the kernel could not answer now.
         """
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply operations in their order, whatever becomes of each; at most one is about an object.
+        """Apply operations in their order, also after a failed one; each object is in one operation at most.
 
-        Returns their outcomes in that order. An operation on several objects may have several outcomes, if not all objects fared
-        alike; together these are about each object once.
+        Returns their outcomes in that order. An operation on several objects may have several outcomes if its objects fared
+        differently; together, they name each object once.
         """
 
 
@@ -115,8 +119,8 @@ class Kernel(ReadableKernel, Protocol):
 class _Reading:
     """An audit or a poll under way.
 
-    ``is_whole``: it reads all virtual servers. ``lacks_witnesses``: an unreadable part may witness which virtual servers are
-    ours; rules never do.
+    ``is_whole``: it reads all virtual servers. ``lacks_witnesses``: an unreadable part may hold witnesses of our virtual servers
+    (rules never hold any).
     """
 
     parts: Iterator[Observation]
@@ -174,7 +178,7 @@ class KernelReader:
     def adopt(self, families: Collection[Family], audit_interval_s: float, drift_check_interval_s: float) -> None:
         """From now on, read the rules of these families, and audit and poll everything at these intervals.
 
-        Both come less often if they cost much.
+        Audits and polls come less often if they cost much.
         """
         self._families, self._audit_interval_s = families, audit_interval_s
         self._drift_check_interval_s = drift_check_interval_s
@@ -218,7 +222,7 @@ class KernelReader:
         return min(POLL_INTERVAL_S, self._drift_check_interval_s)
 
     async def read_on(self) -> None:
-        """Read one part of an audit or a poll. Begins one if none is under way."""
+        """Read one part of an audit or a poll. Begins a reading if none is under way."""
         now, used_s = self.clock(), self.processor_clock()
         if self._reading is None and self._audit_due_s <= now and not self.reconciler.observer.has_observed_all:
             # Only all witnesses, read at once, show which virtual servers are ours.
@@ -301,7 +305,7 @@ class KernelReader:
             self._read_again_soon()
 
     async def read_addresses(self) -> bool:
-        """Read ``addresses``. If that fails, everything is read soon. Returns whether it succeeded."""
+        """Read ``addresses``. If this fails, the whole kernel is read soon. Returns whether it succeeded."""
         try:
             self.addresses = await self.kernel.call(lambda kernel: kernel.interface_addresses())
         except KernelError as error:
@@ -311,7 +315,7 @@ class KernelReader:
         return True
 
     def synced(self, report: Report) -> None:
-        """Read everything soon if an operation failed or met a surprise. The delay grows until an audit succeeds."""
+        """Read everything soon if an operation failed or had an unexpected outcome. The delay grows until an audit succeeds."""
         if report.surprises or report.failed:
             self._read_again_soon()
         elif self.has_audited and not self.unreadable:

@@ -1,4 +1,4 @@
-"""The result of a sync, and the interface of those that the loop informs."""
+"""The result of a sync, and the interface of the objects that the loop informs about syncs."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -19,15 +19,15 @@ from ipvsproxy.translate.view import NodeView
 class SyncSummary:
     """One finished sync.
 
-    ``lacking`` are the families without all that their Services stand on (device, sets, rules, settings); ``unmet_settings`` are
-    the missing ones among the indispensable kernel settings, with their observed value. ``states`` is the desired state of
-    each Service, ``health_checks`` the answer of each health-check port; both change with the next sync.
-    ``unserved`` are the families without most of their virtual servers; all, while a first list is doubted.
-    ``incomplete`` are the families of which a set lacks an entry.
-    ``is_audit``: an audit came before the sync. ``waited_s`` is the age of its oldest change at its beginning, 0 without changes.
-    ``observed_s``, ``translated_s`` and ``applied_s`` are the durations of reading the kernel, translating changes and applying
-    operations. ``conflicts`` are the new ones, and so are ``without_scope``: Service ports without a mark for a second scope.
-    ``drifted`` counts the objects, by kind, that readings since the last sync have found changed by somebody else.
+    ``lacking`` are the families that lack a part of what all their Services need (device, sets, rules, settings);
+    ``unmet_settings`` are the missing ones among the indispensable kernel settings, with their observed value. ``states`` is the
+    desired state of each Service, ``health_checks`` the answer of each health-check port; both change with the next sync.
+    ``unserved`` are the families that lack most of their virtual servers; all families while a first list is doubted.
+    ``incomplete`` are the families of which a set lacks an entry. ``is_audit``: an audit came before the sync. ``waited_s`` is
+    the age of the oldest change when the sync began, 0 without changes. ``observed_s``, ``translated_s`` and ``applied_s`` are
+    the durations of reading the kernel, translating changes and applying operations. ``conflicts`` are the new conflicts,
+    ``without_scope`` the Service ports that newly lack a mark for a second scope. ``drifted`` counts the objects, by kind, that
+    readings since the last sync have found changed by another program.
     """
 
     report: Report
@@ -50,7 +50,7 @@ class SyncSummary:
 
     @property
     def not_in_force(self) -> frozenset[Family]:
-        """The families for which what another proxy or backend holds may be needed: rules without their sets do nothing."""
+        """The families that may still need rules and sets of another proxy or backend: rules without their sets do nothing."""
         return frozenset((*self.lacking, *self.unserved, *self.incomplete))
 
     @property
@@ -60,7 +60,7 @@ class SyncSummary:
 
 
 class Watcher(Protocol):
-    """The loop informs it about syncs: metrics, health, health-check listeners."""
+    """An object that the loop informs about syncs: metrics, health, health-check listeners."""
 
     def queued(self, now: float) -> None:
         """A change waits for the next sync."""

@@ -1,6 +1,6 @@
 """The one way to desired state: from the store, the node and the operator's choices to a reconciler.
 
-Rule 1: ``run`` and every command use this way alone, so that they cannot disagree. No other module has ``translate`` make a view
+Rule 1: ``run`` and every command use this way alone, so that they cannot disagree. No other module calls ``translate`` for a view
 of the node, the desired state of a Service, or rules, and no other module passes the needs of the node to a reconciler.
 Rule 2: a Service is translated after a change to it, its endpoints or the view of the node.
 """
@@ -34,7 +34,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class _SkeletonInputs(NamedTuple):
-    """What the rules of a family follow from, besides the settings; the fields are arguments of ``build_skeleton``."""
+    """What determines the rules of a family, besides the settings; the fields are arguments of ``build_skeleton``."""
 
     view: view.NodeView
     occupied: frozenset[SetKind]
@@ -44,7 +44,7 @@ class _SkeletonInputs(NamedTuple):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class Translator:
-    """Passes desired state to a reconciler. No Service has any before the first ``update_view``.
+    """Passes desired state to a reconciler. No Service has a desired state before the first ``update_view``.
 
     Call in this order: ``put_node``, ``update_view``, ``putting`` for the Services that have changed in the store, and
     ``put_skeletons``, since rules follow from the desired state of the Services.
@@ -80,11 +80,11 @@ class Translator:
 
     @property
     def unknown_schedulers(self) -> AbstractSet[str]:
-        """The schedulers of annotations about which nothing was noted yet."""
+        """The schedulers named by annotations for which ``note_scheduler`` has no final answer yet."""
         return self.store.schedulers - self._known_schedulers
 
     def note_scheduler(self, name: str, why_missing: str, now: float, *, for_now: bool = False) -> None:
-        """Note whether the kernel has a scheduler, or why not. ``for_now``: it remains unknown."""
+        """Note whether the kernel has a scheduler, or why not. With ``for_now``, the answer is not final."""
         missing = {other: reason for other, reason in self.settings.missing_schedulers.items() if other != name}
         if why_missing:
             missing[name] = why_missing
@@ -96,7 +96,7 @@ class Translator:
 
     @property
     def next_s(self) -> float | None:
-        """When an address that went is given up unless it has returned: the addresses must be read then."""
+        """When the first grace period of a lost address ends: the addresses must be read then."""
         return self._lingering.next_s
 
     def needs_addresses(self, now: float) -> bool:
@@ -124,8 +124,8 @@ class Translator:
     def update_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
         """Make the view of the node with these addresses of its interfaces.
 
-        If it differs from the last one, all Services count as changed at ``now``, in the store. Node ports stay for a while on
-        addresses that went.
+        If the view differs from the last one, all Services count as changed at ``now``, in the store. Node ports stay on lost
+        addresses for a while.
         """
         node = self.store.node(self.node_name)
         api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
@@ -194,7 +194,7 @@ class Translator:
                 yield
 
     def _putting(self, name: ServiceName) -> Generator[None, None, int]:
-        """Pass on the desired state of a Service, in steps. Returns the size of that work in endpoints.
+        """Pass on the desired state of a Service, in steps. Returns the amount of work, counted in endpoints.
 
         A Service counts as one endpoint more than it has, for each of its ports.
         """
