@@ -220,12 +220,12 @@ def remove_ipsets(sys: pathlib.Path = pathlib.Path("/sys")) -> tuple[str, ...]:
 
 
 def remove_other(used: Backend) -> Collection[str]:
-    """Remove what the backend that is not ``used`` holds of ours: ipsets, or the table. Returns the sets that rules still use.
+    """Remove our ipsets or our nftables table from the backend that is not ``used``. Returns the sets that rules still use.
 
-    Rules of iptables are ``LeftoverRules``; while they use a set, it stays.
+    Our rules of iptables count as ``LeftoverRules``; a set stays as long as they use it.
 
     Raises:
-        KernelError: something is there, and could not be removed.
+        KernelError: a part of ours exists, and could not be removed.
     """
     if used is not Backend.IPTABLES:
         return remove_ipsets()
@@ -234,7 +234,7 @@ def remove_other(used: Backend) -> Collection[str]:
 
 
 def sets_to_keep_current(used: Backend) -> SetsDriver | None:
-    """The driver of sets of the other backend whose rules decide about packets until those of ``used`` are in force, if any."""
+    """The driver of the other backend's sets if its rules decide about packets until the rules of ``used`` are in force."""
     return NftSetsDriver() if used is Backend.IPTABLES else None
 
 
@@ -242,7 +242,7 @@ class Driver(Protocol):
     """Applies operations of some kinds, in order, with one outcome for each."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply all operations. A failure does not stop the others."""
+        """Apply all operations. A failed operation does not stop later operations."""
 
 
 RulesBackend = RulesDriver | NftRulesDriver

@@ -134,7 +134,7 @@ def processor_count() -> int:
 
 
 def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], ModuleState] = module_state) -> tuple[str, ...]:
-    """Modules that only a kernel as old as ``version`` needs, if it has them: it may have their successors by a back-port."""
+    """Modules that only a kernel as old as ``version`` needs, as far as the kernel has them: successors may be back-ported."""
     if version >= _ONE_CONNECTION_MODULE:
         return ()
     return tuple(name for name in MODULES_BY_FAMILY if state(name) is ModuleState.LOADABLE)

@@ -158,8 +158,8 @@ class NodeKernel:
         Most parts take a few milliseconds. Addresses, local routes, a large set, the settings of all virtual servers, and changed
         rules take longer.
 
-        Unless ``thorough``, a poll only returns what may have changed since the last one. It leaves out addresses, routes, sets
-        and virtual servers for which the kernel gives the same answer as before, and unchanged rules. If ``whole``, it reads
+        Unless ``thorough``, a poll only returns what may have changed since the last one. The poll leaves out addresses, routes,
+        sets and virtual servers for which the kernel gives the same answer as before, and unchanged rules. If ``whole``, it reads
         virtual servers in full; otherwise only what shows most changes at little cost (see ``IpvsDriver.observe_changed``).
         """
         if thorough:
@@ -291,7 +291,7 @@ class NodeKernel:
                 log.warning("saved_set_not_emptied", error=outcome.error)
 
     def remove_other_backend(self) -> Collection[str]:
-        """As ``backends.remove_other``: its sets need not be kept current any more.
+        """Does what ``backends.remove_other`` does; the other backend's sets need not be kept current any more.
 
         Raises:
             KernelError: a part of ours exists, and could not be removed.
@@ -354,7 +354,10 @@ class NodeKernel:
         return {key: counts.get(key) for key in keys}
 
     def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """Apply operations in their order, with one outcome for each, in the same order. A failure does not stop the others."""
+        """Apply operations in their order, with one outcome for each, in the same order.
+
+        A failed operation does not stop later operations.
+        """
         outcomes: list[Outcome] = []
         began_s = time.monotonic()
         done: list[tuple[list[Outcome], float]] = []
@@ -378,7 +381,7 @@ class NodeKernel:
     def _keep_current(self, run: Iterable[Operation]) -> None:
         """Changes set entries for the old rules in nftables, too.
 
-        They are changed first, so that a killed process leaves no gap there.
+        The old sets are changed first, so that a killed process leaves no gap in them.
         """
         if self._former_sets is not None:
             with contextlib.suppress(KernelError):

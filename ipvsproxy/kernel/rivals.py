@@ -1,4 +1,7 @@
-"""Programs and rules of this host that take packets which Services are to have. Nothing is written. Every call blocks."""
+"""Programs and rules of this host that take packets which are meant for Services. Reading them changes nothing.
+
+Every call blocks.
+"""
 
 import pathlib
 import re
@@ -17,7 +20,7 @@ _RECEIVING = {Protocol.TCP: ("tcp", "0A"), Protocol.UDP: ("udp", "07")}
 """The table in ``/proc/net``, and the state of a socket that takes packets of all clients (TCP_LISTEN, TCP_CLOSE)."""
 _MAPPED = bytes(10) + b"\xff\xff"
 _OURS = re.compile(r"-A KUBE-")
-"""Chains of ours, of the kubelet and of kube-proxy."""
+"""Chains of ipvsproxy, of the kubelet and of kube-proxy."""
 _TARGET = re.compile(r" -j (?:(DNAT|REDIRECT)|NOTRACK|CT .*--notrack)\b")
 _DESTINATION = re.compile(r"(?<!!) -d (\S+)")
 _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
@@ -34,9 +37,9 @@ class Socket(NamedTuple):
 
 
 class PortRule(NamedTuple):
-    """A rule of iptables, as a command would add it, that sends packets elsewhere, or exempts them from connection tracking.
+    """A rule of iptables that sends packets elsewhere, or exempts them from connection tracking, in the form of a command.
 
-    It is about packets to this destination, or to any address, and to these ports, or to all.
+    The rule concerns packets to this destination, or to any address, and to these ports, or to all ports.
     """
 
     text: str
@@ -46,12 +49,12 @@ class PortRule(NamedTuple):
     ports: tuple[range, ...]
 
     def has(self, protocol: Protocol, port: int) -> bool:
-        """Whether the rule is about packets to this port."""
+        """Whether the rule concerns packets to this port."""
         return self.protocol in (None, protocol) and (not self.ports or any(port in one for one in self.ports))
 
 
 class Rivals(NamedTuple):
-    """What takes packets, and a reason for each part that is unknown."""
+    """The sockets and rules that take packets, and a reason for each part that is unknown."""
 
     sockets: tuple[Socket, ...] = ()
     rules: tuple[PortRule, ...] = ()
@@ -59,7 +62,7 @@ class Rivals(NamedTuple):
 
 
 def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
-    """Read the sockets with these ports, and the rules of iptables of all ports. Rules of nftables itself are not read."""
+    """Read the sockets with these ports, and the rules of iptables of all ports. Rules in tables of nftables are not read."""
     plain = [iptables_driver.COMMANDS] if shutil.which("iptables-save") else []
     listings, failures = listings_of_rules(iptables_variant.installed(), plain)
     rules = dict.fromkeys(rule for text in listings.values() for rule in port_rules(text))
@@ -69,10 +72,10 @@ def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
 def listings_of_rules(
     variants: Collection[iptables_variant.Variant], otherwise: Sequence[Mapping[Family, str]] = ()
 ) -> tuple[Mapping[str, str], Sequence[str]]:
-    """The output of ``iptables-save`` of both families in these variants, by program, named without ``-save``.
+    """The output of ``iptables-save`` for both families in these variants, by the program's name without ``-save``.
 
-    And why other programs of them did not answer. One that ends with an error has no tables in this kernel. ``otherwise`` are
-    the programs if there are no variants.
+    The second result has the reason of each program that did not answer. A program that exits with an error has no tables in this
+    kernel. ``otherwise`` are the programs to run if there are no variants.
     """
     listings: dict[str, str] = {}
     failures: list[str] = []
@@ -89,7 +92,7 @@ def listings_of_rules(
 def port_rules(saved: str) -> Iterator[PortRule]:
     """The rules of other programs that redirect packets to ports, or exempt packets to addresses or ports from tracking.
 
-    Whether packets reach a chain that is not built in is not followed.
+    Rules in chains that are not built in are included, even if no packet reaches them.
     """
     table = ""
     for line in saved.splitlines():
@@ -132,7 +135,7 @@ def sockets(ports: Collection[tuple[Protocol, int]], proc: pathlib.Path = pathli
 
 
 def _address(text: str) -> Address:
-    """An address as ``/proc`` shows it: numbers of 32 bits in the processor's own order of bytes."""
+    """An address as ``/proc`` shows it: numbers of 32 bits in host byte order."""
     raw = bytes.fromhex(text)
     if sys.byteorder == "little":
         raw = b"".join(raw[place : place + 4][::-1] for place in range(0, len(raw), 4))

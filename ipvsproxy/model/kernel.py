@@ -16,7 +16,7 @@ DEVICE = "kube-ipvs0"
 
 @KernelKind("device", DriverName.ADDRESSES)
 class Device(NamedTuple):
-    """The dummy device, one for both families. It stays down; its addresses are local all the same."""
+    """The dummy device, one for both families. The device stays down; its addresses are local all the same."""
 
     name: str
 
@@ -118,7 +118,10 @@ INDISPENSABLE_SETTINGS: Mapping[str, frozenset[Family]] = {
     "net/ipv4/vs/conntrack": frozenset(Family),
     "net/ipv4/ip_forward": frozenset({Family.IPV4}),
 }
-"""The settings that must be 1, with their families. Else replies to masqueraded packets are lost, or nothing is forwarded."""
+"""The settings that must be 1, with their families.
+
+Otherwise masqueraded packets' replies are lost, or no packet is forwarded.
+"""
 
 
 TIMEOUTS = "timeouts"
@@ -159,7 +162,7 @@ class HealthListener(NamedTuple):
 
 
 class HealthCheckPort(NamedTuple):
-    """A health-check port in one family. It serves one Service, even if several Services desire it."""
+    """A health-check port in one family. A port serves one Service, even if several Services desire it."""
 
     family: Family
     port: int

@@ -43,7 +43,7 @@ class Protocol(enum.IntEnum):
 
 
 class Address(bytes):
-    """An IP address as 4 or 16 bytes in network order. Its text is the canonical form."""
+    """An IP address as 4 or 16 bytes in network order. As a string it has its canonical text form."""
 
     __slots__ = ()
 

@@ -31,7 +31,8 @@ Item = KernelObject | Skeleton
 class Operation(NamedTuple):
     """One change of a kernel object, or the same change of several objects of one kind.
 
-    An operation on a ``VirtualServer`` does not include its real servers. They have operations of their own after it.
+    An operation on a ``VirtualServer`` does not include its real servers. The real servers have their own operations, which
+    follow that of the virtual server.
     """
 
     verb: Verb
@@ -95,8 +96,8 @@ class Outcome(NamedTuple):
 def outcomes(operations: Iterable[Operation], reported: Mapping[Operation, Outcome]) -> list[Outcome]:
     """The outcomes of all operations; an operation without an outcome in ``reported`` is in force.
 
-    The keys of ``reported`` are operations on single objects. If one of several objects has an outcome there, each of them gets
-    an outcome of its own.
+    The keys of ``reported`` are operations on single objects. If one object of an operation on several has an outcome in
+    ``reported``, each of the objects gets an outcome of its own.
     """
     if not reported:
         return list(map(Outcome, operations))

@@ -16,11 +16,11 @@ NOT_MASQUERADED = -1
 Setting a weight also sets masquerading.
 """
 PORTS_KEPT = 1024
-"""The most port numbers of which one shared object is kept."""
+"""The most port numbers that are kept as shared objects."""
 PLAIN_KEPT = 16
 """The number of virtual servers whose unpacked weights are cached.
 
-One change needs them several times, and unpacking 1,000 keys takes 0.1 ms.
+One change needs the weights several times, and unpacking 1,000 keys takes 0.1 ms.
 """
 
 
@@ -131,11 +131,11 @@ class EvenWeights(Weights):
         return _plain(self.packed, self._size)
 
     def keys(self) -> KeysView[RealServerKey]:
-        """The keys, as of a dictionary; new objects at each call."""
+        """The keys, as a dictionary returns them; new objects at each call."""
         return self.unpacked().keys()
 
     def items(self) -> ItemsView[RealServerKey, int]:
-        """The items, as of a dictionary; new objects at each call."""
+        """The items, as a dictionary returns them; new objects at each call."""
         return self.unpacked().items()
 
     def __len__(self) -> int:
@@ -174,12 +174,12 @@ class Thresholds(NamedTuple):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Thresholds":
-        """Those in a document, where None stands for 0."""
+        """The thresholds in a document, where None stands for 0."""
         return cls(document["maxConnections"] or 0, document["resumeConnections"] or 0)
 
     @property
     def described(self) -> dict[str, int]:
-        """The fields of a document that these are."""
+        """The thresholds as fields of a document."""
         return {"maxConnections": self.upper, "resumeConnections": self.lower}
 
     def __str__(self) -> str:

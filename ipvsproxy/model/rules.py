@@ -1,7 +1,7 @@
 """Packet-filter rules as data: the matches and the target of each rule, without the syntax of any program.
 
-A backend in ``kernel/`` writes and reads them. All other rooms only compare values. Rules that another proxy has left behind, and
-the tables of other programs, are data as well.
+A backend in ``kernel/`` writes and reads rules. All other rooms only compare these values. Rules that another proxy has left
+behind, and the tables of other programs, are data as well.
 """
 
 import dataclasses
@@ -91,7 +91,7 @@ class SetMark:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InvertMark:
-    """Inverts these bits of the packet's mark. After a rule that returns unless they are set, this clears them."""
+    """Inverts these bits of the packet's mark. After a rule that returns unless the bits are set, this target clears them."""
 
     bits: int
 
@@ -108,12 +108,13 @@ Target = Verdict | JumpTo | Masquerade | SetMark | InvertMark | TakeMark
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule of a chain. It applies to packets that meet every match; a field with its default matches every packet.
+    """One rule of a chain. A rule applies to packets that meet every match; a field with its default matches every packet.
 
     ``not_source``, ``not_interface`` and ``not_mark`` match packets that the value does not match. ``mark`` and ``not_mark`` are
-    bits, all of which must be set. At least one bit of ``any_mark`` and no bit of ``no_mark`` must be set. A packet with any of
-    the ``connection_states`` matches. ``virtual_server`` matches all packets of its connections; with ``to_virtual_server``, only
-    packets from clients. ``original_destination`` is the destination of the connection's first packet on its arrival.
+    bits, all of which must be set. At least one bit of ``any_mark`` and no bit of ``no_mark`` must be set. A packet matches if
+    its state is among ``connection_states``. ``virtual_server`` matches all packets of its connections; with
+    ``to_virtual_server``, only packets from clients. ``original_destination`` is the destination of the connection's first packet
+    on its arrival.
     """
 
     target: Target
@@ -212,7 +213,7 @@ class ObservedSkeleton:
 
     ``hidden`` are tables that cannot be read; for them, the chains and jumps of our last write stand here. ``strange_rules`` are
     rules of other programs, or duplicates of our jumps, in the base chains of our nftables table, where no other program may add
-    rules. A write removes them. ``idle_jumps`` are present jumps that no packet meets, each with the reason.
+    rules. A write removes such rules. ``idle_jumps`` are present jumps that no packet meets, each with the reason.
     """
 
     family: Family

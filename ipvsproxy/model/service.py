@@ -181,7 +181,7 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     same order. An object for each endpoint would take most of the memory in a large cluster; different conditions are few.
 
     ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 if absent.
-    It is the time at which the change began; slices that differ in it alone are equal.
+    This is the time at which the change began; slices that differ in this time alone are equal.
     """
 
     name: EndpointSliceName
@@ -271,7 +271,7 @@ class Listed(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """An object could not be parsed. Its former version stays in force, so that a typing error interrupts no Service.
+    """An object could not be parsed. The object's former version stays in force, so that a typing error interrupts no Service.
 
     ``field`` is empty if no single field is the reason.
     """
@@ -306,8 +306,8 @@ class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
     """The Service, or the node, that desires a kernel object. Owners are in the order in which their Services were created.
 
     If several owners of one rank desire one key, the lowest owner gets it. A remembered Service is absent from the newest list,
-    which is not confirmed yet. It comes after all listed Services: its ``created_s`` is larger by ``REMEMBERED_S``. A separate
-    field would take memory.
+    which is not confirmed yet. A remembered Service comes after all listed Services: its ``created_s`` is larger by
+    ``REMEMBERED_S``. A separate field would take memory.
     """
 
     created_s: float

@@ -113,7 +113,7 @@ IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kin
 
 @KernelKind("set", DriverName.IPSET)
 class SetCopy(NamedTuple):
-    """The larger copy of a set, under a name of its own, while the set is being enlarged. No rule names it."""
+    """The larger copy of a set, under a name of its own, while the set is being enlarged. No rule names the copy."""
 
     name: str
 
@@ -127,7 +127,7 @@ class SetCopy(NamedTuple):
 
 
 SET_COPY = SetCopy("KUBE-IPVSPROXY-LARGER")
-"""The only ``SetCopy``. No set of kube-proxy has its name. If it is observed, a process that was killed has left it."""
+"""The only ``SetCopy``. No set of kube-proxy has its name. If the copy is observed, a process that was killed has left it."""
 
 
 class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -183,8 +183,8 @@ class MarkedEntry(SetEntry, frozen=True, gc=False):
 class ForeignElement(SetEntry, frozen=True, gc=False):
     """An element of a set of nf_tables that cannot be one of our entries. Only other programs add such an element.
 
-    ``raw`` is its key as the kernel has it. An element without a key stands for all other keys (since Linux 5.13). It names no
-    address and no port, and witnesses no virtual server.
+    ``raw`` is its key as the kernel has it. An element without a key stands for all other keys (since Linux 5.13). Such an
+    element names no address and no port, and witnesses no virtual server.
     """
 
     raw: bytes = b""

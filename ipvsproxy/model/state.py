@@ -102,8 +102,8 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Observation:
     """A reading of the kernel, or a part of one.
 
-    A field is None if it was not read, could not be read, or has not changed since the last reading. Then its observed state
-    stays.
+    A field is None if it was not read, could not be read, or has not changed since the last reading. The observed state of such a
+    field stays.
 
     ``sets`` and ``virtual_servers`` are complete. ``some_sets`` and ``some_virtual_servers`` say nothing about objects that they
     do not name; None stands for an absent object. ``has_shown_virtual_servers``: the parts of an audit up to this one have shown

@@ -52,7 +52,7 @@ class FirewallMark(VirtualServerKey, frozen=True, gc=False):
 PERSISTENT = 0x1
 """Virtual-server flag: session affinity."""
 HASHED = 0x2
-"""Virtual-server flag that the kernel sets for its own use. It is neither sent nor compared."""
+"""Virtual-server flag that the kernel sets for its own use. The flag is neither sent nor compared."""
 SCHEDULER_FALLBACK = 0x8
 """The first scheduler flag.
 
@@ -81,7 +81,7 @@ class VirtualServerSettings(NamedTuple):
 
     @property
     def flag_names(self) -> list[str]:
-        """The names of the scheduler flags; flags beside these and session affinity follow as one number."""
+        """The names of the scheduler flags. Any flags beyond these and session affinity follow as one number."""
         names = [name for flag, name in _FLAG_NAMES.items() if self.flags & flag]
         rest = self.flags & ~(PERSISTENT | SCHEDULER_FLAGS)
         return names + ([f"{rest:#x}"] if rest else [])

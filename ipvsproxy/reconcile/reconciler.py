@@ -169,7 +169,7 @@ class Reconciler:
     def tend(self, now: float) -> None:
         """Desire what also depends on the kernel's state, as a new process would right after its first reading.
 
-        This concerns second scopes of external addresses, as far as there are marks, and the weights of endpoints with slow
+        The method concerns second scopes of external addresses, as far as there are marks, and the weights of endpoints with slow
         start. Undesired scopes drain. Every Service must have been put before.
         """
         at_once(self._tables.scopes.tending(may_close=self.observer.has_observed_all))

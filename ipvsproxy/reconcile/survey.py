@@ -259,7 +259,7 @@ class Survey:
     def foreign(self) -> Iterator[tuple[VirtualServerKey, ObservedVirtualServer]]:
         """The observed virtual servers that are not ours and not desired.
 
-        They may belong to keepalived, docker or an administrator, and stay.
+        Foreign virtual servers may belong to keepalived, docker or an administrator, and stay.
         """
         table = self._tables.virtual_servers
         keys = sorted(table.foreign, key=lambda key: (isinstance(key, FirewallMark), key.protocol, key.address, key.port))

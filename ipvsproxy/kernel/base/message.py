@@ -76,7 +76,7 @@ class Template:
 
 
 def pattern(parts: Iterable[bytes]) -> bytes:
-    """These parts with a hole between each two, for bytes formatting."""
+    """Joins parts of a message into a pattern for bytes formatting, with a hole between every two parts."""
     return b"%b".join(part.replace(b"%", b"%%") for part in parts)
 
 
@@ -213,7 +213,7 @@ class _Places(NamedTuple):
 class Layout:
     """Reads the same attributes, at least two, from many messages.
 
-    It walks the attributes of the first message of each length only.
+    Walks the attributes of the first message of each length only.
 
     Reading seven fields by a layout takes 0.4 µs; walking their attributes takes 2.3 µs.
 

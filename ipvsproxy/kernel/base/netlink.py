@@ -92,7 +92,7 @@ class Socket(Protocol):
 
 
 class Reply(NamedTuple):
-    """One message of a dump. Its payload, behind the netlink header, lies in ``data`` from ``start`` to ``end``."""
+    """One message of a dump. The message's payload, behind the netlink header, lies in ``data`` from ``start`` to ``end``."""
 
     data: bytes
     start: int
@@ -301,7 +301,7 @@ class Channel:
         """Receive one datagram.
 
         Raises:
-            OSError: there is no datagram, datagrams were lost, or this one is truncated.
+            OSError: there is no datagram, datagrams were lost, or the datagram is truncated.
         """
         size = self._open().recv_into(self._buffer, RECEIVE_SIZE, socket.MSG_TRUNC)
         if size > RECEIVE_SIZE:

@@ -239,10 +239,10 @@ def _elements(name: str, encoded: bytes = b"") -> bytes:
 
 
 def elements(name: str, encoded: bytes, *, is_removal: bool, is_exclusive: bool = False) -> Message:
-    """Adds elements to a set, or removes them from it; at most ``ELEMENTS_LIMIT`` bytes.
+    """Adds elements to a set, or removes elements from a set; at most ``ELEMENTS_LIMIT`` bytes.
 
     Unless ``is_exclusive``, the kernel accepts the addition of a present element with the same data, and keeps the element's old
-    comment. It refuses the removal of an absent element.
+    comment. The kernel refuses the removal of an absent element.
     """
     flags = 0 if is_removal else netlink.CREATE | netlink.EXCLUSIVE * is_exclusive
     return Message(NFT_MSG_DELSETELEM if is_removal else NFT_MSG_NEWSETELEM, flags, _elements(name, encoded))
@@ -265,7 +265,7 @@ def read_element(found: message.Attributes) -> tuple[bytes, bytes, str]:
 
 
 def table_query(name: str = TABLE, family: int = INET) -> bytes:
-    """The question for a table; the kernel answers ENOENT if there is none."""
+    """The question for a table; the kernel answers ENOENT if the table does not exist."""
     return _whole(NFT_MSG_GETTABLE, string(NFTA_TABLE_NAME, name), family=family)
 
 
@@ -285,7 +285,7 @@ def rules_query(table: str = TABLE, family: int = INET) -> bytes:
 
 
 def set_query(name: str) -> bytes:
-    """The question for the parameters of a set; the kernel answers ENOENT if there is none."""
+    """The question for the parameters of a set; the kernel answers ENOENT if the set does not exist."""
     return _whole(NFT_MSG_GETSET, _set(name))
 
 

@@ -3,8 +3,8 @@
 Rule 1: an unreadable table is an error, and never counts as clean. A table that this kernel or host certainly cannot have is
 clean.
 Rule 2: two equal fingerprints mean that no rule has changed in between; then no program has to run.
-Rule 3: a reading loads no module and makes no table, unless the files of this host's modules are not visible. Then nf_tables may
-be loaded once.
+Rule 3: a reading loads no module and makes no table, unless the files of this host's modules are not visible. If they are not
+visible, nf_tables may be loaded once.
 Rule 4: no program runs for rules of nf_tables unless the kernel has a chain that concerns us, or does not tell.
 Rule 5: with rules in nftables, all rules of iptables that have our names are leftovers.
 Rule 6: nothing is removed once the program in PATH is of another variant than at the start: our rules then go to that variant.

@@ -37,7 +37,7 @@ class RulesDriver:
     """Reads and writes the rules of both families, in the network namespace of the thread that makes this object.
 
     ``patience_s`` is the longest wait of a call for a program; None means no limit. The methods are those of ``IptablesDriver``.
-    Only one thread may call them.
+    Only one thread may call these methods.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 The kernel applies the rules of both variants, but neither variant shows the rules of the other. A node with rules in both is hard
 to understand, and the rules of two programs may no longer stand in the intended order. So our rules go into the variant of the
-kubelet and the CNI plugin. The signs, and their order, are those of kubernetes-sigs/iptables-wrappers.
+kubelet and the CNI plugin. The signs by which this module chooses, and their order, come from kubernetes-sigs/iptables-wrappers.
 """
 
 import enum

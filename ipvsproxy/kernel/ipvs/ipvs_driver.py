@@ -4,8 +4,8 @@ The kernel loads the module of a scheduler when a virtual server asks for it, so
 The attempt is a virtual server that the kernel refuses, but only after it has looked up the scheduler (``ip_vs_add_service`` in
 net/netfilter/ipvs/ip_vs_ctl.c). So a process that is killed during the attempt leaves no virtual server behind. The refused
 virtual server is of IPv6. If IPVS in this kernel has no IPv6, the attempt is the same as kube-proxy's (pkg/proxy/ipvs in
-kubernetes/kubernetes): a virtual server that exists for a moment, without real servers. Its address is reserved for documentation
-(RFC 5737), so that no client ever uses it.
+kubernetes/kubernetes): a virtual server that exists for a moment, without real servers. The address of this virtual server is
+reserved for documentation (RFC 5737), so that no client ever uses it.
 """
 
 import errno
@@ -199,8 +199,8 @@ class IpvsDriver:
 
         Operations take effect in their order, with one exception: an add of a present object, or a set of an absent object, is
         repeated with the other verb after all other operations. A present virtual server by firewall mark stays untouched
-        (EEXIST). Outcomes have the order of the operations. An operation on several real servers also has one outcome for each
-        real server that was not simply added.
+        (EEXIST). Outcomes have the order of the operations. If the addition of some real servers of an operation did not simply
+        succeed, each of these has an outcome of its own.
         """
         for _, item in operations:
             # Whatever the outcome, the next reading returns the virtual server, and reads it by netlink before it counts as gone.

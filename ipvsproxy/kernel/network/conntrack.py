@@ -73,7 +73,7 @@ class ConntrackDriver:
         """Delete the flows of each ``FlowCleaning`` unless their replies come from a real server in its ``keep``.
 
         All operations of a family share one listing. Outcomes have the order of the operations, and count the deleted flows. A
-        flow that ends by itself meanwhile does not count, and is no error. A listing that breaks off, or that the kernel calls
+        flow that has ended in the meantime does not count, and is no error. A listing that breaks off, or that the kernel calls
         inconsistent, starts again; flows that were deleted before count as well, because they were stale.
         """
         outcomes = list(map(Outcome, operations))
@@ -160,8 +160,8 @@ def _filtered_query(family: Family, flows: Sequence[Flow]) -> bytes:
 
     Since Linux 5.8 the kernel leaves out most other flows; older kernels list all flows.
 
-    The filter has the protocol, port and address that all of ``flows`` share. It never has an IPv6 address, because the kernel
-    would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple`` in
+    The filter has the protocol, port and address that all of ``flows`` share. The filter never has an IPv6 address, because the
+    kernel would leave out exactly the flows with that address (``ctnetlink_filter_match_tuple`` in
     net/netfilter/nf_conntrack_netlink.c).
     """
     protocols, ports, addresses = ({getattr(flow, name) for flow in flows} for name in ("protocol", "port", "address"))
@@ -199,7 +199,8 @@ def _deletion(head: bytes, data: bytes, start: int, end: int) -> bytes:
 
     The message repeats the flow's original tuple, and its zone if it has one, byte for byte.
 
-    This works for every protocol. A deletion without a tuple would delete all flows; the layout only accepts flows with a tuple.
+    Such a message works for every protocol. A deletion without a tuple would delete all flows; the layout only accepts flows with
+    a tuple.
     """
     attributes = message.attributes(data, start, end)
     whole = bytearray(head)

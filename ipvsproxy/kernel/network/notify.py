@@ -76,8 +76,8 @@ def open_socket() -> socket.socket:
 class ChangeListener:
     """A socket that becomes readable when an interface, an address or one of our routes changes.
 
-    It listens in the network namespace in which it was made. ``read`` never waits: an event loop should watch ``fileno()``.
-    Changes through sockets with a port id in ``own_ports`` are left out.
+    The socket listens in the network namespace in which it was made. ``read`` never waits: an event loop should watch
+    ``fileno()``. Changes through sockets with a port id in ``own_ports`` are left out.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ChangeListener:
     def _filter_own(self) -> None:
         """Make the kernel leave out our own changes and other programs' routes.
 
-        This object leaves out those that the kernel sent before.
+        Notifications that the kernel sent before are left out by ``read``.
 
         With 10,000 Services, the filter spares 10,000 wake-ups of the event loop at a start, 0.5 s in the test kernel. A routing
         daemon may change a million routes.
@@ -214,7 +214,7 @@ class ChangeListener:
 def _filter_of(ports: Collection[int], route_protocol: int) -> list[bytes]:
     """A socket filter that drops some messages about addresses and routes, and passes all other messages.
 
-    It drops messages about addresses or routes with one of these port ids, and about routes with another protocol number.
+    The filter drops messages about addresses or routes with one of these port ids, and about routes with another protocol number.
     """
     by_port = sockets.dropping(ports)
     return [

@@ -1,9 +1,9 @@
 """Notifications of nf_tables: whether another program has changed our table.
 
 The generation of nf_tables counts the changes of all tables of a network namespace. A notification names the table, so that
-another program's frequent changes do not make us read our sets again and again. It also comes at once. Layouts: nfnetlink.h and
-nf_tables.h of include/uapi/linux/netfilter; each message about a table or a part of it has the table's name as its first
-attribute.
+another program's frequent changes do not make us read our sets again and again. Notifications also come at once. Layouts:
+nfnetlink.h and nf_tables.h of include/uapi/linux/netfilter; each message about a table or a part of it has the table's name as
+its first attribute.
 """
 
 import contextlib

@@ -14,8 +14,8 @@ The differences from iptables, and why they make no difference to packets:
 * A set of marks writes the whole mark, and only to packets without a mark, because kernels before 6.13 cannot combine two
   registers.
 
-The program ``nft`` can load again what it prints of these rules, so that a saved ruleset with our table can be restored. It takes
-no constant within a key, and knows a port of connection tracking only where the protocol has been asked for.
+The program ``nft`` can load again what it prints of these rules, so that a saved ruleset with our table can be restored. ``nft``
+takes no constant within a key, and knows a port of connection tracking only where a rule has matched the protocol.
 """
 
 import enum
@@ -351,7 +351,7 @@ def compare(value: bytes, *, equal: bool = True) -> bytes:
 
 
 def bitwise(mask: bytes, inverted: bytes, register: int = 0) -> bytes:
-    """Keep the bits of ``mask``, then invert those of ``inverted``."""
+    """Keep the bits of ``mask``, then invert the bits of ``inverted``."""
     registers = integer(1, _register(register)) + integer(2, _register(register)) + integer(3, len(mask))
     return _expression("bitwise", registers, nested(4, _value(mask)), nested(5, _value(inverted)))
 

@@ -49,7 +49,7 @@ HOOKS: Mapping[tuple[str, str], Hook] = {
     ("filter", "FORWARD"): Hook("filter", 2, -5),
     ("filter", "OUTPUT"): Hook("filter", 3, -5),
 }
-"""The base chain for each table and built-in chain of iptables. Its priority is slightly ahead of other programs' chains.
+"""The base chain for each table and built-in chain of iptables. Each one's priority is slightly ahead of other programs' chains.
 
 IPVS takes arriving packets at ``INPUT`` with priority 99, and this host's own packets at ``OUTPUT`` with priority -98; it sends
 them on through ``OUTPUT`` with the address of an endpoint. Only then does the filter of ``OUTPUT`` meet them: if it dropped a
@@ -297,7 +297,7 @@ class NftRulesDriver:
         return listing
 
     def _read_often(self) -> tuple[TableListing, bool]:
-        """Our table, and whether it is that of one generation: no program has changed any table while it was read."""
+        """Our table, and whether it is consistent: no program has changed any table while our table was read."""
         for _ in range(ATTEMPTS):
             generation = nft.generation(self._channel)
             listing = self._read(generation, _READ)
@@ -329,7 +329,7 @@ class NftRulesDriver:
 
 
 def _as_open(chain: Chain) -> Hook | None:
-    """The place of a base chain; without its type if its policy drops packets, as that of no chain of ours does."""
+    """The place of a base chain; without its type if its policy drops packets, as no policy of our chains does."""
     return chain.hook._replace(kind="") if chain.hook and chain.drops else chain.hook
 
 

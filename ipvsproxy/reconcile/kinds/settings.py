@@ -93,7 +93,7 @@ class IpvsTimeouts(ReconciledKind):
 
 
 class Devices(PresenceKind):
-    """The dummy device. It is never removed."""
+    """The dummy device, which is never removed."""
 
     classes: ClassVar[tuple[type, ...]] = (Device,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.ADD: Stage.DEVICE}

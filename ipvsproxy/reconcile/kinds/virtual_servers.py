@@ -2,10 +2,10 @@
 
 Rule 1: a virtual server with source ranges is not added before these ranges are in force.
 Rule 2: real servers are added once the undesired entry that exempts their traffic from masquerading is gone (see ``entries``).
-Rule 3: a virtual server by mark is added once the entry that shows that it is ours is in force. It gets real servers in a later
-plan, after the kernel has added it: if another program has made a virtual server by this mark in the meantime, that virtual
-server stays as it is. While an undesired entry still gives the mark to packets, perhaps to packets for an address of another
-Service, the virtual server does not change.
+Rule 3: a virtual server by mark is added once the entry that shows that it is ours is in force. Such a virtual server gets real
+servers in a later plan, after the kernel has added it: if another program has made a virtual server by this mark in the meantime,
+that virtual server stays as it is. While an undesired entry still gives the mark to packets, perhaps to packets for an address of
+another Service, the virtual server does not change.
 """
 
 import errno

@@ -28,7 +28,7 @@ PATIENT_SCHEDULERS = frozenset({"rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed"
 FEW_WAITING = 2
 """The number of real servers without connections that may wait in any virtual server.
 
-In a larger virtual server, as many may wait as are desired. Its scheduler walks over them for each connection.
+In a larger virtual server, as many may wait as are desired. The scheduler walks over waiting real servers for each connection.
 """
 
 

@@ -64,9 +64,9 @@ def plan(
 def only_own(todo: Cleanup, observed: Observation, kinds: Collection[SetKind]) -> Cleanup:
     """The part of a cleanup that removes what kube-proxy does not know.
 
-    kube-proxy can continue with all other objects and their connections. These are virtual servers by address, ``kube-ipvs0``,
-    and all sets except those of ``kinds``. The rules in ``todo`` depend on the skeletons that ``plan`` got. A service address
-    that a route makes local becomes an address of ``kube-ipvs0``.
+    kube-proxy can continue with all other objects and their connections. The other objects are virtual servers by address,
+    ``kube-ipvs0``, and all sets except those of ``kinds``. The rules in ``todo`` depend on the skeletons that ``plan`` got. A
+    service address that a route makes local becomes an address of ``kube-ipvs0``.
     """
 
     def goes(operation: Operation) -> bool:

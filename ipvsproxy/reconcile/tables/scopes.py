@@ -7,7 +7,7 @@ port has a mark while its Service owns one of the port's virtual servers.
 Rule 3: a new process gives each port the mark that most of the port's entries give in the kernel. An entry of a virtual server
 that another Service owns does not count.
 Rule 4: a virtual server by mark that no Service desires keeps its connections: it stays desired, without real servers, until
-these have drained, and then it is removed. Its entries are removed first (see ``kinds/virtual_servers.py``).
+these have drained, and then it is removed. The entries that give its mark are removed first (see ``kinds/virtual_servers.py``).
 """
 
 from collections import Counter

@@ -4,8 +4,8 @@ Rule 1: an endpoint is new if its virtual server in the kernel lacks it, but has
 other real server could take its share, the endpoint has its own weight at once.
 Rule 2: an endpoint climbs in a few steps of equal length (``STEPS`` at most), so that it costs one edit per step, and nothing in
 between.
-Rule 3: a new process goes on from the weights in the kernel. It assumes that an endpoint of lower weight is climbing, and never
-restarts an endpoint that the kernel has.
+Rule 3: a new process goes on from the weights in the kernel. The new process assumes that an endpoint of lower weight is
+climbing, and never restarts an endpoint that the kernel has.
 """
 
 import math

@@ -160,7 +160,7 @@ class Table(Generic[K, V, W]):
         return heir
 
     def rank_again(self, key: K, owner: Owner) -> set[Owner]:
-        """Give a key to its owner of the lowest rank after that of this owner has changed.
+        """Give a key to the owner of the lowest rank, after the rank of this owner has changed.
 
         Returns the owners that lost and gained the key.
         """
@@ -304,7 +304,7 @@ class Table(Generic[K, V, W]):
 
 
 def discard(keys: dict[K, None], key: K) -> None:
-    """Remove a key, if it is there.
+    """Remove a key if the dictionary has it.
 
     An empty dictionary is cleared: otherwise Python would go on walking it at its largest size, which takes 60 µs after 100,000
     keys.

@@ -1,8 +1,8 @@
 """Drains: a TCP real server that is no longer desired keeps its connections, and gets no new ones.
 
-Its weight becomes 0 at once. It is removed when both of its connection counts are 0 and there is room on the kernel's list of
-removed real servers (see ``pace``), or when its deadline is over. UDP and SCTP real servers are removed at once, as by
-kube-proxy.
+The weight of such a real server becomes 0 at once. A drained real server is removed when both of its connection counts are 0 and
+there is room on the kernel's list of removed real servers (see ``pace``), or when its deadline is over. UDP and SCTP real servers
+are removed at once, as by kube-proxy.
 
 The kernel is asked for one virtual server at a time, and its answer covers all real servers. So each virtual server with draining
 connections has one time at which it is due.

@@ -94,7 +94,7 @@ def owned_virtual_servers(
     ``local`` are the addresses on our device and the addresses that our local routes lead to. ``host_addresses`` are the
     addresses of this host on other interfaces than our device: a node port in our set makes the virtual server of that port ours
     on each of them that lies in ``node_port_ranges``; never on loopback addresses, nor, in a range of all addresses, on IPv6
-    link-local ones. ``left_behind`` are all observed virtual servers if a virtual server on another address may be ours.
+    link-local addresses. ``left_behind`` are all observed virtual servers if a virtual server on another address may be ours.
     """
 
     def serves(address: Address) -> bool:
