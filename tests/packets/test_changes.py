@@ -6,6 +6,7 @@ One run of the program with each binding for all tests; each test begins with it
 import ipaddress
 import json
 import re
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,31 @@ def test_only_the_flows_of_the_lost_endpoint_are_forgotten(running: Cluster, fam
         connection.abort()
 
 
+# One port of a client.
+
+
+@with_addresses
+@pytest.mark.parametrize("pod", ["p1", "r1"])
+def test_a_connection_to_a_pod_gets_no_answers_while_its_port_has_one_to_the_service(running: Cluster, pod: str) -> None:
+    running.have(service("web", 1, pod, protocols=["TCP"]))
+    client, address = cluster.address("p2", Family.IPV4), cluster.address(pod, Family.IPV4)
+    to, ports = cluster.address("cluster 1", Family.IPV4), {"p1": (41000, 41001), "r1": (41002, 41003)}[pod]
+    through = running.lab.open("p2", "TCP", to, 80, src=f"{client}#{ports[0]}")
+    with pytest.raises(lab.LabError, match="Timeout"):
+        running.lab.open("p2", "TCP", address, 8080, src=f"{client}#{ports[0]}")
+    tracked = running.lab.run("node", "conntrack", "-L", "-p", "tcp", "--orig-port-src", str(ports[0]))
+    (direct,) = [line for line in tracked.splitlines() if f"sport={ports[0]} dport=8080 " in line]
+    assert f"sport=8080 dport={ports[0]} " not in direct, "its answer is expected at another port"
+    assert through.ask() == address, "the other connection does not suffer"
+    first = running.lab.open("p2", "TCP", address, 8080, src=f"{client}#{ports[1]}")
+    second = running.lab.open("p2", "TCP", to, 80, src=f"{client}#{ports[1]}")
+    assert second.ask() == address
+    with pytest.raises(lab.LabError, match="Timeout"):
+        first.ask()
+    for connection in (through, first, second):
+        connection.abort()
+
+
 # Session affinity.
 
 
@@ -168,6 +194,21 @@ def test_affinity_is_kept_and_then_expires(running: Cluster, family: Family) -> 
         running.wait_until(lambda: not is_remembered(), "forgotten")
         after.append(backends())
     assert len({first, *after}) == 2
+
+
+@with_addresses
+def test_affinity_outlives_its_timeout_while_ipvs_remembers_a_connection_of_the_client(running: Cluster) -> None:
+    """As docs/runbook.md says: a row with source port 0 is the affinity, and the rows beside it hold it."""
+    shortest = {"clientIP": {"timeoutSeconds": 1}}
+    running.have(service("web", 1, "p1", "r1", protocols=["TCP"], sessionAffinity="ClientIP", sessionAffinityConfig=shortest))
+    to = cluster.address("cluster 1", Family.IPV4)
+    first = running.lab.probe("p2", "TCP", to, 80, count=3).backends
+    assert len(first) == 1
+    time.sleep(4)
+    rows = [line for line in running.lab.run("node", "ipvsadm", "-Lnc").splitlines() if f" {to}:80 " in line]
+    assert [row for row in rows if f" {cluster.address('p2', Family.IPV4)}:0 " in row]
+    assert [row for row in rows if " TIME_WAIT " in row]
+    assert running.lab.probe("p2", "TCP", to, 80, count=6).backends == first
 
 
 def _hexadecimal(address: str) -> str:

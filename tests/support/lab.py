@@ -327,7 +327,7 @@ class Lab:
         return [Result(one["outcome"], tuple(one["backends"]), tuple(one["sources"])) for one in results]
 
     def open(self, from_: str, protocol: str, to: str, port: int, *, src: str | None = None) -> Connection:
-        """Open a connection that stays open until it is closed.
+        """Open a connection that stays open until it is closed; ``src`` may end with a port, as ``10.244.0.12#40000``.
 
         Raises:
             LabError: no answer.

@@ -42,7 +42,7 @@ OUTCOMES = {
 
 
 class Target(NamedTuple):
-    """A client namespace and a target; ``src`` None lets the kernel choose the source address.
+    """A client namespace and a target; ``src`` None lets the kernel choose the source address, ``address#port`` has both.
 
     With SCTP it may be several IPv4 addresses with commas between, all of which the client has at once.
     """
@@ -270,7 +270,9 @@ class Agent:
         try:
             if target.src is not None:
                 first, *others = target.src.split(",")
-                client.bind((first, 0))
+                address, _, own_port = first.partition("#")
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(bool(own_port)))
+                client.bind((address, int(own_port or 0)))
                 for other in others:
                     port = client.getsockname()[1]
                     name = struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, socket.inet_aton(other))
