@@ -25,14 +25,14 @@ from ipvsproxy.reconcile.survey import Statistics, Survey
 from ipvsproxy.store.objects import Store
 
 FRESH_S = 2.0
-"""How long counters count as fresh: the kernel itself adds up those of its processors every two seconds."""
+"""How long counters count as fresh: the kernel itself adds up the counters of its processors every two seconds."""
 LONGEST_PAUSE_S = 120.0
 """A reading that began so long ago begins anew: after a long pause, its figures would be old."""
 
 OBJECTS_AT_ONCE = 200
 """The number of virtual servers or addresses that are counted without a pause: some tenths of a millisecond of work."""
 FAMILY_BY_LENGTH = {family.bits // 8: family for family in Family}
-"""By the length of an address: 36 ms for 100,000 virtual servers and their addresses, and 55 ms by ``Address.family``."""
+"""Counts by the length of an address: 36 ms for 100,000 virtual servers and their addresses, 55 ms by ``Address.family``."""
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -50,8 +50,8 @@ class Watch(NamedTuple):
 class Sources:
     """The sources of the figures of metrics and page. ``clock`` is the one of drains and watches.
 
-    ``leftovers`` says whether rules of another proxy may remain in a place, ``other_backend`` whether something of ours in the
-    other backend does; ``unopened_ports`` counts health-check ports.
+    ``leftovers`` says whether rules of another proxy may remain in a place, ``other_backend`` whether our objects may remain in
+    the other backend; ``unopened_ports`` counts health-check ports.
     """
 
     survey: Survey
@@ -74,7 +74,7 @@ class Sources:
 
 
 class Numbers(NamedTuple):
-    """The virtual servers and real servers of ours in the kernel, by family."""
+    """Our virtual servers and real servers in the kernel, by family."""
 
     virtual_servers: collections.Counter[Family]
     real_servers: collections.Counter[Family]
@@ -94,16 +94,16 @@ def counting(statistics: Statistics) -> Generator[None, None, Numbers]:
 
 
 ROWS_AT_ONCE = 100
-"""The number of rows that are taken in without a pause."""
+"""The number of rows that are processed without a pause."""
 
 
 def growth(before: Sequence[int], now: Sequence[int]) -> Sequence[int]:
-    """What the counters of an object have counted between two readings, after a counter reset all of the new ones."""
+    """The increase of an object's counters between two readings; after a counter reset, the new counters themselves."""
     return now if any(map(int.__lt__, now, before)) else list(map(operator.sub, now, before))
 
 
 def forgetting(known: dict[K, Any], *present: Container[K]) -> Iterator[None]:
-    """Forget all that is in none of ``present``, with pauses."""
+    """Forget all entries that are in none of ``present``, with pauses."""
     gone: list[K] = []
     for number, key in enumerate(known, 1):
         if number % ROWS_AT_ONCE == 0:
@@ -117,7 +117,7 @@ def forgetting(known: dict[K, Any], *present: Container[K]) -> Iterator[None]:
 
 
 async def soon(part: Awaitable[T], patience_s: float | None) -> T:
-    """The result. Raises TimeoutError if it has not come in time."""
+    """The result. Raises TimeoutError if the result does not come in time."""
     async with asyncio.timeout(patience_s):
         return await part
 
@@ -144,7 +144,7 @@ class Sampler:
         """``processor_clock`` is the processor time of the calling thread."""
         self.kernel = kernel
         self.always: Container[VirtualServerKey] = ()
-        """The virtual servers that are read at zero, too."""
+        """The virtual servers that are read even if their counters are zero."""
         self._clock = clock
         self._processor_clock = processor_clock
         self._turn = asyncio.Lock()
@@ -154,10 +154,10 @@ class Sampler:
     async def read(self, patience_s: float | None = None) -> Sample:
         """The counters, read now unless they are fresh. Waits for each part as long as ``patience_s``; None is no limit.
 
-        A part that has not come in time is lost: its virtual servers count as not read.
+        A part that does not come in time is lost: its virtual servers count as not read.
 
         Raises:
-            TimeoutError: a part has not come in time. The next call continues.
+            TimeoutError: a part did not come in time. The next call continues this reading.
             KernelError: they could not be read.
         """
         async with self._turn:

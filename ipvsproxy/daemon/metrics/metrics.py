@@ -108,7 +108,7 @@ def _by_family(metric: Metric, values: Mapping[Family, int], families: Iterable[
 
 
 class Recorded:
-    """The values of recorded metrics. Label values are in the order of the declaration."""
+    """The values of the metrics that are recorded as things happen. Label values are in the order of the declaration."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -123,7 +123,7 @@ class Recorded:
                 self.show(metric, *labels)
 
     def _of(self, metric: Metric, *labels: str) -> Counter | Gauge:
-        """A counter or a gauge; with label values, the one of these."""
+        """A counter or a gauge; with label values, the series that has them."""
         if metric.name not in self._values:
             make = Counter if metric.type is Type.COUNTER else Gauge
             self._values[metric.name] = make(metric.name, metric.meaning, metric.labels, registry=self._registry)
@@ -185,7 +185,7 @@ class Histogram(Collector):
 
 
 class Families(Collector):
-    """Metrics that are already made, for a registry or as one."""
+    """Metrics that are already made, for a registry or as a registry."""
 
     def __init__(self, families: Iterable[metrics_core.Metric] = ()) -> None:
         self.families = families
@@ -312,7 +312,7 @@ class Metrics:
         self._values.add(series.WATCH_RESTARTS, kind.value, trouble.value)
 
     def requested(self, host: str, code: str, duration_s: float, method: str) -> None:
-        """A request to the API server has ended. ``code`` is the one of HTTP, or ``<error>`` without an answer."""
+        """A request to the API server has ended. ``code`` is the HTTP status, or ``<error>`` without an answer."""
         self._values.add(series.REQUESTS, code, host, method)
         self._values.observe(series.REQUEST_DURATION, host, method, value=duration_s)
 

@@ -1,7 +1,7 @@
 """The declarations of all metrics: name, type, meaning, labels and buckets of each.
 
-A new metric is declared here, and set where its value is known; docs/metrics.md is generated from these declarations.
-The ones of kube-proxy come from pkg/proxy/metrics in kubernetes/kubernetes, and from client-go.
+A new metric is declared here, and set where its value is known; docs/metrics.md is generated from these declarations. The
+declarations of kube-proxy's metrics come from pkg/proxy/metrics in kubernetes/kubernetes, and from client-go.
 """
 
 import enum

@@ -30,12 +30,15 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
 PATIENCE_S = 1.0
-"""The longest wait of a scrape for one part of the counters. After that it shows the figures of the previous scrape."""
+"""The longest wait of a scrape for one part of the counters. After that, the scrape shows the figures of the previous one."""
 LONGEST_READING_S = 5.0
-"""The same for all parts: half of Prometheus's default timeout. The next scrape continues the reading, because the kernel walks
-its table from the beginning for each 32 kB, which takes longer with 100,000 virtual servers."""
+"""The longest wait of a scrape for all parts: half of Prometheus's default timeout.
+
+The next scrape continues the reading, because the kernel walks its table from the beginning for each 32 kB, which takes longer
+with 100,000 virtual servers.
+"""
 LINES_AT_ONCE = 200
-"""Some 30 kB: rendering a page of megabytes at once blocks the loop, and needs new memory each time."""
+"""Some 30 kB of text: rendering a page of megabytes at once blocks the loop, and needs new memory each time."""
 OTHERS = "(others)"
 """The name of all ports beyond the limit; no API object can have it."""
 _DIRECTIONS = ("in", "out")
@@ -57,13 +60,13 @@ class Row(NamedTuple):
     key: Hashable
     labels: str
     counters: Counters | None
-    """None if the object is there, but its counters were not read."""
+    """The counters are None if the object is present but was not read."""
 
 
 class Ledger:
     """Totals by labels, each in the order of ``Counters``.
 
-    At most ``limit`` labels have a total of their own; ``others`` is that of the rest, the ``unlisted``.
+    At most ``limit`` labels have a total of their own; ``others`` is the total of all other labels, the ``unlisted`` ones.
     """
 
     def __init__(self, limit: int) -> None:
@@ -74,13 +77,14 @@ class Ledger:
         self._last: dict[Hashable, Counters] = {}
 
     def booking(self, rows: Collection[Row], ownerless: Container[Hashable] = ()) -> Iterator[None]:
-        """Take in the counters of all present objects, with pauses. Labels without an object are forgotten.
+        """Add the counters of all present objects to the totals, with pauses. Labels without an object are forgotten.
 
-        A total grows by the difference to the last counters of an object, and after a counter reset by all of the new ones.
+        A total grows by the difference to the last counters of an object, and after a counter reset by the new counters
+        themselves.
 
         ``ownerless`` are present objects without labels: their counters up to now are not counted again later.
 
-        A caller that stops at a pause leaves each row booked as a whole or not at all: nothing is counted twice.
+        If the caller stops at a pause, each row is counted as a whole or not at all, so nothing is counted twice.
         """
         present, labelled, unlisted = set(), set(), set()
         for number, (key, labels, _) in enumerate(rows, 1):
@@ -114,7 +118,10 @@ class Ledger:
 
 @dataclasses.dataclass(slots=True)
 class _Reading:
-    """The counters that were read, and those of endpoints so far. The endpoints of the virtual servers in ``left`` follow."""
+    """The counters of virtual servers, and those of endpoints that were read so far.
+
+    The endpoints of the virtual servers in ``left`` follow.
+    """
 
     sample: Sample
     left: list[VirtualServerKey] = dataclasses.field(default_factory=list)
@@ -122,7 +129,7 @@ class _Reading:
 
 
 class Traffic:
-    """Reads the counters for scrapes. With ``limit`` 0, it never reads."""
+    """Reads the counters for scrapes. With ``limit`` 0, it never reads counters."""
 
     def __init__(
         self,
@@ -148,7 +155,10 @@ class Traffic:
         self._open: dict[str, ConnectionCounts] = {}
 
     async def refresh(self) -> None:
-        """Read the counters, unless they are fresh. Keeps the former ones if the kernel is busy or fails. One call at a time."""
+        """Read the counters, unless they are fresh. Keeps the former counters if the kernel is busy or fails.
+
+        Only one call may run at a time.
+        """
         now = self._clock()
         if not self._limit or (self._read_s is not None and now - self._read_s < FRESH_S):
             return
@@ -188,8 +198,8 @@ class Traffic:
     def _choosing(self, reading: _Reading) -> Iterator[None]:
         """Choose the virtual servers with traffic, so that their endpoints are read.
 
-        Also those whose counters were not read this time: without its endpoints, a virtual server would count as gone, and from
-        zero at its return.
+        Virtual servers whose counters were not read this time are chosen as well: without its endpoints, a virtual server would
+        count as removed, and count from zero when it returns.
         """
         counters = reading.sample.counters
         left: list[VirtualServerKey] = []

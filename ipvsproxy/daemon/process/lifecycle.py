@@ -28,7 +28,10 @@ LAST_ANSWERS_S = 0.5
 """How long a stopping process still answers that it is unhealthy."""
 DESCRIPTORS_INTERVAL_S = 5.0
 STOP_WITHIN_S = 1.7
-"""The longest time from the signal to the end. The end does not wait longer for a kernel or a program that hangs."""
+"""The longest time from the signal to the end.
+
+The end of the process does not wait longer for a kernel or a program that hangs.
+"""
 LARGE_BYTES = 1 << 20
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX in malloc.h
 
@@ -75,7 +78,7 @@ class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "concurrent.futures.Future[T]":
-        """As in the library, but for the error."""
+        """As in the library, except for the error that it raises."""
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
@@ -123,14 +126,14 @@ def set_up_log(config: Config) -> None:
 
 
 def use_little_memory() -> None:
-    """Have the C library keep little of the freed memory.
+    """Make the C library keep little of the freed memory.
 
-    It returns each block of ``LARGE_BYTES`` or more to the kernel when it is freed. By default, glibc raises this threshold after
-    each freed block. A dictionary that has grown to a hundred thousand Services leaves blocks of its dozen former sizes: 13 MB of
-    holes.
+    It returns each block of ``LARGE_BYTES`` or more to the kernel when it is freed. By default, glibc raises the threshold for
+    such blocks whenever it frees one. A dictionary that has grown to a hundred thousand Services leaves blocks of its dozen
+    former sizes: 13 MB of holes.
 
-    All threads share one heap: Python lets only one of them allocate at a time, and a heap of a thread would keep its freed
-    memory for that thread.
+    All threads share one heap: Python lets only one thread allocate at a time, and a heap of its own would keep freed memory for
+    its thread alone.
     """
     try:
         library = ctypes.CDLL(None)
@@ -143,8 +146,8 @@ def use_little_memory() -> None:
 def take_all_descriptors() -> None:
     """Raise the number of descriptors to the hard limit, as every Go program does.
 
-    Programs that this process starts inherit it. It is of use for those that open many files, and harms none that waits by
-    ``select``, as it gets standard streams alone: the kernel gives out the lowest free numbers.
+    Programs that this process starts inherit the limit. The limit helps programs that open many files. It does not harm programs
+    that wait by ``select``, because they get standard streams alone, and the kernel gives out the lowest free numbers.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -154,7 +157,7 @@ def take_all_descriptors() -> None:
 
 
 async def watch_descriptors() -> None:
-    """Log it, for ever, when three quarters of the descriptors are in use, and when they no longer are."""
+    """Log when three quarters of the descriptors are in use, and when they no longer are, until it is cancelled."""
     was_near = False
     while True:
         limit = server.descriptors()
@@ -168,7 +171,7 @@ async def watch_descriptors() -> None:
 
 
 def lowest_free_descriptor() -> int:
-    """The lowest descriptor that is not in use, which is no more than the number of those in use; the limit without any."""
+    """The lowest descriptor that is not in use, which is at most the number of those in use; the limit if all are in use."""
     try:
         number = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,11 +1,12 @@
 """Reads the configuration file again, after a change and after a signal, and puts it in force without a restart.
 
 Rule 1: a file takes effect as a whole or not at all. A refused file leaves the former configuration in force.
-Rule 2: a configuration that cannot be put in force now also leaves the former one in force, and is tried again. So is a refused
-file: perhaps it was unreadable for a moment, or half written.
+Rule 2: a configuration that cannot be put in force now also leaves the former one in force, and is tried again. A refused file is
+tried again, too, because it may have been unreadable for a moment, or half written.
 Rule 3: a setting that cannot change while the process runs keeps its value, and is named.
 Rule 4: only the content of the file decides whether it has changed. The way of the change (a write, a rename, the swapped link of
-a ConfigMap volume) does not matter. Polls find changes that inotify does not report, as of a file that is itself a mount.
+a ConfigMap volume) does not matter. Polls find changes that inotify does not report, such as those of a file that is itself a
+mount.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class CannotApplyError(Exception):
-    """A configuration cannot be put in force now. Nothing of it is in force."""
+    """A configuration cannot be put in force now. No part of it is in force."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,11 +67,11 @@ class Reloader:
         self._is_asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Have the file read again, also without a change."""
+        """Let the file be read again, even if it has not changed."""
         self._is_asked.set()
 
     async def run(self) -> None:
-        """Follow the file for ever."""
+        """Follow the file until it is cancelled."""
         if self._path is None:
             while True:
                 await self._is_asked.wait()
@@ -137,7 +138,7 @@ class Reloader:
         return True
 
     def _try_again_later(self, reason: str, new: Config, settings: list[str]) -> None:
-        """Log the reason, but once for a configuration, and schedule the next attempt."""
+        """Log the reason, once for each configuration, and schedule the next attempt."""
         delay_s = self._retry_later()
         if (reason, new) != self._logged:
             log.error(
@@ -150,7 +151,7 @@ class Reloader:
         self._logged = (reason, new)
 
     def _retry_later(self) -> float:
-        """Schedule another reading of the file, also without a change. Returns the seconds until then."""
+        """Schedule another reading of the file, even if it has not changed. Returns the seconds until that reading."""
         delay_s = self._retries.next_s()
         self._retry_due_s = asyncio.get_running_loop().time() + delay_s
         return delay_s

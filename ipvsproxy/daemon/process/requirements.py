@@ -38,13 +38,14 @@ from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.settings import LocalMode
 
 FALLBACK_SCHEDULER = "rr"
-"""The scheduler if the kernel lacks the configured one: another order of connections is better than none."""
+"""The scheduler to use if the kernel lacks the configured one: any scheduler is better than none."""
 
 DELAYS_S: Sequence[float] = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5)
 """The pauses between attempts of a step of the start."""
 
 RULES_PATIENCE_S = 2.0
-"""The longest wait of other work for a program of iptables, which takes some tens of milliseconds without a wait for its lock."""
+"""The longest time for which a program of iptables may delay other work; it takes some tens of milliseconds if its lock is free.
+"""
 
 SLOW_LOG_S = 60.0
 """The pause between two log lines about a slow kernel."""
@@ -55,9 +56,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 def give_up(kernel: NodeKernel, *, api_servers: Collection[RealServerKey], allowed: Collection[Network]) -> list[str]:
-    """Remove what hides these API servers from this node; returns what was done, and what has failed, one sentence each.
+    """Remove our objects that hide these API servers from this node; returns one sentence for each removal and each failure.
 
-    Witnesses stay while a virtual server that has them could not be removed.
+    The witnesses of a virtual server stay if it could not be removed.
 
     Raises:
         KernelError: the sets of the other backend could not be read.
@@ -101,8 +102,8 @@ async def running_kernel(
 ) -> AsyncIterator[KernelThread[NodeKernel]]:
     """Start the kernel thread after checking its requirements.
 
-    ``chosen`` says which drivers there are. The others are as for ``NodeKernel``; ``on_late_rules`` is called in
-    the loop.
+    ``chosen`` says which drivers there are. All other arguments are as for ``NodeKernel``; ``on_late_rules`` is called in the
+    loop.
 
     Raises:
         CannotStartError: a requirement is missing.
@@ -167,7 +168,7 @@ def only_instance() -> Iterator[None]:
     """Hold the right to program this network namespace.
 
     Raises:
-        CannotStartError: another ipvsproxy has it.
+        CannotStartError: another ipvsproxy holds this right.
     """
     try:
         instance = Instance()
@@ -211,7 +212,7 @@ async def logging_wait(step: str, work: Awaitable[T]) -> T:
 
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer to a question that the start depends on. The question is repeated after a failure of the kernel.
+    """The kernel's answer to a question on which the start depends. The question is repeated after a failure of the kernel.
 
     Raises:
         CannotStartError: the kernel has not answered within about ``sum(DELAYS_S)`` seconds.
@@ -236,8 +237,8 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
 async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: LocalMode) -> Mapping[Family, Program]:
     """Go on only if addresses can be read, no other kind of interface has the name of our device, and a family can be served.
 
-    Returns the iptables program of each family that can be served. Logs which features the kernel lacks, also of those that only
-    some ways need to recognise this node's pods (``local_mode``).
+    Returns the iptables program of each family that can be served. Logs which features the kernel lacks, including features that
+    only some ways to recognise this node's pods need (``local_mode``).
 
     Raises:
         CannotStartError: one of these conditions is not met, and waiting does not help.
@@ -262,7 +263,7 @@ def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
     """The scheduler to use: the configured one, or the fall-back and why the configured one is unusable.
 
     Raises:
-        CannotStartError: both are unusable.
+        CannotStartError: both schedulers are unusable.
         KernelError: the kernel could not answer now.
     """
     reasons: list[str] = []
@@ -275,11 +276,11 @@ def usable_scheduler(kernel: NodeKernel, configured: str) -> tuple[str, str]:
 
 
 def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
-    """What writes the rules of each family that this host can serve; one family is enough.
+    """The program that writes the rules, for each family that this host can serve; one family is enough.
 
-    A family is given up only if its rules certainly cannot be written on this host, or if IPVS certainly does not know it. If the
-    rules are uncertain now, as while another process holds the lock of iptables, the family is served, and its rules are written
-    once that works.
+    A family is given up only if its rules certainly cannot be written on this host, or if IPVS certainly does not know it. If
+    that is uncertain now, for example while another process holds the lock of iptables, the family is served, and its rules are
+    written as soon as that is possible.
 
     Raises:
         CannotStartError: no family can be served, or a set type is missing.

@@ -1,16 +1,16 @@
 """Address and credentials of the API server: from a kubeconfig, ``--master``, or the service account of the pod.
 
-kubernetes-asyncio reads them, except for credential plugins: their answers are put into the kubeconfig before. Messages of the
-library and of YAML that may repeat secrets are not shown.
+kubernetes-asyncio reads them, except for credential plugins, whose answers are put into the kubeconfig first. Messages of the
+library and of the YAML parser are not shown if they may repeat secrets.
 
 A credential plugin runs once at a time, for a bounded time, and without a leftover of its process group. The protocol is on the
-page "Authenticating", section "client-go credential plugins". The client library has a runner of its own, which does not end a
+page "Authenticating", section "client-go credential plugins". The client library would run plugins itself, but does not end a
 program that hangs.
 
 The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
-``client``: 34 MB and 0.3 to 1 s for unused classes. The package does nothing else, so it need not be executed (see ``packages``).
-Other importers of the library still get all of it. A version that cannot be imported in parts is imported as usual, which costs
-only memory and time.
+``client``: 34 MB and 0.3 to 1 s for unused classes. The package ``client`` does nothing but import, so it need not be executed
+(see ``packages``). Other programs that import the library still get all of it. A version of the library that cannot be imported
+in parts is imported as usual, which costs only memory and time.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ PARTS = (f"{LIBRARY}.client.rest", f"{LIBRARY}.config.incluster_config", f"{LIBR
 
 @contextlib.contextmanager
 def _in_parts() -> Iterator[None]:
-    """Lets the block import the parts, in either way."""
+    """Lets the block import the parts of the library alone, or all of it if that fails."""
     if LIBRARY not in sys.modules:
         try:
             _import_parts()
@@ -69,11 +69,11 @@ with _in_parts():
 __all__ = ["Configuration", "Credentials", "RESTClientObject", "SourceError"]
 
 PLUGIN_TIMEOUT_S = 15.0
-"""Shorter than the wait of a command for its first lists, so that its last message names the plugin."""
+"""Shorter than a command's wait for its first lists, so that the command's last message names the plugin."""
 
 
 class PluginError(Exception):
-    """The plugin has given no credentials. The message names it."""
+    """The plugin has given no credentials. The message names the plugin."""
 
 
 class PluginVariable(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class PluginVariable(msgspec.Struct, frozen=True):
 
 
 class Plugin(msgspec.Struct, frozen=True, rename="camel"):
-    """The used fields of the entry ``exec`` of a user of a kubeconfig."""
+    """The fields that are used of a kubeconfig user's ``exec`` entry."""
 
     api_version: str
     command: Annotated[str, msgspec.Meta(min_length=1)]
@@ -150,7 +150,7 @@ async def _ask(plugin: Plugin) -> PluginStatus:
 
 
 async def _output(plugin: Plugin) -> tuple[int, bytes, bytes]:
-    """Exit status, standard output, standard error. Kills the plugin's process group in any case."""
+    """Returns exit status, standard output and standard error. Kills the plugin's process group in any case."""
     info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
     given = {variable.name: variable.value for variable in plugin.env or ()}
     process = await asyncio.create_subprocess_exec(
@@ -253,7 +253,7 @@ def _loader(path: pathlib.Path, content: dict[str, Any]) -> KubeConfigLoader:
 
 
 async def _put_answer(content: dict[str, Any], plugins: PluginRunner | None) -> None:
-    """Replace the plugin of the current user by its answer; without ``plugins``, by nothing."""
+    """Replace the plugin of the current user by its answer; without ``plugins``, remove it."""
     user = _current_user(content)
     if "exec" not in user or "auth-provider" in user:  # as in the library, which prefers the provider
         return
@@ -270,7 +270,7 @@ async def _put_answer(content: dict[str, Any], plugins: PluginRunner | None) -> 
 
 
 def _current_user(content: dict[str, Any]) -> dict[str, Any]:
-    """The user of the current context; empty without one, which the library reports."""
+    """The user of the current context; empty if there is none, which the library reports."""
     context = _named(content, "contexts", content.get("current-context")).get("context")
     user = _named(content, "users", context.get("user") if isinstance(context, dict) else None).get("user")
     return user if isinstance(user, dict) else {}
@@ -299,5 +299,5 @@ def _load_service_account(directory: pathlib.Path, configuration: Configuration)
 
 
 def one_line(text: str) -> str:
-    """A foreign text in a form for log lines: printable, and bounded."""
+    """A text of another program in a form for log lines: printable, and bounded."""
     return "".join(character if character.isprintable() else " " for character in text)[:LONGEST_MESSAGE]

@@ -3,10 +3,11 @@
 The best way to replace a file is to rename a complete one into place, as ConfigMaps and careful editors do. Changes are read
 after the directory has been quiet for a moment, so that a file written in place is usually complete.
 
-Rule 1: while any part of a file cannot be read, all known objects of this file stay. It is read again, with growing pauses.
+Rule 1: while any part of a file cannot be read, all known objects of this file stay. Such a file is read again, after growing
+pauses.
 Rule 2: an object in two files is taken from the file whose name comes first.
-Rule 3: the first list removes whatever it lacks, so it waits until every part of every file can be read. ``problem`` says for
-which. A part whose object can be named does not matter: the list has its key.
+Rule 3: the first list removes all objects that it lacks, so it waits until every part of every file can be read. ``problem``
+names the unreadable part. An unreadable part whose object can be named does not delay the list, which has the object's key.
 """
 
 import asyncio
@@ -114,7 +115,7 @@ def read_file(path: pathlib.Path) -> FileContent:
 
 
 def documents(path: pathlib.Path) -> list[Any]:
-    """The documents of a file, and the items of its Lists, as they stand there; none of a file that cannot be read."""
+    """The documents of a file, and the items of its Lists, as plain YAML values; none if the file cannot be read."""
     try:
         return [document for _, document in _documents(path)]
     except (OSError, yaml.YAMLError, ValueError, RecursionError):  # ``read_file`` reports it
@@ -146,7 +147,7 @@ def _is_ours(document: Any) -> bool:
 
 
 class Manifests:
-    """The merged objects of all files, as last delivered."""
+    """The objects of all files, merged, as they were last delivered."""
 
     def __init__(self) -> None:
         self._files: dict[str, FileContent] = {}
@@ -170,7 +171,7 @@ class Manifests:
         return events
 
     def unknown(self) -> list[str]:
-        """The parts of files that may have objects of any name, and why they could not be read."""
+        """The unreadable parts of files that may contain any object, and why they could not be read."""
         return [f"{event.where}: {event.reason}" for event in self._rejected() if event.key is None]
 
     def listed(self) -> list[Event]:
@@ -227,7 +228,7 @@ class DirectorySource(Source):
         return f"directory {self._directory}" + (f": {self.problem}" if self.problem else "")
 
     async def targets(self) -> Targets:
-        """As ``Source``. A directory that cannot be read has none."""
+        """As ``Source``. A directory that cannot be read has no targets."""
         return await asyncio.to_thread(self._targets)
 
     def _targets(self) -> Targets:
@@ -238,7 +239,7 @@ class DirectorySource(Source):
         return targets.of_documents(document for path in paths for document in documents(path))
 
     async def run(self, deliver: Deliver) -> None:
-        """Deliver events for ever: all objects, then differences; and the ends of their lists once every file can be read."""
+        """Deliver events until it is cancelled: all objects, then differences; the ends of lists once every file is readable."""
         with inotify.DirectoryChanges(self._directory, self._poll_s) as changes:
             await self.read(deliver)
             while True:
@@ -246,7 +247,7 @@ class DirectorySource(Source):
                 await self.read(deliver)
 
     async def read(self, deliver: Deliver) -> None:
-        """Read new and changed files, and deliver the differences. A directory that cannot be read has none."""
+        """Read new and changed files, and deliver the differences. If the directory cannot be read, there are no differences."""
         try:
             # In a thread: thousands of manifests take seconds.
             read, present, unread = await asyncio.to_thread(self._read_changed)
@@ -266,7 +267,7 @@ class DirectorySource(Source):
             deliver(events)
 
     def _note(self, problem: str) -> None:
-        """Log a problem that is not the last one. Without one, the pauses begin anew."""
+        """Log a problem that is not the last one. If there is no problem, the pauses begin anew."""
         if problem and problem != self.problem:
             at_start = "nothing is programmed before every file can be read; what is in force stays"
             hint = "known Services stay served" if self._is_listed else at_start
@@ -276,7 +277,7 @@ class DirectorySource(Source):
         self.problem = problem
 
     def _read_changed(self) -> tuple[Mapping[str, FileContent], Collection[str], Mapping[str, str]]:
-        """New and changed files, the names of all files, and why some of the former could not be read.
+        """New and changed files, the names of all files, and why some new or changed files could not be read.
 
         Raises:
             OSError: the directory cannot be listed.
@@ -309,7 +310,7 @@ class DirectorySource(Source):
 
 
 def _stamp(path: pathlib.Path) -> tuple[int, ...]:
-    """Differs between two states of a file; empty for an absent one."""
+    """A text that differs between two states of a file; empty for an absent file."""
     try:
         status = path.stat()
     except OSError:  # A dangling link, which ``read_file`` reports.

@@ -3,18 +3,19 @@
 Rule 1: a list is delivered as complete (``Listed``) only after its last page has been read.
 Rule 2: a watch continues from the last resource version that was read. Everything is listed again if the server cannot do that
 (410), or if a line could not be read and so a change was missed.
-Rule 3: a server that was restored from a backup does not know our version. It reports that (504), or lets the watch wait silently
-until it reaches our version again, and never sends the changes until then. So after a broken watch, or one without a line in all
-of its time (bookmarks come once a minute), a request for the version of the server comes first.
+Rule 3: a server that was restored from a backup does not know our version. The server reports that (504), or lets the watch wait
+silently until its version reaches ours again, and never sends the changes before that point. So after a broken watch, or a watch
+that ended without a line (bookmarks come once a minute), the server is first asked for its version.
 Rule 4: after the first bookmark, a watch that is silent for ``LONGEST_SILENCE_S`` is broken. Keepalives do not count, because a
 proxy on the way may answer them for the server.
 Rule 5: nothing is tried again at once, except after the regular end of a watch and the first 410 in a while. Watches that broke
-together begin again within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server breaks those of all nodes.
-Rule 6: lists come from the watch cache of the server. The first one names version 0, and so may be old; later ones name the last
-version that was read, also by an incomplete list, and are not older. The latest state costs a quorum read of etcd. It is
-requested if the server cannot list from our version on, and while a list is doubted: a cache that lags cannot confirm itself.
+together begin again within ``BROKEN_WATCH_SPREAD_S``, because the restart of an API server breaks the watches of all nodes.
+Rule 6: lists come from the watch cache of the server. The first list requests version 0, and so may be old; later lists request
+the last version that was read, also by an incomplete list, and are not older. A list of the latest state costs a quorum read of
+etcd. The latest state is requested if the server cannot list from our version on, and while a list is doubted: a cache that lags
+cannot confirm itself.
 
-The protocol is on the page "Kubernetes API Concepts"; figures are those of client-go's reflector where it has them.
+The protocol is on the page "Kubernetes API Concepts"; intervals and bounds are those of client-go's reflector where it has them.
 """
 
 import asyncio
@@ -47,20 +48,23 @@ CALM_S = 60.0
 SHORTEST_WATCH_S = 1.0
 """A watch that ends regularly before this counts as failed: without a pause, the next one would end as fast."""
 LONGEST_SILENCE_S = 150.0
-"""The longest silence of a watch after its first bookmark. There is one a minute: two may be late or lost, three may not."""
+"""The longest silence of a watch after its first bookmark.
+
+A bookmark comes once a minute: two may be late or lost, but not three.
+"""
 BROKEN_WATCH_SPREAD_S = 4.0
 """The watches of all nodes return within this time to a server that broke them, after the first back-off of each."""
 CONFIRMATION_SPREAD_S = 45.0
 """If all nodes doubt the same list, their second lists are spread over this time."""
 
 MAY_BE_ANOTHER = frozenset({Trouble.DROPPED, Trouble.SILENT, Trouble.UNREACHABLE, Trouble.SERVER_ERROR})
-"""After these, the server may be a restored one."""
+"""After such trouble, the server may be one that was restored from a backup."""
 LIST_AGAIN = frozenset({Trouble.EXPIRED, Trouble.GARBLED, Trouble.REFUSED, Trouble.DOUBTED})
-"""After these, a watch cannot continue from its last version."""
+"""After such trouble, a watch cannot continue from its last version."""
 
 
 class LineBuffer:
-    """Makes whole lines of chunks.
+    """Joins chunks to whole lines.
 
     The pieces of a line are joined once: adding each chunk to one buffer takes quadratic time for a line of many megabytes.
     """
@@ -130,9 +134,9 @@ class ApiConnection(Protocol):
         """The body of an answer in pieces, as they arrive."""
 
     def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
-        """An endless body in chunks, as they arrive. A first empty chunk means that the request was accepted.
+        """An endless body in chunks, as they arrive. An empty first chunk means that the request was accepted.
 
-        SILENT after ``idle_s`` without data.
+        Yields SILENT after ``idle_s`` without data.
         """
 
 
@@ -150,15 +154,15 @@ class Resource(NamedTuple):
     def list_query(self, version: str, *, limit: int, continue_token: str = "") -> str:
         """The query for one page; ``limit`` 0 means all objects.
 
-        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version of the answer. The last one goes without a limit,
-        because with one the server would take it for the exact version.
+        ``version`` is ``LATEST``, ``ANY_VERSION``, or the oldest version of the answer. A query that names the oldest version has
+        no limit, because with a limit the server would take the version for an exact one.
         """
         return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
 
     def probe_query(self, version: str) -> str:
         """The query for one object at most, from the watch cache of a server that has reached this version.
 
-        By namespace and name, if the kind has them, the cache finds it without a scan. It need not exist.
+        By namespace and name, if the kind has them, the cache finds the object without a scan. The object need not exist.
         """
         if not self.field_selector.startswith("metadata.name="):
             parent, _, plural = self.path.rpartition("/")
@@ -188,10 +192,10 @@ def resources(node_name: str) -> Mapping[ObjectKind, Resource]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPace:
-    """Clock, sleep, chance, and the duration of watches.
+    """The clock, sleep and random numbers of a reflector, and the duration of its watches.
 
-    The server should end a watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. One that is silent for
-    ``grace_s`` longer than that is dead, because it should have ended also without changes.
+    The server should end a watch after a random time between ``shortest_watch_s`` and ``longest_watch_s``. A watch that is silent
+    for ``grace_s`` longer is dead, because the server should have ended it even without changes.
     """
 
     shortest_watch_s: float = 300
@@ -241,7 +245,8 @@ class Reflector:
     def list_again(self, at_s: float) -> None:
         """List once more, at this time (of ``Pace.now``) or at most ``CONFIRMATION_SPREAD_S`` later.
 
-        Any list that ends serves the request, also one that began before it. If that list leaves the doubt, call this again.
+        The next list that ends answers the request, even if it began before the request. If that list leaves the doubt, call this
+        again.
         """
         if at_s != self._asked_for_s or self._list_again_at_s == math.inf:
             self._asked_for_s = at_s
@@ -313,7 +318,10 @@ class Reflector:
                 return keys
 
     async def _parts(self, connection: ApiConnection, query: str) -> AsyncGenerator[decode.ListPage, None]:
-        """Read one answer in parts of ``PAGE_ITEMS`` or a little more. The last one, which may be empty, has the continuation."""
+        """Read one answer in parts of ``PAGE_ITEMS`` or a little more.
+
+        The last part, which may be empty, has the continuation.
+        """
         reader = decode.ListReader(self._kind)
         events: list[Put | Rejected] = []
         async with contextlib.aclosing(connection.body(query)) as pieces:
@@ -330,7 +338,7 @@ class Reflector:
         yield rest._replace(events=(*events, *rest.events))
 
     async def _watch(self, deliver: Deliver) -> None:
-        """Watch once. Always raises ApiError: ENDED if the server has ended the watch regularly."""
+        """Watch once. Always raises ApiError: Returns ENDED if the server has ended the watch regularly."""
         timeout_s = self._pace.dice.uniform(self._pace.shortest_watch_s, self._pace.longest_watch_s)
         query = self._resource.watch_query(self._version, timeout_s)
         self._freshness.has_all_up_to(self._version)
@@ -365,7 +373,7 @@ class Reflector:
         return self._contact_s + LONGEST_SILENCE_S if self._gets_bookmarks else math.inf
 
     def _bound(self, limit: asyncio.Timeout) -> None:
-        """Bound the watch by the time of a due list, and by the longest silence from now on."""
+        """End the watch when the next list is due, and after the longest silence from now on."""
         end_s = min(self._list_again_at_s, self._silent_at_s)
         if end_s < math.inf:
             limit.reschedule(asyncio.get_running_loop().time() + end_s - self._pace.now())
@@ -376,7 +384,7 @@ class Reflector:
         return ApiError(Trouble.SILENT, f"nothing was received for {LONGEST_SILENCE_S:.0f} s, and bookmarks come once a minute")
 
     async def _require_known(self, connection: ApiConnection) -> None:
-        """Raise ApiError: EXPIRED if the server has not reached our version."""
+        """Raise ApiError: Returns EXPIRED if the server has not reached our version."""
         async with contextlib.aclosing(self._parts(connection, self._resource.probe_query(self._version))) as parts:
             version = [part.resource_version async for part in parts][-1]
         if number(version) < number(self._version):

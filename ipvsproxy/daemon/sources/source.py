@@ -1,10 +1,11 @@
 """The configured source of Services, EndpointSlices and the Node, the wait for its first lists, and its silence.
 
-Rule 1: a page of a missing kind is contact. The wait for a long or slow list goes on while its pages arrive, because a new list
-would only take longer.
-Rule 2: ``run`` waits without end, and logs it. After a power cut, all nodes start before their API server does; a process that
-had ended would be in a pause of its supervisor when the API server comes. ``run`` also waits after 401 and 403: a token or a role
-may come later than the node. A configuration that cannot work has ended the process before (``make``).
+Rule 1: a page of a list that is still missing counts as contact. The wait for a long or slow list goes on while its pages arrive,
+because a new list would only take longer.
+Rule 2: ``run`` waits for the API server without end, and logs that it waits. After a power cut, all nodes start before their API
+server does; if a process ended itself, its supervisor might still delay its restart when the API server comes. ``run`` also waits
+after 401 and 403: a token or a role may come later than the node. A configuration that cannot work ends the process earlier
+(``make``).
 Rule 3: a command gives up after ``PATIENCE_S`` without contact, because a person or a script waits for its answer.
 Rule 4: a stale watch is no reason for a restart: a new process could not begin without the API server, while this one serves the
 Services that it knows. Load balancers are turned away only if the operator has chosen that: without an API server, all nodes
@@ -71,7 +72,7 @@ class ApiError(Exception):
 
 
 OnRestart = Callable[[ObjectKind, Trouble], None]
-"""Called each time a list or watch starts again."""
+"""Called each time that a list or watch starts again."""
 OnRequest = Callable[[str, str, float, str], None]
 """Called after each request with its host, its code of HTTP or ``<error>``, its duration in seconds, and its method."""
 
@@ -85,7 +86,7 @@ class BehindError(ApiError):
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class WatchStatus:
-    """The status of the watch of one kind, in times of ``Pace.now``. Only its reflector writes it.
+    """The status of the watch of one kind, in times of ``Pace.now``. Only the reflector of that kind writes it.
 
     ``connected``: a watch is open. ``listed_s``: the time of the last complete list. ``contact_s``: the time of the last data
     from the server. ``event_s``: the time of the last change. ``restarts`` counts by reason.
@@ -101,13 +102,13 @@ class WatchStatus:
 class Source(Protocol):
     """A source of Services, EndpointSlices and the Node.
 
-    ``problem`` says what of it cannot be read now, although it is at hand; empty if that is nothing.
+    ``problem`` describes a part of the source that is present but cannot be read now; empty if there is none.
     """
 
     problem: str = ""
 
     async def run(self, deliver: Deliver) -> None:
-        """Deliver events for ever."""
+        """Deliver events until it is cancelled."""
 
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
         """List a kind once more at this time (of a monotonic clock), or soon after, if a list may lack objects."""
@@ -117,7 +118,7 @@ class Source(Protocol):
         """The pods behind all endpoints, read now, for people.
 
         Raises:
-            ApiError: they could not be read.
+            ApiError: the pods could not be read.
         """
 
     def describe(self) -> str:
@@ -138,7 +139,7 @@ async def make(config: Config, on_restart: OnRestart = lambda *_: None, on_reque
     """Make the configured source, which calls ``on_restart`` and ``on_request`` if it is an API server.
 
     Raises:
-        CannotStartError: it cannot work.
+        CannotStartError: the source cannot work.
     """
     if config.source.manifests:
         if not await asyncio.to_thread(pathlib.Path(config.source.manifests).is_dir):
@@ -207,13 +208,13 @@ class Staleness:
 
 
 PATIENCE_S = 20.0
-"""The longest silence of the first lists before it is logged, or a command gives up."""
+"""The longest silence of the first lists before the silence is logged, or a command gives up."""
 PROGRESS_S = 5.0
 """The pause between two lines of progress of a command."""
 REPEAT_S = 300.0
 """The pause between two log lines about the same silence."""
 ANSWERS = frozenset({Trouble.UNAUTHORIZED, Trouble.FORBIDDEN, Trouble.THROTTLED, Trouble.SERVER_ERROR})
-"""Only a server that this node reaches answers so, although it gives no list."""
+"""Trouble that shows that this node reaches the server, although the server gives no list."""
 
 
 async def wait_for_lists(
@@ -227,8 +228,8 @@ async def wait_for_lists(
     """Wait until every kind is listed.
 
     ``waiting`` gets a sentence every ``PROGRESS_S``; ``silent`` gets one after ``PATIENCE_S`` without contact, and again every
-    ``REPEAT_S`` after that. It may raise. ``heal`` is called after it, to remove what may cause the silence, unless the server
-    has refused or postponed a request: then nothing hides it.
+    ``REPEAT_S`` after that. It may raise. ``heal`` is called after that, to remove what may hide the API server, unless the
+    server has refused or postponed a request, and so is not hidden.
     """
     loop = asyncio.get_running_loop()
     last_contact_s = loop.time()
@@ -250,7 +251,7 @@ async def wait_for_lists(
 
 
 def give_up(sentence: str) -> None:
-    """End a command after a silence.
+    """End a command after a silence of the source.
 
     Raises:
         CannotStartError: always.
@@ -266,6 +267,6 @@ def log_silence(sentence: str) -> None:
 
 
 def _last_contact_s(store: Store, source: Source) -> float:
-    """The time of the last contact of the missing kinds, by a monotonic clock; 0 without any."""
+    """The time of the last contact of the missing kinds, by a monotonic clock; 0 if there was no contact."""
     statuses = source.statuses
     return max((statuses[kind].contact_s or 0 for kind in store.missing if kind in statuses), default=0)

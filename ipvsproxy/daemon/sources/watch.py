@@ -4,7 +4,7 @@ kubernetes-asyncio makes the TLS transport. Its model classes are never used: ``
 
 Every list and every watch has a connection of its own, made from the files of configuration and credentials at that moment. So a
 rotated token, certificate or authority and a changed server address need no code of their own: they take effect at the next
-connection, which follows a 401.
+connection, and a 401 leads to one.
 """
 
 import asyncio
@@ -34,18 +34,25 @@ from ipvsproxy.translate.api.decode import UndecodableError
 from ipvsproxy.translate.api.targets import Targets
 
 NAMES_TIMEOUT_S = 5
-"""The bound for the addresses of the API server's name. Without an answer, only the address of the connection is known."""
+"""The longest time to resolve the API server's name.
+
+If the name is not resolved in that time, only the address of the connection is known.
+"""
 CREDENTIALS_TIMEOUT_S = 30
-"""The bound for files, an issuer of tokens, or a credential plugin, which has a shorter bound of its own."""
+"""The longest time to get credentials from files, an issuer of tokens, or a plugin (which has a shorter bound of its own).
+"""
 ANSWER_TIMEOUT_S = 60
-"""The bound until an answer begins, and between two parts of a list: the API server's own bound on a request."""
+"""The longest time until an answer begins, and between two parts of a list: the API server's own bound on a request."""
 KEEPALIVE_AFTER_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 15, 5, 3
 """A peer that has vanished silently is noticed after 30 s, although a watch may be silent for minutes."""
 REPEAT_LOG_S = 300.0
 MOST_MESSAGES = 100
 """The number of logged messages that are remembered: the API server writes them, so there may be any number."""
 HEADERS = {"Accept": "application/json;drop=metadata.managedFields, application/json", "User-Agent": "ipvsproxy"}
-"""Asks for objects without their managedFields, about a third of a list (KEP-5958). A server that does not know it sends all."""
+"""Asks for objects without their managedFields, about a third of a list (KEP-5958).
+
+A server that does not know this parameter sends whole objects.
+"""
 
 HINTS: Mapping[Trouble, str] = {
     Trouble.UNAUTHORIZED: "check that the token or client certificate is valid; it is read again before each attempt",
@@ -120,12 +127,12 @@ class KubernetesSource(source.Source):
         """Read configuration and credentials once, without the API server and without a credential plugin.
 
         Raises:
-            SourceError: they cannot work.
+            SourceError: configuration or credentials cannot work.
         """
         self._server = (await self._credentials.read(ask_plugin=False)).host or ""
 
     async def run(self, deliver: Deliver) -> None:
-        """Deliver events for ever. Requests to an absent API server are repeated; only a bug ends this."""
+        """Deliver events until it is cancelled. Requests to an absent API server are repeated; only a bug ends this."""
         self._deliver = deliver
         async with asyncio.TaskGroup() as group:
             for kind, each in self._reflectors.items():
@@ -135,7 +142,7 @@ class KubernetesSource(source.Source):
         """As ``Source``: a list of all EndpointSlices, in one piece.
 
         Raises:
-            ApiError: it could not be read.
+            ApiError: the list could not be read.
         """
         query = self._slices.list_query(reflector.ANY_VERSION, limit=0)
         async with self._connect() as connection, contextlib.aclosing(connection.body(query)) as pieces:
@@ -149,7 +156,7 @@ class KubernetesSource(source.Source):
         """Create an object.
 
         Raises:
-            ApiError: it was not created.
+            ApiError: the object was not created.
         """
         async with self._connect() as connection:
             await connection.post(path, body)
@@ -209,7 +216,7 @@ def _as_real_server(place: _SocketAddress) -> RealServerKey:
 
 
 async def _addresses_of(configuration: credentials.Configuration) -> Collection[_SocketAddress]:
-    """The addresses of the API server's name, and of the proxy to it; those of a name that is not known are missing."""
+    """The addresses of the API server's name, and of the proxy to it; an unknown name has no addresses."""
     server = urllib.parse.urlsplit(configuration.host or "")
     bypasses = urllib.request.proxy_bypass(server.hostname or "")
     proxy = configuration.proxy or ("" if bypasses else urllib.request.getproxies().get(server.scheme, ""))

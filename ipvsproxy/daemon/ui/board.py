@@ -1,7 +1,7 @@
 """The table of all Services: kept up to date by change, searched, sorted and cut into pages.
 
-Rule 1: it is built when somebody looks, in steps, and forgotten when nobody does.
-Rule 2: a change costs the rows of its Services alone; a search is made once, and kept up by change as well.
+Rule 1: the table is built in steps when a viewer looks at the page, and forgotten when no viewer does.
+Rule 2: a change makes only the rows of its Services anew; a search is made once, and kept up to date by change as well.
 
 A search is for a part of the name, the beginning of an address of a Service or endpoint (``10.244.1.`` finds a node's pods), a
 port or node port, or both as ``ipvsadm -Ln`` prints them: ``address:port``.
@@ -26,18 +26,18 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
 
 SEARCHES = 16
-"""The searches, and the sorted tables, that are kept."""
+"""The number of searches, and of sorted tables, that are kept."""
 ROWS_AT_ONCE = 100
 SORTED_AT_ONCE = 2000
-"""The names that are sorted without a pause: two milliseconds."""
+"""The number of names that are sorted without a pause, in two milliseconds."""
 CONFLICTS_SEEN = 500
-"""The most conflicts of which the Services are told."""
+"""The largest number of conflicts that are shown at their Services."""
 PENDING_SEEN = 5000
-"""The most pending objects whose Services are found: at a start, all are pending."""
+"""The largest number of pending objects whose Services are searched for: at a start, all objects are pending."""
 
 
 class Question(NamedTuple):
-    """Which rows, in which order. ``page`` counts from 1."""
+    """Which rows a viewer asks for, in which order. ``page`` counts from 1."""
 
     query: str = ""
     sort: str = "name"
@@ -59,7 +59,8 @@ class Board:
         self._troubles = troubles
         self._rows: dict[ServiceName, Row] = {}
         self._dirty: dict[ServiceName, bool] = {}
-        """The rows to make again, and whether the Service itself may have changed: addresses and ports are not remembered."""
+        """The rows to make again, and whether the Service itself may have changed, whose addresses and ports are not remembered.
+        """
         self._matching: dict[str, set[ServiceName]] = {}
         self._sorted: dict[tuple[str, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
         self._names = 0
@@ -129,7 +130,7 @@ class Board:
         return known[1]
 
     def _stamp(self, question: Question) -> tuple[int, int]:
-        """The order is the same as long as this is."""
+        """A value that changes whenever the order may have changed."""
         if question.sort in ("connections", "packets", "bytes"):
             return self._revision, self._counted.rates.readings
         if question.sort == "name" and not question.query:
@@ -176,7 +177,7 @@ class Board:
                 return lambda _: 0
 
     def answer(self, question: Question, found: Sequence[ServiceName]) -> dict[str, Any]:
-        """One page as a document. Its rows are described here: at most those of one page."""
+        """One page as a document. Only the rows of this page are described."""
         pages = max(1, -(-len(found) // question.size))
         page = min(question.page, pages)
         names = [name for name in found[(page - 1) * question.size : page * question.size] if name in self._store.services]
@@ -211,7 +212,7 @@ def _forget_oldest(kept: dict[Any, Any]) -> None:
 
 
 class Troubles:
-    """What the node knows to be wrong with Services, beyond the Service itself."""
+    """The problems of Services that the node knows, beyond those of the Service itself."""
 
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
@@ -228,7 +229,10 @@ class Troubles:
         return self._texts.get(name, ())
 
     def refreshing(self, changed: Callable[[Iterable[ServiceName]], None]) -> Iterator[None]:
-        """Ask the survey, with a pause between questions. ``changed`` gets the Services about which something else is known."""
+        """Ask the survey for the problems, with a pause between questions.
+
+        ``changed`` gets the Services whose problems have changed.
+        """
         found: dict[ServiceName, list[str]] = {}
         self._find_pending(found)
         yield
@@ -269,7 +273,7 @@ PORTS = 16
 
 
 class Endpoints(NamedTuple):
-    """The endpoints of a Service in numbers of addresses. ``ready`` ones are used by this node; no address counts twice."""
+    """The endpoints of a Service in numbers of addresses. This node uses the ``ready`` ones; no address counts twice."""
 
     ready: int = 0
     draining: int = 0
@@ -311,7 +315,7 @@ def _weights(state: ServiceState | None) -> Collection[Weights]:
 
 
 def problems_of(service: Service, state: ServiceState | None, endpoints: Endpoints, others: Sequence[str]) -> tuple[str, ...]:
-    """What is wrong with a Service, the most serious first. ``others`` are what the node knows of it."""
+    """What is wrong with a Service, the most serious first. ``others`` are the problems that the node knows."""
     return tuple(dict.fromkeys((*others, *_own_problems(service, state, endpoints))))[:PROBLEMS]
 
 
@@ -355,7 +359,7 @@ _HOST_PORT = re.compile(r"\[([0-9a-f:.]+)\]:([0-9]{1,5})|([0-9.]+):([0-9]{1,5})"
 
 
 class Query(NamedTuple):
-    """A search, read once. ``text`` is in lower case; ``address`` with ``port`` is ``address:port``."""
+    """A search whose text has been parsed. ``text`` is in lower case; ``address`` with ``port`` is ``address:port``."""
 
     text: str
     starts_address: bool = False
@@ -388,7 +392,7 @@ class Query(NamedTuple):
 
 
 def parse_query(text: str) -> Query:
-    """Read a query. Every text is one."""
+    """Read a query. Every text is a valid query."""
     text = text.strip().lower()
     if found := _HOST_PORT.fullmatch(text):
         try:

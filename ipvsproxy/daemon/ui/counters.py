@@ -1,13 +1,14 @@
-"""Reads the kernel's counters for the page, at its own times, and makes rates of them: connections, packets, bytes per second.
+"""Reads the kernel's counters for the page when they are due, and computes rates: connections, packets and bytes per second.
 
-Rule 1: while nobody looks, only the counters of the whole node are read, one small file, and only after a sync: the process is
-awake then.
-Rule 2: while somebody looks, all virtual servers are read every ``SAMPLE_S``, or less often, so that a reading costs no more than
-``SHARE`` of a processor.
-Rule 3: the real servers of a few Services are read with them: of those that a viewer has opened, and of those on a viewer's page.
-Rule 4: a rate is that between two readings of one virtual server; a counter reset counts from zero.
-Rule 5: the rate that is shown is the mean of the last two: the kernel adds up its counters every two seconds, so a single one of
-a short interval may be nothing or the double.
+Rule 1: while the page has no viewer, only the counters of the whole node are read (one small file), and only after a sync, when
+the process is awake anyway.
+Rule 2: while the page has a viewer, all virtual servers are read every ``SAMPLE_S``, or less often, so that a reading costs no
+more than ``SHARE`` of a processor.
+Rule 3: the real servers of a few Services are read as well: of the Services that a viewer has opened, and of the Services on a
+viewer's page.
+Rule 4: a rate is computed from two readings of one virtual server; a counter reset counts from zero.
+Rule 5: the page shows the mean of the last two rates: the kernel adds up its counters every two seconds, so the rate of one short
+interval may be zero or twice the true rate.
 Rule 6: a Service without traffic in all remembered readings takes no memory.
 """
 
@@ -39,11 +40,11 @@ from ipvsproxy.reconcile.tables.marks import MarkedPort
 SAMPLE_S = 2.0
 SHARE = 0.007
 QUIET_S = 10.0
-"""The least time between two readings while nobody looks."""
+"""The least time between two readings while the page has no viewer."""
 SERVERS_OF_PAGES = 100
 """The most virtual servers whose real servers are read for the pages of all viewers."""
 SERVERS_OF_SERVICE = 400
-"""The most of one Service: it may have one for each port and address of the node."""
+"""The most virtual servers of one Service, which may have one for each port and address of the node."""
 OPENED = 16
 """The most Services whose endpoints are remembered."""
 
@@ -51,9 +52,9 @@ MOST_VIEWERS = 16
 VIEWER_S = 4.0
 """How long a viewer counts as one after its last request."""
 IDLE_S = 60.0
-"""How long after the last request of all viewers the page's figures are kept up to date."""
+"""The time after the last request of any viewer in which the page's figures are still kept up to date."""
 NAME = re.compile(r"[0-9A-Za-z-]{0,32}")
-"""What a viewer may call itself. All that have no name are one viewer."""
+"""The syntax of a viewer's name. All viewers without a name count as one."""
 
 
 class Viewers:
@@ -72,7 +73,7 @@ class Viewers:
         return True
 
     def have_looked(self, now: float) -> bool:
-        """Whether somebody has looked in the last ``IDLE_S``."""
+        """Whether a viewer has asked for anything in the last ``IDLE_S``."""
         return self._last_s is not None and now - self._last_s < IDLE_S
 
 
@@ -82,7 +83,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 REMEMBERED = 24
-"""The readings of which the small lines are made."""
+"""The number of readings that the small line charts show."""
 _COUNTERS = struct.Struct("=5Q")
 _NOTHING = Counters()
 _ZERO = _COUNTERS.pack(*_NOTHING)
@@ -108,7 +109,8 @@ def described(rates: Rates | None) -> dict[str, float | None]:
 class _History(msgspec.Struct, gc=False):
     """The last readings of one Service: connections and bytes of ``REMEMBERED`` ones, then packets of the last two.
 
-    One array, because each takes 64 bytes for itself. ``busy`` is the number of the last reading with traffic.
+    All figures are in one array, because each array takes 64 bytes for itself. ``busy`` is the number of the last reading with
+    traffic.
     """
 
     figures: "array[float]"
@@ -148,7 +150,9 @@ class ServiceRates:
     def taking(
         self, counters: Mapping[VirtualServerKey, Counters], began_s: float, desired: Mapping[VirtualServerKey, VirtualServer]
     ) -> Generator[None, None, None]:
-        """Take in a reading, with pauses. Virtual servers without a Service do not count; those at zero may be missing.
+        """Add a reading to the histories, with pauses.
+
+        Virtual servers without a Service do not count; those at zero may be missing.
 
         Services that have had no traffic for long are forgotten.
         """
@@ -176,7 +180,7 @@ class ServiceRates:
     def _adding(
         self, counters: Mapping[VirtualServerKey, Counters], desired: Mapping[VirtualServerKey, VirtualServer], *, is_first: bool
     ) -> Iterator[None]:
-        """Add what each virtual server has counted since the last reading; a first one only tells where counting begins."""
+        """Add what each virtual server has counted since the last reading; the first reading only sets where counting begins."""
         last, seen = self._last, 0
         for index, (key, counted) in enumerate(counters.items(), 1):
             if index % ROWS_AT_ONCE == 0:
@@ -266,7 +270,7 @@ class Opened:
         self._rates: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
 
     def taking(self, traffic: Traffic, now: float) -> Iterator[None]:
-        """Take in another reading, with pauses."""
+        """Add another reading, with pauses."""
         seconds = 0.0 if self.read_s is None else now - self.read_s
         counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts]] = {}
         found: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
@@ -318,7 +322,7 @@ class CounterFollower:
         self._is_readable = True
 
     def looked_at(self) -> None:
-        """Somebody looks: read at once, unless the last reading is fresh."""
+        """A viewer looks at the page: read at once, unless the last reading is fresh."""
         self._wake.set()
 
     def synced(self) -> None:
@@ -357,7 +361,7 @@ class CounterFollower:
         self._cost_s = 0.0
 
     async def sample(self) -> None:
-        """Read what is due now. What cannot be read is unknown until the next time."""
+        """Read what is due now. Counters that cannot be read are unknown until the next reading."""
         now = self._sampled_s = self._clock()
         is_watched = self._viewers.have_looked(now)
         try:
@@ -409,7 +413,7 @@ class CounterFollower:
         """The endpoints of a Service, read now unless they were a moment ago.
 
         Raises:
-            KernelError: they could not be read.
+            KernelError: the endpoints could not be read.
         """
         opened = self._opened.pop(name, None) or Opened()
         self._opened[name] = opened
@@ -423,7 +427,7 @@ class CounterFollower:
 
 
 def timed(steps: Generator[None, None, T], processor_clock: Callable[[], float]) -> Generator[None, None, tuple[T, float]]:
-    """The steps; returns their result, with the processor time that they took."""
+    """Runs the steps; returns their result, with the processor time that they took."""
     took_s = 0.0
     while True:
         began_s = processor_clock()

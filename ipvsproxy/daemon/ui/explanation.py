@@ -1,6 +1,7 @@
-"""What is known of a Service or a virtual server, as a document: for ``ipvsproxy explain``, and for the page.
+"""All that is known about a Service or a virtual server, as a document for ``ipvsproxy explain`` and for the page.
 
-Rule: nothing is decided here. Reasons come from ``explain`` and ``trace`` of ``translate``, the two sides from the survey.
+Rule: nothing is decided here. Reasons come from ``explain`` and ``trace`` of ``translate``, desired and observed state from the
+survey.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
@@ -29,11 +30,11 @@ Counts = Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | No
 
 
 Hairpins = Mapping[tuple[Protocol, Address, int], str]
-"""The set in which an endpoint is that may reach itself, by protocol, address and port."""
+"""The set of endpoints that may connect to themselves, by protocol, address and port."""
 
 
 class _Indexed(NamedTuple):
-    """What is looked up of a Service for each of its ports and virtual servers.
+    """The facts about a Service that each of its ports and virtual servers needs.
 
     ``scopes`` are by family, protocol and port. Packets to ``scoped`` virtual servers get the mark of a second scope. This node
     may not use the ``refused`` ones.
@@ -47,7 +48,7 @@ class _Indexed(NamedTuple):
 
 
 ENDPOINTS_AT_ONCE = 50
-"""Endpoints that are described without a pause: less than a millisecond of work."""
+"""The number of endpoints that are described without a pause, in less than a millisecond."""
 
 
 class Explainer:
@@ -275,7 +276,7 @@ def _limits(thresholds: Thresholds) -> Document:
 def _real_server(
     key: RealServerKey, weight: int, counts: ConnectionCounts | None, desired: Mapping[RealServerKey, int]
 ) -> Document:
-    """A real server; ``desired`` has the own weight of each that is desired: with slow start, it may have less for a while."""
+    """A real server; ``desired`` has the full weight of each desired real server, which slow start may reduce for a while."""
     is_ours = weight != NOT_MASQUERADED
     if key in desired and 0 < weight < desired[key]:
         state = "on its way to its own weight"

@@ -1,4 +1,4 @@
-"""The node as a document: whether all is in force, its last syncs and its history; and what has happened on it, bounded."""
+"""The node as a document: whether all changes are in force, its last syncs, its history, and a bounded list of events."""
 
 import collections
 import dataclasses
@@ -16,9 +16,9 @@ from ipvsproxy.reconcile.survey import Statistics
 
 LENGTH_S = 900.0
 POINTS = 450
-"""The most points: one every two seconds."""
+"""The largest number of points, of which one is added every two seconds."""
 SHORT_S = 5.0
-"""Two intervals in a row that are shorter than this are taken together: the kernel adds up its counters every two seconds."""
+"""Two successive intervals that are shorter than this are merged, because the kernel adds up its counters every two seconds."""
 COLUMNS = (
     "at",
     "connectionsPerSecond",
@@ -33,7 +33,7 @@ COLUMNS = (
 
 
 class Point(NamedTuple):
-    """The node at one moment; rates and changes are those since the point before. ``at_s`` is in seconds since the epoch."""
+    """The node at one moment; rates and changes count from the point before. ``at_s`` is in seconds since the epoch."""
 
     at_s: float
     connections: float | None
@@ -84,7 +84,7 @@ class History:
             self._points.popleft()
 
     def _follow_clock(self, now: float, at_s: float) -> None:
-        """Let the points be as old as they are when the clock of the node has been set back."""
+        """Correct the times of the points after the clock of the node was set back, so that their ages stay the same."""
         if self._points and at_s < (last_s := self._points[-1].at_s):
             moved_s = at_s - last_s - (now - self._added_s)
             self._points = collections.deque((point._replace(at_s=point.at_s + moved_s) for point in self._points), POINTS)
@@ -116,13 +116,13 @@ class History:
 SYNCS = 10
 REASONS = 20
 RECENT_S = 120.0
-"""A rate that is older than this is not one of now: while nobody looks, there is one with each audit."""
+"""A rate that is older than this is not shown as the present one: while the page has no viewer, only audits make rates."""
 _KINDS = {kind.name: kind for kind in KINDS.values()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What does not change while the process runs.
+    """The facts that do not change while the process runs.
 
     ``variants`` returns what holds the rules of each served family now: a variant of iptables, or nftables.
     """
@@ -302,7 +302,7 @@ class EventLog:
             )
 
     def note(self, kind: str, subject: str, state: str, at_s: float) -> None:
-        """Note the state of something, in words. It is an event when it differs from the last one; the first one is not."""
+        """Note the state of a subject, in words. A state that differs from the last one is an event; the first state is not."""
         before = self._states.get((kind, subject))
         self._states[kind, subject] = state
         if before is not None and before != state:
@@ -321,7 +321,7 @@ _NO_SYNC: Mapping[str, Any] = {
     "durationSeconds": None,
     "latencySeconds": None,
 }
-"""What an event that is no sync says of it."""
+"""What an event that is no sync says about the subject."""
 
 
 def _failure(outcome: Outcome) -> str:

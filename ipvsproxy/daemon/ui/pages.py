@@ -1,6 +1,6 @@
 """The page of the node: its files and its API, on the metrics server.
 
-Rule 1: nothing is changed by any request, and nothing but the path, the parameters and ``Host`` of a request counts.
+Rule 1: no request changes anything, and of a request only the path, the parameters and ``Host`` count.
 Rule 2: requests of the API take turns, and long work pauses, so the page never keeps the loop from changes.
 Rule 3: a browser may load nothing from elsewhere, and no other site may read or frame the page.
 """
@@ -39,10 +39,10 @@ from ipvsproxy.translate.view import NodeView
 
 LARGEST_PAGE = 200
 SERVICE_SHARE = 0.02
-"""The most of a processor for one Service that viewers have opened, however many endpoints it has."""
+"""The largest share of a processor for one Service that viewers have opened, however many endpoints it has."""
 SHORTEST_KEPT_S, LONGEST_KEPT_S = 1.0, 10.0
 ANSWERS_KEPT = 4
-"""Answers of some megabytes each."""
+"""The number of answers that are kept; each has some megabytes."""
 _JSON = "application/json"
 _TYPES = {
     "html": "text/html; charset=utf-8",
@@ -77,7 +77,7 @@ class RefusedError(Exception):
 
 
 class Pages:
-    """Answers every request below ``/ui/``. Tell it about each sync; ``run`` follows the counters."""
+    """Answers every request below ``/ui/``. The caller reports each sync to it; ``run`` follows the counters."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Pages:
         wall_clock: Callable[[], float] = time.time,
         processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """``translation`` and ``source`` tell how and from where Services come, ``programs`` what writes each family's rules now.
+        """``source`` and ``translation`` tell where Services come from and how; ``programs`` writes each family's rules now.
 
         ``processor_clock`` is the processor time of the calling thread.
         """
@@ -135,11 +135,11 @@ class Pages:
         }
 
     async def run(self) -> None:
-        """Follow the counters for ever."""
+        """Follow the counters until it is cancelled."""
         await self._counters.run()
 
     def synced(self, summary: SyncSummary) -> None:
-        """A sync has ended. While nobody looks, this costs some microseconds."""
+        """A sync has ended. While the page has no viewer, this costs some microseconds."""
         at_s = self._wall_clock()
         self._view = summary.view
         names = summary.changes.services
