@@ -68,7 +68,7 @@ def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]
 
 
 def _run(config: Config, read_again: Callable[[], Config]) -> int:
-    """Serve, or do the task that a flag selects. Each task imports what only it needs."""
+    """Serve, or do the task that a flag selects. Each task imports the modules that no other task needs."""
     if config.write_config_to:
         return _write_config(config)
     if config.cleanup:
@@ -105,8 +105,8 @@ def _help_or_version(given: Mapping[str, Given], command: commands.Command) -> s
 def load_module(name: str) -> ModuleType:
     """Import a module that most command lines do not need, quickly.
 
-    Nothing that is imported is garbage, so a collection of cycles would be in vain: a tenth of the time. structlog would import
-    rich, if it is installed, to colour tracebacks that this program never prints: 0.2 s, more than anything else.
+    An import leaves no garbage, so a collection of cycles would waste a tenth of the time. structlog would import rich, if it is
+    installed, to colour tracebacks that this program never prints: 0.2 s, more than anything else.
     """
     # None is the language's way to say that a module cannot be imported. What is imported later may need rich: Textual does.
     is_hidden = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def load_module(name: str) -> ModuleType:
 def _open_standard_streams() -> None:
     """Redirect closed standard streams to /dev/null; else a socket would get their number, and receive the output.
 
-    Characters that the locale has not got are written escaped, as standard error does by itself.
+    Characters that the locale lacks are written escaped, as standard error does by itself.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -1,4 +1,4 @@
-"""``--cleanup``: removes all of our objects from the kernel, and reports that. Needs no API server and no event loop."""
+"""``--cleanup``: removes all of our objects from the kernel, and reports the removals. Needs no API server and no event loop."""
 
 import contextlib
 import dataclasses
@@ -31,13 +31,13 @@ from ipvsproxy.translate import skeleton, view
 
 CLEAN = 0
 NOT_CLEAN = 1
-"""Exit status if an object of ours is left, or may be."""
+"""Exit status if one of our objects is left, or may be."""
 
 _IP_VS = pathlib.Path("/proc/thread-self/net/ip_vs")
 
 
 class Extent(NamedTuple):
-    """What is removed: these chains, jumps and sets; unless ``only_own``, also what kube-proxy knows of other kinds."""
+    """The objects to remove: these chains, jumps and sets; unless ``only_own``, also all other kinds that kube-proxy knows."""
 
     chains: tuple[ChainKey, ...] = skeleton.CHAINS
     jumps: tuple[Jump, ...] = skeleton.JUMPS
@@ -57,15 +57,15 @@ class Extent(NamedTuple):
 EVERYTHING = Extent()
 ONLY_OWN = EVERYTHING._replace(only_own=True)
 ONLY_OWN_OF_IPTABLES = Extent(skeleton.SCOPE_CHAINS, skeleton.SCOPE_JUMPS, SCOPE_KINDS, only_own=True)
-"""What kube-proxy does not know: in iptables and ipset second scopes, in another backend all rules and sets."""
+"""The objects that kube-proxy does not know: second scopes in iptables and ipset, all rules and sets in another backend."""
 
 
 class Node(NamedTuple):
-    """A node to clean: the kernel, questions for all rules that contain a text, and the readable families.
+    """A node to clean: the kernel, functions that find all rules with a text, and the readable families.
 
-    ``rules_with`` asks the rules of the kernel, and those of each variant of iptables that is not in use. ``left`` looks in each
-    place for rules that a proxy has left behind. ``skipped`` has a line for each part that this kernel does not have.
-    ``unlike_sets`` are ours by name, but of another shape: those of our table of nftables, of another version. ``kernel``
+    ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. ``left`` looks
+    in each place for rules that a proxy has left behind. ``skipped`` has a line for each part that this kernel does not have.
+    ``unlike_sets`` returns sets with our names but another shape, which another version left in our table of nftables. ``kernel``
     must have the chains and jumps of ``extent``.
     """
 
@@ -83,9 +83,9 @@ class Node(NamedTuple):
 class Result:
     """The result of a cleanup, or of its dry run.
 
-    ``outcomes`` are by operation, since what belongs to no backend is found with each of them. ``left`` names rules that a proxy
-    has left behind, of one family in one place, with the reason why they are not all removed, empty if they are. ``problems`` has
-    a line for each other reason why objects of ours may be left, ``notes`` one for each omitted part.
+    ``outcomes`` are by operation, because an object that belongs to no backend is found with each backend. ``left`` names rules
+    that a proxy has left behind, of one family in one place, with the reason why some are not removed (empty if all are).
+    ``problems`` has a line for each other reason why objects of ours may be left, ``notes`` one for each omitted part.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -94,7 +94,7 @@ class Result:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Add outcomes. Both backends have objects of one name: a failure of one of them counts."""
+        """Add outcomes. Both backends may have an object of the same name: a failure with either one counts."""
         for outcome in outcomes:
             if outcome.error or str(outcome.operation) not in self.outcomes:
                 self.outcomes[str(outcome.operation)] = outcome
@@ -270,7 +270,7 @@ def render_text(result: Result, *, dry_run: bool) -> str:
 
 
 def render_json(result: Result, *, dry_run: bool) -> str:
-    """For programs: one object on one line. ``clean``: nothing of ours is there now."""
+    """For programs: one object on one line. ``clean``: none of our objects is left."""
     document = {
         "dryRun": dry_run,
         "clean": result.is_fine and not (dry_run and (result.outcomes or result.left)),

@@ -52,7 +52,7 @@ _REFUSED = {
     "forward": "what pods send, and the answers of Services,",
     "output": "what IPVS sends to endpoints, and the connections of this host,",
 }
-"""The packets of Services that a hook meets."""
+"""The packets of Services that pass a hook."""
 
 
 def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
@@ -158,7 +158,10 @@ def _configuration(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
-    """What a backend holds that this command's configuration does not choose. That of ``run`` may choose it."""
+    """Our objects in a backend that this command's configuration does not choose.
+
+    The configuration of ``run`` may choose that backend.
+    """
     if facts.unread_backend and not facts.privileges:
         text = f"it is unknown whether another backend still holds rules or sets of ours: {facts.unread_backend}"
         yield warn("rules", text, "run doctor again; run looks for them by itself")
@@ -173,7 +176,7 @@ def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _choice(choice: backends.BackendChoice, config: Config) -> str:
-    """The backend that this command's configuration chooses, and why. That of ``run`` may be another one."""
+    """The backend that this command's configuration chooses, and why. The configuration of ``run`` may choose another one."""
     asked = config.drivers.rules_backend
     rests_on = f"--rules-backend={asked}" + (f": {choice.reason}" if asked is Backend.AUTO else "")
     return f"the configuration of this command chooses {choice.backend} ({rests_on})"
@@ -230,7 +233,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Whether local routes can be added and stay, and whether any are left from before."""
+    """Whether local routes can be added and stay, and whether local routes are left from a former process."""
     if config.translation.binding is not Binding.ROUTES:
         if left := (facts.observation and facts.observation.routes) or ():
             text = f"{len(left)} local routes of ours are there, and Service addresses are to be on kube-ipvs0"
@@ -295,7 +298,10 @@ def _timeouts(facts: Facts) -> Iterator[Finding]:
 
 
 def _kube_proxy(facts: Facts) -> Iterator[Finding]:
-    """What kube-proxy's other modes have left. Neither here nor of firewalls is anything ok while some rules are unread."""
+    """The rules that kube-proxy's other modes have left.
+
+    While some rules are unread, neither this check nor the check of firewalls reports ok.
+    """
     if facts.unread_tables and not facts.privileges:
         text = f"it is unknown what some rules do to packets of Services: {'; '.join(facts.unread_tables)}"
         yield warn("firewall", text, "run doctor again, or look at nft list ruleset and iptables-save")
@@ -316,7 +322,7 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
 
 
 def _firewalls(facts: Facts) -> Iterator[Finding]:
-    """The chains of other programs that refuse what they do not know; which packets they accept is not followed.
+    """The chains of other programs that refuse unknown packets; the check does not find out which packets they accept.
 
     A firewall wins wherever it refuses a packet: to accept one counts only in the table that does it (nf_tables), or in the same
     variant of iptables.
@@ -343,7 +349,7 @@ def _is_kube_proxys(table: NftTable) -> bool:
 
 
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
-    """Whether a rule of ours accepts the packets before: KUBE-FORWARD does, in the variant of iptables that we use."""
+    """Whether one of our rules has already accepted the packets: KUBE-FORWARD does so in the variant of iptables that we use."""
     choice = facts.iptables_choice
     if choice is None or hook != "forward" or table.name != "filter":
         return False
@@ -386,7 +392,7 @@ def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Find
 
 
 async def _source(config: Config) -> tuple[Finding, Store]:
-    """Check the source of Services; with the objects that it has."""
+    """Check the source of Services; returns the objects that it has as well."""
     store = Store(started_s=0)
     try:
         source = await sources.make(config)

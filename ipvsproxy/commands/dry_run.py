@@ -32,7 +32,7 @@ from ipvsproxy.store.objects import Changes
 PATIENCE_S = 5.0
 """The pause between a change, or a comparison, and the next comparison."""
 OTHER_PORTS = {10256: 10356, 10249: 10349}
-"""Replacements of kube-proxy's default ports. Any other port is the operator's choice, and stays."""
+"""Replacements of kube-proxy's default ports. Any other port is the operator's choice, and does not change."""
 SHOWN = 5
 """At most this many new differences of a comparison have a log line of their own."""
 _NOTHING = Report(done={}, failed={}, errors=(), pending=0)

@@ -1,4 +1,4 @@
-"""``ipvsproxy explain``: the reasons for all that is programmed for a Service, or at an address."""
+"""``ipvsproxy explain``: the reasons for everything that is programmed for a Service, or at an address."""
 
 import asyncio
 import itertools
@@ -73,7 +73,7 @@ async def describe(
 ) -> Document:
     """The explanation as a document.
 
-    ``read_rivals`` reads what else of this host takes packets to ports.
+    ``read_rivals`` reads which programs and rules of this host also take packets to ports.
 
     Raises:
         UnknownStateError: the kernel could not be read.
@@ -127,7 +127,7 @@ def _addresses(service: Service) -> Sequence[Address]:
 
 
 def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[ServiceName]) -> Iterator[Document]:
-    """Why an object of this name is not used at all. Unused parts of known Services stand with these."""
+    """Why an object of this name is not used at all. The document shows unused parts of a known Service with that Service."""
     for complaint in complaints:
         if complaint.kind is ObjectKind.SERVICE and complaint.name == str(subject) and (complaint.where or subject not in known):
             for one in complaint.skipped:
@@ -305,7 +305,7 @@ def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
 
 
 def _endpoints(port: Document) -> Iterator[str]:
-    """One list for each kind of traffic, or one for all if their endpoints are the same."""
+    """One list for each kind of traffic, or one list for all kinds if their endpoints are the same."""
     endpoints = port["endpoints"]
     traffics = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
     if port["clusterScope"] and port["clusterScope"]["virtualServer"]:

@@ -1,6 +1,7 @@
 """The common part of all commands that only read: first lists, desired and observed state of this node, the exit status.
 
-Rule 1: these commands load no module and write nothing. Where ``run`` finds a fact out by a trial, they assume success.
+Rule 1: these commands load no module and write nothing. Where ``run`` makes an attempt to learn a fact, these commands assume
+success.
 Rule 2: as in ``run``, the ``Translator`` makes the desired state, and the reconciler's tables have the differences. No operation
 is applied.
 """
@@ -49,7 +50,7 @@ from ipvsproxy.translate.settings import Settings
 CANNOT_TELL = 2
 """Exit status if desired or observed state is unknown."""
 JSON_VERSION = 1
-"""The version of every document. It grows if a field is removed or changes its meaning, not if one is added."""
+"""The version of every document. The number grows if a field is removed or changes its meaning, not if a field is added."""
 
 Document = Mapping[str, Any]
 
@@ -61,7 +62,7 @@ class UnknownStateError(CannotStartError):
 
 
 class Comparison:
-    """The desired and the observed state of this node at the last ``read``. ``view`` exists after the first one."""
+    """The desired and the observed state of this node at the last ``read``. ``view`` exists after the first ``read``."""
 
     view: views.NodeView
 
@@ -82,12 +83,12 @@ class Comparison:
         )
         self._translator.put_node()
         self.carried: frozenset[Address] = frozenset()
-        """The addresses of this node's interfaces, and the local routes of ours."""
+        """The addresses of this node's interfaces, and our local routes."""
         self.interface_addresses: Sequence[InterfaceAddress] = ()
 
     @property
     def translation(self) -> Settings:
-        """The operator's choices for Services, and what the kernel has for them."""
+        """The operator's choices for Services, and what the kernel supports of these."""
         return self._translator.settings
 
     async def read(self) -> Changes:
@@ -134,7 +135,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """A node with all that a command needs to read it."""
+    """A node, with everything that a command needs to read it."""
 
     config: Config
     store: Store
@@ -148,7 +149,7 @@ def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
 
 
 class Answer(NamedTuple):
-    """The answer of a command, its exit status, and sentences about what is missing in it."""
+    """The answer of a command, its exit status, and sentences about what the answer lacks."""
 
     document: Document
     status: int = 0
@@ -169,7 +170,7 @@ def execute(
 ) -> int:
     """Do the work of a command, and print its answer; returns the exit status.
 
-    If the work is impossible, that is ``failed``, and the reasons come before the conclusion.
+    If the work is impossible, the exit status is ``failed``, and the reasons are printed before the conclusion.
     """
     logs.set_up(json=config.logging.format.value == "json", verbosity=config.logging.verbosity, quiet=True)
     try:

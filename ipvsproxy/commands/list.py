@@ -17,7 +17,7 @@ from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 from ipvsproxy.translate.api.targets import Targets
 
 NAME_COLUMN = 70
-"""The width of a row of ipvsadm for a real server of IPv4; names stand behind it."""
+"""The width of ipvsadm's row for an IPv4 real server; names follow in the same line."""
 
 
 async def describe(node: Inspected, rows: Rows, targets: Targets) -> Document:
@@ -32,7 +32,7 @@ async def describe(node: Inspected, rows: Rows, targets: Targets) -> Document:
 
 
 class _Names:
-    """What the rows are for."""
+    """Finds the names of the Services and pods behind the rows."""
 
     def __init__(self, comparison: Comparison, targets: Targets) -> None:
         self._survey = comparison.survey
@@ -40,7 +40,7 @@ class _Names:
         self._targets = targets
 
     def virtual_server(self, key: VirtualServerKey) -> Document:
-        """Whose virtual server it is; without an owner all names are null."""
+        """The owner of a virtual server; without an owner, all names are null."""
         sides = self._survey.sides(key)
         name = sides.desired.owner.service if sides.desired else None
         service = self._services.get(name) if name else None
@@ -54,7 +54,7 @@ class _Names:
         }
 
     def real_server(self, key: VirtualServerKey, row: RealServerRow) -> Document:
-        """What is behind a real server, and why it is there."""
+        """The pod behind a real server, and why the real server exists."""
         desired = self._survey.sides(key).desired
         target = self._targets.get((desired.owner.service, row.key)) if desired else None
         return {
@@ -151,7 +151,7 @@ def _heading(one: Document) -> str:
 
 
 def _netmask(family: str, prefix_length: int) -> list[str]:
-    """Which part of a client's address counts; nothing where it is all of it."""
+    """The part of a client's address that affinity compares; empty if it is the whole address."""
     if family == Family.IPV6.label:
         return [f"mask {prefix_length}"] if prefix_length != Family.IPV6.bits else []
     everything = (1 << Family.IPV4.bits) - 1

@@ -192,7 +192,7 @@ def _line(operation: Document, above: str) -> str:
 
 
 def _weight(operation: Document) -> str:
-    """What an operation says of a real server; nothing where it is added with weight 1 alone."""
+    """The values of a real server in an operation; empty if the operation only adds it with weight 1."""
     weight, thresholds = operation["weight"], Thresholds.of(operation)
     limits = f", {thresholds}" if thresholds != NO_THRESHOLDS else ""
     if operation["verb"] == Verb.ADD.value and weight == 1:

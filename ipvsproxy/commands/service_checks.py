@@ -1,4 +1,4 @@
-"""What keeps Services from being reached on this node, though each is served as it should be: for ``doctor`` and ``explain``."""
+"""Why Services cannot be reached on this node although each is programmed correctly, for ``doctor`` and ``explain``."""
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ MOST_COLLISIONS = 20
 
 
 class Collision(NamedTuple):
-    """Something of this host that takes packets of a Service, or loses them to it."""
+    """A program, rule or interface of this host that takes packets of a Service, or whose packets a Service takes."""
 
     service: ServiceName
     text: str
@@ -66,7 +66,7 @@ def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterat
 
 
 class _Place(NamedTuple):
-    """An address and port of a Service. An external address of this node is one, and so is a load balancer's."""
+    """An address and port of a Service: its cluster IP, an external or load-balancer address, or a node port."""
 
     role: Role
     protocol: Protocol
@@ -121,7 +121,7 @@ def _places(service: Service, view: NodeView, settings: Settings) -> Iterator[_P
 
 
 def _takers(place: _Place, interfaces: Mapping[Address, str], rivals: Rivals) -> Iterator[Socket | PortRule | str]:
-    """Sockets and rules; of an interface that has a cluster IP, its name."""
+    """Sockets and rules, and the name of an interface that has a cluster IP."""
     if place.role is Role.CLUSTER_IP and place.address in interfaces:
         yield interfaces[place.address]
     elif place.address in interfaces:

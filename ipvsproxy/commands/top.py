@@ -19,12 +19,12 @@ from ipvsproxy.model.net import host_port, parse_address
 
 SHOWN = 0
 PAGE_SIZE = 200
-"""The most that the daemon gives."""
+"""The largest page that the daemon gives."""
 RATES_AFTER_S = 1.0
 RATES_TRIED = 10
-"""How often, and after which pause, a single picture is asked for again until there are rates: they need two readings."""
+"""How often, and after which pause, a single picture is requested again until it has rates, which need two readings."""
 NEVER_S = 1e12
-"""A time that no point of the node's history is after."""
+"""A time that is later than every point of the node's history."""
 NODE_WIDTH = 120
 """The longest line about the node in plain text."""
 NO_TEXTUAL = (
@@ -45,11 +45,14 @@ class NoAnswerError(Exception):
 
 
 class NotThereError(NoAnswerError):
-    """An ipvsproxy answers, and does not know what it was asked for."""
+    """An ipvsproxy answers, but does not know the requested document."""
 
 
 class Daemon:
-    """A running ipvsproxy, asked with a connection for each question. ``url`` is its metrics server, without a path."""
+    """A running ipvsproxy, which is asked over a new connection for each document.
+
+    ``url`` is its metrics server, without a path.
+    """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url
@@ -60,7 +63,7 @@ class Daemon:
         """The document of this name, with these parameters.
 
         Raises:
-            NotThereError: the daemon does not know what it was asked for.
+            NotThereError: the daemon does not know the requested document.
             NoAnswerError: there is no answer.
         """
         path = f"{PATH}/{what}.json" + (f"?{urllib.parse.urlencode(query)}" if query else "")
@@ -82,9 +85,9 @@ class Daemon:
         return document
 
     async def _ask(self, path: str) -> tuple[int, bytes]:
-        """Status and body. Raises ValueError for what is not HTTP.
+        """Status and body. Raises ValueError if the answer is not HTTP.
 
-        In HTTP/1.0 the end of the connection is that of the body, which comes as it is.
+        In HTTP/1.0, the body ends with the connection, and is not encoded.
         """
         parts = urllib.parse.urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
@@ -145,7 +148,7 @@ class Daemon:
             return top_data.details(document)
 
     async def with_rates(self, question: Question) -> tuple[inspection.Document, inspection.Document]:
-        """As ``documents``, after the second reading of the counters, if it comes soon.
+        """As ``documents``, but after the second reading of the counters if that comes soon.
 
         Raises:
             NoAnswerError: the daemon does not answer.
@@ -178,7 +181,7 @@ def url_of(listen: ListenAddress | None) -> str:
 
 @contextlib.contextmanager
 def _reading(url: str) -> Iterator[None]:
-    """Raises NoAnswerError where a document lacks something."""
+    """Raises NoAnswerError if a document lacks a field."""
     try:
         yield
     except (LookupError, TypeError, ValueError) as error:

@@ -47,8 +47,8 @@ class Details(NamedTuple):
 class Column(NamedTuple):
     """A column of a table: its title, its text for a row, and whether figures are aligned to the right.
 
-    It is left out of a terminal with fewer than ``from_width`` columns. Where the rest of a row would not be seen, the text of
-    one that ``gives_way`` is cut.
+    It is left out of a terminal with fewer than ``from_width`` columns. If a row is too wide for the terminal, the text of a
+    column that ``gives_way`` is cut.
     """
 
     title: str
@@ -89,7 +89,7 @@ def seconds(value: float | None) -> str:
 
 
 def _counted(endpoints: Document) -> str:
-    """How many endpoints get connections, drain, and are not used: ``3``, ``3+1d``, ``3+1d-2``."""
+    """The numbers of endpoints that get connections, drain, and are not used: ``3``, ``3+1d``, ``3+1d-2``."""
     text = str(endpoints["ready"])
     if endpoints["draining"]:
         text += f"+{endpoints['draining']}d"
@@ -146,7 +146,7 @@ PADDING = 2
 """The spaces around each text in a table of the screen."""
 SCROLL_BAR = 2
 LAST_SEEN = 12
-"""So much of a text in the last column is to be seen."""
+"""The number of characters of the last column that must be visible."""
 LEAST_CUT = 16
 """A text is not cut to less than this."""
 
@@ -156,7 +156,7 @@ def _first(texts: Sequence[str]) -> str:
 
 
 def node_lines(picture: Picture, width: int) -> Iterator[str]:
-    """The node in a few lines of this width: whether all is in force, what is left to do, and its traffic."""
+    """The node in a few lines of this width: whether all changes are in force, what is left to do, and its traffic."""
     yield picture.verdict
     line = ""
     for part in picture.facts:
@@ -213,7 +213,7 @@ def _ports(row: Document) -> list[str]:
 
 
 def _bounded(texts: Sequence[str], count: int) -> list[str]:
-    """The texts that the daemon has named, and how many it has not."""
+    """The texts that the daemon has named, and the number of texts that it has left out."""
     return [*texts, f"and {count - len(texts)} more"] if count > len(texts) else [*texts]
 
 
@@ -264,9 +264,9 @@ def _notes(explained: Document) -> Iterator[str]:
 
 
 def _endpoints(port: Document) -> Iterator[Document]:
-    """The endpoints of a Service port, then real servers that are none of them: draining ones, for example.
+    """The endpoints of a Service port, then the real servers that are no endpoints, such as draining ones.
 
-    The figures of each are those of all virtual servers of the port.
+    The figures of each endpoint are the sums over all virtual servers of the port.
     """
     name = _port(port) + (f" {port['name']}" if port["name"] else "")
     kernels = [one["kernel"] for one in (*port["virtualServers"], port["clusterScope"] or {"kernel": None}) if one["kernel"]]
@@ -289,7 +289,7 @@ def _endpoints(port: Document) -> Iterator[Document]:
 
 
 def _state(endpoint: Document, traffics: Iterable[str]) -> str:
-    """Whether an endpoint gets connections of these kinds, and why not."""
+    """Whether an endpoint gets connections of these kinds, and the reason if not."""
     out = {traffic: endpoint[traffic]["reason"] for traffic in traffics if not endpoint[traffic]["used"]}
     used = [traffic for traffic in traffics if traffic not in out]
     if not out:
@@ -307,6 +307,6 @@ def _figures(seen: Sequence[Document]) -> dict[str, Any]:
 
 
 def _sum(figures: Iterable[float | None]) -> Any:
-    """The sum of those that are known; None if none is."""
+    """The sum of the known figures; None if none is known."""
     known = [one for one in figures if one is not None]
     return sum(known) if known else None

@@ -1,6 +1,6 @@
 """The screen of ``ipvsproxy top``, by Textual.
 
-Rule: all text of others is shown as a ``Text`` or ``Content`` of its own, so that no part of it counts as markup.
+Rule: all text from other programs is shown as a ``Text`` or ``Content`` of its own, so that no part of it counts as markup.
 """
 
 import asyncio
@@ -54,13 +54,13 @@ FetchDetails = Callable[[str], Awaitable[Details | None]]
 
 
 LONGEST_FILTER = 200
-"""The daemon takes no longer one."""
+"""The daemon accepts no longer filter."""
 
 T = TypeVar("T")
 
 
 class Rows(DataTable[Text]):
-    """A table of which a whole new content is shown again and again."""
+    """A table whose whole content is replaced again and again."""
 
     def __init__(self) -> None:
         super().__init__(id="rows", cursor_type="row")
@@ -94,7 +94,7 @@ class Rows(DataTable[Text]):
 
 
 class FollowingScreen(Screen[None], Generic[T]):
-    """Shows what is read again and again: lines above a table, and what asks for attention, such as a daemon without answer."""
+    """Shows a picture that is read repeatedly: lines above a table, and a warning, for example if the daemon is silent."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class FollowingScreen(Screen[None], Generic[T]):
                 except NoAnswerError as error:
                     problem = str(error)
                     self._lost_since_s = self._lost_since_s or time.monotonic()
-                if not self.read_now.is_set():  # else something else was asked for meanwhile
+                if not self.read_now.is_set():  # else another reading was requested meanwhile
                     with contextlib.suppress(NoMatches):  # the screen is being closed
                         self.show(result, problem)
             with contextlib.suppress(TimeoutError):
@@ -145,7 +145,7 @@ class FollowingScreen(Screen[None], Generic[T]):
         self.draw()
 
     def _message(self, problem: str = "") -> str:
-        """What to say of the connection; empty while all is well."""
+        """A sentence about a lost connection or a held picture; empty without either."""
         if problem:
             lost_s = time.monotonic() - (self._lost_since_s or time.monotonic())
             return f"NO ANSWER for {top_data.seconds(round(lost_s))}, trying again: {problem}"
@@ -156,7 +156,7 @@ class FollowingScreen(Screen[None], Generic[T]):
         self._is_covered = True
 
     def on_screen_resume(self) -> None:
-        """Go on; the first time, nothing has covered this screen, and it is followed already."""
+        """Read again. The first call changes nothing, because no screen has covered this one yet."""
         if self._is_covered:
             self._is_covered = False
             self.read_now.set()
@@ -166,13 +166,13 @@ class FollowingScreen(Screen[None], Generic[T]):
         self.draw()
 
     def action_hold(self) -> None:
-        """Hold the picture, or go on."""
+        """Stop updating the picture, or start again."""
         self._is_held = not self._is_held
         self.read_now.set()
         self.say(self._message())
 
     def say(self, text: str) -> None:
-        """Show one line that asks for attention, or none."""
+        """Show one line of warning, or none."""
         message = self.query_one("#message", Static)
         message.update(Content(printable(text)))
         message.display = bool(text)
@@ -210,7 +210,7 @@ class ServiceScreen(FollowingScreen[Details]):
         self._service = name
 
     def compose(self) -> ComposeResult:
-        """The Service, what is to be said of it, and its endpoints."""
+        """The Service, the lines about it, and its endpoints."""
         yield Static(Content(printable(self._service)), id="about")
         yield Static("", id="message")
         yield Rows()
@@ -230,7 +230,7 @@ class MainScreen(FollowingScreen[Picture]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "app.quit", "quit"),
         Binding("h,question_mark,f1", "help", "help"),
-        # With priority, because what is typed behind it in one go must find the filter focused already.
+        # With priority, because keys that are typed right after the slash must find the filter focused already.
         Binding("slash", "filter", "filter", priority=True),
         Binding("escape", "unfilter", show=False),
         Binding("c", "sort('connections')", "conn"),
@@ -264,7 +264,7 @@ class MainScreen(FollowingScreen[Picture]):
         self.query_one(Rows).focus()
 
     def show(self, result: Picture | None, problem: str) -> None:
-        """Show a new reading, or why there is none; of a new order, the first rows."""
+        """Show a new reading, or why there is none; after a change of the order, show the first rows."""
         if result and self._is_new_order:
             self._is_new_order = False
             self.query_one(Rows).clear()
@@ -281,7 +281,7 @@ class MainScreen(FollowingScreen[Picture]):
         return f"Services {order}: {picture.matching}{page}"
 
     def action_sort(self, by: str) -> None:
-        """Sort by something else, the busiest first; by the same once more: reverse the order."""
+        """Sort by another figure, the busiest first; for the same figure, reverse the order."""
         if self._question.sort is Sort(by):
             self.action_reverse()
         else:

@@ -17,9 +17,10 @@ SECOND_READING_S = 2.0
 
 
 async def lasting_differences(comparison: Comparison, pause_s: float, grace_s: float = GRACE_S) -> Sequence[Difference]:
-    """The objects that differ, and still differ after a pause.
+    """The objects that differ now and still differ after a pause.
 
-    If a difference may be a node port on an address that the node has just lost, it must also last for ``grace_s`` more.
+    If a difference may be a node port on an address that the node has just lost, the difference must also last for ``grace_s``
+    more.
 
     Raises:
         UnknownStateError: the kernel could not be read.

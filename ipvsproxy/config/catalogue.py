@@ -14,7 +14,7 @@ from ipvsproxy.translate.settings import Binding, LocalMode, TrafficScopes
 
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens on it
 LOWEST_ROUTE_PROTOCOL = 5
-"""Lower numbers are those of the kernel and of administrators (include/uapi/linux/rtnetlink.h)."""
+"""The kernel and administrators use lower protocol numbers (include/uapi/linux/rtnetlink.h)."""
 
 CONFIGURATION = (
     Option("config", "", Kind.TEXT, "", "FILE").explained(
@@ -127,7 +127,10 @@ OWN = (
         "Show this node as a page at /ui/ of the metrics server, which ipvsproxy top needs as well."
     ),
 )
-"""Options that kube-proxy does not have. In a file their fields stand under ``ipvsproxy:``, which the flags override."""
+"""Options that kube-proxy does not have.
+
+In a file, the fields of these options stand under ``ipvsproxy:``; flags override them.
+"""
 
 NODE = (
     Option(
@@ -372,8 +375,10 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
         Option("machine-id-file", "", Kind.TEXT, "", overrides_file=True),
     ),
 }
-"""Options of kube-proxy that have no effect here, by the reason, which is their help. They are read, checked as kube-proxy checks
-them, and kept: a configuration written by ``--write-config-to`` still means the same to kube-proxy.
+"""Options of kube-proxy that have no effect here, by the reason, which is also their help text.
+
+They are read, checked as kube-proxy checks them, and kept: a configuration written by ``--write-config-to`` still means the same
+to kube-proxy.
 """
 
 OPTIONS: Mapping[str, tuple[Option, ...]] = {

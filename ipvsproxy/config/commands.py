@@ -139,7 +139,7 @@ Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 COMMANDS: Mapping[str, Command] = {
     command.name: command for command in (_RUN, _PLAN, _VERIFY, _EXPLAIN, _LIST, _TOP, _DOCTOR, _CLEANUP)
 }
-"""The commands by name, all but ``completion``."""
+"""All commands but ``completion``, by name."""
 
 _WIDTH = 110
 _INDENT = 8

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self
 
 Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
-"""A setting's value after its syntax is parsed. Durations are seconds; addresses and ranges are still text."""
+"""A setting's value after parsing its syntax. Durations are seconds; addresses and ranges are still text."""
 
 
 def quoted(text: str) -> str:
@@ -199,7 +199,7 @@ class Status(enum.StrEnum):
 
 
 AT_START = frozenset(("source", "servers", "drivers", "node_name", "translation.allowed_addresses"))
-"""The parts of ``Config``, and single attributes, that a process reads once."""
+"""The parts and attributes of ``Config`` that a process reads only at its start."""
 
 
 class Option(NamedTuple):

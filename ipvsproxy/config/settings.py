@@ -59,8 +59,8 @@ class ListenAddress(NamedTuple):
 class EngineSettings:
     """How the loop runs.
 
-    ``audit_interval_s`` is the time between two audits that nothing else asks for, ``drift_check_interval_s`` the same for polls
-    of everything. Other polls come every few seconds. ``sysctls`` and ``timeouts`` are desired.
+    ``audit_interval_s`` is the time between two regular audits, ``drift_check_interval_s`` the time between two regular polls of
+    everything. Polls of a part of the kernel come every few seconds. ``sysctls`` and ``timeouts`` are the desired values.
     """
 
     min_interval_s: float
@@ -73,7 +73,7 @@ class EngineSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """What holds rules and sets, and the protocol number of local routes of ours, with any binding."""
+    """The backend that holds rules and sets, and the protocol number of our local routes, whichever binding is used."""
 
     rules_backend: Backend = Backend.IPTABLES
     route_protocol: int = ROUTE_PROTOCOL
@@ -91,8 +91,9 @@ class Choices(NamedTuple):
 class ServiceSource:
     """Where Services come from: the directory ``manifests`` if not empty, else an API server.
 
-    ``kubeconfig`` is a file, ``api_server`` a URL that replaces the kubeconfig's. With neither: the pod's service account.
-    ``mass_deletion_percent``: a list that lacks more than this share of all objects needs a second one; 0 accepts every list.
+    ``kubeconfig`` is a file, ``api_server`` a URL that replaces the kubeconfig's. Without both, the pod's service account is
+    used. ``mass_deletion_percent``: a list that lacks more than this share of all objects needs a second one; 0 accepts every
+    list.
     """
 
     manifests: str = ""
@@ -107,7 +108,8 @@ class Servers:
 
     A watch without contact for ``stale_watch_s`` is stale (0: never); ``stale_watch_unhealthy``: the health checks of load
     balancers then fail. ``ui``: the metrics server shows the node as a page. Service ports have traffic metrics, at most
-    ``service_metrics_limit`` of them (0: none) series of their own; so have endpoints with ``endpoint_metrics``.
+    ``service_metrics_limit`` of them (0: none) series of their own; with ``endpoint_metrics``, endpoints have traffic metrics,
+    too.
     """
 
     health: ListenAddress | None
@@ -122,7 +124,7 @@ class Servers:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Logging:
-    """Logging; ``verbosity`` is klog's, 0 the default level. ``profiling``: HTTP requests may change it."""
+    """Logging; ``verbosity`` is klog's, 0 the default level. ``profiling``: HTTP requests may change the verbosity."""
 
     format: Format = Format.TEXT
     verbosity: int = 0
@@ -131,18 +133,18 @@ class Logging:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that flags and file say.
+    """All settings of flags and file.
 
     ``translation``, ``policy`` and ``engine`` are as for any host; ``on_host`` completes them. An unspecified bind address
     (0.0.0.0, ::) leaves the choice of the primary address to the Node object. ``node_name`` is the override or the host's name,
     in lower case. ``oom_score_adj`` is -1000..1000. ``config_file`` and ``write_config_to`` are paths, empty when not given. With
-    the latter, ``cleanup`` or ``init_only``, of which the first counts, the process does only that.
-    ``dry_run``, ``output``, ``only`` and ``top`` are no settings: they are for commands, and no file has them. With ``only``,
-    which is ``own`` then, ``cleanup`` removes what kube-proxy does not know, and nothing else.
+    ``write_config_to``, ``cleanup`` or ``init_only`` (the first one counts), the process does only that task. ``dry_run``,
+    ``output``, ``only`` and ``top`` belong to commands: they are no settings, and no file has them. If ``only`` is ``own``,
+    ``cleanup`` removes only the objects that kube-proxy does not know.
 
-    ``without_effect`` names the options that differ from their default and have no effect here; ``notices`` tell the
-    operator about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing a
-    file. Two configurations that differ only in these three are equal.
+    ``without_effect`` names the options that differ from their default and have no effect here; ``notices`` tell the operator
+    about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing a file. Two
+    configurations that differ only in ``values``, ``without_effect`` and ``notices`` are equal.
     """
 
     node_name: str
@@ -176,11 +178,14 @@ class Config:
 
     @property
     def guard_percent(self) -> int:
-        """The share of objects that a list may lack; 0 for any. A directory of manifests is never doubted."""
+        """The share of objects that a list may lack; 0 accepts any share.
+
+        Lists from a directory of manifests are never doubted.
+        """
         return 0 if self.source.manifests else self.source.mass_deletion_percent
 
     def sysctls(self, kernel_version: tuple[int, int], processors: int) -> tuple[Sysctl, ...]:
-        """The desired settings of the kernel on such a host."""
+        """The desired settings of the kernel on a host with these properties."""
         return (
             *ipvs_sysctls(kernel_version, strict_arp=self.strict_arp),
             *self.ipvs_sysctls,
@@ -218,8 +223,8 @@ class Config:
         """A sentence for each field of the configuration that leaves out a served family.
 
         These are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), except for the one
-        about an unset ``nodePortAddresses``, which is the default, and with one about loopback addresses alone. The module that
-        knows the Node warns about ``clusterCIDR`` and ``spec.podCIDRs``, and none knows here what ``primary`` leaves out.
+        about an unset ``nodePortAddresses``, which is the default, and one more warning about loopback addresses alone. The
+        module that knows the Node warns about ``clusterCIDR`` and ``spec.podCIDRs``; what ``primary`` leaves out is unknown here.
         """
         node_ports = () if self.translation.node_port_primary else self.translation.node_port_networks
         for field, networks in (("nodePortAddresses", node_ports), ("ipvs.excludeCIDRs", self.policy.excluded)):

@@ -1,7 +1,7 @@
 """The rules that turn the given values into a ``Config``, or into every problem.
 
-They are those of pkg/proxy/apis/config/validation in kubernetes/kubernetes. kube-proxy does not check options without effect in
-its IPVS mode; these are not checked here either.
+The rules are those of pkg/proxy/apis/config/validation in kubernetes/kubernetes. Like kube-proxy, ipvsproxy does not check
+options without effect in IPVS mode.
 """
 
 import collections
@@ -41,7 +41,10 @@ IPVS_SYSCTLS = {
     "conn_lfactor": range(-8, 9),
     "svc_lfactor": range(-8, 9),
 }
-"""The settings of IPVS that an operator may choose, with their values. Others are left alone, or are ipvsproxy's own choice."""
+"""The settings of IPVS that an operator may choose, with their values.
+
+All other settings of IPVS are left unchanged, or chosen by ipvsproxy.
+"""
 _LOCKED_GATES = frozenset(("PreferSameTrafficDistribution", "MultiCIDRServiceAllocator"))
 
 
@@ -83,7 +86,7 @@ class Values:
         return Source(option.field, self.config_file) if self.config_file and option.field else Source(f"--{option.flag}")
 
     def refuse(self, key: str, text: str, source: Source | None = None) -> None:
-        """Record a problem of an option; ``source`` is its place if the problem is not that of the whole option."""
+        """Record a problem of an option; ``source`` is its place if only a part of the option is wrong."""
         self.problems.append(Problem(source or self.source(key), text, key))
         self._broken.add(key)
 
@@ -286,7 +289,7 @@ def _scheduler(values: Values) -> str:
 
 
 def _annotations(values: Values) -> frozenset[Annotation]:
-    """The annotations that count: all, none, or those named with or without their prefix."""
+    """The annotations that this node honours: all, none, or the named ones (with or without their prefix)."""
     key = "ipvsproxy.serviceAnnotations"
     names = [name.strip().removeprefix(PREFIX) for name in (values.get(key, str) or "all").split(",")]
     if names == ["all"]:
@@ -379,7 +382,10 @@ def _gates(values: Values) -> bool:
 
 
 def _without_effect(given: Mapping[str, Given]) -> Iterable[str]:
-    """Options without effect that are set. Empty values and defaults are not named, because ready-made files hold many."""
+    """Options without effect that are set.
+
+    Options with an empty or default value are not named, because ready-made files hold many.
+    """
     for key, (value, source) in given.items():
         option = catalogue.BY_KEY[key]
         if isinstance(value, Mapping):

@@ -1,7 +1,7 @@
-"""Which external and load-balancer addresses of Services are addresses of nodes, as EndpointSlices and Nodes show it.
+"""Which external and load-balancer addresses of Services are addresses of nodes, according to EndpointSlices and Nodes.
 
-An endpoint in the host's network has the address and the name of its node. So no watch of all Nodes is needed; a node without any
-such endpoint stays unknown.
+An endpoint in the host's network has the address and the name of its node. So no watch of all Nodes is needed; a node without an
+endpoint in its network stays unknown.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from ipvsproxy.model.net import Address
 from ipvsproxy.model.service import EndpointSlice, Node, Service
 
 FEW = 8
-"""Up to so many addresses, searching each slice for each of them takes less time than taking the slices apart."""
+"""For at most so many addresses, a search of each slice for each address takes less time than indexing the slices."""
 
 
 class NodeAddresses:
@@ -23,7 +23,7 @@ class NodeAddresses:
         self._nodes: dict[Address, set[str]] = {}
 
     def note_service(self, before: Service | None, after: Service | None) -> None:
-        """A Service has changed; None before it came, and after it went."""
+        """A Service has changed; None stands for a Service that does not exist."""
         former, present = _addresses(before), _addresses(after)
         if former == present:
             return
@@ -41,12 +41,12 @@ class NodeAddresses:
             self.note_addresses(one.each_address if one else ())
 
     def note_addresses(self, addresses: Iterable[bytes]) -> None:
-        """These addresses of endpoints or nodes have come, changed or gone."""
+        """These addresses of endpoints or nodes were added, changed or removed."""
         if self._asked:
             self._unknown.update(map(Address, self._asked.keys() & addresses))
 
     def of_others(self, here: str, slices: Collection[EndpointSlice], nodes: Iterable[Node]) -> Mapping[Address, str]:
-        """The name of the node, other than this one, for each asked address that is a node's."""
+        """For each given address that belongs to another node, the name of that node."""
         if self._unknown:
             asked = self._unknown & self._asked.keys()
             self._unknown = set()

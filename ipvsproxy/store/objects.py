@@ -8,8 +8,8 @@ A list that is suddenly much shorter is doubted, because an API server that has 
 
 Rule 4: if one complete list lacks more than a share of all objects, none of them is removed.
 Rule 5: a second complete list, ``CONFIRMED_AFTER_S`` later or more, that also lacks too much confirms the first.
-Rule 6: an empty first list is doubted, since every API server has at least the Service of its own address. Until it is confirmed,
-observed objects of the kernel stay.
+Rule 6: an empty first list is doubted, since every API server has at least the Service of its own address. Until a doubted list
+is confirmed, the observed objects of the kernel stay.
 Rule 7: deletions that a watch reports one by one are always accepted.
 """
 
@@ -53,7 +53,7 @@ CONFIRMED_AFTER_S = 60.0
 class Doubt:
     """A doubted list: its time (by the caller's clock), and the numbers of missing and of known objects.
 
-    ``is_first``: it is an empty first list, so the number of missing objects is unknown.
+    ``is_first``: the list is an empty first list, so the number of missing objects is unknown.
     """
 
     since_s: float
@@ -111,8 +111,8 @@ class Complaint(NamedTuple):
 class Changes:
     """The changes since the last call of ``take``.
 
-    ``services``: Services to translate again, each with the time at which its first unapplied change arrived. ``triggers``: the
-    beginnings of their endpoint changes. ``counts``: changed objects by kind.
+    ``services``: Services to translate again, each with the time at which its first unapplied change arrived. ``triggers``: when
+    the endpoint changes of these Services began. ``counts``: changed objects by kind.
     """
 
     services: Mapping[ServiceName, float] = dataclasses.field(default_factory=dict)
@@ -149,10 +149,10 @@ class Store:
         self._triggers: dict[tuple[ServiceName, Family], list[float]] = {}
         self._complaints: list[Complaint] = []
         self.untaken: Counter[ObjectKind] = Counter()
-        """The number of changes to take, by kind of object."""
+        """The number of changes that ``take`` has not returned yet, by kind of object."""
 
     def is_only_remembered(self, name: ServiceName) -> bool:
-        """Whether the newest list lacks a known Service and is doubted: Services on that list have precedence."""
+        """Whether the newest list, which is doubted, lacks a known Service: Services on the newest list have precedence."""
         return name in self._remembered
 
     def slices_of(self, name: ServiceName) -> tuple[EndpointSlice, ...]:
@@ -169,7 +169,7 @@ class Store:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every kind has been listed. Before that, nothing may be programmed."""
+        """Whether every kind has been listed. Before all kinds are listed, nothing may be programmed."""
         return len(self._listed) == len(ObjectKind)
 
     @property
@@ -178,7 +178,7 @@ class Store:
         return [kind for kind in ObjectKind if kind not in self._listed]
 
     def deliver(self, events: Iterable[Event], now: float) -> None:
-        """Take in events, in their order; ``now`` is that of a monotonic clock."""
+        """Apply events in their order; ``now`` is a time of a monotonic clock."""
         for event in events:
             match event:
                 case Put():
@@ -203,12 +203,15 @@ class Store:
 
     @property
     def doubts(self) -> Mapping[ObjectKind, Doubt]:
-        """The doubted lists: the objects that they lack are still known."""
+        """The doubted lists; the objects that they lack are still in the store."""
         return self._guard.doubts
 
     @property
     def may_lack_all(self) -> bool:
-        """Whether a first list is doubted. Then observed kernel objects may be desired although no known Service has them."""
+        """Whether a first list is doubted.
+
+        While it is doubted, observed kernel objects may be desired although no known Service has them.
+        """
         return any(doubt.is_first for doubt in self.doubts.values())
 
     def _take_list(self, event: Listed, now: float) -> None:
@@ -245,7 +248,7 @@ class Store:
         return self._guard.accepts(event.kind, missing=lost, known=of, now=now)
 
     def _size(self, kind: ObjectKind, keys: Collection[ObjectKey]) -> int:
-        """The number of Services, or the number of endpoints in the slices."""
+        """The number of Services or of endpoints in slices, by kind."""
         if kind is ObjectKind.SERVICE:
             return len(keys)
         return sum(len(item.conditions) for item in map(self._slices.get, keys) if item)
