@@ -20,15 +20,15 @@ class LocalMode(enum.StrEnum):
 
     @property
     def is_by_interface(self) -> bool:
-        """Whether rules tell pods by the interface of arrival."""
+        """Whether rules recognise pods by the interface on which packets arrive."""
         return self in (LocalMode.BRIDGE_INTERFACE, LocalMode.INTERFACE_NAME_PREFIX)
 
 
 class TrafficScopes(enum.StrEnum):
     """Which endpoints clients of this node get at external addresses with externalTrafficPolicy Local.
 
-    ``API``: those of the whole cluster, as the Service API has it. ``KUBE_PROXY``: those of all other clients, as kube-proxy's
-    IPVS mode has it.
+    ``API``: the endpoints of the whole cluster, as in the Service API. ``KUBE_PROXY``: the same endpoints as all other clients,
+    as in kube-proxy's IPVS mode.
     """
 
     API = "api"
@@ -36,9 +36,10 @@ class TrafficScopes(enum.StrEnum):
 
 
 class Binding(enum.StrEnum):
-    """The way by which service addresses become local, so that this node takes their packets in.
+    """The way in which service addresses become local, so that this node accepts their packets.
 
-    ``ADDRESSES``: they are on our dummy device, as with kube-proxy. ``ROUTES``: a local route on ``lo`` leads to each.
+    ``ADDRESSES``: service addresses are on our dummy device, as with kube-proxy. ``ROUTES``: a local route on ``lo`` leads to
+    each service address.
     """
 
     ADDRESSES = "addresses"
@@ -49,15 +50,14 @@ class Binding(enum.StrEnum):
 class Settings:
     """The operator's choices that change desired state.
 
-    Node ports answer on the addresses in ``node_port_networks``, and with ``node_port_primary`` on the node's primary ones;
-    without either of a family, on all of it.
-    ``local_interface`` is the bridge or the name prefix of the two interface modes. ``bind_address``, unless it is
-    unspecified, is the node's primary address whatever its Node object says. ``external_addresses`` is the feature gate
-    AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal`` would not. ``refuses_node_addresses``: no
-    Service gets an external address that is known to be another node's. ``scope_bits`` are the bits of packet marks that
-    ``scopes`` uses. ``hash_scheduler`` sends a client to one endpoint for as long as the endpoints stay. ``annotations`` are
-    those that count. ``missing_schedulers`` has the reason for each scheduler of an annotation that cannot be used.
-    ``backend`` (never ``AUTO``) holds the rules.
+    Node ports answer on the addresses in ``node_port_networks``, and with ``node_port_primary`` on the node's primary ones; a
+    family without either answers on all of its addresses. ``local_interface`` is the bridge or the name prefix of the two
+    interface modes. ``bind_address``, unless it is unspecified, is the node's primary address, and overrides the Node object.
+    ``external_addresses`` is the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal``
+    would not. ``refuses_node_addresses``: no Service gets an external address that is known to belong to another node.
+    ``scope_bits`` are the bits of packet marks that ``scopes`` uses. ``hash_scheduler`` sends a client to one endpoint for as
+    long as the endpoints stay. ``annotations`` are the annotations that this node honours. ``missing_schedulers`` has the reason
+    for each scheduler of an annotation that cannot be used. ``backend`` (never ``AUTO``) holds the rules.
     """
 
     scheduler: str = "rr"
@@ -89,13 +89,17 @@ class Settings:
 
 
 CONNTRACK_CEILING = 1024 * 1024
-"""The most flows that conntrack is asked to hold, with any number of processors (cmd/kube-proxy/app/conntrack.go)."""
+"""The largest number of flows that conntrack is configured for, with any number of processors (cmd/kube-proxy/app/conntrack.go).
+"""
 CONNTRACK_BUCKETS = "/sys/module/nf_conntrack/parameters/hashsize"
-"""The size of conntrack's hash table. The whole host has one, and only its first network namespace can set it."""
+"""The size of conntrack's hash table.
+
+The whole host has one such table, and only the host's first network namespace can set its size.
+"""
 FLOWS_PER_BUCKET = 4
 """Flows per bucket of that table, as in kube-proxy."""
 _REUSE_MODE = (4, 1)
-"""The Linux that brought ``conn_reuse_mode``."""
+"""The Linux version that introduced ``conn_reuse_mode``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +138,7 @@ def conntrack_maximum(choices: ConntrackChoices, processors: int) -> int:
 
 
 def conntrack_sysctls(choices: ConntrackChoices, processors: int) -> Iterator[Sysctl]:
-    """The settings of connection tracking. A larger maximum than ours stays: an administrator has chosen it."""
+    """The settings of connection tracking. A larger maximum than ours stays, because an administrator has chosen it."""
     maximum = conntrack_maximum(choices, processors)
     if maximum:
         yield Sysctl("net/netfilter/nf_conntrack_max", str(maximum), at_least=True)

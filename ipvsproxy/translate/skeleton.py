@@ -1,17 +1,17 @@
 """The fixed rules: masquerading in ``nat``, source ranges and closed host ports in ``filter``.
 
-Their number does not grow with the Services; only a load balancer address that this node itself may not use adds one rule.
-Names, order and conditions are those of pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes), except for the chains of traffic
-scopes: operators know its rules, and kube-proxy must be able to take over again.
+Their number does not grow with the Services; only a load balancer address that this node itself may not use adds one rule. Names,
+order and conditions are those of pkg/proxy/ipvs/proxier.go (kubernetes/kubernetes), except for the chains of traffic scopes:
+operators know its rules, and kube-proxy must be able to take over again.
 
 Connections are masqueraded in one of two ways, with the same outcome:
 
 *By mark*, as kube-proxy: a rule before IPVS gives a packet a bit of its mark, and one behind it masquerades packets with the bit.
-Iptables knows no other way, because it cannot look up in a set which destination a client has chosen.
+Iptables needs this way, because it cannot look up in a set which destination a client has chosen.
 
-*By connection*, for a backend that can: one rule behind IPVS asks connection tracking for that destination. No bit is shared
-with other programs, and no packet carries one. Rules stand whether or not their sets have entries, so they change with the node
-alone.
+*By connection*, for a backend that can: one rule behind IPVS asks connection tracking for the destination that the client has
+chosen. This way shares no bit of the mark with other programs, and marks no packet. Rules stand whether or not their sets have
+entries, so they change with the node alone.
 """
 
 import dataclasses
@@ -64,7 +64,7 @@ KUBE_PROXY_CHAINS: tuple[ChainKey, ...] = (
         for chain in (FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES_FIREWALL, IPVS_FILTER, IPVS_OUT_FILTER)
     ),
 )
-"""The chains that kube-proxy has, too, in the order of their declaration."""
+"""The chains that kube-proxy also has, in the order of their declaration."""
 SCOPE_CHAINS: tuple[ChainKey, ...] = (
     ChainKey("mangle", SCOPE_ARRIVAL),
     ChainKey("mangle", SCOPE_MARK),
@@ -85,7 +85,7 @@ KUBE_PROXY_JUMPS: tuple[Jump, ...] = (
     Jump("filter", "INPUT", IPVS_FILTER, "kubernetes ipvs access filter"),
     Jump("filter", "OUTPUT", IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 )
-"""The jumps to the chains that kube-proxy has, too."""
+"""The jumps to the chains that kube-proxy also has."""
 SCOPE_JUMPS: tuple[Jump, ...] = (
     Jump("mangle", "PREROUTING", SCOPE_ARRIVAL, "ipvsproxy traffic scopes"),
     Jump("mangle", "OUTPUT", SCOPE_MARK, "ipvsproxy traffic scopes"),
@@ -123,12 +123,12 @@ FROM_PORT = (Side.SOURCE, Side.DESTINATION)
 """One side of a packet for each field of an entry, as in iptables' ``--match-set NAME dst,dst,src`` (``TO_PORT_FROM``).
 
 ``TO`` is the destination address, or the port for a set of ports; ``TO_PORT`` is address and port of the destination. These four
-go by the destination of a packet as a rule meets it.
+use the destination that a packet has when the rule sees it.
 """
 ORIGINALLY_TO = (Side.ORIGINAL_DESTINATION,)
 ORIGINALLY_TO_PORT = (Side.ORIGINAL_DESTINATION, Side.ORIGINAL_DESTINATION)
 FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
-"""The same by the destination that the client has chosen, also once IPVS has replaced it by an endpoint."""
+"""As above, but by the destination that the client has chosen, even after IPVS has replaced it by an endpoint."""
 
 
 def on_set(
@@ -164,9 +164,9 @@ def build_skeleton(
 ) -> Skeleton:
     """All rules of a family.
 
-    ``occupied``: the kinds of sets with an entry; most rules exist only while their set is not empty.
-    ``refused``: the virtual servers that this node itself may not use. ``routed``: those of them whose address is local by a
-    route, or soon.
+    ``occupied``: the kinds of sets with an entry; most rules exist only while their set is not empty. ``refused``: the virtual
+    servers that this node itself may not use. ``routed``: the refused virtual servers whose address is local by a route, or will
+    be soon.
     """
     is_by_connection = settings.backend is not Backend.IPTABLES
     if is_by_connection:  # rules stand while their sets are empty; those of scopes would meet every packet
@@ -198,15 +198,15 @@ def build_skeleton(
 
 
 def _uncommented(rule: Rule) -> Rule:
-    """The rule as nftables has it, where its own text is its comment."""
+    """The rule for nftables, with its own text as its comment."""
     return dataclasses.replace(rule, comment="")
 
 
 def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
     """The rule that drops this host's own packets to a virtual server.
 
-    As in kube-proxy, their source is the service address while that is on our device. With a route, the kernel chooses another
-    source for IPv6.
+    As in kube-proxy, the source of these packets is the service address while that address is on our device. If a route makes the
+    address local, the kernel chooses another source for IPv6.
     """
     if by_route:
         return Rule(from_this_host=True, virtual_server=key, to_virtual_server=True, target=Verdict.DROP)
@@ -220,9 +220,9 @@ def _scope_chains(
 
     Their number grows with the ranges of pods alone.
 
-    Pods that may be on another node are clients from outside, but are not dropped: they may be on this node, too. Where nothing
-    tells pods from other clients, only this host's own packets get a mark, and none is dropped.
-    The mark is taken in ``mangle``, where the kernel allows it, and where neither ``nat`` nor IPVS has seen the packet.
+    Pods that may be on another node count as clients from outside, but their packets are not dropped, because they may be on this
+    node, too. Where pods cannot be told from other clients, only this host's own packets get a mark, and no packet is dropped.
+    Packets are marked in ``mangle``, where the kernel allows it, and before ``nat`` and IPVS see the packet.
     """
     arrival = list[Rule]()
     mark = (Rule(target=TakeMark(match(SetKind.SCOPE, family, TO_PORT))),) if SetKind.SCOPE in occupied else ()
@@ -254,17 +254,17 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
 
 
 def _scope_masquerade(family: Family, settings: Settings) -> Iterable[Rule]:
-    """Masquerading where answers would not come back through this node, after IPVS has chosen an endpoint.
+    """Rules that masquerade a connection after IPVS has chosen an endpoint whose answers would bypass this node.
 
-    This host's own packets to a service address have that address as their source. Other nodes take it for their own, wherever
-    this node carries it.
+    This host's own packets to a service address have that address as their source. Where this node carries the address, other
+    nodes treat it as their own.
     """
     yield Rule(no_mark=settings.scope_bits, target=Verdict.RETURN)
     yield Rule(from_this_host=True, target=_masquerade(family, settings))
 
 
 def _cluster_networks(family: Family, settings: Settings) -> Iterable[Network]:
-    """The ranges of the cluster's pods, in the mode that goes by them."""
+    """The ranges of the cluster's pods, in the mode that recognises pods by range."""
     if settings.detect_local is LocalMode.CLUSTER_CIDR:
         yield from (item for item in settings.cluster_networks if item.family is family)
 
@@ -272,9 +272,9 @@ def _cluster_networks(family: Family, settings: Settings) -> Iterable[Network]:
 def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
     """The ranges of the cluster's pods whose pods are all on this node: the Node's own, and those of its bridges.
 
-    Some network plug-ins, as Calico's own address management, ignore ``spec.podCIDRs``: then a pod of any node may have an
-    address in it. Where they use it, this node carries an address in it. A network that the Node's own address is in is that of
-    the nodes, whose pods may be anywhere.
+    Some network plug-ins, such as Calico's own address management, ignore ``spec.podCIDRs``: then a pod of any node may have an
+    address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node carries an address in it. A network that contains the
+    Node's own address is the nodes' network, whose pods may be on any node.
     """
     clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]
@@ -317,7 +317,7 @@ ChainRules = Mapping[str, Collection[Rule]]
 
 
 def _masquerade(family: Family, settings: Settings) -> Masquerade:
-    """The target that masquerades, as this host can do it."""
+    """The target that masquerades, with the options that this host supports."""
     return Masquerade(fully_random=settings.random_fully.get(family, True))
 
 
@@ -349,7 +349,7 @@ def _by_mark(family: Family, settings: Settings, view: NodeView, occupied: Abstr
 def _by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRules:
     """The rules that masquerade by the destination that a client has chosen. They use no mark.
 
-    Before IPVS, ``KUBE-SERVICES`` only keeps a connection at its Service address or node port, so that no rule of others
+    Before IPVS, ``KUBE-SERVICES`` only keeps a connection at its Service address or node port, so that no rule of another program
     redirects it.
     """
     target = _masquerade(family, settings)
@@ -405,9 +405,9 @@ def _cluster_clients(
     *,
     by_connection: bool = False,
 ) -> Iterable[Rule]:
-    """The rules for clients of cluster IPs that are masqueraded: all, or others than this node's pods.
+    """The rules for clients of cluster IPs that are masqueraded: all clients, or all but this node's pods.
 
-    Without local detection: only clients with a service address, as the host's own connections have.
+    Without local detection, only clients with a service address are masqueraded; the host's own connections have such a source.
     """
     everybody = on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT if by_connection else TO_PORT, target)
     if settings.masquerade_all:
@@ -434,13 +434,16 @@ def _cluster_clients(
 
 
 def _this_host(family: Family, settings: Settings, target: Target) -> Iterable[Rule]:
-    """The rule for this host's own connections where an interface tells pods: behind IPVS, they have come from none."""
+    """The rule for this host's own connections where an interface identifies pods: they have no interface of arrival."""
     if settings.detect_local.is_by_interface and not settings.masquerade_all:
         yield on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT, target, from_this_host=True)
 
 
 def _kept_node_ports(family: Family, view: NodeView) -> Iterable[Rule]:
-    """The rules that keep a connection at its node port. Each node port is in the set of its protocol, local ones as well."""
+    """The rules that keep a connection at its node port.
+
+    Each node port is in the set of its protocol, even with traffic policy Local.
+    """
     for address in view.node_port_addresses[family]:
         for protocol, _, every in _NODE_PORT_SETS:
             asked = TO_PORT if protocol is Protocol.SCTP else TO

@@ -73,7 +73,7 @@ def connection_of(client: TracedClient, key: VirtualServerKey, settings: Setting
 
 
 def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
-    """An address that a pod of this node may have, as far as its ranges are known."""
+    """An address that a pod of this node may have, as far as the ranges of its pods are known."""
     clusters = settings.cluster_networks if settings.detect_local is LocalMode.CLUSTER_CIDR else ()
     for network in (*skeleton.local_pod_networks(family, settings, view), *view.pod_networks, *clusters):
         if network.family is family and (not clusters or any(one.contains(network.address) for one in clusters)):
@@ -103,7 +103,7 @@ def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: T
 
 
 def _deciding_chain(rules: Skeleton) -> ChainKey:
-    """The chain that decides about masquerading: before IPVS by mark, or behind it by connection."""
+    """The chain that decides about masquerading: by mark the chain before IPVS, by connection the chain behind it."""
     postrouting = ChainKey("nat", skeleton.POSTROUTING)
     by_connection = any(rule.set and Side.ORIGINAL_DESTINATION in rule.set.sides for rule in rules.chains.get(postrouting, ()))
     return postrouting if by_connection else ChainKey("nat", skeleton.SERVICES)
@@ -123,7 +123,10 @@ def _walk(
     connection: TracedConnection,
     applied_rules: list[AppliedRule],
 ) -> _Verdict | None:
-    """Follow one chain. None: back to the calling chain; ``applied_rules`` keeps rules that led to a verdict or ended a chain."""
+    """Follow one chain.
+
+    None means a return to the calling chain; ``applied_rules`` gets the rules that led to a verdict or ended a chain.
+    """
     for rule in rules.chains.get(chain, ()):
         if not all(_conditions(rule, is_in_set, connection)):
             continue

@@ -1,4 +1,4 @@
-"""The properties of this node that matter for Services: name, zone, and addresses, also those that it lost a moment ago."""
+"""The properties of this node that matter for Services: name, zone, and addresses, including those that it lost a moment ago."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), F
 class NodeView:
     """The properties of this node that matter for Services.
 
-    ``primary_addresses`` is the node's own address per family, a loopback one where it is not known.
-    ``node_port_addresses`` are those on which node ports answer, ``health_check_addresses`` those on which health-check ports
-    listen (the unspecified address stands for all). ``elsewhere`` are the addresses that other interfaces than our dummy device
-    carry: a service address among them is served, but not bound a second time. ``api_servers`` are those that are known,
-    ``former_api_servers`` those that were known before.
-    ``other_nodes`` has the node of each external or load-balancer address that is known to be another node's.
-    ``pod_networks`` are the Node's ``spec.podCIDRs``, ``connected`` the networks that other interfaces than our device are in.
+    ``primary_addresses`` is the node's own address per family, or a loopback address if it is unknown. ``node_port_addresses``
+    are the addresses on which node ports answer, ``health_check_addresses`` the addresses on which health-check ports listen (the
+    unspecified address stands for all). ``elsewhere`` are the addresses on all interfaces except our dummy device: a service
+    address among them is served, but not bound a second time. ``api_servers`` are the known API servers, ``former_api_servers``
+    all that were known before. ``other_nodes`` has the node of each external or load-balancer address that is known to belong to
+    another node. ``pod_networks`` are the Node's ``spec.podCIDRs``, ``connected`` the networks that other interfaces than our
+    device are in.
     """
 
     name: str
@@ -50,7 +50,7 @@ def view_node(
     other_nodes: Mapping[Address, str] | None = None,
     lingering: Iterable[Address] = (),
 ) -> NodeView:
-    """The view from the Node object, the host's interfaces, and the API servers that are known, or were before.
+    """Make the view from the Node object, the host's interfaces, and the present and former API servers.
 
     ``lingering`` are lost addresses on which node ports and health-check ports stay for a while.
     """
@@ -86,7 +86,7 @@ def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ..
 
 
 def known_node_port_ranges(settings: Settings) -> tuple[Network, ...]:
-    """The ranges that are known without an API server: none if they depend on the Node object."""
+    """The ranges that are known without an API server; no ranges if they depend on the Node object."""
     bind_address = settings.bind_address
     if settings.node_port_primary and (bind_address is None or bind_address.is_unspecified):
         return ()
@@ -120,9 +120,9 @@ def without_local_pods(settings: Settings, pod_networks: Sequence[Network]) -> f
 
 
 def primary_family(settings: Settings, node: Node | None) -> Family | None:
-    """The family that a node cannot do without: that of a concrete bind address, else of the Node's first address.
+    """The family that a node needs: the family of a concrete bind address, else of the Node's first address.
 
-    None if neither is known. The rule is that of ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of kubernetes/kubernetes.
+    None if no address is known. The rule is that of ``detectNodeIPs`` in cmd/kube-proxy/app/server.go of kubernetes/kubernetes.
     """
     if settings.bind_address and not settings.bind_address.is_unspecified:
         return settings.bind_address.family
@@ -157,7 +157,7 @@ def _health_check_addresses(family: Family, networks: Sequence[Network], ours: I
 
 
 GRACE_S = 8.0
-"""The grace period: node ports outlive their address for so long. A DHCP client takes some seconds to restart."""
+"""The grace period, for which node ports outlive their address. A DHCP client takes some seconds to restart."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Lingering:
     """Addresses that this host lost a moment ago, on which node ports are still served.
 
     Rule 1: most lost addresses come back: ``netplan apply``, a DHCP client or keepalived remove an address for a moment. Removing
-    its virtual servers would end their connections (``expire_nodest_conn``), so they stay for a grace period.
+    the virtual servers of a lost address would end their connections (``expire_nodest_conn``), so they stay for a grace period.
     Rule 2: only a successful reading without the address ends its grace period.
 
     ``present`` are the addresses of the last reading; ``until_s`` has the end of the grace period of each lost address.
@@ -181,7 +181,7 @@ class Lingering:
 
     @property
     def next_s(self) -> float | None:
-        """When the first grace period ends; None without one."""
+        """When the first grace period ends; None if there is none."""
         return min(self.until_s.values(), default=None)
 
     def is_due(self, now: float) -> bool:

@@ -25,7 +25,7 @@ class UndecodableError(Exception):
 
 
 class ListPage(NamedTuple):
-    """One page of a list. An empty ``continue_token`` means that it was the last one."""
+    """One page of a list. An empty ``continue_token`` means that this page is the last one."""
 
     events: tuple[Put | Rejected, ...]
     resource_version: str
@@ -50,7 +50,7 @@ class ServerError(NamedTuple):
 
 
 class WatchLine(NamedTuple):
-    """One line of a watch. ``resource_version`` is empty where the line has none."""
+    """One line of a watch. ``resource_version`` is empty if the line has none."""
 
     event: Put | Gone | Rejected | Bookmark | Expired | ServerError
     resource_version: str
@@ -103,7 +103,7 @@ class _Reader(Generic[T, K]):
         return Put(self.kind, key, self.read(raw, key))
 
     def loose_event(self, raw: msgspec.Raw) -> tuple[Put | Rejected, schema.Metadata | None]:
-        """As ``event``, for an object that may break the schema of its kind; and its metadata, as far as they can be read."""
+        """As ``event``, for an object that may break the schema of its kind; also returns its readable metadata."""
         try:
             decoded = self.one.decode(raw)
             return self.event(decoded), decoded.metadata
@@ -113,7 +113,7 @@ class _Reader(Generic[T, K]):
 
 
 def _metadata(raw: msgspec.Raw) -> schema.Metadata | None:
-    """The metadata of an object that may break the schema of its kind; None where they cannot be read either."""
+    """The metadata of an object that may break the schema of its kind; None if the metadata are unreadable, too."""
     try:
         return msgspec.json.decode(raw, type=schema.AnyObject).metadata
     except UNREADABLE:
@@ -143,7 +143,7 @@ _READERS: Mapping[ObjectKind, _Reader[Any, Any]] = {
 
 
 def read_page(kind: ObjectKind, body: bytes) -> Page:
-    """One page of a list, with items that have not been read yet.
+    """One page of a list; its items are not parsed yet.
 
     Raises:
         UndecodableError: the body is not a list at all.
@@ -158,7 +158,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
     """One page of a list of this kind.
 
     Raises:
-        UndecodableError: the body is not a list at all. One bad item in it is a ``Rejected`` instead.
+        UndecodableError: the body is not a list at all. In place of an invalid item, the page has a ``Rejected``.
     """
     page = read_page(kind, body)
     # One by one: values made of five hundred items at once would not stay in the processor's near caches.
@@ -167,7 +167,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
 
 
 def decode_item(kind: ObjectKind, item: bytes) -> Put | Rejected | None:
-    """One item of a list by itself; None where the bytes are not a whole JSON value, as when they were cut in the middle."""
+    """One item of a list by itself; None if the bytes are not a whole JSON value, for example after a cut in the middle."""
     reader = _READERS[kind]
     try:
         return reader.event(reader.one.decode(item))
@@ -182,7 +182,7 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
     """One line of a watch of this kind.
 
     Raises:
-        UndecodableError: the line is not a watch event. A bad object in it is a ``Rejected`` instead.
+        UndecodableError: the line is not a watch event. In place of an invalid object, the line has a ``Rejected``.
     """
     try:
         decoded = _LINE.decode(line)
@@ -250,7 +250,7 @@ def _manifest(kind: ObjectKind, raw: Any, key: Any, where: str) -> Put | Rejecte
 MOST_BYTES_BEFORE_ITEMS = 1 << 16
 """In a list of an API server, ``kind``, ``apiVersion`` and ``metadata`` stand before the items."""
 MOST_FALSE_ENDS = 100
-"""The most places in an item that look like its end and are not. After each of them, the item is read from its start."""
+"""The largest number of places in an item that only look like its end. After each such place, the item is read from its start."""
 
 _BEFORE_ITEMS = re.compile(rb'"items":\[')
 _BEGINNING = re.compile(rb'\{"[^"\\]{1,64}":')
@@ -263,8 +263,8 @@ class ListReader:
 
     An API server writes a list without spaces, and begins each item alike (``{"metadata":`` in k8s.io/api). In JSON, the end of
     one such item and the beginning of the next, ``},{"metadata":``, cannot stand within a text, where quotation marks are
-    escaped. It can stand within an item, around objects of its own; then the part before it is no whole JSON value, and the item
-    goes on. What cannot be taken apart in this way is kept, and read as a whole at the end, with the same result.
+    escaped. These bytes can stand within an item, between two nested objects; then the part before them is no whole JSON value,
+    and the item goes on. A list that cannot be split in this way is kept, and parsed as a whole at the end, with the same result.
     """
 
     def __init__(self, kind: ObjectKind) -> None:
@@ -279,7 +279,7 @@ class ListReader:
         self._is_in_one_piece = False
 
     def feed(self, piece: bytes) -> list[Put | Rejected]:
-        """The items that this piece completes. One that breaks the shape of its kind is a ``Rejected``."""
+        """The items that this piece completes. An item that breaks the schema of its kind is a ``Rejected``."""
         self._buffer += piece
         if self._is_in_one_piece or not (self._end_of_item or self._begin()):
             return []
@@ -303,10 +303,11 @@ class ListReader:
         return events
 
     def finish(self) -> ListPage:
-        """The items that are left, with version and continuation.
+        """The remaining items, with the version and the continuation of the list.
 
         Raises:
-            UndecodableError: the answer was no list, or broke off. Items that ``feed`` has returned may be used all the same.
+            UndecodableError: the answer was no list, or broke off. After an error, the items that ``feed`` has returned remain
+            valid.
         """
         return decode_list(self._kind, self._before_items + self._buffer)
 

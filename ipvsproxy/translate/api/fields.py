@@ -1,6 +1,6 @@
-"""From the texts of fields and annotations to values. ``treatment`` says what annotations mean on this node.
+"""From the texts of fields and annotations to values. Module ``treatment`` says what annotations mean on this node.
 
-A parser of a list takes the field's name, and appends a ``Skipped`` for each invalid value. The other values are used.
+A parser of a list takes the field's name, and appends a ``Skipped`` for each invalid value. All valid values are used.
 
 Rule 1: a wrong annotation concerns its own setting alone, which keeps the node's default. A ``Skipped`` has the reason.
 Rule 2: every number has bounds, because anybody who may write a Service chooses it.
@@ -49,7 +49,7 @@ def addresses(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple
 
 
 def networks(field: str, texts: Iterable[str], skipped: list[Skipped]) -> tuple[Network, ...]:
-    """As ``addresses``, for CIDR ranges."""
+    """As ``addresses``, but for CIDR ranges."""
     return _parsed(field, texts, parse_network, skipped)
 
 
@@ -71,7 +71,7 @@ def shown(text: str | None) -> str:
 
 
 def bounded(skipped: list[Skipped]) -> tuple[Skipped, ...]:
-    """The first ``MOST_SKIPPED`` skipped parts, and one more for the number of others, invalid if one of these is."""
+    """The first ``MOST_SKIPPED`` skipped parts, and one more with the number of all others, invalid if one of these is."""
     rest = skipped[MOST_SKIPPED:]
     if not rest:
         return tuple(skipped)
@@ -88,7 +88,7 @@ def seconds(text: str | None) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _read_seconds(text: str) -> float:
-    """One object for all equal times."""
+    """All equal times share one object."""
     try:
         return max(0, dt.datetime.fromisoformat(text).timestamp())
     except ValueError:
@@ -105,7 +105,7 @@ _FLAGS: Mapping[str, int] = {
     **dict.fromkeys(("fallback", "flag-1", "sh-fallback", "mh-fallback"), SCHEDULER_FALLBACK),
     **dict.fromkeys(("port", "flag-2", "sh-port", "mh-port"), SCHEDULER_PORT),
 }
-"""The flags by our names, by those of kube-router, and by those of ipvsadm."""
+"""The flags by our names, by kube-router's names, and by ipvsadm's names."""
 _FAMILIES: Mapping[str, Family] = {family.label.lower(): family for family in Family}
 
 
@@ -118,7 +118,7 @@ class _Given(NamedTuple):
 
 
 def parse_service_annotations(raw: schema.ServiceAnnotationsJson, skipped: list[Skipped]) -> ServiceAnnotations:
-    """The annotations of a Service that are ours; appends a ``Skipped`` for each wrong one."""
+    """The annotations of a Service that ipvsproxy defines; appends a ``Skipped`` for each wrong annotation."""
     if raw == _NONE:
         return NO_ANNOTATIONS
     given = {one.annotation: one for one in _given(raw)}
@@ -134,7 +134,7 @@ def parse_service_annotations(raw: schema.ServiceAnnotationsJson, skipped: list[
 
 
 def _given(raw: schema.ServiceAnnotationsJson) -> Iterable[_Given]:
-    """The annotations that are there. Ours come after kube-router's, and so replace them."""
+    """The annotations that the Service has. Our annotations come after kube-router's, and so replace them."""
     if raw.alias_scheduler is not None:
         yield _Given(Annotation.SCHEDULER, raw.alias_scheduler, "kube-router.io/service.scheduler")
     if raw.alias_scheduler_flags is not None:
@@ -148,10 +148,10 @@ def _given(raw: schema.ServiceAnnotationsJson) -> Iterable[_Given]:
 
 
 def parse_slice_weight(text: str | None, skipped: list[Skipped], *, alias: str | None = None) -> int | None:
-    """The weight of all endpoints of an EndpointSlice; None, and a ``Skipped`` for what is there, if there is none to be used.
+    """The weight of all endpoints of an EndpointSlice; None without a valid one (an invalid one adds a ``Skipped``).
 
-    ``alias`` is Cilium's (cilium/cilium #46061), which counts without ours. Only 0 means the same with both: beside others,
-    Cilium has 100 for each EndpointSlice without a weight.
+    ``alias`` is Cilium's annotation (cilium/cilium #46061), which counts only if ours is absent. Only the weight 0 means the same
+    in both: Cilium gives 100 to each EndpointSlice without a weight.
     """
     if text is None and alias is not None:
         if alias.strip() == "0":
@@ -269,4 +269,4 @@ _PARSERS: Mapping[Annotation, Callable[[str], Any]] = {
     Annotation.AFFINITY_NETMASK: _prefix_lengths,
     Annotation.SKIP_LOAD_BALANCER_IPS: _switch,
 }
-"""The parser of each annotation that stands for itself."""
+"""The parser of each annotation that does not depend on another one."""

@@ -37,7 +37,7 @@ FEW_PORTS = 8
 MOST_ENTRIES = 65536
 """The most entries of one Service in one ipset.
 
-As many as kube-proxy's set holds of all Services. The API bounds a Service only by its size.
+This is the number of entries that kube-proxy's set holds for all Services together. The API bounds a Service only by its size.
 """
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
@@ -49,7 +49,7 @@ _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
 
 
 def parse_service(raw: schema.ServiceJson, name: ServiceName) -> Service:
-    """A Service. Its unusable parts are in ``skipped``; if it cannot be served at all, ``not_served`` says why."""
+    """A Service. Unusable parts of the Service are in ``skipped``; if it cannot be served at all, ``not_served`` says why."""
     metadata, spec = raw.metadata or _NO_METADATA, raw.spec or _NO_SPEC
     skipped: list[Skipped] = []
     kind = _service_type(spec.type, skipped)
@@ -132,7 +132,7 @@ def _cluster_addresses(spec: schema.ServiceSpec, skipped: list[Skipped]) -> tupl
 
 
 def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Address]) -> Iterable[Skipped]:
-    """Addresses of a family without a cluster IP: kube-proxy serves a Service family by family, and so do we."""
+    """Addresses of a family without a cluster IP of the Service; like kube-proxy, ipvsproxy serves a Service family by family."""
     families = {address.family for address in cluster}
     for address in addresses:
         if address.family not in families:
@@ -141,7 +141,7 @@ def _left_alone(field: str, addresses: Iterable[Address], cluster: Iterable[Addr
 
 @functools.lru_cache(maxsize=1024)
 def _service_ports(ports: tuple[schema.ServicePortJson, ...]) -> tuple[tuple[ServicePort, ...], tuple[Skipped, ...]]:
-    """The ports that can be used, and why the others cannot; one object for all Services with equal ports."""
+    """The usable ports, and why all other ports are unusable; Services with equal ports share one object."""
     usable: list[ServicePort] = []
     skipped: list[Skipped] = []
     names: set[tuple[str, Protocol]] = set()
@@ -253,7 +253,10 @@ _FAMILIES = {family.label: family for family in Family}
 def parse_endpoint_slice(
     raw: schema.EndpointSliceJson, name: EndpointSliceName, *, default_port_names: bool = False
 ) -> EndpointSlice:
-    """An EndpointSlice. ``default_port_names``: an absent port name is the empty one, as the API server would write it."""
+    """An EndpointSlice.
+
+    ``default_port_names``: an absent port name counts as the empty name, which the API server would write.
+    """
     metadata = raw.metadata or _NO_SLICE_METADATA
     skipped: list[Skipped] = []
     labels = metadata.labels or _NO_LABELS
@@ -295,7 +298,7 @@ def parse_endpoint_slice(
 
 @functools.lru_cache(maxsize=1024)
 def _endpoint_ports(ports: tuple[schema.EndpointPortJson, ...]) -> tuple[tuple[EndpointPort, ...], tuple[Skipped, ...]]:
-    """The ports that can be used, and why the others cannot; one object for all slices with equal ports."""
+    """The usable ports, and why all other ports are unusable; slices with equal ports share one object."""
     usable: list[EndpointPort] = []
     skipped: list[Skipped] = []
     for number, raw in enumerate(ports):
@@ -343,7 +346,10 @@ def _shared_conditions(
     hints: schema.EndpointHints | None,
     zone: str | None,
 ) -> Conditions:
-    """One object for all equal endpoints of a node. Nil counts as true, true, false (discovery/v1)."""
+    """All equal endpoints of a node share one object.
+
+    Absent conditions count as ready, serving and not terminating (discovery/v1).
+    """
     given, hints = given or _NO_CONDITIONS, hints or _NO_HINTS
     return Conditions(
         given.ready is not False,
@@ -358,7 +364,7 @@ def _shared_conditions(
 
 @functools.lru_cache(maxsize=1024)
 def _with_weight(conditions: Conditions, weight: int) -> Conditions:
-    """One object for all equal endpoints of weighty slices."""
+    """All equal endpoints of slices with a weight share one object."""
     return msgspec.structs.replace(conditions, weight=weight)
 
 

@@ -25,7 +25,7 @@ _LABELS = {
 
 
 class ObjectLabels(Schema, frozen=True, rename=_LABELS):
-    """The labels that are read. Of the last two, only the presence counts."""
+    """The labels of objects that are read. Of the last two labels, only the presence counts."""
 
     service: str | None = None
     zone: str | None = None

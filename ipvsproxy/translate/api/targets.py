@@ -1,4 +1,4 @@
-"""From EndpointSlices to the pods behind their endpoints, for people. Nobody needs them to serve: ``parse`` omits them."""
+"""From EndpointSlices to the pods behind their endpoints, for people. Serving does not need them: ``parse`` omits them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -13,9 +13,11 @@ from ipvsproxy.translate.api.decode import UNREADABLE, read_page
 
 
 class Target(NamedTuple):
-    """What is behind an endpoint. ``name`` is ``namespace/name`` of a pod; of an object of another kind, with the kind before it.
+    """The pod or other object behind an endpoint.
 
-    Either text is empty where the EndpointSlice does not say it.
+    ``name`` is ``namespace/name`` of a pod; of an object of another kind, with the kind before it.
+
+    Each text is empty if the EndpointSlice does not have it.
     """
 
     name: str
@@ -45,7 +47,7 @@ class _Slice(schema.Schema, frozen=True):
 
 
 def of_list(body: bytes) -> Targets:
-    """The targets of a list of EndpointSlices. An item that breaks the schema has none.
+    """The targets of a list of EndpointSlices. An item that breaks the schema has no targets.
 
     Raises:
         UndecodableError: the body is not a list at all.
@@ -96,7 +98,7 @@ def _name(reference: _Reference | None, namespace: str) -> str:
 
 
 def _key(endpoint: _Endpoint, port: schema.EndpointPortJson) -> RealServerKey | None:
-    """None where address or port are absent or invalid."""
+    """None if address or port is absent or invalid."""
     if not endpoint.addresses or port.port is None or not 0 < port.port <= fields.HIGHEST_PORT:
         return None
     try:

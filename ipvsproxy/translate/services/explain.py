@@ -16,7 +16,7 @@ from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import NodeView
 
 ENDPOINTS_AT_ONCE = 50
-"""Endpoints that are explained without a pause: less than a millisecond of work."""
+"""The number of endpoints that are explained without a pause, in less than a millisecond."""
 
 
 class NotUsed(NamedTuple):
@@ -31,8 +31,8 @@ class EndpointUse:
     """One endpoint at one service port.
 
     ``internal`` and ``external`` say why it does not get traffic to the cluster IP, and to all other addresses; None if it does.
-    ``cluster`` is about traffic of this node's clients to all other addresses, if these have a second scope.
-    ``port`` is 0 if its EndpointSlice has none for the service port.
+    ``cluster`` is the same for traffic of this node's clients to all other addresses, if these have a second scope. ``port`` is 0
+    if its EndpointSlice has none for the service port.
     """
 
     slice: EndpointSliceName

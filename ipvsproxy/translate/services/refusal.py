@@ -3,17 +3,18 @@
 Rule 1: unspecified, multicast and IPv6 link-local addresses are refused. (Loopback addresses are served, as by kube-proxy: they
 affect the node's own clients alone.)
 Rule 2: addresses in this node's pod ranges are refused. In the whole cluster's range, only external addresses are refused,
-because a ``--cluster-cidr`` often includes the range of the cluster IPs. An address that this node carries itself, such as that
-of its pods' bridge, is not a pod's.
+because a ``--cluster-cidr`` often includes the range of the cluster IPs. An address that this node carries itself, such as the
+address of its pods' bridge, does not count as a pod's.
 Rule 3: a cluster IP that equals the node's own address is refused. (Another address on an interface may be there on purpose, such
 as a DNS cache on each node.) An external address that this node carries is served, as by kube-proxy, except on the ports of the
 API server and the kubelet.
 Rule 4: an API server's address is refused as an external address: bound on this node, it would hide the API server. API servers
-are the endpoints of their own Service, and whatever this process connects to as its API server. An address stays refused after
-its API server has gone: one that restarts would find its address taken. On addresses of this node, loopback ones included, only
-the port is refused. A cluster IP is not: it may be the way to the API servers.
-Rule 5: another node's address as an external one makes that node unreachable from here. It is refused if the operator wants it;
-kube-proxy serves it.
+are the endpoints of their own Service, and the addresses to which this process connects as its API server. An address stays
+refused after its API server has gone: an API server that restarts would find its address taken. On addresses of this node,
+loopback ones included, only the port is refused. A cluster IP that is an API server's address is not refused, because it may be
+the way to the API servers.
+Rule 5: another node's address as an external one makes that node unreachable from here. Such an address is refused only if the
+operator wants it; kube-proxy serves it.
 """
 
 from collections.abc import Iterable
@@ -33,7 +34,7 @@ WAYS_OUT = (
     "let the load balancer set ipMode: Proxy, give the Service the annotation ipvsproxy.io/skip-load-balancer-ips, or turn "
     "external IPs off by the feature gate AllowServiceExternalIPs=false; --ipvs-refuse-node-addresses refuses such addresses"
 )
-"""What to do where an external or load-balancer address is another node's."""
+"""The operator's ways out if an external or load-balancer address belongs to another node."""
 _API_SERVER = "is the address of an API server"
 _FORMER_API_SERVER = "was the address of an API server, and is refused until ipvsproxy restarts"
 _SPECIAL = "is an unspecified, multicast or link-local address"

@@ -1,10 +1,10 @@
 """From one Service and its endpoints to the desired state of this node's kernel.
 
 Rule 1: the result depends on the arguments alone, and never on another Service.
-Rule 2: a family is served if the Service has a cluster IP of it, with all other addresses of that family.
-Rule 3: every virtual server exists, with or without real servers. Without any, IPVS itself refuses the client.
-Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. Its virtual server is
-the same with and without it, so a packet that does not get its mark fares as with kube-proxy.
+Rule 2: a family is served if the Service has a cluster IP of it, and then with all of its addresses of that family.
+Rule 3: every virtual server exists, with or without real servers. Without real servers, IPVS itself refuses the client.
+Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. The address has the
+same virtual server with and without a second scope, so a packet without the scope's mark is treated as by kube-proxy.
 Rule 5: an address and port has one role for its Service (see ``_is_taken``).
 """
 
@@ -52,7 +52,7 @@ def translate(
 ) -> ServiceState:
     """The desired state of a Service on this node. The slices are those labelled with its name, in any order.
 
-    ``remembered``: the newest list lacks the Service, so Services on that list have precedence.
+    ``remembered``: the newest list lacks the Service, so Services on the newest list have precedence.
     """
     return at_once(translating(service, slices, view, settings, remembered=remembered))
 
@@ -67,7 +67,7 @@ def translating(
 
 
 class Translation:
-    """The desired state of a Service, while it is being built family by family: ``adding``, then ``state``."""
+    """Builds the desired state of a Service family by family: call ``adding``, then read ``state``."""
 
     def __init__(self, service: Service, view: NodeView, settings: Settings, *, remembered: bool = False) -> None:
         owner = Owner(service.created_s, service.name)
@@ -267,7 +267,7 @@ class Translation:
         return [] if any(not item.prefix_length for item in ranges) else ranges
 
     def _restrict(self, key: VirtualServerKey, ranges: Iterable[Network]) -> None:
-        """Admit the source ranges alone. The node's own clients have the service address as their source."""
+        """Admit only clients in the source ranges. Clients on the node itself have the service address as their source."""
         self._enter(SetKind.LOAD_BALANCER_FIREWALL, key.address, key.protocol, key.port)
         name = self.set_names[SetKind.LOAD_BALANCER_SOURCE_CIDR]
         for item in ranges:
@@ -278,7 +278,7 @@ class Translation:
             self.refused.append(key)
 
     def _add_flows(self, port: ServicePort, endpoints: Endpoints) -> None:
-        """Clean tracked flows, which outlive their endpoint; only if the port has another endpoint for them."""
+        """Clean the tracked flows of the port, which outlive their endpoint, only if the port has another endpoint for them."""
         serving = frozenset([RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving])
         if not serving:
             return

@@ -2,8 +2,8 @@
 
 Hints and traffic policies narrow the choice. Terminating endpoints that still serve are the last resort.
 
-Rule: a ``Scope`` says which endpoints a part of the traffic may use, and whether only the last resort is left. ``Scope.why_not``
-applies that to one endpoint, and gives the reason.
+Rule: a ``Scope`` says which endpoints a part of the traffic may use, and whether only terminating ones are left.
+``Scope.why_not`` applies a scope to one endpoint, and gives the reason.
 """
 
 import enum
@@ -21,7 +21,7 @@ from ipvsproxy.model.service import Conditions, EndpointSlice, ServicePort
 Endpoints = Mapping[bytes, Conditions]
 """The endpoints of a service port, each once, by the bytes of the real server's key."""
 SlicesByPort = Mapping[tuple[str, Protocol], Sequence[tuple[EndpointSlice, int]]]
-"""Slices by name and protocol of a port, each with its number of that port."""
+"""Slices by the name and protocol of a port, each slice with its number of that port."""
 
 
 def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
@@ -50,7 +50,7 @@ def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
 
 
 FEW = 256
-"""Shuffles of fewer real servers than this are kept, one for each number."""
+"""Shuffles of fewer real servers than this are kept, one for each number of real servers."""
 
 
 class WhyNot(enum.StrEnum):
@@ -65,7 +65,7 @@ class WhyNot(enum.StrEnum):
 
     @property
     def code(self) -> str:
-        """The reason for programs to compare."""
+        """The reason as a code that programs can compare."""
         return self.name.lower()
 
 
@@ -121,8 +121,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 class EndpointChoice(msgspec.Struct, frozen=True, gc=False):
     """The routes of one service port: for traffic to the cluster IP, and for traffic to all other addresses.
 
-    ``cluster`` is the route by no traffic policy, which is that of clients of this node to all other addresses.
-    ``lacks_local``: a policy asks for endpoints on this node, and only other nodes have usable ones.
+    ``cluster`` is the route without a traffic policy, which clients of this node take to all other addresses. ``lacks_local``: a
+    policy asks for endpoints on this node, but only other nodes have usable endpoints.
     """
 
     internal: Route
@@ -159,8 +159,8 @@ def in_order(keys: Collection[bytes], node: str) -> EvenWeights:
     """Real servers in this node's order, from the bytes of their keys.
 
     The order depends on the node's name and on the set of real servers alone, so it is the same at every start. With one order
-    for all nodes, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A draw for
-    the whole set chooses the first real server; the rest follows this node's shuffle for their number.
+    for all nodes, the first connection of each node would go to the same real server (kubernetes/kubernetes #121591). A draw over
+    the whole set chooses the first real server; all others follow in this node's shuffle for their number.
     """
     count = len(keys)
     if count < 2:  # noqa: PLR2004 - one has no order
@@ -197,18 +197,17 @@ def _seed(node: str) -> int:
 def _draw(seed: int, number: int) -> int:
     """A pseudo-random number, the same in each process.
 
-    A checksum alone is linear: seeds that differ early would give equal orders on half of the nodes. The hash of two numbers is
-    not linear; applied twice, it is even.
+    A checksum alone is linear: seeds that differ early would give equal orders on half of the nodes. Python's hash of two numbers
+    is not linear, and twice applied it is evenly distributed.
     """
     return hash((hash((seed, number)), seed))
 
 
 def _hints(ready: Sequence[Conditions], node: str, zone: str) -> tuple[str, str]:
-    """The node hint and the zone hint that a ready endpoint must have; empty if it needs none.
+    """The node hint and the zone hint that a ready endpoint must have; each is empty if no such hint is needed.
 
     Hints count only if every ready endpoint has one (the control plane rewrites a partly hinted list) and one of them is for this
-    node or its zone. Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose,
-    topology-mode).
+    node or its zone. Hints for nodes (PreferSameNode) come before hints for zones (PreferSameZone, PreferClose, topology-mode).
     """
     if not ready or not (ready[0].node_hints or ready[0].zone_hints):  # nearly always
         return "", ""

@@ -1,6 +1,6 @@
-"""What the annotations of a Service mean on this node: the operator may not allow them all, and a kernel may lack a scheduler.
+"""What the annotations of a Service mean on this node: the operator may forbid some, and the kernel may lack a scheduler.
 
-Rule: a setting that cannot be had is the node's default, and a ``Skipped`` says why. The Service is served in any case.
+Rule: a setting that is not possible gets the node's default, and a ``Skipped`` says why. The Service is served in any case.
 """
 
 import functools
@@ -26,14 +26,14 @@ from ipvsproxy.translate.services.topology import Endpoints
 from ipvsproxy.translate.settings import Settings
 
 SLOW_START_WEIGHT = 100
-"""The weight of each endpoint with slow start, if no annotation gives one. From a weight of 1 there would be no way up."""
+"""The weight of each endpoint with slow start, if no annotation gives one. A weight of 1 could not grow in steps."""
 
 
 class Treatment(msgspec.Struct, frozen=True, gc=False):
     """How a Service is served, as far as annotations may choose it.
 
-    ``flags`` are the scheduler's. ``chosen`` has what the annotations ask for and this node has. ``knows_slices``: weights of
-    EndpointSlices count.
+    ``flags`` are the flags of the scheduler. ``chosen`` has the settings that the annotations ask for and that are possible on
+    this node. ``knows_slices``: weights of EndpointSlices count.
     """
 
     scheduler: str
@@ -46,10 +46,10 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return _settings(self.scheduler, self.flags, affinity_timeout_s, self.chosen.prefix_lengths[family is Family.IPV6])
 
     def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int) -> VirtualServerSettings:
-        """Those of the virtual servers of second scopes.
+        """The settings of virtual servers of second scopes.
 
         The kernel ignores the port of a real server where affinity and a mark meet (net/netfilter/ipvs/ip_vs_core.c,
-        ``ip_vs_sched_persist``), so a scheduler that goes by the client's address has to do.
+        ``ip_vs_sched_persist``), so a scheduler by the client's address is used instead of affinity.
         """
         if not affinity_timeout_s:
             return _settings(self.scheduler, self.flags, 0, 0)
@@ -65,7 +65,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         return self.knows_slices and any(item.conditions and item.conditions[0].weight is not None for item in slices)
 
     def weigh(self, endpoints: Endpoints, skipped: dict[Skipped, None]) -> Mapping[bytes, int]:
-        """The weight of each endpoint of a port by the bytes of its key; adds the reason for weights that cannot be had."""
+        """The weight of each endpoint of a port by the bytes of its key; adds the reason for weights that are not possible."""
         explicit = {key: weight for key, one in endpoints.items() if (weight := self._explicit(one)) is not None}
         default = SLOW_START_WEIGHT if self.chosen.slow_start_s and not explicit else 1
         weights = {key: explicit.get(key, default) for key in endpoints}
@@ -85,7 +85,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
     def weighed(self, weights: EvenWeights, by_key: Mapping[bytes, int] | None) -> Weights:
         """The real servers of a route with their weights; None stands for weight 1 of each.
 
-        Where their order decides to which of them a client goes, it is that of their addresses, the same on all nodes.
+        If the order of real servers decides which one a client gets, they are ordered by address, the same on all nodes.
         """
         if self.scheduler in ORDERED_SCHEDULERS:
             weights = EvenWeights.of(sorted(weights.plain()))
@@ -96,7 +96,7 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
 
 
 def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tuple[Skipped, ...]]:
-    """The treatment of a Service with annotations, the Service as it is to be served, and what of its annotations is not used."""
+    """The treatment of a Service with annotations, the Service as it must be served, and its unused annotations."""
     options = service.options
     skipped: list[Skipped] = []
     chosen = _allowed(options.annotations, settings, skipped)
@@ -134,9 +134,9 @@ def _allowed(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipp
 def _scheduler(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipped]) -> tuple[str, int]:
     """Scheduler and flags.
 
-    Without an annotation for flags, ``mh`` has the fall-back: the kernel leaves a real server in its table when its weight
+    Without an annotation for flags, ``mh`` has the fall-back flag: the kernel leaves a real server in its table when its weight
     becomes 0 (``last_weight`` in net/netfilter/ipvs/ip_vs_mh.c), and refuses the clients that it finds there
-    (kubernetes/kubernetes #139497). As kube-proxy's, the node's ``mh`` also has the port.
+    (kubernetes/kubernetes #139497). Like kube-proxy's, the node's ``mh`` also has the port flag.
     """
     why_missing = settings.missing_schedulers.get(chosen.scheduler, "")
     if why_missing:
@@ -155,6 +155,6 @@ def _scheduler(chosen: ServiceAnnotations, settings: Settings, skipped: list[Ski
 
 @functools.lru_cache(maxsize=1024)
 def _settings(scheduler: str, flags: int, affinity_timeout_s: int, prefix_length: int) -> VirtualServerSettings:
-    """One object for all virtual servers with equal settings."""
+    """All virtual servers with equal settings share one object."""
     persistent = PERSISTENT if affinity_timeout_s else 0
     return VirtualServerSettings(scheduler, flags | persistent, affinity_timeout_s, prefix_length)
