@@ -91,7 +91,7 @@ class Choices(NamedTuple):
 class ServiceSource:
     """Where Services come from: the directory ``manifests`` if not empty, else an API server.
 
-    ``kubeconfig`` is a file, ``api_server`` a URL that replaces the kubeconfig's. Without both, the pod's service account is
+    ``kubeconfig`` is a file, ``api_server`` a URL that replaces the kubeconfig's. Without either, the pod's service account is
     used. ``mass_deletion_percent``: a list that lacks more than this share of all objects needs a second one; 0 accepts every
     list.
     """

@@ -9,7 +9,7 @@ program that hangs.
 
 The library's package ``client`` imports all of its 800 modules of models and APIs, and every module of the library imports
 ``client``: 34 MB and 0.3 to 1 s for unused classes. The package ``client`` does nothing but import, so it need not be executed
-(see ``packages``). Other programs that import the library still get all of it. A version of the library that cannot be imported
+(see ``packages``). Other modules that import the library still get all of it. A version of the library that cannot be imported
 in parts is imported as usual, which costs only memory and time.
 """
 

@@ -136,7 +136,7 @@ class ApiConnection(Protocol):
     def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
         """An endless body in chunks, as they arrive. An empty first chunk means that the request was accepted.
 
-        Yields SILENT after ``idle_s`` without data.
+        Raises ApiError with SILENT after ``idle_s`` without data.
         """
 
 
@@ -338,7 +338,7 @@ class Reflector:
         yield rest._replace(events=(*events, *rest.events))
 
     async def _watch(self, deliver: Deliver) -> None:
-        """Watch once. Always raises ApiError: Returns ENDED if the server has ended the watch regularly."""
+        """Watch once. Always raises ApiError, with ENDED if the server has ended the watch regularly."""
         timeout_s = self._pace.dice.uniform(self._pace.shortest_watch_s, self._pace.longest_watch_s)
         query = self._resource.watch_query(self._version, timeout_s)
         self._freshness.has_all_up_to(self._version)
@@ -373,7 +373,7 @@ class Reflector:
         return self._contact_s + LONGEST_SILENCE_S if self._gets_bookmarks else math.inf
 
     def _bound(self, limit: asyncio.Timeout) -> None:
-        """End the watch when the next list is due, and after the longest silence from now on."""
+        """Let the watch end when a list is due, or after the longest silence from now on."""
         end_s = min(self._list_again_at_s, self._silent_at_s)
         if end_s < math.inf:
             limit.reschedule(asyncio.get_running_loop().time() + end_s - self._pace.now())
@@ -384,7 +384,7 @@ class Reflector:
         return ApiError(Trouble.SILENT, f"nothing was received for {LONGEST_SILENCE_S:.0f} s, and bookmarks come once a minute")
 
     async def _require_known(self, connection: ApiConnection) -> None:
-        """Raise ApiError: Returns EXPIRED if the server has not reached our version."""
+        """Raise ApiError, with EXPIRED if the server has not reached our version."""
         async with contextlib.aclosing(self._parts(connection, self._resource.probe_query(self._version))) as parts:
             version = [part.resource_version async for part in parts][-1]
         if number(version) < number(self._version):
