@@ -83,3 +83,17 @@ def test_many_new_addresses_are_looked_up_at_once() -> None:
 def test_a_part_of_another_address_is_no_address() -> None:
     packed = Address(bytes([1, 9, 192, 168]))
     assert _others(_store(_service(str(packed)), _slice("192.168.0.1"))) == {}
+
+
+def test_an_address_stays_known_while_another_service_has_it() -> None:
+    store = _store(_service(TAKEN), _service(TAKEN, name="api"), _slice())
+    assert _others(store) == {TAKEN: OTHER_NODE}
+    store.deliver([Gone(ObjectKind.SERVICE, ServiceName("default", "web"))], 0)
+    assert _others(store) == {TAKEN: OTHER_NODE}
+
+
+def test_only_services_with_an_address_that_changed_are_translated_again() -> None:
+    store = _store(_service(TAKEN), _service("203.0.113.9", name="api"), _service(balancer=[TAKEN], name="shop"))
+    store.take()
+    store.touch_external([Address(bytes([192, 168, 0, 11]))], 5)
+    assert {name.name: now for name, now in store.take().services.items()} == {"web": 5, "shop": 5}
