@@ -44,5 +44,5 @@ def test_a_test_counts_once_for_each_of_its_cases(report: Callable[[str], str]) 
     assert printed.count("::test_of_a_case") == 2
 
 
-def test_a_number_without_a_case_is_reported(report: Callable[[str], str]) -> None:
-    assert "there is no case 999: test_a_number_without_a_case_is_reported.py::test_of_a_case" in report("999")
+def test_a_case_number_that_does_not_exist_is_reported(report: Callable[[str], str]) -> None:
+    assert "there is no case 999: test_a_case_number_that_does_not_exist_is_reported.py::test_of_a_case" in report("999")

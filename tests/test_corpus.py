@@ -12,7 +12,7 @@ INPUTS = sorted(path for path in CORPUS.glob("*/*") if path.is_file())
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_input_is_read(path: pathlib.Path) -> None:
+def test_every_corpus_input_is_read_by_its_fuzz_target(path: pathlib.Path) -> None:
     targets.TARGETS[path.parent.name](path.read_bytes())
 
 

@@ -100,7 +100,7 @@ def test_with_stay_the_node_can_be_looked_at_until_it_is_stopped(tmp_path: Path)
     assert "checks, all as expected" in output
 
 
-def test_what_the_demo_answers_is_an_error_while_nothing_listens(tmp_path: Path) -> None:
+def test_a_request_to_the_demo_is_an_error_while_nothing_listens(tmp_path: Path) -> None:
     (tmp_path / "1.request").write_text(json.dumps(["/ui/", {"Host": "localhost"}]))
     answer = tmp_path / "1.answer"
     demo_mailbox.answer_all(tmp_path, answer.exists)

@@ -42,14 +42,14 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.match(r"[\d.]+", text)[0].split(".")))  # type: ignore[index]
 
 
-def test_each_row_tells_its_source_and_what_happens_without_the_feature() -> None:
+def test_each_row_names_its_source_and_what_happens_without_the_feature() -> None:
     assert len(YOUNG) == 10
     for row in (*YOUNG, *BASIC):
         assert len([cell for cell in row if cell.strip()]) == 8, row[0]
         assert row[7].startswith(("fall-back: ", "refused: ")), row[0]
 
 
-def test_a_kernel_has_what_came_before_it_and_lacks_the_rest_as_the_feature_says() -> None:
+def test_the_table_of_kernels_agrees_with_the_version_of_each_feature() -> None:
     versions = [version(kernel) for kernel, *_ in KERNELS]
     assert versions == sorted(versions)
     assert versions[0] == OLDEST

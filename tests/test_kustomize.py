@@ -175,7 +175,7 @@ def test_each_setting_of_the_own_configuration_arrives(tmp_path: pathlib.Path) -
     assert own_configuration(tmp_path / "manifests") == OTHER_SETTINGS
 
 
-def test_a_change_of_the_own_configuration_makes_another_config_map_so_the_pods_are_replaced(tmp_path: pathlib.Path) -> None:
+def test_a_change_of_our_configuration_renames_its_config_map_so_the_pods_are_replaced(tmp_path: pathlib.Path) -> None:
     names = set()
     for folder, scheduler in (("one", "rr"), ("other", "wrr")):
         shutil.copytree(MANIFESTS, tmp_path / folder)

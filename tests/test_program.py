@@ -189,7 +189,7 @@ def rules() -> State:
 
 
 @pytest.mark.distribution
-async def test_it_programs_the_servers_objects_follows_changes_and_leaves_all_in_force_when_stopped(
+async def test_the_program_follows_the_objects_of_the_server_and_leaves_the_kernel_as_it_is_when_stopped(
     server: ApiServer, kubeconfig: str
 ) -> None:
     async with running(kubeconfig) as program:
@@ -461,7 +461,7 @@ def has_virtual_server_at(address: str) -> bool:
 
 
 @pytest.mark.timeout(300)
-async def test_while_a_very_large_service_is_programmed_it_answers_and_heeds_a_signal(folder: pathlib.Path) -> None:
+async def test_the_process_answers_and_stops_on_a_signal_while_it_programs_a_very_large_service(folder: pathlib.Path) -> None:
     large = service("large", 40)
     large["spec"]["externalIPs"] = [f"11.0.{number >> 8}.{number & 255}" for number in range(LARGE)]
     async with running(f"--manifests={folder}") as program:
@@ -521,7 +521,7 @@ async def test_missing_privileges_are_reported(folder: pathlib.Path) -> None:
     assert read_state() == before
 
 
-async def test_a_device_of_our_name_and_another_kind_ends_it_and_stays(folder: pathlib.Path) -> None:
+async def test_a_device_of_another_kind_with_our_name_ends_the_program_and_stays(folder: pathlib.Path) -> None:
     assert (await run("ip", "link", "add", "kube-ipvs0", "type", "bridge"))[0] == 0
     before = read_state()
     status, error = await run(*MAIN, IPVS, *FLAGS, f"--manifests={folder}")
@@ -535,7 +535,7 @@ async def test_a_device_of_our_name_and_another_kind_ends_it_and_stays(folder: p
     assert "kube-ipvs0 is a bridge device, not a dummy" in output
 
 
-async def test_it_waits_for_an_unreachable_api_server_and_programs_nothing_by_halves(tmp_path: pathlib.Path) -> None:
+async def test_the_program_waits_for_an_unreachable_api_server_and_programs_nothing_before_it(tmp_path: pathlib.Path) -> None:
     before = read_state()
     kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{closed_port()}")
     async with running(f"--kubeconfig={kubeconfig}") as program:
@@ -544,7 +544,7 @@ async def test_it_waits_for_an_unreachable_api_server_and_programs_nothing_by_ha
         assert read_state() == before
 
 
-async def test_it_waits_for_a_withheld_list_and_programs_nothing_by_halves(server: ApiServer, kubeconfig: str) -> None:
+async def test_the_program_waits_for_a_withheld_list_and_programs_nothing_before_it(server: ApiServer, kubeconfig: str) -> None:
     before = read_state()
     server.refuse(*[api_server.Refusal(403, "list", NODES)] * 3)
     async with running(kubeconfig) as program:

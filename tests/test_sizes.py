@@ -35,7 +35,7 @@ def test_requests_and_limits_follow_from_the_measured_memory(row: list[str]) -> 
     assert any(re.search(rf"\b{resident}\b.*MB", line) for line in rows)
 
 
-def test_there_are_rows_to_check() -> None:
+def test_the_tables_of_sizes_have_rows_to_check() -> None:
     assert len(SIZES) == 5
     assert len(UPDATES) == 4
 

@@ -65,7 +65,7 @@ def test_all_kinds_of_drift_faults_troubles_and_moments_come_up_in_turn() -> Non
     assert plan.draw(2, 3, 15) != drawn[3]
 
 
-def test_a_history_that_begins_with_nftables_moves_there_and_back_and_hides_no_table() -> None:
+def test_a_history_that_begins_with_nftables_switches_backends_and_hides_no_table() -> None:
     drawn = [plan.draw(1, number, 15, Backend.NFTABLES) for number in range(7)]
     assert [one.steps.count("move") for one in drawn] == [plan.MOVES] * 7
     assert all(len(one.steps) == 15 for one in drawn)

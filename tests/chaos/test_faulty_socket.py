@@ -70,7 +70,7 @@ def test_all_changes_of_a_chunk_may_be_refused(node: _Node) -> None:
     assert node.received == []
 
 
-def test_a_change_whose_answer_is_lost_is_done_all_the_same(node: _Node) -> None:
+def test_a_change_is_in_force_although_its_answer_was_lost(node: _Node) -> None:
     node.faults.order(Order(Kind.LOST, 1, once=True))
     assert node.change(b"1...") == {0: netlink.UNANSWERED}
     assert node.received == [b"1..."]

@@ -50,7 +50,7 @@ def live_through(node: lab.Lab, directory: Path, *kinds: plan.Special, without: 
     return figures
 
 
-def test_each_moment_has_an_act_and_a_fix_to_remove_has_its_violation() -> None:
+def test_each_bad_moment_has_an_act_and_each_removable_fix_a_known_violation() -> None:
     assert set(bad_moments.ACTS) == set(Moment)
     assert set(broken.WITHOUT_MEND) == set(FOUND)
 

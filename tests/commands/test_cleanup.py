@@ -84,7 +84,7 @@ def clean_node(node: cleanup.Node, *, dry_run: bool = False, excluded: Sequence[
     return result
 
 
-def test_everything_of_ours_is_gone_and_the_rest_stays(kernel: FakeKernel) -> None:
+def test_a_cleanup_removes_all_our_objects_and_leaves_the_rest(kernel: FakeKernel) -> None:
     result = clean(kernel)
     assert result.is_fine
     assert set(kernel.virtual_servers) == {FOREIGN}
@@ -105,7 +105,7 @@ def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_who_could_not_look_does_not_say_that_there_is_nothing_of_ours(*, dry_run: bool) -> None:
+def test_a_cleanup_that_could_not_read_the_kernel_reports_only_its_problem(*, dry_run: bool) -> None:
     result = cleanup.Result(problems=["another ipvsproxy is running"])
     problem, removed = cleanup.render_text(result, dry_run=dry_run).splitlines()
     assert removed == ("would remove: nothing" if dry_run else "removed: nothing")
@@ -133,7 +133,7 @@ def test_excluded_ranges_keep_their_virtual_servers_and_say_so(kernel: FakeKerne
     assert result.notes == ["virtual servers in excluded ranges: 1 stay"]
 
 
-def test_what_tells_a_virtual_server_of_ours_stays_while_it_cannot_be_removed(kernel: FakeKernel) -> None:
+def test_the_witness_of_our_virtual_server_stays_while_the_virtual_server_cannot_be_removed(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: isinstance(operation.item, VirtualServer))
     result = clean(kernel)
     assert [one.operation.item for one in result.outcomes.values() if one.error] == [
@@ -149,7 +149,7 @@ def test_what_tells_a_virtual_server_of_ours_stays_while_it_cannot_be_removed(ke
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "addresses", "interface_addresses", "sets"])
-def test_what_could_not_be_read_is_a_problem_and_costs_no_witness(kernel: FakeKernel, part: str) -> None:
+def test_an_unreadable_part_is_a_problem_and_removes_no_witness(kernel: FakeKernel, part: str) -> None:
     kernel.unreadable = {part}
     result = clean(kernel)
     assert f"{part} cannot be read" in result.problems
@@ -204,7 +204,7 @@ def test_rules_in_the_other_variant_and_those_of_the_iptables_mode_go_as_well(ke
     assert {"verb": "remove", "kind": "rules", "name": "IPv4 rules left in legacy", "error": ""} in document["operations"]
 
 
-def test_left_rules_alone_make_a_node_that_is_not_clean() -> None:
+def test_a_node_with_only_leftover_rules_is_not_clean() -> None:
     left = Tables()
     left.put(USED, MODE_RULES)
     document = json.loads(cleanup.render_json(clean(FakeKernel(), left, dry_run=True), dry_run=True))
@@ -212,7 +212,9 @@ def test_left_rules_alone_make_a_node_that_is_not_clean() -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "remove"])
-def test_left_rules_that_cannot_be_read_or_removed_are_a_problem_and_the_rest_goes(kernel: FakeKernel, step: str) -> None:
+def test_leftover_rules_that_cannot_be_read_or_removed_are_a_problem_and_the_rest_is_removed(
+    kernel: FakeKernel, step: str
+) -> None:
     left = Tables()
     left.put(OTHER, OTHER_RULES)
     left.put(USED, MODE_RULES)
@@ -224,7 +226,7 @@ def test_left_rules_that_cannot_be_read_or_removed_are_a_problem_and_the_rest_go
     assert not kernel.device
 
 
-def test_a_left_chain_that_a_strange_rule_leads_to_is_named_with_the_rule(kernel: FakeKernel) -> None:
+def test_a_leftover_chain_that_a_foreign_rule_jumps_to_is_named_with_the_rule(kernel: FakeKernel) -> None:
     left = Tables()
     reference = Reference(ChainKey("filter", "MINE"), f"-j {CHAIN.chain}", CHAIN)
     left.put(USED, LeftRules(chains={CHAIN: 2}, references=(reference,)))
@@ -241,7 +243,7 @@ def test_a_table_that_iptables_cannot_show_is_a_problem(kernel: FakeKernel) -> N
     assert "table nat holds rules of nft" in problem
 
 
-def test_what_comes_back_is_blamed_on_whom_still_runs(kernel: FakeKernel) -> None:
+def test_a_cleanup_whose_objects_come_back_names_the_program_that_still_runs(kernel: FakeKernel) -> None:
     class Restless(FakeKernel):
         def apply(self, operations: Sequence[Operation]) -> list[Outcome]:
             outcomes = super().apply(operations)
@@ -325,7 +327,7 @@ def rules(program: str) -> set[str]:
 @pytest.mark.checklist(96)
 @pytest.mark.kernel
 @pytest.mark.usefixtures("node")
-def test_nothing_is_left_of_what_kube_proxy_left_behind_and_all_else_is() -> None:
+def test_all_leftovers_of_kube_proxy_are_removed_and_everything_else_stays() -> None:
     golden_state.restore_state(golden_fixtures.recording("default", "P0"))
     shell(*STRANGE)
     planned = run_program("cleanup", "--dry-run", "--output=json")
@@ -353,7 +355,7 @@ def test_nothing_is_left_of_what_kube_proxy_left_behind_and_all_else_is() -> Non
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_what_a_kill_during_an_enlargement_left_goes_and_is_no_clean_node_before() -> None:
+def test_the_copy_of_a_set_left_by_a_kill_is_removed_and_the_node_is_not_clean_before() -> None:
     shell("ipset create KUBE-IPVSPROXY-LARGER hash:ip,port maxelem 131072")
     planned = run_program("cleanup", "--dry-run", "--output=json")
     assert not json.loads(planned.stdout)["clean"]
@@ -478,7 +480,7 @@ def test_a_table_of_kube_proxy_that_resists_is_a_failure(kernel: FakeKernel) -> 
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_table_that_only_has_kube_proxys_name_is_left_and_told(kernel: FakeKernel, *, dry_run: bool) -> None:
+def test_a_table_that_only_has_kube_proxys_name_is_left_alone_and_reported(kernel: FakeKernel, *, dry_run: bool) -> None:
     foreign = dataclasses.replace(LEFT, maps=frozenset())
     tables = MemoryTables({IPV4: foreign})
     result = clean(kernel, tables=tables, dry_run=dry_run)

@@ -162,7 +162,7 @@ def test_top_shows_the_daemon_of_the_node_on_a_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_node")
-def test_what_run_refuses_for_the_sake_of_api_servers_is_no_difference(tmp_path: Path) -> None:
+def test_an_address_that_run_refuses_to_protect_api_servers_is_no_difference(tmp_path: Path) -> None:
     manifests = tmp_path / "manifests"
     shutil.copytree(MANIFESTS, manifests)
     (manifests / "api-servers.yaml").write_text(API_SERVERS)
@@ -179,7 +179,7 @@ def test_what_run_refuses_for_the_sake_of_api_servers_is_no_difference(tmp_path:
 
 
 @pytest.mark.usefixtures("_node")
-def test_a_dry_run_looks_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_reads_the_kernel_and_changes_nothing(tmp_path: Path) -> None:
     before, log = _state(), tmp_path / "log"
     with Program(MANIFESTS, log, *FLAGS, "--dry-run") as program:
         program.wait_until(lambda: b"differences=" in log.read_bytes(), "looked", 60)

@@ -154,7 +154,7 @@ async def test_after_each_phase_of_the_recordings_commands_desire_what_run_desir
     await assert_all_agree_through(list(golden(tmp_path)), node)
 
 
-async def test_addresses_of_api_servers_are_refused_and_told_with_what_has_changed() -> None:
+async def test_addresses_of_api_servers_are_refused_and_returned_with_their_changes() -> None:
     objects = (builders.node(), *api_servers(builders.NODE_ADDRESS))
     comparison = Comparison(inspected(memory_node.new_kernel(), *objects))
     changes = await comparison.read()
@@ -171,7 +171,7 @@ async def test_addresses_of_api_servers_are_refused_and_told_with_what_has_chang
 
 
 @in_virtual_time
-async def test_what_must_still_go_calls_for_no_rule_however_often_it_is_looked_at() -> None:
+async def test_an_entry_to_be_removed_makes_no_rule_desired_in_any_inspection() -> None:
     restricted = builders.service("web", load_balancer=["192.0.2.1"], source_ranges=["198.51.100.0/24"])
     node = MemoryNode()
     node.begin_with(builders.node(), restricted)

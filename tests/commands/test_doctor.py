@@ -83,7 +83,7 @@ def _judge(*flags: str, sysctls: Mapping[str, str] | None = None, **facts: Any) 
     return [one for one in doctor.judge(found, WANTED, _config(*flags)) if one.level is not Level.OK]
 
 
-def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
+def test_doctor_finds_a_complete_node_ok_on_every_topic() -> None:
     found = list(doctor.judge(FINE, WANTED, _config("--ipvs-traffic-scopes=api")))
     assert {one.level for one in found} == {Level.OK}
     assert {one.topic for one in found} == {
@@ -154,7 +154,7 @@ def test_a_node_that_has_all_is_fine_on_every_topic() -> None:
         ({"timeouts": Timeouts(90000, 120, 300)}, Level.WARN, "timeouts", "IPVS keeps idle TCP connections for 90000 s"),
     ],
 )
-def test_what_is_wrong_is_said_with_what_to_do(facts: dict[str, Any], level: Level, topic: str, text: str) -> None:
+def test_faults_are_shown_with_their_remedy(facts: dict[str, Any], level: Level, topic: str, text: str) -> None:
     (finding,) = _judge(**facts)
     assert (finding.level, finding.topic) == (level, topic)
     assert text in finding.text
@@ -187,7 +187,7 @@ TABLE, IPSET = "nftables still holds the table inet ipvsproxy", "iptables still 
         ),
     ],
 )
-def test_what_the_other_backend_holds_is_told_with_the_flag_that_makes_it_the_other_one(
+def test_objects_of_the_other_backend_are_reported_with_the_flag_that_chose_it(
     flags: list[str], used: Backend, why: str, left: str, expected: str
 ) -> None:
     (found,) = _judge(*flags, backend=BackendChoice(used, why), other_backend=left)
@@ -243,7 +243,7 @@ def test_another_backend_that_could_not_be_read_is_not_taken_for_empty() -> None
     assert reason in told.text
 
 
-def test_without_privileges_only_these_are_told() -> None:
+def test_without_privileges_doctor_reports_only_the_missing_privileges() -> None:
     lacking = (Missing("this process may not change the network", "give it CAP_NET_ADMIN"),)
     found = _judge(privileges=lacking, unread_tables=("not permitted",), unread_backend="not permitted")
     assert {one.topic for one in found} == {"privileges"}
@@ -254,7 +254,7 @@ def test_the_chains_of_kube_proxys_nftables_mode_are_no_firewall_of_others() -> 
     assert [one.topic for one in _judge(tables=(table,))] == ["kube-proxy"]
 
 
-def test_the_choice_of_nftables_is_told_with_its_reason_and_iptables_is_not_asked_for() -> None:
+def test_the_choice_of_nftables_is_logged_with_its_reason_and_iptables_is_not_required() -> None:
     choice = BackendChoice(Backend.NFTABLES, "it is configured")
     found = dataclasses.replace(FINE, iptables_choice=None, backend=choice)
     told = [one for one in doctor.judge(found, WANTED, _config("--rules-backend=nftables")) if one.topic in ("rules", "iptables")]
@@ -286,7 +286,9 @@ def test_a_fresh_node_whose_modules_can_be_loaded_lacks_nothing() -> None:
         ({"sysctls": {"net/ipv6/conf/lo/disable_ipv6": "1"}}, Level.WARN, "net/ipv6/conf/lo/disable_ipv6 is not 0"),
     ],
 )
-def test_what_keeps_local_routes_away_is_told_where_they_are_wanted(facts: dict[str, Any], level: Level, said: str) -> None:
+def test_doctor_reports_what_prevents_local_routes_where_they_are_configured(
+    facts: dict[str, Any], level: Level, said: str
+) -> None:
     (finding,) = _judge("--ipvs-vip-binding=routes", **facts)
     assert (finding.level, finding.topic) == (level, "binding")
     assert said in finding.text
@@ -294,7 +296,7 @@ def test_what_keeps_local_routes_away_is_told_where_they_are_wanted(facts: dict[
     assert _judge(**facts) == []
 
 
-def test_local_routes_that_stay_are_fine_and_those_left_from_before_are_told() -> None:
+def test_local_routes_that_stay_are_fine_and_leftover_local_routes_are_reported() -> None:
     left = dataclasses.replace(SEEN, routes=frozenset(builders.addresses("10.96.0.1")))
     for loopback in (Loopback(), Loopback(networkd="unmanaged")):
         assert _judge("--ipvs-vip-binding=routes", observation=left, loopback=loopback) == []
@@ -310,7 +312,7 @@ def test_a_field_that_leaves_out_a_served_family_is_named() -> None:
     assert _judge("--nodeport-addresses=10.0.0.0/8", unserved={Family.IPV6: "no tables"})[0].topic != "configuration"
 
 
-def test_a_host_with_bridges_is_told_that_br_netfilter_is_not_loaded() -> None:
+def test_doctor_warns_a_host_with_bridges_that_br_netfilter_is_not_loaded() -> None:
     settings = {path: value for path, value in SYSCTLS.items() if not path.startswith("net/bridge/")}
     for bridges, expected in (((), 0), (("cni0", "docker0"), 1)):
         facts = dataclasses.replace(FINE, sysctls=settings, bridges=bridges)
@@ -331,12 +333,12 @@ def test_ipv6_without_forwarding_fails_where_pods_have_ipv6() -> None:
     assert finding.level is Level.FAIL
 
 
-def test_forwarding_of_ipv6_is_no_matter_on_a_host_without_ipv6() -> None:
+def test_forwarding_of_ipv6_does_not_matter_on_a_host_without_ipv6() -> None:
     seen = dataclasses.replace(SEEN, interface_addresses=SEEN.interface_addresses and SEEN.interface_addresses[:1])
     assert _judge(observation=seen, sysctls={"net/ipv6/conf/all/forwarding": "0"}) == []
 
 
-def test_virtual_servers_of_others_are_named() -> None:
+def test_virtual_servers_of_other_programs_are_named() -> None:
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     seen = dataclasses.replace(SEEN, virtual_servers={builders.frontend("192.0.2.1", 80): server}, foreign_virtual_servers=1)
     (finding,) = _judge(observation=seen)
@@ -348,7 +350,7 @@ def test_virtual_servers_of_others_are_named() -> None:
     assert _judge(observation=ours) == []
 
 
-def test_a_node_port_of_ours_on_an_address_of_nobody_is_pointed_out() -> None:
+def test_our_node_port_on_an_address_that_the_node_lost_is_pointed_out() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     server = ObservedVirtualServer(VirtualServerSettings("rr"), {})
     found = {builders.frontend("203.0.113.9", 30080): server, builders.frontend("203.0.113.9", 80): server}
@@ -381,7 +383,7 @@ def test_people_see_one_line_each_and_a_sum() -> None:
     assert lines[-1] == "node-a: 1 ok, 0 warn, 1 fail"
 
 
-def test_what_the_kernel_lacks_comes_with_what_happens_without_it() -> None:
+def test_doctor_shows_a_missing_kernel_feature_with_its_consequence() -> None:
     assert _judge(lacks=(Lack("filtered-routes", "it dumps all routes"),)) == [
         warn("kernel", "it lacks filtered-routes, so it dumps all routes", "use a newer kernel if that matters to you")
     ]
@@ -405,5 +407,5 @@ def test_rules_that_write_marks_before_ipvs_are_named(rules: tuple[MarkRule, ...
     assert (found.level, text in found.text) == (level, True)
 
 
-def test_marks_are_no_topic_without_second_scopes() -> None:
+def test_doctor_says_nothing_about_marks_without_second_scopes() -> None:
     assert not [one for one in _judge("--ipvs-traffic-scopes=kube-proxy", mark_rules=(SAME_BITS,)) if one.topic == "marks"]

@@ -42,7 +42,7 @@ class Shadowed:
         return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in found}
 
 
-async def test_a_node_that_holds_all_has_no_differences_of_any_kind() -> None:
+async def test_a_node_in_the_desired_state_has_no_differences_of_any_kind() -> None:
     compared = Shadowed(await synced_kernel(*WEB))
     assert await compared.differences() == {}, "before the first look nobody knows"
     await compared.dry_run.compare()
@@ -67,7 +67,7 @@ async def test_differences_are_logged_once_and_exported_as_long_as_they_last() -
     assert kernel.applied == []
 
 
-async def test_a_stale_entry_calls_for_no_rule() -> None:
+async def test_a_stale_set_entry_makes_no_rule_desired() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.sets["KUBE-EXTERNAL-IP"].entries.add(SetEntry("KUBE-EXTERNAL-IP", parse_address("192.0.2.1"), Protocol.TCP, 80))
     compared = Shadowed(kernel)
@@ -76,7 +76,7 @@ async def test_a_stale_entry_calls_for_no_rule() -> None:
     assert {kind for kind, count in (await compared.differences()).items() if count} == {"set_entry"}
 
 
-async def test_a_change_that_the_other_has_not_programmed_is_a_difference() -> None:
+async def test_a_change_that_the_other_proxy_has_not_programmed_is_a_difference() -> None:
     compared = Shadowed(await synced_kernel(*WEB))
     await compared.dry_run.compare()
     compared.node.store.deliver([memory_node.put(builders.endpoint_slice(builders.endpoint("10.244.0.1")))], 0)
@@ -84,7 +84,7 @@ async def test_a_change_that_the_other_has_not_programmed_is_a_difference() -> N
     assert (await compared.differences())["real_server"] == 1
 
 
-async def test_what_cannot_be_read_leaves_the_last_figures() -> None:
+async def test_an_unreadable_value_leaves_the_last_figure() -> None:
     kernel = await synced_kernel(*WEB)
     compared = Shadowed(kernel)
     await compared.dry_run.compare()
@@ -96,7 +96,7 @@ async def test_what_cannot_be_read_leaves_the_last_figures() -> None:
     assert set((await compared.differences()).values()) == {0.0}
 
 
-async def test_a_change_is_looked_at_when_the_other_had_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_is_compared_after_the_other_proxy_had_time_to_program_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "PATIENCE_S", 0.01)
     compared = Shadowed(await synced_kernel(*WEB))
     looks = asyncio.Semaphore(0)

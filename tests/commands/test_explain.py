@@ -47,17 +47,17 @@ async def _text(kernel: FakeKernel, subject: str, *objects: ApiObject) -> list[s
         ("fd00::1", "fd00::1"),
     ],
 )
-def test_a_subject_is_a_service_or_a_place(text: str, shown: str) -> None:
+def test_a_subject_of_explain_is_a_service_or_an_address(text: str, shown: str) -> None:
     assert str(explain.parse_subject(text)) == shown
 
 
 @pytest.mark.parametrize("text", ["web", "", "a/b/c", "10.96.0.1:x", "10.96.0:1:2:3:4", "1.2.3:80", "[fd00::g]:1", "/web"])
-def test_anything_else_is_refused(text: str) -> None:
+def test_explain_refuses_anything_but_a_service_or_an_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not|is none of"):
         explain.parse_subject(text)
 
 
-async def test_a_service_is_told_with_its_endpoints_and_what_the_kernel_holds() -> None:
+async def test_a_service_is_explained_with_its_endpoints_and_the_objects_in_the_kernel() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.connection_counts[CLUSTER, builders.backend("10.244.0.1")] = ConnectionCounts(3, 12)
     lines = await _text(kernel, "default/web", *WEB)
@@ -71,7 +71,7 @@ async def test_a_service_is_told_with_its_endpoints_and_what_the_kernel_holds() 
     assert kernel.applied == []
 
 
-async def test_a_place_shows_only_the_virtual_servers_there() -> None:
+async def test_an_address_shows_only_its_own_virtual_servers() -> None:
     document = await _explain(await synced_kernel(*WEB), "192.168.0.10:30080", *WEB)
     (service,) = document["services"]
     assert [one["virtualServer"] for port in service["ports"] for one in port["virtualServers"]] == ["TCP 192.168.0.10:30080"]
@@ -91,7 +91,7 @@ async def test_external_addresses_that_the_gate_turns_off_are_named_with_their_f
     assert subjects["203.0.113.9:80"] == subjects["10.96.0.10:81"] == nothing
 
 
-async def test_what_collides_with_a_service_is_told() -> None:
+async def test_explain_shows_collisions_with_a_service() -> None:
     listening = Socket(Protocol.TCP, parse_address("0.0.0.0"), 30080, "nginx (process 7)")
     asked: list[object] = []
 
@@ -137,7 +137,7 @@ async def test_an_unknown_name_comes_with_the_services_that_are_not_asked_for() 
         ("[::1]:30080", "[fd00:168::10]:30080"),
     ],
 )
-async def test_a_node_port_on_loopback_is_told_with_the_addresses_that_answer(subject: str, instead: str) -> None:
+async def test_a_node_port_on_loopback_is_explained_with_the_addresses_that_answer(subject: str, instead: str) -> None:
     (line,) = await _text(await synced_kernel(*WEB), subject, *WEB)
     assert line.startswith(
         f"  not used: {explain.parse_subject(subject)}: node port 30080 of default/web: IPVS serves no node port"
@@ -166,7 +166,7 @@ async def test_endpoints_of_two_kinds_of_traffic_are_told_apart_where_they_diffe
     assert lines[at + 3].startswith("      10.244.1.1 port 8080 on node-b: OUT: it is on another node")
 
 
-async def test_who_has_a_place_and_who_waits_is_told() -> None:
+async def test_explain_shows_which_service_has_an_address_and_which_waits() -> None:
     younger = builders.service("younger", created_s=builders.CREATED_S + 1)
     objects = (*WEB, younger)
     kernel = await synced_kernel(*objects)
@@ -176,7 +176,7 @@ async def test_who_has_a_place_and_who_waits_is_told() -> None:
     assert "      NOT SERVED for this Service: default/web is older and has it" in lines
 
 
-async def test_a_cluster_ip_goes_before_an_older_external_ip_and_why_is_told() -> None:
+async def test_a_cluster_ip_wins_over_an_older_external_ip_and_the_reason_is_shown() -> None:
     older = builders.service("older", cluster=["10.96.0.99"], external=[builders.CLUSTER_IP], created_s=builders.CREATED_S - 1)
     objects = (*WEB, older)
     kernel = await synced_kernel(*objects)
@@ -186,7 +186,7 @@ async def test_a_cluster_ip_goes_before_an_older_external_ip_and_why_is_told() -
     assert "      NOT SERVED for this Service: default/web has it as its cluster IP" in lines
 
 
-async def test_source_ranges_that_leave_this_node_out_are_told() -> None:
+async def test_source_ranges_that_leave_this_node_out_are_reported() -> None:
     service = builders.service(
         kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], source_ranges=["203.0.113.0/24"], affinity_timeout_s=60
     )
@@ -199,7 +199,7 @@ async def test_source_ranges_that_leave_this_node_out_are_told() -> None:
     assert "    endpoints: none" in lines
 
 
-async def test_what_is_not_used_is_told_with_its_reason() -> None:
+async def test_unused_parts_are_shown_with_their_reason() -> None:
     stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
     lines = await _text(await synced_kernel(*WEB), "default/web", *WEB, stray)
     assert "  not used: EndpointSlice default/web-v6: the Service has no cluster IP of IPv6" in lines
@@ -215,11 +215,11 @@ async def test_hints_that_point_elsewhere_are_named() -> None:
     assert "      10.244.1.1 port 8080 on node-b: OUT: its hints are for other zones (zone-b)" in lines
 
 
-async def test_a_kernel_that_lacks_it_is_told() -> None:
+async def test_explain_shows_that_the_kernel_lacks_a_virtual_server() -> None:
     assert "      kernel: NOT THERE" in await _text(memory_node.new_kernel(), "default/web", *WEB)
 
 
-async def test_missing_and_draining_real_servers_are_told() -> None:
+async def test_missing_and_draining_real_servers_are_shown() -> None:
     kernel = await synced_kernel(*WEB)
     weights = kernel.virtual_servers[CLUSTER].real_servers
     del weights[builders.backend("10.244.1.1")]
@@ -231,7 +231,7 @@ async def test_missing_and_draining_real_servers_are_told() -> None:
     assert "        -> 10.244.9.9:8080 weight 0, connections: 0 active, 0 inactive, draining" in lines
 
 
-async def test_virtual_servers_that_no_service_wants_are_stale_or_of_others() -> None:
+async def test_virtual_servers_that_no_service_desires_are_stale_or_foreign() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = KernelVirtualServer(VirtualServerSettings("wlc"), {})
     ((foreign, _),) = [await _text(kernel, "192.0.2.1:80", *WEB)]
@@ -249,7 +249,7 @@ async def test_virtual_servers_that_no_service_wants_are_stale_or_of_others() ->
     assert "lost its address" not in port[0]
 
 
-async def test_a_node_port_on_an_address_that_the_node_lost_goes_after_a_while() -> None:
+async def test_a_node_port_on_an_address_that_the_node_lost_is_removed_after_its_grace() -> None:
     kernel = await synced_kernel(*WEB)
     (kept,) = (key for key in kernel.virtual_servers if key.port == 30080)
     kernel.virtual_servers[builders.frontend("172.16.0.9", 30080)] = copy.deepcopy(kernel.virtual_servers[kept])
@@ -257,7 +257,7 @@ async def test_a_node_port_on_an_address_that_the_node_lost_goes_after_a_while()
     assert lines[0].endswith("its witness is KUBE-NODE-PORT-TCP, so run removes it, 8 s after the node lost its address")
 
 
-async def test_what_nobody_knows_is_said_so() -> None:
+async def test_explain_reports_an_unknown_name_or_address() -> None:
     document = await _explain(await synced_kernel(*WEB), "default/none", *WEB)
     assert document["services"] == document["unclaimed"] == []
     assert list(explain.render(document, "default/none"))[:1] == [
@@ -306,7 +306,7 @@ async def test_clients_outside_of_an_address_without_local_endpoints_are_dropped
     assert "  -> 10.244.1.1:8080 weight 1" in text
 
 
-async def test_settings_that_a_service_chooses_are_told() -> None:
+async def test_settings_that_a_service_chooses_are_explained() -> None:
     given = ServiceAnnotations(
         given=ALL_ANNOTATIONS,
         scheduler="mh",
@@ -330,7 +330,7 @@ async def test_settings_that_a_service_chooses_are_told() -> None:
     assert "        -> 10.244.1.1:8080 weight 0, connections: 0 active, 0 inactive, no new connections" in lines
 
 
-async def test_an_endpoint_on_its_way_to_its_weight_is_told() -> None:
+async def test_explain_shows_the_slow_start_of_an_endpoint() -> None:
     given = ServiceAnnotations(given=ALL_ANNOTATIONS, scheduler="wlc", slow_start_s=30)
     objects = (WEB[0], builders.with_options(builders.service("web"), annotations=given), WEB[2])
     kernel = await synced_kernel(*objects)

@@ -43,7 +43,7 @@ async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     ("state", "used"),
     [(state, "rr" if state is ModuleState.MISSING else "wlc") for state in ModuleState],
 )
-async def test_a_scheduler_that_the_kernel_has_not_is_replaced_as_run_does(
+async def test_a_scheduler_that_the_kernel_lacks_is_replaced_as_run_does(
     monkeypatch: pytest.MonkeyPatch, state: ModuleState, used: str
 ) -> None:
     asked: list[str] = []
@@ -91,13 +91,13 @@ async def test_an_empty_first_list_is_asked_for_again_and_no_command_goes_by_it(
     assert [one for one in planned.operations if one.verb is Verb.REMOVE] == []
 
 
-async def test_a_directory_that_is_empty_is_believed() -> None:
+async def test_a_directory_without_objects_needs_no_confirmation() -> None:
     node = await inspected(FakeKernel(), "--manifests=/nowhere")
     async with inspection.following(EmptySource(), node.store):
         assert not node.store.may_lack_all
 
 
-async def test_a_dry_run_compares_nothing_with_a_list_that_is_not_believed() -> None:
+async def test_a_dry_run_compares_nothing_while_a_list_is_doubted() -> None:
     node, clock = await inspected(await synced_kernel(*WEB)), Clock()
     status = Status(families=tuple(Family), sync_period_s=30, clock=clock, wall_clock=clock)
     async with inspection.following(EmptySource(), node.store):

@@ -97,7 +97,7 @@ async def test_a_node_port_of_the_number_of_another_port_is_not_mistaken_for_it(
     }
 
 
-async def test_rows_of_others_are_not_ours_and_stale_ones_are_nobodys() -> None:
+async def test_rows_of_other_programs_are_foreign_and_stale_rows_have_no_service() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 7)] = KernelVirtualServer(
         VirtualServerSettings("wlc"), {builders.backend("10.9.9.9"): 1}
@@ -111,7 +111,7 @@ async def test_rows_of_others_are_not_ours_and_stale_ones_are_nobodys() -> None:
     assert {line[72:] for line in lines[3:] if line.startswith("  ->")} == {""}
 
 
-async def test_a_row_that_went_meanwhile_has_no_owner() -> None:
+async def test_a_row_that_vanished_meanwhile_has_no_owner() -> None:
     kernel = await synced_kernel(*WEB)
     rows = _rows(kernel)
     kernel.virtual_servers.clear()
@@ -119,7 +119,7 @@ async def test_a_row_that_went_meanwhile_has_no_owner() -> None:
     assert {line[72:] for line in listing.render(document) if line.startswith("TCP")} == {"(gone meanwhile)"}
 
 
-async def test_what_is_not_as_it_should_be_is_said_beside_a_real_server() -> None:
+async def test_list_shows_a_remark_beside_a_real_server_that_differs() -> None:
     kernel = await synced_kernel(*WEB)
     weights = kernel.virtual_servers[CLUSTER].real_servers
     weights[builders.backend("10.244.0.1")] = 0
@@ -160,7 +160,7 @@ async def test_hostile_names_stay_text(capsys: pytest.CaptureFixture[str]) -> No
     assert all(character.isprintable() for character in output.replace("\n", ""))
 
 
-async def test_without_names_the_table_is_bare_and_says_so_in_json() -> None:
+async def test_without_names_list_shows_a_bare_table_and_says_so_in_json() -> None:
     rows = _rows(await synced_kernel(*WEB))
     document = listing.table("node-a", rows)
     assert not document["named"]
@@ -171,7 +171,7 @@ async def test_without_names_the_table_is_bare_and_says_so_in_json() -> None:
     ]
 
 
-def test_a_kernel_that_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kernel_that_cannot_be_read_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(logs, "set_up", lambda **_: None)  # other tests have their own log
     monkeypatch.setattr(host, "missing_privileges", lambda **_: ("CAP_NET_ADMIN is missing",))
     monkeypatch.setattr(host, "missing_features", lambda: ())

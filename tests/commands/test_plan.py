@@ -51,7 +51,7 @@ async def test_there_is_nothing_to_do_where_all_is_in_force() -> None:
     assert _lines(await _plan(await synced_kernel(*WEB), *WEB)) == []
 
 
-async def test_what_another_program_has_added_for_all_other_keys_is_removed() -> None:
+async def test_a_foreign_catch_all_element_is_removed() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.sets["KUBE-CLUSTER-IP"].entries.add(ForeignElement("KUBE-CLUSTER-IP"))
     assert _lines(await _plan(kernel, *WEB)) == ["remove set_entry KUBE-CLUSTER-IP *"]
@@ -69,7 +69,7 @@ async def test_every_operation_names_the_service_that_it_is_for() -> None:
     assert ("sysctl", None) in services
 
 
-async def test_what_nobody_wants_any_more_is_removed_and_belongs_to_no_service() -> None:
+async def test_plan_removes_undesired_objects_and_names_no_service_for_them() -> None:
     document = await _plan(await synced_kernel(*WEB), builders.node())
     removed = [one for one in document["operations"] if one["verb"] == "remove" and one["kind"] == "virtual_server"]
     assert {one["object"] for one in removed} == {"TCP 10.96.0.10:80", "TCP 192.168.0.10:30080"}
@@ -87,7 +87,7 @@ async def test_a_real_server_with_connections_is_only_emptied(active: int, verbs
     assert about[0]["weight"] == 0
 
 
-async def test_half_a_reading_is_no_plan() -> None:
+async def test_plan_refuses_to_plan_from_an_incomplete_reading() -> None:
     kernel = memory_node.new_kernel()
     kernel.unreadable.add("sets")
     with pytest.raises(UnknownStateError, match="sets cannot be read"):

@@ -41,7 +41,7 @@ def test_a_service_range_inside_the_cluster_cidr_is_named() -> None:
 
 
 @pytest.mark.parametrize("ranges", [("10.245.0.0/16", "fd00:244::/56"), ("192.168.0.0/16",)])
-def test_a_cluster_cidr_of_pods_alone_is_fine(ranges: tuple[str, ...]) -> None:
+def test_a_cluster_cidr_that_contains_only_pods_is_accepted(ranges: tuple[str, ...]) -> None:
     (found,) = _judge(SERVICES, _settings(*ranges))
     assert found.level is Level.OK
 

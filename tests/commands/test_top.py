@@ -46,7 +46,7 @@ async def _main(*arguments: str) -> int:
     return await asyncio.to_thread(cli.main, ["top", *arguments])
 
 
-async def test_once_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_top_once_prints_the_node_and_its_services_with_rates(capsys: pytest.CaptureFixture[str]) -> None:
     async with _node().showing() as port:
         capsys.readouterr()
         assert await _main("--once", f"--server=http://127.0.0.1:{port}") == 0
@@ -60,7 +60,7 @@ async def test_once_prints_the_node_and_its_services_with_rates(capsys: pytest.C
     assert dns.endswith("it has no endpoints")
 
 
-async def test_a_filter_and_an_order_count_for_a_single_picture_too(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_filter_and_an_order_also_apply_to_a_single_picture(capsys: pytest.CaptureFixture[str]) -> None:
     async with _node().showing() as port:
         capsys.readouterr()
         assert await _main("--once", "--filter=10.244.0.", "--sort=name", f"--server=http://127.0.0.1:{port}") == 0
@@ -83,12 +83,12 @@ def test_without_a_daemon_there_is_one_sentence_and_a_status(capsys: pytest.Capt
     assert (output, error) == ("", "ipvsproxy: no ipvsproxy answers on http://127.0.0.1:9: Connection refused\n")
 
 
-def test_a_metrics_server_that_is_turned_off_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metrics_server_that_is_turned_off_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
     assert top.run(loading.from_flags("--metrics-port=0")) == CANNOT_TELL
     assert "turns the metrics server off: name one by --server" in capsys.readouterr().err
 
 
-async def test_a_picture_of_a_pipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_top_refuses_to_draw_a_screen_into_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     async with _node().showing() as port:
         assert await _main(f"--server=http://127.0.0.1:{port}") == CANNOT_TELL
     assert "error is no terminal for a screen: use --once, or --output=json" in capsys.readouterr().err
@@ -112,7 +112,7 @@ async def test_without_textual_one_sentence_says_how_to_install_it(
 
 
 @pytest.mark.usefixtures("_terminal")
-async def test_a_part_of_ipvsproxy_that_is_missing_is_no_matter_of_textual(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_module_of_ipvsproxy_is_not_reported_as_a_missing_textual(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name=name)
 
@@ -132,7 +132,7 @@ async def test_a_part_of_ipvsproxy_that_is_missing_is_no_matter_of_textual(monke
         (Question(sort=Sort.BYTES, is_reversed=True), "asc"),
     ],
 )
-async def test_the_busiest_come_first_and_names_in_their_order(question: Question, order: str) -> None:
+async def test_the_busiest_services_come_first_and_names_are_sorted_alphabetically(question: Question, order: str) -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         orders.append(query.get("order"))
         return {}
@@ -148,14 +148,14 @@ def _daemon(get: Callable[..., object]) -> Daemon:
     return daemon
 
 
-async def test_a_service_that_is_not_there_is_none() -> None:
+async def test_explain_finds_no_service_of_an_unknown_name() -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         raise NotThereError(what)
 
     assert await _daemon(get).details("default/none") is None
 
 
-async def test_documents_of_another_version_are_said() -> None:
+async def test_documents_of_another_version_are_reported() -> None:
     async def get(what: str, **query: str | float) -> Mapping[str, Any]:
         return {"names": [], "services": []}
 
@@ -166,7 +166,7 @@ async def test_documents_of_another_version_are_said() -> None:
         await daemon.details("default/web")
 
 
-async def test_names_that_a_locale_has_not_got_are_printed_escaped() -> None:
+async def test_characters_that_the_locale_lacks_are_printed_escaped() -> None:
     node = _node()
     node.put(builders.service("w\N{LATIN SMALL LETTER E WITH ACUTE}b", cluster=["10.96.0.67"]))
     async with node.showing() as port:
@@ -242,21 +242,21 @@ async def test_a_kube_proxy_is_recognised() -> None:
             await Daemon(url).get("node")
 
 
-async def test_another_status_is_named() -> None:
+async def test_an_unexpected_http_status_is_named() -> None:
     async with _answering(server.FAILED) as url:
         with pytest.raises(NoAnswerError, match=r"answers /ui/api/node.json with status 500$"):
             await Daemon(url).get("node")
 
 
 @pytest.mark.parametrize("body", [b"ok", b"[]", b'{"a": ', b"\xff"])
-async def test_an_answer_that_is_not_of_an_ipvsproxy_is_said(body: bytes) -> None:
+async def test_an_answer_from_another_program_is_reported(body: bytes) -> None:
     async with _answering(Answer(200, body, server.JSON)) as url:
         with pytest.raises(NoAnswerError, match="but not as an ipvsproxy"):
             await Daemon(url).get("node")
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.0", b"SSH-2.0-OpenSSH_9 200\r\n"])
-async def test_what_is_not_http_is_said(said: bytes) -> None:
+async def test_an_answer_that_is_not_http_is_reported(said: bytes) -> None:
     async with _saying(said) as url:
         with pytest.raises(NoAnswerError, match="the answer is not HTTP"):
             await Daemon(url).get("node")

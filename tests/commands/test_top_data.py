@@ -34,7 +34,7 @@ from tests.support.top_pictures import service
         (5e15, "5000T"),
     ],
 )
-def test_a_figure_is_short(value: float | None, text: str) -> None:
+def test_a_printed_figure_has_few_digits(value: float | None, text: str) -> None:
     assert top_data.count(value) == text
 
 
@@ -51,11 +51,11 @@ def test_a_figure_is_short(value: float | None, text: str) -> None:
         (864_000, "10 d"),
     ],
 )
-def test_a_time_span_is_for_people(value: float | None, text: str) -> None:
+def test_a_time_span_is_printed_for_people(value: float | None, text: str) -> None:
     assert top_data.seconds(value) == text
 
 
-def test_endpoints_are_counted_by_what_becomes_of_them() -> None:
+def test_endpoints_are_counted_by_whether_and_how_they_are_used() -> None:
     column = next(one for one in top_data.SERVICE_COLUMNS if one.title == "Ends")
     counts = ((3, 1, 2), (3, 0, 2), (3, 0, 0))
     rows = [{"endpoints": dict(zip(("ready", "draining", "unused"), one, strict=True))} for one in counts]
@@ -206,7 +206,7 @@ async def test_each_endpoint_has_the_figures_of_all_its_virtual_servers(node: Pa
     assert _states(details) == {"10.244.0.1:8080": "in", "10.244.1.1:8080": "in", "10.244.0.9:8080": "out: it is not ready"}
 
 
-async def test_draining_and_missing_real_servers_are_told() -> None:
+async def test_draining_and_missing_real_servers_are_shown() -> None:
     document = await _document(*WEB)
     kernel = document["service"]["ports"][0]["virtualServers"][0]["kernel"]
     kernel["realServers"] = [one for one in kernel["realServers"] if one["realServer"] != str(THERE)]
@@ -230,14 +230,14 @@ async def _document(*objects: ApiObject, name: str = "default/web") -> dict[str,
         return copy.deepcopy(await one.ask("service", name=name))
 
 
-async def test_an_endpoint_that_gets_a_part_of_the_traffic_says_which() -> None:
+async def test_an_endpoint_that_serves_only_internal_or_external_traffic_is_shown_with_it() -> None:
     local = builders.service("web", builders.service_port(80, name="http", node_port=30080), external_local=True)
     details = top_data.details(await _document(WEB[0], local, WEB[2]))
     assert _states(details)["10.244.1.1:8080"].startswith("in for the cluster IP: out for other addresses: it is on another node")
     assert "externalTrafficPolicy Local" in details.lines
 
 
-async def test_what_a_service_is_besides_its_endpoints_is_told() -> None:
+async def test_the_properties_of_a_service_are_explained() -> None:
     service = builders.service(
         "web",
         kind=ServiceType.LOAD_BALANCER,
@@ -260,7 +260,7 @@ async def test_what_a_service_is_besides_its_endpoints_is_told() -> None:
     )
 
 
-async def test_an_address_that_another_service_has_is_told() -> None:
+async def test_an_address_that_another_service_has_is_explained() -> None:
     younger = builders.service("younger", created_s=builders.CREATED_S + 1)
     document = await _document(*WEB, younger, name="default/younger")
     assert "TCP 10.96.0.10:80: not served, default/web has it" in top_data.details(document).lines

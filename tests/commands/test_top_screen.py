@@ -130,7 +130,7 @@ async def test_keys_sort_filter_open_and_quit(size: tuple[int, int]) -> None:
         ("r", Question(sort=Sort.CONNECTIONS, is_reversed=True)),
     ],
 )
-async def test_each_key_asks_for_its_order(key: str, asked: Question) -> None:
+async def test_each_sort_key_requests_its_order_from_the_daemon(key: str, asked: Question) -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon).run_test() as pilot:
         await _until(pilot, "demo/web")
@@ -150,7 +150,7 @@ async def test_hostile_names_stay_text(size: tuple[int, int]) -> None:
         assert all(one.isprintable() or one == "\n" for one in _shown(pilot))
 
 
-async def test_a_lost_connection_is_said_and_taken_up_again() -> None:
+async def test_a_lost_connection_is_shown_and_opened_again() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon, interval_s=0.02).run_test() as pilot:
         await _until(pilot, "demo/web")
@@ -175,7 +175,7 @@ async def test_an_open_service_says_when_the_connection_is_lost_and_when_it_is_g
         await _until(pilot, "there is no Service demo/web any more", "10.244.0.1:8080")
 
 
-async def test_a_held_picture_stays_until_the_same_key() -> None:
+async def test_a_held_screen_stays_until_space_is_pressed_again() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon, interval_s=0.02).run_test() as pilot:
         await _until(pilot, "demo/web")
@@ -235,7 +235,7 @@ async def test_pages_of_services_are_turned_within_their_bounds() -> None:
         await _until(pilot, "by name: 1, page 1 of 3")
 
 
-async def test_a_column_is_as_wide_as_its_texts_are_now() -> None:
+async def test_a_column_is_as_wide_as_its_current_texts() -> None:
     daemon = Daemon("demo/" + "x" * 60)
     async with _app(daemon, interval_s=0.02).run_test(size=(40, 15)) as pilot:
         await _until(pilot, "demo/xxx")

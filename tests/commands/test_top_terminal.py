@@ -82,7 +82,7 @@ async def test_a_person_sorts_filters_opens_and_quits(node: PageNode) -> None:
     assert " 7 " in f"{row} ", "its active connections"
 
 
-async def test_a_daemon_that_goes_and_comes_back_is_said_and_followed(node: PageNode) -> None:
+async def test_top_shows_that_its_daemon_is_gone_and_follows_it_when_it_returns(node: PageNode) -> None:
     with contextlib.ExitStack() as stack:
         async with node.showing() as port:
             terminal = stack.enter_context(_top(80, 24, f"--server=http://127.0.0.1:{port}"))
@@ -116,7 +116,7 @@ async def test_control_c_ends_it_and_leaves_the_terminal_as_it_was(node: PageNod
     ],
     ids=["no TERM", "no UTF-8"],
 )
-async def test_a_poor_terminal_shows_it_as_well(node: PageNode, environment: dict[str, str], name: str) -> None:
+async def test_a_terminal_without_colours_shows_top(node: PageNode, environment: dict[str, str], name: str) -> None:
     node.put(builders.service("w\N{LATIN SMALL LETTER E WITH ACUTE}b", cluster=["10.96.0.67"]))
 
     def act(port: int) -> None:
@@ -141,7 +141,7 @@ async def test_a_terminal_that_is_too_small_does_no_harm(node: PageNode, columns
         await asyncio.to_thread(act, port)
 
 
-async def test_a_terminal_that_only_writes_lines_is_told_of_once(node: PageNode) -> None:
+async def test_top_prints_one_picture_on_a_terminal_that_only_writes_lines(node: PageNode) -> None:
     def act(port: int) -> None:
         with _top(80, 24, f"--server=http://127.0.0.1:{port}", environment={"TERM": "dumb"}) as terminal:
             assert terminal.end() == 2

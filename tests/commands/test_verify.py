@@ -45,7 +45,7 @@ async def _lines(kernel: FakeKernel, *objects: object) -> list[str]:
     return list(verify.render(await _verify(kernel, *objects)))
 
 
-async def test_what_the_loop_programmed_is_equal_and_nothing_is_done() -> None:
+async def test_after_a_sync_of_the_loop_inspection_finds_no_difference() -> None:
     kernel = await synced_kernel(*WEB)
     assert await _lines(kernel) == ["node-a: equal; compared 1 Services, 2 virtual servers"]
     assert kernel.applied == []
@@ -126,7 +126,7 @@ async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> No
     assert lines[0] == "default/dns  real_server UDP 10.96.0.10:53 -> 10.9.9.9:53: desired nothing, observed weight 0"
 
 
-async def test_virtual_servers_of_others_are_listed_and_no_difference() -> None:
+async def test_virtual_servers_of_other_programs_are_listed_and_are_no_difference() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 80)] = KernelVirtualServer(VirtualServerSettings("wlc"), {HERE: 1})
     document = await _verify(kernel)
@@ -135,7 +135,7 @@ async def test_virtual_servers_of_others_are_listed_and_no_difference() -> None:
     assert "foreign, left alone: TCP 192.0.2.1:80 wlc, real servers: 1" in verify.render(document)
 
 
-async def test_what_is_about_to_be_programmed_is_no_difference() -> None:
+async def test_a_change_about_to_be_programmed_is_no_difference() -> None:
     kernel = await synced_kernel(*WEB)
     weights = kernel.virtual_servers[CLUSTER].real_servers
     del weights[THERE]
@@ -169,7 +169,7 @@ async def test_node_ports_on_an_address_that_went_may_outlive_it_for_a_while(gon
     assert next(looks) == 4, "three looks"
 
 
-async def test_what_is_stale_on_an_address_of_this_node_is_looked_at_twice() -> None:
+async def test_stale_objects_on_an_address_of_this_node_are_examined_twice() -> None:
     kernel = await synced_kernel(*WEB)
     observe, looks = kernel.observe, itertools.count(1)
 
@@ -183,7 +183,7 @@ async def test_what_is_stale_on_an_address_of_this_node_is_looked_at_twice() -> 
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "timeouts"])
-async def test_what_cannot_be_read_is_neither_equal_nor_different(part: str) -> None:
+async def test_an_unreadable_part_is_neither_equal_nor_different(part: str) -> None:
     kernel = await synced_kernel(*WEB)
     kernel.unreadable.add(part)
     with pytest.raises((UnknownStateError, KernelError)):

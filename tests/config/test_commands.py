@@ -105,7 +105,7 @@ def test_command_has_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["--dry-run", "--dry-run=false", "--output", "json", "-o=text"], (False, False)),
     ],
 )
-def test_every_command_takes_them_and_the_last_value_counts(arguments: list[str], choices: tuple[bool, bool]) -> None:
+def test_every_command_takes_its_options_and_the_last_value_counts(arguments: list[str], choices: tuple[bool, bool]) -> None:
     config = loading.from_flags(*arguments)
     assert (config.dry_run, config.as_json) == choices
 
@@ -118,7 +118,7 @@ def test_wrong_values_are_reported() -> None:
     assert loading.problems_of_flags("-o", "xml") == ["--output: 'xml' must be one of text, json"]
 
 
-def test_they_count_beside_a_file() -> None:
+def test_output_and_dry_run_flags_count_beside_a_file() -> None:
     config = loading.from_file("", "-o", "json", "--dry-run")
     assert (config.dry_run, config.as_json, config.notices) == (True, True, ())
 

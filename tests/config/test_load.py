@@ -85,7 +85,7 @@ _CONTENTS = strategies.text().map(lambda text: (HEAD + text).encode("utf-8", "su
 
 
 @given(arguments=strategies.lists(_ARGUMENTS, max_size=4), content=strategies.none() | _CONTENTS)
-def test_junk_gives_a_configuration_or_problems(arguments: list[str], content: bytes | None) -> None:
+def test_arbitrary_arguments_give_a_configuration_or_problems(arguments: list[str], content: bytes | None) -> None:
     try:
         load_with(arguments if content is None else ["--config", PATH, *arguments], content or b"")
     except ConfigError as error:
@@ -142,11 +142,11 @@ def test_help_has_a_short_flag() -> None:
 
 
 @pytest.mark.parametrize("form", ["--masquerade-all", "--masquerade-all=true", "--masquerade_all=1", "--masquerade-all=T"])
-def test_switch_is_on(form: str) -> None:
+def test_a_boolean_flag_without_a_value_is_on(form: str) -> None:
     assert values(form) == {"iptables.masqueradeAll": True}
 
 
-def test_switch_does_not_take_the_next_word() -> None:
+def test_a_boolean_flag_does_not_take_the_next_word() -> None:
     assert problem("--cleanup", "false") == "--cleanup: takes its value after an equals sign: --cleanup=false"
 
 

@@ -107,7 +107,7 @@ def test_every_false_of_go_is_false(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yes", "on", "tRUE", "2"])
-def test_other_word_is_no_boolean(text: str) -> None:
+def test_a_word_other_than_true_or_false_is_no_boolean(text: str) -> None:
     with pytest.raises(ValueError, match="true or false"):
         option.parse_boolean(text)
 

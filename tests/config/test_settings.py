@@ -120,7 +120,7 @@ def test_periods_and_timeouts_reach_the_loop() -> None:
     assert settings.timeouts == Timeouts(900, 0, 300)
 
 
-def test_the_timeouts_of_the_kernel_stay_unless_one_is_configured() -> None:
+def test_the_timeouts_of_the_kernel_stay_unless_a_timeout_is_configured() -> None:
     assert engine().timeouts is None
     assert engine("--ipvs-tcpfin-timeout=2m").timeouts == Timeouts(0, 120, 0)
 

@@ -182,7 +182,7 @@ def test_mapped_address_is_an_ipv4_address() -> None:
     assert from_flags("--bind-address=::ffff:10.0.0.1").translation.bind_address == parse_address("10.0.0.1")
 
 
-def test_zero_in_a_file_means_the_default() -> None:
+def test_a_zero_or_empty_field_of_a_file_means_the_default() -> None:
     config = from_file(
         "ipvs: {syncPeriod: 0s}\nbindAddress: ''\nhealthzBindAddress: ''\nlogging: {format: '', flushFrequency: 0}\n"
     )

@@ -218,7 +218,7 @@ def test_a_scheduler_that_the_kernel_lacks_is_logged_and_replaced(
 
 
 @pytest.mark.usefixtures("kernel")
-def test_host_ports_before_services_are_told_once_and_until_an_audit_no_longer_finds_them(
+def test_host_ports_before_services_are_logged_once_until_an_audit_no_longer_finds_them(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = ("legacy IPv4",)
@@ -521,7 +521,7 @@ NO_TABLE, NOT_INSTALLED = (Refusal(reason, is_certain=True) for reason in ("refu
 
 
 @pytest.mark.parametrize("unserved", [None, *Family])
-def test_one_family_is_enough(bare: pytest.MonkeyPatch, unserved: Family | None) -> None:
+def test_iptables_for_one_family_is_enough_to_start(bare: pytest.MonkeyPatch, unserved: Family | None) -> None:
     kernel = Kernel()
     bare.setattr(kernel, "rules", Iptables({unserved: NO_TABLE} if unserved else {}), raising=False)
     served = [family for family in Family if family is not unserved]
@@ -552,7 +552,7 @@ def lacking_behind_ipvs(_: Kernel, *, by_interface: bool) -> tuple[Lack, ...]:
         (LocalMode.INTERFACE_NAME_PREFIX, ["filtered-routes", "arrival-behind-ipvs"]),
     ],
 )
-async def test_what_the_kernel_lacks_is_logged_once_at_the_start(
+async def test_missing_kernel_features_are_logged_once_at_the_start(
     bare: pytest.MonkeyPatch, mode: LocalMode, lacking: list[str]
 ) -> None:
     bare.setattr(Kernel, "lacking", lacking_behind_ipvs)
@@ -657,7 +657,7 @@ def _reloaded(kernel: Kernel, directory: pathlib.Path, section: str) -> list[Any
     return logged
 
 
-def test_what_the_other_backend_holds_and_cannot_be_removed_is_shown_by_health(
+def test_objects_of_the_other_backend_that_cannot_be_removed_are_shown_by_health(
     kernel: Kernel, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[list[str]] = []

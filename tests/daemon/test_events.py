@@ -140,7 +140,7 @@ async def test_the_process_has_a_rate_limit_across_objects() -> None:
     assert len(desk.written) == BURST + 3
 
 
-async def test_an_event_of_all_nodes_comes_later_under_one_name_and_a_conflict_counts_as_posted() -> None:
+async def test_an_event_that_all_nodes_share_is_posted_later_under_one_name_and_a_conflict_counts_as_posted() -> None:
     names = set()
     for _ in range(2):
         desk = Desk()

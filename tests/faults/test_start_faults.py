@@ -117,12 +117,12 @@ def test_all_acts_of_a_start_are_known(node: starts.Node) -> None:
 
 
 @pytest.mark.parametrize("first", range(STARTS))
-def test_acts_that_fail_once_cost_nothing(node: starts.Node, first: int) -> None:
+def test_steps_of_the_start_that_fail_once_do_no_harm(node: starts.Node, first: int) -> None:
     fail(node, *(acts.Order(name, acts.failures(name)[0], 1) for name in ACTS[first::STARTS]))
 
 
 @pytest.mark.parametrize("name", ALWAYS)
-def test_an_act_that_always_fails_removes_nothing_and_is_reported(node: starts.Node, name: str) -> None:
+def test_a_step_that_always_fails_removes_nothing_and_is_reported(node: starts.Node, name: str) -> None:
     fail(node, acts.Order(name, acts.failures(name)[0], 0))
 
 

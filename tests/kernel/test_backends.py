@@ -80,7 +80,7 @@ def test_sets_that_a_rule_uses_are_named(sys_folder: pathlib.Path, monkeypatch: 
     assert FewSets.emptied == [second, third]
 
 
-def test_a_set_that_stays_for_another_reason_is_not_called_used(
+def test_a_set_that_stays_for_another_reason_is_not_reported_as_in_use(
     sys_folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "IpsetDriver", FewSets)

@@ -220,7 +220,7 @@ def test_a_plan_reads_what_run_reads(kernel: Kernel, given: loop_kernel.Kernel) 
     }
 
 
-def test_outcomes_are_about_each_object_once_and_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
+def test_each_object_has_one_outcome_in_the_order_of_the_operations(given: loop_kernel.Kernel) -> None:
     desired, entry = server(), entries(Family.IPV4)[1]
     ip_set = IpSet(SetKind.CLUSTER_IP, Family.IPV4)
     items = (
@@ -394,7 +394,7 @@ def test_adding_and_removing_an_entry_twice_is_no_error(kernel: Kernel) -> None:
     assert sets(kernel) == {entry.set: frozenset()}
 
 
-def test_what_another_program_adds_for_all_other_keys_is_observed_until_it_is_removed(kernel: Kernel) -> None:
+def test_a_foreign_catch_all_element_is_observed_until_it_is_removed(kernel: Kernel) -> None:
     entry = ForeignElement(IpSet(SetKind.CLUSTER_IP, Family.IPV4).name)
     add(kernel, IP_SETS[entry.set])
     if isinstance(kernel, fake_kernel.FakeKernel):
@@ -423,7 +423,7 @@ def test_a_set_that_is_there_already_is_a_surprise(kernel: Kernel) -> None:
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.ADD, ip_set)] == [("", True)]
 
 
-def test_a_range_of_everything_is_refused(kernel: Kernel) -> None:
+def test_a_range_of_all_addresses_is_refused(kernel: Kernel) -> None:
     add(kernel, IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4))
     everything = msgspec.structs.replace(entries(Family.IPV4)[4], other=parse_address("0.0.0.0"), prefix_length=0)
     assert refusal(kernel, Verb.ADD, everything) == (errno.EINVAL if uses_nftables(kernel) else fake_sets.INVALID_PREFIX)
@@ -511,7 +511,7 @@ def test_a_setting_is_read_back_and_one_that_does_not_exist_is_refused(kernel: K
     assert refusal(kernel, Verb.SET, Sysctl("net/ipv4/vs/none", "1")) == errno.ENOENT
 
 
-def test_timeouts_are_taken(kernel: Kernel) -> None:
+def test_the_kernel_takes_timeouts_and_keeps_those_that_are_zero(kernel: Kernel) -> None:
     assert [outcome.error for outcome in apply(kernel, Verb.SET, Timeouts(0, 0, 250))] == [""]
     assert kernel.read_timeouts() == Timeouts(900, 120, 250)
 
@@ -692,7 +692,7 @@ def test_every_scheduler_changes_in_place(kernel: Kernel) -> None:
         assert (observed.settings, observed.real_servers) == (chosen.settings, {one.key: 5, two.key: 0}), scheduler
 
 
-def test_a_scheduler_that_there_is_not_is_unusable(kernel: Kernel) -> None:
+def test_a_scheduler_that_does_not_exist_is_unusable(kernel: Kernel) -> None:
     assert "no scheduler 'fastest'" in kernel.why_unusable("fastest")
 
 

@@ -72,14 +72,14 @@ def test_only_legacy_tables_are_read_from_what_a_program_prints(program: str, va
     assert [str(table) for table in found] == ([f"{program} filter"] if is_legacy else [])
 
 
-def test_what_could_not_be_read_is_told() -> None:
+def test_unreadable_parts_are_reported() -> None:
     def fail(*_: object) -> NoReturn:
         raise KernelError(action="read the tables", detail="the answer is incomplete")
 
     assert facts._attempt(fail, "") == ("", ("read the tables: the answer is incomplete",))
 
 
-def test_a_program_of_iptables_that_gave_no_answer_is_told_and_one_without_tables_is_not(
+def test_doctor_reports_an_iptables_that_gave_no_answer_but_not_an_iptables_without_tables(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = {

@@ -129,7 +129,7 @@ def test_a_host_without_modprobe_is_no_error(tmp_path: pathlib.Path, monkeypatch
     assert host.load_modules(sys=tmp_path) == "modprobe is not in PATH"
 
 
-def test_the_real_host_answers() -> None:
+def test_the_version_and_processors_of_the_real_host_are_read() -> None:
     assert host.kernel_version() > (2, 6)
     assert host.processor_count() >= 1
 
@@ -187,7 +187,7 @@ def test_ipset_types_that_this_kernel_has_not_are_missing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("value", "writable", "is_missing"), [("0", False, True), ("0", True, False), ("1", False, False)])
-def test_a_setting_that_nothing_works_without_must_be_on_or_writable(
+def test_an_indispensable_setting_must_be_on_or_writable(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, value: str, writable: bool, is_missing: bool
 ) -> None:
     for path in INDISPENSABLE_SETTINGS:
@@ -253,7 +253,7 @@ def test_a_start_finds_out_which_fall_backs_it_needs(answers: str, version: tupl
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ERANGE, errno.EPERM])
-def test_a_kernel_that_refuses_the_impossible_filter_or_does_not_answer_lacks_no_filter(number: int) -> None:
+def test_a_kernel_that_refuses_an_impossible_filter_or_does_not_answer_counts_as_filtering(number: int) -> None:
     """Linux 5.10 answers EOPNOTSUPP (``ctnetlink_parse_filter``), 6.1 EINVAL, by its policy of masks."""
 
     def refusing(_protocol: int) -> fake_netlink.FakeSocket:
@@ -262,7 +262,7 @@ def test_a_kernel_that_refuses_the_impossible_filter_or_does_not_answer_lacks_no
     assert names((5, 10), refusing) == []
 
 
-def test_a_lost_answer_proves_nothing() -> None:
+def test_a_lost_answer_does_not_prove_that_a_module_is_missing() -> None:
     def connect(protocol: int) -> fake_netlink.FakeSocket:
         if not protocol:
             raise OSError(errno.EMFILE, "too many open files")

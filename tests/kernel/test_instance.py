@@ -49,7 +49,7 @@ def test_a_lock_in_one_network_namespace_does_not_count_in_another(request: pyte
         instance.Instance(NAME).close()
 
 
-def test_a_squatter_of_another_user_does_not_stop_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_of_another_user_at_our_name_does_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def credentials(*_: object) -> bytes:
         return struct.pack("3i", 4711, 1000, 1000)
 
@@ -58,7 +58,7 @@ def test_a_squatter_of_another_user_does_not_stop_us(monkeypatch: pytest.MonkeyP
         assert second.squatter == "a process of user 1000"
 
 
-def test_a_squatter_that_does_not_answer_does_not_stop_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_socket_at_our_name_does_not_prevent_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance, "ANSWER_WITHIN_S", 0.1)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:
         mute.bind(NAME)

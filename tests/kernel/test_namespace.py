@@ -23,7 +23,7 @@ def test_objects_of_one_test_do_not_exist_for_another(_run: str) -> None:
     assert "TCP  0A600001:0050 rr" in TABLE.read_text()
 
 
-def test_only_loopback_is_there_and_it_works() -> None:
+def test_a_test_namespace_has_only_a_working_loopback() -> None:
     assert [name for _, name in socket.if_nameindex()] == ["lo"]
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
         pass

@@ -226,7 +226,7 @@ def test_operations_go_out_in_their_order_in_runs_of_one_driver(kernel: Kernel) 
     assert [outcome.surprise for outcome in outcomes] == [True, True, False, False, True], "outcomes are the drivers' own"
 
 
-def test_nothing_to_do_is_nothing_done(kernel: Kernel) -> None:
+def test_no_operation_is_planned_where_nothing_differs(kernel: Kernel) -> None:
     assert new_node().apply([]) == []
     assert kernel.applied == []
 
@@ -399,7 +399,7 @@ def test_rules_without_a_mark_are_logged_once_until_they_have_one(kernel: Kernel
     assert [line["event"] for line in logged] == ["rule_changes_unseen"] * len(Family) * 2
 
 
-def test_all_that_is_there_is_observed(kernel: Kernel) -> None:
+def test_all_objects_in_the_kernel_are_observed(kernel: Kernel) -> None:
     assert observe(new_node()) == Observation(
         virtual_servers={KEY: ObservedVirtualServer(SETTINGS, {BACKEND: 1})},
         foreign_virtual_servers=3,

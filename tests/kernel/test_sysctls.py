@@ -89,5 +89,5 @@ def test_a_setting_that_cannot_be_read_is_an_error(root: pathlib.Path) -> None:
     assert caught.value.action == "read net/ipv4"
 
 
-def test_the_real_kernel_answers() -> None:
+def test_a_setting_is_read_from_the_real_kernel() -> None:
     assert FORWARD in SysctlDriver().observe([FORWARD])

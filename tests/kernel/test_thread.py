@@ -152,7 +152,7 @@ asyncio.run(main())
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 
-async def test_it_leaves_no_descriptor_behind_and_may_be_stopped_twice() -> None:
+async def test_the_kernel_thread_leaves_no_descriptor_behind_and_may_be_stopped_twice() -> None:
     before = _descriptors()
     thread = await KernelThread.start(Target)
     thread.stop()
@@ -219,7 +219,7 @@ async def test_a_call_that_begins_late_is_reported_as_well(monkeypatch: pytest.M
     other.stop()
 
 
-async def test_a_call_that_its_caller_has_given_up_is_reported_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_call_is_reported_even_if_its_caller_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.kernel.thread.SLOW_S", 0.2)
     slow = asyncio.Event()
     thread = await KernelThread.start(Target, slow.set)

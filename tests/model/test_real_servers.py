@@ -42,7 +42,7 @@ def keys_of(size: int) -> st.SearchStrategy[list[RealServerKey]]:
 
 
 @hypothesis.given(keys_of(6) | keys_of(18), st.data())
-def test_even_weights_are_the_mapping_of_each_of_their_keys_to_one(keys: list[RealServerKey], data: st.DataObject) -> None:
+def test_even_weights_equal_a_dict_that_maps_each_key_to_one(keys: list[RealServerKey], data: st.DataObject) -> None:
     expected, packed = dict.fromkeys(keys, 1), EvenWeights.of(keys)
     assert list(packed) == keys
     assert {type(key) for key in packed} <= {RealServerKey}
@@ -99,7 +99,7 @@ def test_uneven_weights_are_a_mapping_in_a_fixed_order() -> None:
         hash(weights)
 
 
-def test_thresholds_are_told_in_words() -> None:
+def test_thresholds_are_explained_in_words() -> None:
     assert str(Thresholds(10)) == "connections at most 10"
     assert str(Thresholds(10, 5)) == "connections at most 10, again below 5"
 

@@ -27,7 +27,7 @@ def test_the_order_of_rules_counts_unless_all_of_them_drop() -> None:
     assert observed(unknown, DROP) != observed(DROP, unknown)
 
 
-def test_what_is_said_without_a_table_leaves_out_all_that_was_observed_there() -> None:
+def test_a_skeleton_without_a_table_leaves_out_all_objects_observed_in_it() -> None:
     mangle, nat = (
         ObservedSkeleton(
             family=Family.IPV4,
@@ -47,7 +47,7 @@ def test_what_is_said_without_a_table_leaves_out_all_that_was_observed_there() -
     assert both.without("mangle") == nat
 
 
-def test_a_strange_rule_beside_the_jumps_is_not_the_desired_state() -> None:
+def test_a_foreign_rule_beside_our_jumps_is_a_difference() -> None:
     desired = Skeleton(family=Family.IPV4, chains={}, jumps=()).in_force
     strange = {ChainKey("nat", "OUTPUT"): (UnknownRule("accept"),)}
     assert ObservedSkeleton(family=Family.IPV4, chains={}, jumps=frozenset(), strange_rules=strange) != desired

@@ -46,7 +46,7 @@ def test_the_endpoints_of_a_slice_are_its_addresses_with_the_conditions_of_each(
     assert builders.endpoint_slice(*endpoints).endpoints == endpoints
 
 
-def test_a_slice_of_no_family_has_no_endpoints() -> None:
+def test_a_slice_without_a_family_has_no_endpoints() -> None:
     assert EndpointSlice(name=EndpointSliceName("shop", "web-1"), service=NAME, family=None).endpoints == ()
 
 

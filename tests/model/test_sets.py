@@ -78,7 +78,7 @@ def test_entries_are_written_as_ipset_prints_them(entry: SetEntry, text: str) ->
 
 
 @pytest.mark.parametrize("family", Family)
-def test_the_entry_that_shows_whose_a_mark_is_names_it(family: Family) -> None:
+def test_the_set_entry_of_a_mark_names_its_service(family: Family) -> None:
     key = FirewallMark.of(family, 0xFFFF3FFF)
     entry = mark_entry(key)
     assert IP_SETS[entry.set] == IpSet(SetKind.MARKS, family)

@@ -75,7 +75,7 @@ def test_an_endpoint_of_weight_zero_keeps_its_connections_and_gets_no_new_ones(r
     connection.close()
 
 
-def test_an_endpoint_with_the_most_connections_gets_no_more_and_the_client_is_refused_when_all_have_them(
+def test_an_endpoint_at_its_connection_limit_gets_no_more_and_clients_are_refused_when_all_are_at_it(
     running: Cluster,
 ) -> None:
     running.have()
@@ -186,7 +186,7 @@ def test_a_client_goes_to_one_endpoint_from_two_nodes(running: Cluster, tmp_path
     assert len(set(maps[0])) == len(PODS) * len(Family)
 
 
-def test_a_new_endpoint_climbs_to_its_share(running: Cluster) -> None:
+def test_a_new_endpoint_rises_to_its_share_of_the_traffic(running: Cluster) -> None:
     slow = {"scheduler": "wrr", "slow_start": f"{patience.seconds(8):.0f}s"}
     running.have()
     running.have(_web("p1", **slow))

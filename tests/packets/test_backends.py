@@ -130,7 +130,7 @@ def test_harm_by_others_heals_after_the_notification_alone(laboratory: lab.Lab, 
         assert json.loads(verify(running).output)["differences"] == []
 
 
-def test_an_element_for_all_other_keys_of_our_sets_goes_and_is_told(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_a_catch_all_element_of_our_sets_is_removed_and_logged(laboratory: lab.Lab, tmp_path: Path) -> None:
     flags = ("--rules-backend=nftables", "--ipvs-sync-period=2s")
     with Cluster(laboratory, tmp_path, *flags) as running:
         running.have(*SERVICES)

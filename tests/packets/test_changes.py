@@ -41,7 +41,7 @@ def _range_of(name: str, family: Family) -> str:
 
 
 @by_family
-def test_a_client_that_stays_allowed_is_never_dropped_and_another_never_allowed(running: Cluster, family: Family) -> None:
+def test_a_change_of_ranges_never_drops_an_allowed_client_or_admits_another(running: Cluster, family: Family) -> None:
     def ranges(*texts: str) -> list[Manifest]:
         return service("web", 1, "p1", balancer=True, loadBalancerSourceRanges=texts)
 

@@ -164,7 +164,9 @@ def test_a_table_left_by_kube_proxy_serves_until_ours_do_and_goes_without_a_lost
 
 
 @BACKENDS
-def test_what_a_left_table_decides_in_between(laboratory: lab.Lab, tmp_path: Path, backend: Backend) -> None:
+def test_a_leftover_table_of_kube_proxy_takes_packets_between_two_audits(
+    laboratory: lab.Lab, tmp_path: Path, backend: Backend
+) -> None:
     """Between two audits nothing examines tables, so this one stays while it is asked."""
     with Cluster(laboratory, tmp_path, f"--rules-backend={backend}", "--ipvs-sync-period=300s") as running:
         running.have(*LATE)
@@ -342,7 +344,7 @@ def test_firewalld_wins_until_its_zones_accept_and_doctor_says_so(laboratory: la
 
 
 @pytest.mark.parametrize("event", [pytest.param("reload", marks=pytest.mark.distribution), "restart", "flush ruleset"])
-def test_what_firewalld_does_to_all_tables_heals_without_a_lost_connection(
+def test_a_reload_of_firewalld_is_repaired_without_a_lost_connection(
     laboratory: lab.Lab, tmp_path: Path, wall: Firewalld, event: str
 ) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running, wall:

@@ -34,7 +34,9 @@ def _of_one_family(name: str, number: int, pod: str, family: Family) -> list[clu
     return service(name, number, pod, clusterIP=address, clusterIPs=[address], ipFamilies=[family.label])
 
 
-def test_one_comes_back_although_the_first_service_of_ipv6_arrives_before_the_next_poll(running: Cluster) -> None:
+def test_a_removed_virtual_server_comes_back_although_the_first_ipv6_service_arrives_before_the_next_poll(
+    running: Cluster,
+) -> None:
     """Comes first, before the program has observed IPv6."""
     first = _of_one_family("web", 1, "p1", Family.IPV4)
     running.have(first)
@@ -45,7 +47,7 @@ def test_one_comes_back_although_the_first_service_of_ipv6_arrives_before_the_ne
 
 
 @pytest.mark.parametrize("removed", ["all", "IPv6"])
-def test_they_come_back_after_a_stop_of_the_process_that_is_longer_than_the_audit_interval(
+def test_removed_objects_come_back_after_the_process_was_stopped_for_longer_than_the_audit_interval(
     running: Cluster, removed: str
 ) -> None:
     running.have(service("web", 1, "p1"), service("dns", 2, "p2"))

@@ -33,7 +33,7 @@ def test_the_host_is_not_masqueraded_where_the_cluster_cidr_has_cluster_ips(
         assert any(line.startswith(f"{level}  cluster-cidr: ") for line in doctor.output.splitlines()), doctor
 
 
-def test_what_collides_with_a_node_port_is_named_and_who_gets_the_packets(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_doctor_names_each_collision_with_a_node_port_and_who_gets_the_packets(laboratory: lab.Lab, tmp_path: Path) -> None:
     """A process of the host and a NOTRACK rule; hostPort rules are those of ``test_neighbours``."""
     rules = "*raw\n-A PREROUTING -d 10.96.0.1/32 -p tcp --dport 80 -j CT --notrack\nCOMMIT\n"
     with cluster.Cluster(laboratory, tmp_path) as running:

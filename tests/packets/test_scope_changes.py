@@ -66,7 +66,7 @@ def test_scopes_follow_every_way_to_recognise_local_pods(laboratory: lab.Lab, tm
             assert ask(running, "r2", "node", 30002, family).outcome == "timeout"
 
 
-def test_where_pods_cannot_be_told_from_others_nobody_is_dropped(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_no_client_is_dropped_where_pods_cannot_be_told_from_other_clients(laboratory: lab.Lab, tmp_path: Path) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API, "--detect-local-mode=NodeCIDR") as running:
         running.have(SERVICES)
         assert ask(running, "host", "balancer 1").backends == backends("p1", "r1")
@@ -155,7 +155,7 @@ def test_on_a_kernel_without_mangle_everybody_fares_as_with_kube_proxy(
         running.wait_until(all_served, "everybody served")
 
 
-def test_other_bits_after_a_restart_end_no_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_changed_mark_bits_after_a_restart_end_no_connection(laboratory: lab.Lab, tmp_path: Path) -> None:
     with cluster.Cluster(laboratory, tmp_path, *API) as running:
         running.have(service("web", 1, *BOTH, balancer=True, **LOCAL))
         held = [running.lab.open("p2", "TCP", cluster.address("balancer 1", Family.IPV4), 80) for _ in range(2)]
@@ -198,7 +198,7 @@ def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> I
         yield running
 
 
-def test_a_packet_whose_mark_others_have_changed_fares_as_with_kube_proxy(running: cluster.Cluster) -> None:
+def test_a_packet_whose_mark_another_program_changed_is_treated_as_by_kube_proxy(running: cluster.Cluster) -> None:
     rule = ("filter", "INPUT", "-i", "cni0", "-j", "MARK", "--set-xmark", "0x10000/0xffff0000")
     running.have()
     running.have(SERVICES)

@@ -196,7 +196,7 @@ def test_a_health_check_port_tells_a_load_balancer_whether_an_endpoint_is_here(
     assert running.lab.run("client", *asked, url) == status
 
 
-def test_an_address_in_mode_proxy_is_not_served(running: cluster.Cluster) -> None:
+def test_a_load_balancer_address_in_mode_proxy_is_not_served(running: cluster.Cluster) -> None:
     addresses = {family: cluster.address("balancer 23", family) for family in Family}
     assert not {address for _, address, _ in running.virtual_servers()} & set(addresses.values())
     assert not any(address in running.local_addresses() for address in addresses.values())

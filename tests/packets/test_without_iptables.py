@@ -63,7 +63,7 @@ def _laboratory() -> Iterator[lab.Lab]:
     [("nftables", True), ("nftables", False), ("auto", False)],
     ids=["with the programs in PATH", "without the programs", "chosen because the programs are missing"],
 )
-def test_services_are_served_and_looked_at_without_a_module_of_iptables(
+def test_services_are_served_and_inspected_without_a_module_of_iptables(
     laboratory: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, *, has_programs: bool
 ) -> None:
     if not has_programs:

@@ -42,7 +42,7 @@ def bindings_of(operations: list[Operation]) -> list[tuple[Verb, type]]:
 
 
 @BINDINGS
-def test_addresses_are_local_in_the_chosen_way_alone(binding: Binding) -> None:
+def test_addresses_are_local_only_by_the_chosen_binding(binding: Binding) -> None:
     node = running(binding)
     assert local(node) == {binding: LOCAL, OTHER[binding]: frozenset()}
     node.observe()
@@ -53,7 +53,7 @@ def test_addresses_are_local_in_the_chosen_way_alone(binding: Binding) -> None:
 
 
 @BINDINGS
-def test_a_switch_adds_all_in_the_new_way_before_it_removes_any_in_the_old(binding: Binding) -> None:
+def test_a_switch_of_binding_adds_all_addresses_before_it_removes_any(binding: Binding) -> None:
     node = running(binding)
     node.switch(OTHER[binding])
     done = node.sync()
@@ -63,7 +63,7 @@ def test_a_switch_adds_all_in_the_new_way_before_it_removes_any_in_the_old(bindi
 
 
 @BINDINGS
-def test_an_address_stays_in_the_old_way_while_the_new_way_fails(binding: Binding) -> None:
+def test_an_address_keeps_its_old_binding_while_the_new_binding_fails(binding: Binding) -> None:
     node = running(binding)
     kind, lost = ITEMS[OTHER[binding]], parse_address("10.96.0.2")
     node.kernel.fail(lambda operation: isinstance(operation.item, kind) and operation.item.key == lost, times=2)
@@ -103,7 +103,7 @@ def _one_by_one(node: simulation.SimulatedNode) -> list[Operation]:
 
 
 @BINDINGS
-def test_an_address_without_a_virtual_server_does_not_become_local_in_any_way(binding: Binding) -> None:
+def test_an_address_without_a_virtual_server_becomes_local_with_neither_binding(binding: Binding) -> None:
     node = simulation.SimulatedNode(binding=binding)
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)
     node.put(SHOP)
@@ -114,7 +114,7 @@ def test_an_address_without_a_virtual_server_does_not_become_local_in_any_way(bi
 
 
 @BINDINGS
-def test_an_address_that_no_service_has_any_more_goes_after_its_virtual_server_in_any_way(binding: Binding) -> None:
+def test_an_undesired_address_goes_after_its_virtual_server_with_either_binding(binding: Binding) -> None:
     node = running(binding)
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE and isinstance(operation.item, VirtualServer), times=1)
     node.remove("shop")
@@ -125,7 +125,7 @@ def test_an_address_that_no_service_has_any_more_goes_after_its_virtual_server_i
 
 
 @BINDINGS
-def test_what_other_programs_change_is_drift_and_repaired_in_any_way(binding: Binding) -> None:
+def test_changes_by_other_programs_are_drift_and_are_repaired_with_either_binding(binding: Binding) -> None:
     node = running(binding)
     held = {Binding.ADDRESSES: node.kernel.addresses, Binding.ROUTES: node.kernel.routes}
     stray = parse_address("10.96.7.7")

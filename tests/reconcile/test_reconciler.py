@@ -79,7 +79,7 @@ def test_one_endpoint_more_is_one_operation_for_each_virtual_server_and_one_for_
 
 
 @pytest.mark.checklist(74)
-def test_an_address_is_bound_once_for_all_ports_and_goes_with_the_last() -> None:
+def test_an_address_is_bound_once_for_all_ports_and_removed_with_the_last_port() -> None:
     node = simulation.SimulatedNode()
     ports = [builders.service_port(80), builders.service_port(443), builders.service_port(53, Protocol.UDP)]
     bindings = []
@@ -126,7 +126,7 @@ def test_two_services_that_desire_one_address_and_port_do_not_flap() -> None:
         assert not any(operation.verb is Verb.REMOVE for operation in node.applied if isinstance(operation.item, VirtualServer))
 
 
-def test_additions_alone_take_nothing_away() -> None:
+def test_planning_only_additions_removes_nothing() -> None:
     node = running("10.244.0.1")
     at_once(node.reconciler.putting(builders.service("web").name, None))
     node.put_state(examples.state(examples.OLD, builders.frontend("10.96.0.99", 80), real_servers=[TWO]))
@@ -284,7 +284,7 @@ def test_a_cleaning_that_failed_is_tried_again() -> None:
 # A change of policy.
 
 
-def test_another_deadline_counts_for_drains_that_have_begun() -> None:
+def test_a_changed_deadline_applies_to_drains_that_have_begun() -> None:
     node = draining()
     node.reconciler.adopt(Policy(drain_deadline_s=30))
     assert node.sync(after_s=29) == []
@@ -294,7 +294,7 @@ def test_another_deadline_counts_for_drains_that_have_begun() -> None:
     assert node.sync(after_s=86400) == [], "by default, as long as it takes"
 
 
-def test_what_is_in_ranges_that_are_excluded_no_more_goes() -> None:
+def test_undesired_virtual_servers_in_ranges_that_are_no_longer_excluded_are_removed() -> None:
     node = simulation.SimulatedNode(excluded=["10.96.0.0/16"])
     node.put(*web("10.244.0.1"))
     node.sync()

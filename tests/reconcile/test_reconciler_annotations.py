@@ -53,7 +53,7 @@ FAR_ZERO = WeightRules({OTHER_NODE: 0}, {}, 1)
     ],
     ids=str,
 )
-def test_a_change_is_an_edit_and_so_is_its_end(values: dict[str, Any]) -> None:
+def test_a_change_of_an_annotation_and_its_removal_edit_objects_in_place(values: dict[str, Any]) -> None:
     plain = builders.service(affinity_timeout_s=600)
     node = running(plain)
     before = dict(node.kernel.virtual_servers[KEY].real_servers), node.kernel.virtual_servers[KEY].settings
@@ -166,7 +166,7 @@ def test_thresholds_that_were_given_up_while_the_process_was_down_are_removed() 
     assert (server.settings.flags, server.thresholds) == (0, None)
 
 
-def test_a_real_server_that_goes_takes_its_thresholds_with_it() -> None:
+def test_a_removed_real_server_leaves_no_thresholds() -> None:
     node = running(web(thresholds=Thresholds(10)))
     node.put(web(thresholds=Thresholds(10)), pods(far=False))
     node.sync()
@@ -178,7 +178,7 @@ def test_a_real_server_that_goes_takes_its_thresholds_with_it() -> None:
     assert node.sync() == []
 
 
-def test_the_second_scope_follows() -> None:
+def test_the_second_scope_has_the_annotated_settings_of_its_service() -> None:
     balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=["192.0.2.80"], external_local=True)
     rules = WeightRules({OTHER_NODE: 7}, {}, 2)
     service = web(balanced, scheduler="wrr", weights=rules, thresholds=Thresholds(10))
@@ -206,7 +206,7 @@ def test_a_changed_deadline_holds_at_once_for_drains_that_have_begun() -> None:
     assert TWO not in node.kernel.virtual_servers[KEY].real_servers
 
 
-def test_a_virtual_server_that_two_services_desire_has_the_deadline_of_the_one_that_has_it() -> None:
+def test_a_contested_virtual_server_has_the_drain_deadline_of_its_winner() -> None:
     young = web(builders.service("young", created_s=builders.CREATED_S + 1), drain_deadline_s=30)
     node = running(web(drain_deadline_s=60))
     node.put(young, builders.endpoint_slice(builders.endpoint("10.244.0.1"), service="young"))

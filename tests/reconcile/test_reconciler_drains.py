@@ -120,7 +120,7 @@ def test_a_weight_changed_by_hand_is_set_right() -> None:
     assert len(node.reconciler._drains) == 1
 
 
-def test_a_real_server_that_lost_its_weight_by_hand_and_then_its_endpoint_is_drained_all_the_same() -> None:
+def test_a_real_server_whose_weight_was_set_to_zero_by_hand_is_drained_when_its_endpoint_goes() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     weights(node)[ONE] = 0
     node.observe()
@@ -129,7 +129,7 @@ def test_a_real_server_that_lost_its_weight_by_hand_and_then_its_endpoint_is_dra
     assert weights(node) == {TWO: 1}
 
 
-def test_what_still_gets_connections_or_will_again_is_no_drain() -> None:
+def test_a_real_server_with_a_weight_or_a_desired_one_is_not_draining() -> None:
     node = running("10.244.0.1", "10.244.0.2")
     weights(node).update({ONE: 0, builders.backend("10.244.0.9"): 1})
     node.observe()
@@ -163,7 +163,7 @@ def test_drains_of_a_virtual_server_that_turns_out_to_be_gone_are_forgotten_at_o
     assert len(node.reconciler._drains) == 0
 
 
-def test_counts_without_a_drain_mean_nothing() -> None:
+def test_connections_of_a_real_server_without_a_drain_are_ignored() -> None:
     node = running("10.244.0.1")
     list(node.reconciler.noting_connections({KEY: {ONE: ConnectionCounts(0, 0)}}, node.now))
     assert not node.plan().operations

@@ -47,7 +47,7 @@ def test_a_device_that_is_gone_comes_back_with_its_addresses() -> None:
     assert [kind.__name__ for _, kind in kinds(node.sync())] == ["Device", "BoundAddresses"]
 
 
-def test_a_virtual_server_that_vanished_comes_back_whole_as_soon_as_that_shows() -> None:
+def test_a_vanished_virtual_server_comes_back_whole_when_an_answer_shows_its_absence() -> None:
     node = running("10.244.0.1")
     del node.kernel.virtual_servers[KEY]
     node.put(*web("10.244.0.1", "10.244.0.2"))

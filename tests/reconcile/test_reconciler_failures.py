@@ -36,7 +36,7 @@ def test_a_report_shows_a_few_failures_and_counts_all() -> None:
     assert len(node.reports[0].errors) == 5
 
 
-def test_what_fails_is_tried_again_later_and_later_and_does_not_stop_others() -> None:
+def test_a_failing_operation_is_retried_after_growing_delays_and_stops_no_other_operation() -> None:
     node = simulation.SimulatedNode()
     node.kernel.fail(lambda operation: operation.item == BoundAddresses.of(KEY.address), times=1000)
     node.put(*web("10.244.0.1"))
@@ -55,7 +55,7 @@ def test_what_fails_is_tried_again_later_and_later_and_does_not_stop_others() ->
     assert Operation(Verb.ADD, RealServers.of(KEY, TWO, 1)) in node.sync()
 
 
-def test_a_changed_desired_value_is_tried_at_once_and_the_same_one_is_not() -> None:
+def test_a_changed_desired_value_is_tried_at_once_and_an_unchanged_one_is_not() -> None:
     node = running("10.244.0.1")
     sticky = builders.service("web", affinity_timeout_s=10800, created_s=5.0)
     node.kernel.fail(lambda operation: isinstance(operation.item, VirtualServer), times=1)
@@ -161,7 +161,7 @@ def test_an_operation_that_has_succeeded_since_does_not_wake_the_loop() -> None:
     assert node.reconciler.next_s() is None
 
 
-def test_what_could_not_be_removed_is_pending() -> None:
+def test_an_object_whose_removal_failed_is_pending() -> None:
     node = running("10.244.0.1")
     node.kernel.fail(lambda operation: operation == Operation(Verb.REMOVE, BoundAddresses.of(KEY.address)))
     node.remove("web")
@@ -257,7 +257,7 @@ def test_a_setting_that_was_refused_is_tried_again_when_another_value_is_desired
     assert kernel.sysctls == {simulation.SYSCTL.path: "2"}
 
 
-def test_a_surprise_is_counted_and_what_was_asked_is_in_force() -> None:
+def test_an_object_already_in_the_requested_state_is_counted_as_a_surprise() -> None:
     node = running("10.244.0.1")
     node.kernel.virtual_servers[KEY].real_servers[TWO] = 1
     node.put(*web("10.244.0.1", "10.244.0.2"))

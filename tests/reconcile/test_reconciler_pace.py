@@ -30,7 +30,7 @@ def weights(node: simulation.SimulatedNode) -> list[int]:
     return sorted(node.kernel.virtual_servers[KEY].real_servers.values())
 
 
-def test_what_goes_in_a_storm_waits_at_weight_0_and_goes_when_the_kernel_has_forgotten_the_others() -> None:
+def test_real_servers_removed_in_a_storm_wait_at_weight_0_until_the_kernel_has_freed_others() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     put(node, POOL[10:20])
@@ -74,7 +74,7 @@ def test_no_drain_waits_if_the_scheduler_would_still_choose_it(scheduler: str) -
     assert weights(node) == [1] * 10
 
 
-def test_what_may_not_be_removed_yet_takes_no_room_from_what_waits() -> None:
+def test_a_removal_that_must_wait_takes_no_room_from_waiting_drains() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     put(node, POOL[10:20])
@@ -88,7 +88,7 @@ def test_what_may_not_be_removed_yet_takes_no_room_from_what_waits() -> None:
     assert len([one for one in node.sync() if isinstance(one.item, RealServers)]) == ROOM
 
 
-def test_what_is_to_be_removed_and_has_not_been_takes_room() -> None:
+def test_a_pending_removal_takes_room() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     node.kernel.fail(lambda operation: operation.verb is Verb.REMOVE, times=100)
@@ -99,14 +99,14 @@ def test_what_is_to_be_removed_and_has_not_been_takes_room() -> None:
     assert node.reconciler._drains.over == ROOM
 
 
-def test_no_more_wait_than_there_are_others_but_a_few() -> None:
+def test_at_most_half_of_the_real_servers_wait_for_their_removal() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:20])
     put(node, POOL[20:])
     assert weights(node) == [0] * 10 + [1] * 10, "ten of twenty may wait, and the other ten take more than the room"
 
 
-def test_a_virtual_server_goes_at_once_and_takes_up_room() -> None:
+def test_a_virtual_server_is_removed_at_once_and_counts_as_a_removal() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     node.remove("web")
@@ -135,7 +135,7 @@ def test_connections_are_waited_for_first() -> None:
     assert set(node.kernel.virtual_servers[KEY].real_servers) == {busy, *map(builders.backend, POOL[2:4])}
 
 
-def test_what_waits_for_room_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_connections_of_a_drain_that_waits_for_room_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "MOST_KEPT", 0)
     monkeypatch.setattr(pace, "FEWEST_KEPT", 0)
     node = simulation.SimulatedNode()

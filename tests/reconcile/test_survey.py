@@ -52,7 +52,7 @@ def test_a_virtual_server_in_force_has_two_equal_sides_an_owner_and_a_witness(no
     assert survey.stage_of(Operation(Verb.ADD, VirtualServer(KEY, examples.ROUND_ROBIN))) is Stage.SERVERS
 
 
-def test_one_conflict_is_found_by_its_virtual_server(node: simulation.SimulatedNode) -> None:
+def test_a_conflict_is_found_by_its_virtual_server(node: simulation.SimulatedNode) -> None:
     node.put(builders.service("other"), builders.endpoint_slice(service="other"))
     survey = node.reconciler.survey
     conflict = survey.conflict(KEY)
@@ -101,7 +101,7 @@ def test_a_real_server_that_drains_is_shown_with_its_connections_once_these_are_
     assert survey.statistics(node.now + 5).drains == 1
 
 
-def test_a_pending_object_is_told_by_its_owner(node: simulation.SimulatedNode) -> None:
+def test_a_pending_object_is_shown_with_its_owner(node: simulation.SimulatedNode) -> None:
     survey = node.reconciler.survey
     assert not list(survey.pending_owners())
     del node.kernel.virtual_servers[KEY]
@@ -127,7 +127,7 @@ def test_statistics_are_a_copy_by_kind_of_kernel_object(node: simulation.Simulat
     assert (undesired["virtual_server"], undesired["address"]) == (1, 1)
 
 
-def test_rules_and_families_without_them(node: simulation.SimulatedNode) -> None:
+def test_the_survey_shows_rules_and_families_that_lack_them(node: simulation.SimulatedNode) -> None:
     reconciler = node.reconciler
     assert reconciler.survey.rules(Family.IPV4).family is Family.IPV4
     assert reconciler.survey.lacking(tuple(Family)) == frozenset()
@@ -211,7 +211,7 @@ def test_a_reading_in_parts_counts_drift_once_and_keeps_newcomers_until_it_is_co
     assert not reconciler.take_drift_news().drifted
 
 
-def test_timeouts_that_another_program_has_set_differ(node: simulation.SimulatedNode) -> None:
+def test_timeouts_that_another_program_has_set_are_a_difference(node: simulation.SimulatedNode) -> None:
     node.reconciler.note_timeouts(Timeouts(1, 2, 3))
     differences = node.reconciler.survey.differences(lambda rule, _: str(rule))
     assert [(one.kind, one.name) for one in differences] == [("timeouts", "tcp"), ("timeouts", "tcp_fin"), ("timeouts", "udp")]

@@ -46,7 +46,7 @@ def test_pods_are_on_as_many_nodes_as_they_need_by_default(
     assert names.total() == arguments[0] * arguments[1]
 
 
-def test_a_cluster_of_ipv6_has_the_same_shape_and_addresses_of_that_family_alone(tmp_path: pathlib.Path) -> None:
+def test_an_ipv6_cluster_has_the_same_shape_and_only_ipv6_addresses(tmp_path: pathlib.Path) -> None:
     workload.write(tmp_path, 3, 150, 0, 3)
     items = {
         kind: [item for page in tmp_path.glob(f"{kind}-*") for item in json.loads(page.read_text())["items"]]

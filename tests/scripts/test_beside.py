@@ -79,7 +79,7 @@ def test_a_process_that_ends_is_reported_with_its_last_output(places: outside.Pl
         beside.run(command, places=places, **TINY)
 
 
-async def test_an_end_between_two_readings_is_reported_with_the_last_output(places: outside.Places) -> None:
+async def test_a_process_that_ends_between_two_readings_is_reported_with_its_last_output(places: outside.Places) -> None:
     async with outside.running("sh -c 'echo no such table; exit 3'", "http://127.0.0.1:1", places) as proxy:
         await proxy._process.wait()
         for look in (proxy.spent, proxy.resident_mb):

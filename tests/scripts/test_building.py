@@ -128,7 +128,7 @@ def test_a_failed_build_says_where_the_reason_is_and_leaves_the_former_kernel(
     assert sorted(path.name for path in machine.built.parent.iterdir()) == PRODUCTS, "nothing half-built is left"
 
 
-def test_what_a_killed_build_left_is_no_obstacle(machine: Machine) -> None:
+def test_leftovers_of_a_killed_build_are_no_obstacle(machine: Machine) -> None:
     (machine.built.with_name("nf-tables-kernel.unfinished") / "source/linux").mkdir(parents=True)
     assert building.main() == 0
     assert sorted(path.name for path in machine.built.parent.iterdir()) == PRODUCTS
@@ -213,7 +213,7 @@ def test_the_compiler_of_a_killed_build_keeps_the_next_one_waiting(machine: Mach
     assert building.main() == 0
 
 
-def test_a_build_that_waits_says_so(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_build_that_waits_for_another_build_prints_that_it_waits(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
     with compiling(machine) as (build, *_):
         waiting = multiprocessing.get_context("fork").Process(target=of_setup)
         waiting.start()
@@ -256,7 +256,7 @@ def test_a_kernel_that_would_be_built_again_is_refused(machine: Machine, monkeyp
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="scripts/setup needs root if a package is missing")
-def test_set_up_of_packages_only_builds_nothing(tmp_path: pathlib.Path) -> None:
+def test_setup_with_packages_only_builds_nothing(tmp_path: pathlib.Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "bin").mkdir()
     shutil.copy(building.__file__.replace("kernels/building.py", "setup"), tmp_path / "scripts")
@@ -276,7 +276,7 @@ def test_a_kernel_without_a_module_that_the_tests_need_is_refused(machine: Machi
     assert not machine.built.exists()
 
 
-def test_another_distribution_is_told_what_is_missing(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_setup_names_the_missing_packages_on_another_distribution(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
     machine.have("dpkg-query", "exit 1")
     assert building.main() == 1
     assert "is this Debian 12, with the packages user-mode-linux and linux-source-6.1?" in capfd.readouterr().err

@@ -74,7 +74,7 @@ def test_both_parts_run_and_each_status_is_counted(programs: pathlib.Path) -> No
     assert len(saved) == 4
 
 
-def test_a_failure_that_the_other_proxy_has_as_well_is_no_new_one(programs: pathlib.Path) -> None:
+def test_a_failure_that_the_other_proxy_also_has_does_not_count_as_new(programs: pathlib.Path) -> None:
     run(programs, "--name", "kube-proxy")
     done = run(programs, "--beside", "kube-proxy")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -102,7 +102,7 @@ def test_the_list_names_the_tests_and_runs_none(programs: pathlib.Path) -> None:
         (["--kubeconfig", "/nonexistent"], {}, "cannot be read"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_with_the_reason(
+def test_an_impossible_conformance_run_is_refused_with_the_reason(
     programs: pathlib.Path, arguments: list[str], environment: dict[str, str], reason: str
 ) -> None:
     done = run(programs, *arguments, **environment)

@@ -76,7 +76,7 @@ class Trial:
         return list(yaml.safe_load_all((self._folder / name).read_text()))
 
 
-def test_it_makes_a_cluster_without_kube_proxy_and_applies_our_manifests_with_its_addresses(tmp_path: pathlib.Path) -> None:
+def test_the_trial_on_kind_makes_a_cluster_without_kube_proxy_and_applies_our_manifests(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path)
     assert trial.status == 0, trial.said
     (cluster,) = trial.read("cluster.yaml")
@@ -92,7 +92,7 @@ def test_it_makes_a_cluster_without_kube_proxy_and_applies_our_manifests_with_it
     assert server == "https://ipvsproxy-control-plane:6443"
 
 
-def test_it_loads_the_image_before_the_manifests_and_checks_every_node_after_them(tmp_path: pathlib.Path) -> None:
+def test_the_trial_on_kind_loads_the_image_before_the_manifests_and_checks_every_node_after_them(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path)
     order = [f"docker build -t {IMAGE}", "kind load image-archive", "kubectl --context kind-ipvsproxy apply -k"]
     order += [f"kubectl --context kind-ipvsproxy -n kube-system exec pod/ipvsproxy-{node} " for node in "ab"]
@@ -129,7 +129,7 @@ def test_a_missing_tool_is_named_and_nothing_runs(tmp_path: pathlib.Path) -> Non
         ("ipvsproxy verify", "pod/ipvsproxy-a: the kernel is not in its desired state"),
     ],
 )
-def test_a_failure_is_told_with_status_1_and_the_cluster_stays(tmp_path: pathlib.Path, failing: str, said: str) -> None:
+def test_a_failure_ends_with_status_1_and_the_cluster_stays(tmp_path: pathlib.Path, failing: str, said: str) -> None:
     trial = Trial(tmp_path, failing=f'"*"{failing}"*"')
     assert trial.status == 1
     assert said in trial.said

@@ -56,7 +56,7 @@ def test_a_node_object_shows_its_addresses_too() -> None:
     assert _others(_store(other, _service(TAKEN))) == _others(_store(_service(TAKEN), other)) == {TAKEN: OTHER_NODE}
 
 
-def test_what_goes_is_no_longer_known() -> None:
+def test_an_address_in_a_deleted_slice_is_no_longer_known() -> None:
     service, item = _service(TAKEN), _slice()
     store = _store(service, item)
     assert _others(store) == {TAKEN: OTHER_NODE}
@@ -80,7 +80,7 @@ def test_many_new_addresses_are_looked_up_at_once() -> None:
     assert _others(_store(_service(*many), *slices)) == {address: f"node-{address}" for address in many[1:]}
 
 
-def test_a_part_of_another_address_is_no_address() -> None:
+def test_bytes_inside_another_address_do_not_match_as_an_address() -> None:
     packed = Address(bytes([1, 9, 192, 168]))
     assert _others(_store(_service(str(packed)), _slice("192.168.0.1"))) == {}
 

@@ -80,7 +80,7 @@ def test_delivered_objects_are_known() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_a_service_and_its_slices_have_one_name_between_them_whatever_comes_first_and_changes(order: Sequence[int]) -> None:
+def test_a_service_and_its_slices_share_one_name_object_in_any_order_of_changes(order: Sequence[int]) -> None:
     store = Store(STARTED_S)
     second = builders.endpoint_slice(builders.endpoint("10.244.0.6"), suffix="2")
     items: Sequence[Service | EndpointSlice] = [WEB, SLICE, second]
@@ -222,7 +222,7 @@ def test_a_node_that_is_gone_keeps_its_addresses_but_is_leaving(store: Store, ev
     assert store.take().counts[ObjectKind.NODE] == 1
 
 
-def test_a_node_that_was_never_known_cannot_go() -> None:
+def test_the_absence_of_a_node_that_was_never_known_is_no_deletion() -> None:
     store = Store(STARTED_S)
     store.deliver([gone(NODE)], 1)
     assert store.node(NODE.name) is None
@@ -262,7 +262,7 @@ def test_the_trigger_of_a_slice_without_a_service_does_not_count(store: Store) -
     assert store.take().triggers == ()
 
 
-def test_a_slice_of_no_family_that_goes_has_no_trigger_to_forget(store: Store) -> None:
+def test_the_deletion_of_a_slice_without_a_family_has_no_trigger_to_forget(store: Store) -> None:
     strange = msgspec.structs.replace(builders.endpoint_slice(suffix="strange"), family=None)
     deliver(store, strange)
     store.take()
@@ -467,7 +467,7 @@ def test_a_first_list_that_is_empty_counts_and_is_doubted_until_another_confirms
 
 
 @pytest.mark.parametrize("guard", [Guard(0), Guard(50)])
-def test_a_first_list_with_objects_is_accepted_and_any_first_list_without_a_guard(guard: Guard) -> None:
+def test_a_first_list_is_accepted_if_it_has_objects_or_no_guard_is_set(guard: Guard) -> None:
     store, web = Store(STARTED_S, guard), builders.service("web")
     store.deliver([listed(*[web] * (guard.percent > 0))], 1)
     store.deliver([Listed(ObjectKind.NODE, frozenset())], 1)
@@ -481,7 +481,7 @@ def test_objects_on_the_list_after_a_doubted_first_one_end_the_doubt() -> None:
     assert not store.may_lack_all
 
 
-def test_few_services_may_always_go_at_once() -> None:
+def test_a_deletion_of_few_services_is_never_doubted() -> None:
     store, _ = guarded_store(9)
     store.deliver([listed()], 10)
     assert not store.services
@@ -515,7 +515,7 @@ def test_a_list_that_lacks_more_than_the_share_is_doubted(percent: int, missing:
     assert Guard(percent).accepts(KIND, missing=missing, known=known, now=0) is accepted
 
 
-def test_a_second_list_confirms_it_when_enough_time_has_passed() -> None:
+def test_a_second_list_confirms_a_doubted_list_after_enough_time() -> None:
     guard = Guard(50)
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert not guard.accepts(KIND, missing=100, known=100, now=CONFIRMED_AFTER_S - 1), "too soon"
@@ -523,7 +523,7 @@ def test_a_second_list_confirms_it_when_enough_time_has_passed() -> None:
     assert guard.doubts == {}
 
 
-def test_a_second_list_that_has_all_again_ends_the_doubt() -> None:
+def test_a_second_list_with_all_objects_ends_the_doubt() -> None:
     guard = Guard(50)
     assert not guard.accepts(KIND, missing=100, known=100, now=0)
     assert guard.accepts(KIND, missing=0, known=100, now=30)

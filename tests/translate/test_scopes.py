@@ -97,7 +97,7 @@ def test_pods_of_this_node_get_a_mark_and_clients_outside_are_dropped_without_lo
     }
 
 
-def test_nobody_is_dropped_where_pods_cannot_be_recognised() -> None:
+def test_no_client_is_dropped_where_pods_cannot_be_recognised() -> None:
     assert _chains(dataclasses.replace(API, cluster_networks=()))["KUBE-IPVSPROXY-ARRIVAL"] == []
 
 
@@ -193,7 +193,7 @@ def test_rules_of_scopes_name_ranges_of_their_own_family_alone(mode: LocalMode) 
     assert not any(":" in rule for rules in _chains(settings, pod_networks=own, elsewhere=elsewhere).values() for rule in rules)
 
 
-def test_what_does_not_come_to_the_second_scope_is_explained_without_its_rules() -> None:
+def test_traffic_outside_the_second_scope_is_explained_without_its_rules() -> None:
     for client, has_scopes in ((TracedClient.POD, False), (TracedClient.OUTSIDE, True)):
         result = _trace(client, BALANCER, 80, has_scopes=has_scopes)
         assert not result.is_dropped

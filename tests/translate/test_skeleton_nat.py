@@ -156,7 +156,7 @@ def _is_masqueraded(service: Service, key: VirtualServerKey, client: TracedClien
     ],
 )
 @pytest.mark.parametrize("protocol", Protocol)
-def test_both_ways_masquerade_the_same_clients_of_every_kind_of_address(
+def test_both_bindings_masquerade_the_same_clients_of_every_kind_of_address(
     client: TracedClient, settings: Settings, protocol: Protocol, *, is_local: bool
 ) -> None:
     service = builders.service(

@@ -41,7 +41,7 @@ CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
         Settings(detect_local=LocalMode.INTERFACE_NAME_PREFIX, local_interface="veth"),
     ],
 )
-def test_what_does_not_come_from_pods_of_this_node_is_masqueraded_to_a_cluster_ip(
+def test_traffic_to_a_cluster_ip_is_masqueraded_unless_it_comes_from_pods_of_this_node(
     client: TracedClient, settings: Settings, *, expected: bool
 ) -> None:
     result = _trace(builders.service(), CLUSTER, client, settings)
@@ -128,12 +128,12 @@ def test_an_accepted_connection_meets_no_later_rule_of_any_chain() -> None:
 
 
 @pytest.mark.parametrize("is_from_host", [False, True])
-def test_a_rule_for_what_comes_from_elsewhere_is_none_for_the_host(*, is_from_host: bool) -> None:
+def test_a_rule_for_packets_from_elsewhere_does_not_apply_to_the_host(*, is_from_host: bool) -> None:
     rules = Rule(target=Verdict.ACCEPT, from_elsewhere=True), MARK
     assert _follow(("KUBE-SERVICES", rules), is_from_host=is_from_host).is_masqueraded is is_from_host
 
 
-def test_a_chain_that_decides_nothing_leaves_no_rule_and_one_that_was_ended_does() -> None:
+def test_a_trace_shows_a_jump_only_if_its_chain_applied_a_rule() -> None:
     nothing = _follow(("KUBE-SERVICES", (TO_OTHER, MARK)), ("OTHER", (Rule(target=Verdict.ACCEPT, protocol=Protocol.UDP),)))
     assert (nothing.is_masqueraded, [applied.rule for applied in nothing.applied_rules]) == (True, [MARK])
     back = Rule(target=Verdict.RETURN)

@@ -59,12 +59,12 @@ def test_a_node_whose_only_addresses_are_services_has_no_node_port_address(other
 
 
 @pytest.mark.checklist(7)
-def test_besides_our_device_and_loopback_only_the_network_card_counts() -> None:
+def test_node_port_addresses_leave_out_our_device_and_loopback() -> None:
     assert _node_port_addresses({DEVICE: ["1.2.3.4"], "eth5": ["100.0.0.1"], "lo": ["127.0.0.1"]}) == ["100.0.0.1"]
 
 
 @pytest.mark.checklist(8)
-def test_an_interface_with_nearly_the_name_of_our_device_is_another_one() -> None:
+def test_an_interface_whose_name_resembles_our_device_is_not_our_device() -> None:
     assert _node_port_addresses({"ipvs0": ["1.2.3.4"], "eth0": ["100.0.0.1"]}) == ["1.2.3.4", "100.0.0.1"]
 
 
@@ -95,7 +95,7 @@ def test_an_address_of_a_network_card_counts_although_our_device_carries_it_too(
         ("1000::", False),
     ],
 )
-def test_which_addresses_count_for_ipv4(address: str, *, counts: bool) -> None:
+def test_node_port_addresses_of_ipv4_leave_out_special_addresses(address: str, *, counts: bool) -> None:
     assert bool(_node_port_addresses({"eth0": [address]})) is counts
 
 
@@ -104,7 +104,7 @@ def test_which_addresses_count_for_ipv4(address: str, *, counts: bool) -> None:
     ("address", "counts"),
     [("::1", False), ("fe80::1", False), ("febf::1", False), ("8.8.8.8", False), ("::ffff:8.8.8.8", False), ("1000::", True)],
 )
-def test_which_addresses_count_for_ipv6(address: str, *, counts: bool) -> None:
+def test_node_port_addresses_of_ipv6_leave_out_special_addresses(address: str, *, counts: bool) -> None:
     assert bool(_node_port_addresses({"eth0": [address]}, Family.IPV6)) is counts
 
 
@@ -116,7 +116,7 @@ def _limited(*ranges: str) -> Settings:
 
 
 @pytest.mark.checklist(101)
-def test_a_range_of_everything_among_others_stands_for_every_address() -> None:
+def test_a_range_of_all_addresses_beside_other_ranges_covers_every_address() -> None:
     assert _node_port_addresses(INTERFACES, settings=_limited("10.1.0.0/16", "0.0.0.0/0")) == ["10.1.0.5", "10.2.0.5"]
     assert _node_port_addresses(INTERFACES, Family.IPV6, _limited("::/0")) == ["2001:db8::5"]
 
@@ -187,7 +187,7 @@ def test_a_concrete_bind_address_beats_the_node_object() -> None:
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0", "::"])
-def test_an_unspecified_bind_address_leaves_it_to_the_node_object(text: str) -> None:
+def test_with_an_unspecified_bind_address_the_node_object_gives_the_addresses(text: str) -> None:
     view = builders.node_view(settings=Settings(bind_address=parse_address(text)))
     assert view.primary_addresses[Family.IPV4] == parse_address(builders.NODE_ADDRESS)
 
@@ -205,7 +205,7 @@ def test_zone_and_pod_ranges_are_those_of_the_node_object() -> None:
     assert view.pod_networks == builders.networks("10.244.3.0/24", "fd00:3::/64")
 
 
-def test_what_is_carried_elsewhere_leaves_out_our_device_loopback_and_ipv6_link_local() -> None:
+def test_addresses_of_other_interfaces_leave_out_our_device_loopback_and_ipv6_link_local() -> None:
     interfaces = {
         "eth0": ["10.1.0.5", "169.254.1.1", "fe80::1", "2001:db8::5"],
         "lo": ["127.0.0.1", "::1"],
@@ -272,13 +272,13 @@ def test_local_pods_cannot_be_recognised_in_families_that_the_ranges_leave_out(
 ONE, TWO, THREE = builders.addresses("172.18.0.2", "172.18.0.3", "fc00::2")
 
 
-def test_what_has_never_gone_does_not_linger() -> None:
+def test_an_address_that_was_never_lost_does_not_linger() -> None:
     assert Lingering().next_s is None
     observed = Lingering().after([ONE, TWO], 10)
     assert (list(observed.addresses), observed.next_s, observed.is_due(1e9)) == ([], None, False)
 
 
-def test_an_address_that_goes_lingers_for_a_grace_and_no_longer() -> None:
+def test_a_lost_address_lingers_for_its_grace_and_no_longer() -> None:
     lost = Lingering().after([ONE, TWO, THREE], 10).after([ONE], 20)
     assert list(lost.addresses) == [TWO, THREE]
     assert lost.next_s == 20 + GRACE_S
@@ -294,7 +294,7 @@ def test_each_address_has_its_own_grace() -> None:
     assert lost.next_s == 20 + GRACE_S
 
 
-def test_an_address_that_comes_back_has_a_whole_grace_when_it_goes_again() -> None:
+def test_an_address_that_comes_back_has_a_full_grace_when_it_is_lost_again() -> None:
     back = Lingering().after([ONE], 10).after([], 20).after([ONE], 21)
     assert list(back.addresses) == []
     assert back.after([], 25).next_s == 25 + GRACE_S

@@ -50,7 +50,7 @@ def _is_complete(page: Page, part: str) -> None:
 # What is shown.
 
 
-def test_the_node_tells_that_all_is_in_force_and_how_it_went(looking: Look) -> None:
+def test_the_node_page_shows_that_all_is_in_force_and_the_last_syncs(looking: Look) -> None:
     page = looking(PARTS["node"])
     _is_complete(page, "node")
     expect(page.locator(".verdict")).to_contain_text("Everything is in force")
@@ -136,13 +136,13 @@ def test_a_service_is_a_picture_from_clients_to_endpoints_with_reasons(looking: 
     expect(ins.first).to_contain_text(re.compile(r"\d conn/s"))  # after two readings
 
 
-def test_a_service_with_source_ranges_and_a_second_scope_is_told(looking: Look) -> None:
+def test_a_service_with_source_ranges_and_a_second_scope_is_explained(looking: Look) -> None:
     page = looking("#/service/shop/checkout")
     expect(page.get_by_text("only from 198.51.100.0/24").first).to_be_visible()
     expect(page.get_by_text("second scope of")).to_be_visible()
 
 
-def test_a_service_that_is_not_there_is_told(browser: Browser, node: Running) -> None:
+def test_explain_reports_a_service_that_does_not_exist(browser: Browser, node: Running) -> None:
     page = browser.new_page()  # not of `looking`: the browser logs its 404
     for name in ("shop/nothing", "shop/web%E0%A4%A"):
         page.goto(f"{node.url}#/service/{name}")
@@ -195,7 +195,7 @@ def _two_answers_after(change: ApiObject, page: Page, what: str, node: Running) 
         route.continue_()
 
 
-def test_a_lost_connection_is_told_until_it_is_back(browser: Browser) -> None:
+def test_a_lost_connection_is_shown_until_it_is_back(browser: Browser) -> None:
     page = browser.new_page()
     with running(20) as first:
         page.goto(f"{first.url}#/services")
@@ -265,7 +265,7 @@ def test_what_a_viewer_has_opened_selected_and_focused_stays_while_the_node_is_u
     expect(service.locator(".left[open]")).to_have_count(1)
 
 
-def test_a_place_that_is_none_is_the_node(looking: Look) -> None:
+def test_an_unknown_link_of_the_page_leads_to_the_node(looking: Look) -> None:
     page = looking("#/constructor")
     expect(page.get_by_role("heading", level=1)).to_have_text("Node")
     for part in ("#/__proto__/x", "#/%E0%A4%A", "#/nothing"):
@@ -292,7 +292,7 @@ def test_hostile_names_stay_text(looking: Look) -> None:
 # Keys.
 
 
-def test_all_is_done_with_the_keyboard(looking: Look) -> None:
+def test_the_whole_page_can_be_used_with_the_keyboard(looking: Look) -> None:
     page = looking(PARTS["node"])
     _is_complete(page, "node")
     page.keyboard.press("/")

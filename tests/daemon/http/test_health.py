@@ -90,7 +90,7 @@ def test_a_change_that_waits_is_late_after_two_sync_periods_and_not_before() -> 
     assert node.is_healthy()
 
 
-def test_only_the_oldest_change_that_waits_counts() -> None:
+def test_only_the_oldest_waiting_change_counts() -> None:
     node = Node()
     node.sync()
     node.queue()
@@ -101,7 +101,7 @@ def test_only_the_oldest_change_that_waits_counts() -> None:
     assert not node.is_healthy()
 
 
-def test_a_change_during_a_sync_waits_from_its_arrival_on() -> None:
+def test_a_change_during_a_sync_counts_as_waiting_from_its_arrival() -> None:
     node = Node()
     node.sync()
     node.status.syncing(node.clock.now)
@@ -122,7 +122,7 @@ def test_a_sync_that_does_not_end_makes_the_node_unhealthy_without_any_change() 
     assert not node.is_healthy()
 
 
-def test_rules_that_keep_failing_in_one_family_make_it_unhealthy_and_leave_the_other_alone() -> None:
+def test_rules_that_keep_failing_make_only_their_own_family_unhealthy() -> None:
     node = Node()
     node.sync()
     for _ in range(4):
@@ -145,7 +145,7 @@ def test_indispensable_settings_are_named_until_they_are_right() -> None:
         assert node.status.health().unmet_settings == unmet
 
 
-def test_what_was_left_and_resists_is_named_while_it_does() -> None:
+def test_leftover_rules_that_cannot_be_removed_are_named_while_they_stay() -> None:
     node = Node()
     node.sync()
     node.status.leftovers = lambda: ("leftover rules stay (legacy IPv4): the lock is held",)

@@ -118,7 +118,7 @@ async def test_a_changed_count_changes_the_answer_and_leaves_the_listener_alone(
     assert ports.log == ["open 0.0.0.0:30001"]
 
 
-async def test_a_changed_port_closes_the_old_one_and_opens_the_new_one() -> None:
+async def test_a_changed_port_number_closes_the_old_port_and_opens_the_new_port() -> None:
     ports = Ports()
     ports.put(state(ports={30001: 1}))
     await ports.checks.adjust()

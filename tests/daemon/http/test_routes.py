@@ -239,7 +239,7 @@ def _of_node(*, healthy: bool = True, eligible: bool = True, second: bool = True
     )
 
 
-def test_a_node_that_is_fine_is_up_to_date_now() -> None:
+def test_a_node_without_faults_is_up_to_date_now() -> None:
     assert routes.healthz(_of_node())[:3] == (
         200,
         (
@@ -258,7 +258,7 @@ def test_unreadable_parts_and_unmet_settings_are_in_the_body() -> None:
     assert document["unmetSettings"] == {"net/ipv4/ip_forward": "0"}
 
 
-def test_leftovers_are_in_the_body_and_turn_nobody_away() -> None:
+def test_leftovers_are_in_the_health_body_and_turn_no_load_balancer_away() -> None:
     answer = routes.healthz(dataclasses.replace(_of_node(), leftovers=("what the other backend holds of ours stays: EBUSY",)))
     assert answer.status == 200
     assert json.loads(answer.body)["leftovers"] == ["what the other backend holds of ours stays: EBUSY"]

@@ -255,7 +255,7 @@ async def test_a_client_that_does_not_take_its_answer_is_dropped(monkeypatch: py
         await dropped.wait()
 
 
-async def test_a_client_with_all_connections_cannot_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_holds_all_connections_cannot_keep_other_clients_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS", 4)
     async with contextlib.AsyncExitStack() as held, _listening() as port:
         readers = []

@@ -275,7 +275,7 @@ async def test_replacing_an_endpoint_takes_one_call_of_the_kernel(monkeypatch: p
 
 
 @in_virtual_time
-async def test_a_removal_that_fails_in_that_call_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_removal_that_fails_in_the_call_of_its_drain_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode()
     apply = node.kernel.apply
     refused: list[Operation] = []

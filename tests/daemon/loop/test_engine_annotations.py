@@ -57,7 +57,7 @@ async def test_the_kernel_is_asked_once_for_a_scheduler_and_never_without_annota
 
 
 @in_virtual_time
-async def test_a_scheduler_that_the_kernel_lacks_is_replaced_and_complained_about() -> None:
+async def test_a_scheduler_that_the_kernel_lacks_is_replaced_with_a_reason() -> None:
     node = MemoryNode(kernel_with("rr", "wrr"))
     with structlog.testing.capture_logs() as lines:
         async with node.running():
@@ -103,7 +103,7 @@ async def test_a_changed_choice_of_annotations_is_in_force_without_a_restart() -
 
 
 @in_virtual_time
-async def test_a_new_endpoint_climbs_by_the_clock_and_the_loop_sleeps_between_steps() -> None:
+async def test_a_slow_start_follows_the_clock_and_the_loop_sleeps_between_its_steps() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     slow = web(scheduler="wlc", slow_start_s=80)
     async with node.running():
@@ -125,7 +125,7 @@ async def test_a_new_endpoint_climbs_by_the_clock_and_the_loop_sleeps_between_st
 
 
 @in_virtual_time
-async def test_a_command_asks_for_no_module_and_finds_no_difference_while_an_endpoint_climbs() -> None:
+async def test_a_command_loads_no_module_and_finds_no_difference_during_a_slow_start() -> None:
     node = MemoryNode()
     slow = web(scheduler="wlc", slow_start_s=80)
     async with node.running():

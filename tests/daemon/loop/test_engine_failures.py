@@ -149,7 +149,7 @@ async def test_addresses_that_cannot_be_read_are_read_again_soon() -> None:
 
 
 @in_virtual_time
-async def test_a_failing_operation_is_tried_again_with_growing_pauses_while_others_go_on() -> None:
+async def test_a_failing_operation_is_retried_after_growing_pauses_and_stops_no_other_operation() -> None:
     node = MemoryNode(audit_interval_s=10_000)
     async with node.running():
         node.begin_with(builders.node())

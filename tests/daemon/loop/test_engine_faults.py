@@ -110,7 +110,7 @@ async def test_one_object_that_always_fails_does_not_stop_other_services(kind: t
 
 
 @in_virtual_time
-async def test_a_virtual_server_that_is_always_missing_for_its_real_servers_does_not_block_the_loop() -> None:
+async def test_real_servers_whose_virtual_server_is_always_missing_do_not_block_the_loop() -> None:
     node = MemoryNode()
     (first,) = builders.addresses(builders.CLUSTER_IP)
 

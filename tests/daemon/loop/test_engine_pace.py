@@ -16,7 +16,9 @@ ROOM = 3
 
 
 @in_virtual_time
-async def test_some_removals_happen_at_once_and_others_as_the_kernel_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_some_removals_happen_at_once_and_others_when_the_kernel_has_freed_earlier_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pace, "MOST_KEPT", ROOM)
     monkeypatch.setattr(pace, "FEWEST_KEPT", ROOM)
     node = MemoryNode()

@@ -44,7 +44,7 @@ async def test_drift_is_observed_by_the_next_poll_and_repaired(spoil: Callable[[
 
 
 @in_virtual_time
-async def test_what_another_program_adds_for_all_other_keys_of_a_set_is_drift_that_is_counted_and_logged() -> None:
+async def test_a_foreign_catch_all_element_of_a_set_is_drift_that_is_counted_and_logged() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())

@@ -335,7 +335,7 @@ async def test_the_copy_of_a_set_that_a_killed_process_was_enlarging_is_removed_
 
 
 @in_virtual_time
-async def test_a_copy_that_could_not_be_removed_is_removed_later() -> None:
+async def test_a_copy_of_a_set_whose_removal_failed_is_removed_later() -> None:
     node = MemoryNode()
     node.kernel.set_copy = True
     node.kernel.fail(lambda operation: operation.item == SET_COPY, times=2)
@@ -347,7 +347,7 @@ async def test_a_copy_that_could_not_be_removed_is_removed_later() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_that_appears_later_is_observed_by_an_audit_and_counts_as_drift() -> None:
+async def test_a_copy_of_a_set_that_appears_later_is_observed_by_an_audit_and_counts_as_drift() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, SLICE, builders.node())

@@ -60,7 +60,7 @@ def test_objects_that_outlive_a_full_round_are_skipped_for_a_day() -> None:
         assert gc.get_freeze_count() > 0
 
 
-def test_rounds_are_short_again_after_the_thaw() -> None:
+def test_rounds_of_the_collector_are_short_again_after_the_start() -> None:
     now_s = 0.0
     walked: list[int] = []
     kept = [[number] for number in range(40 * garbage.YOUNG_OBJECTS)]

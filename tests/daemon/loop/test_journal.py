@@ -191,7 +191,7 @@ def test_an_object_that_is_wrong_in_a_thousand_places_does_not_fill_the_log() ->
     assert logs[-1]["untold"] == 1000 - journals.PARTS_SHOWN
 
 
-def test_a_conflict_that_comes_and_goes_does_not_fill_the_log_but_is_returned() -> None:
+def test_a_recurring_conflict_does_not_fill_the_log_but_is_returned() -> None:
     journal = Journal(_Clock())
     returned = 0
     with structlog.testing.capture_logs() as logs:

@@ -155,7 +155,7 @@ async def test_no_program_starts_without_changes_and_a_sync_without_audit_examin
 
 
 @in_virtual_time
-async def test_without_marks_each_audit_reads() -> None:
+async def test_without_change_counters_each_audit_reads_the_tables() -> None:
     async with scene() as node:
         node.tables.has_marks = False
         await node.sync()
@@ -306,7 +306,7 @@ async def test_without_a_change_of_tables_no_audit_reads_them() -> None:
 
 
 @in_virtual_time
-async def test_a_table_of_another_shape_is_left_alone_and_told_once() -> None:
+async def test_a_table_of_another_shape_is_left_alone_and_reported_once() -> None:
     async with scene() as node:
         foreign = dataclasses.replace(left_tables.LEFT, comment="somebody else's")
         node.of_kube_proxy.put(IPV4, foreign)
@@ -335,7 +335,7 @@ def test_a_table_that_cannot_be_read_or_removed_counts_as_left_and_is_tried_agai
 
 
 @in_virtual_time
-async def test_a_kube_proxy_that_makes_its_table_again_and_again_is_told_to_be_stopped() -> None:
+async def test_a_kube_proxy_that_keeps_making_its_table_is_reported_with_the_advice_to_stop_it() -> None:
     async with scene() as node:
         node.of_kube_proxy.put(IPV4, left_tables.LEFT)
         await node.sync()
@@ -348,7 +348,7 @@ async def test_a_kube_proxy_that_makes_its_table_again_and_again_is_told_to_be_s
         assert node.of_kube_proxy.held == {}
 
 
-def test_a_start_tells_of_kube_proxys_tables_and_changes_nothing() -> None:
+def test_a_start_logs_kube_proxys_tables_and_does_not_change_them() -> None:
     tables = MemoryTables({IPV6: left_tables.LEFT})
     tables.failing = {("read", IPV4)}
     with structlog.testing.capture_logs() as logs:
@@ -384,7 +384,7 @@ async def test_the_other_backend_goes_once_all_families_are_in_force_and_a_failu
 
 
 @in_virtual_time
-async def test_sets_of_the_other_backend_that_stay_in_use_are_told_once() -> None:
+async def test_sets_of_the_other_backend_that_stay_in_use_are_logged_once() -> None:
     used = "a rule still uses A, B, C and 2 other sets"
     async with scene() as node:
         node.of_other_backend = [("A", "B", "C", "D", "E")]
@@ -397,7 +397,7 @@ async def test_sets_of_the_other_backend_that_stay_in_use_are_told_once() -> Non
 
 
 @in_virtual_time
-async def test_what_comes_back_of_the_other_backend_goes_after_the_next_audit_in_force() -> None:
+async def test_objects_of_the_other_backend_that_come_back_are_removed_after_the_next_audit() -> None:
     removals: list[int] = []
     async with scene() as node:
         for lacking, is_audit in (((), False), ((), True), ((), False), ((Family.IPV6,), True), ((), False), ((), False)):

@@ -31,7 +31,7 @@ async def test_polls_without_drift_are_no_syncs() -> None:
 
 
 @in_virtual_time
-async def test_slow_polls_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_polls_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     node = MemoryNode(audit_interval_s=10_000)
     begun = noting_readings(node, monkeypatch, poll_s=30)
     async with node.running():
@@ -42,7 +42,7 @@ async def test_slow_polls_come_less_often(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("audit_s", "interval_s"), [(1, 30), (2.9, 30), (27, 270)])
 @in_virtual_time
-async def test_slow_audits_come_less_often_than_configured_and_polls_as_often_as_their_own_share_allows(
+async def test_slow_audits_become_rarer_and_polls_keep_to_their_own_share_of_time(
     audit_s: float, interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = MemoryNode(audit_interval_s=30)

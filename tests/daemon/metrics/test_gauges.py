@@ -88,7 +88,7 @@ def test_leftover_rules_are_shown_by_family_and_variant() -> None:
     }
 
 
-def test_what_the_other_backend_still_holds_is_shown() -> None:
+def test_objects_left_by_the_other_backend_are_shown() -> None:
     figures = Figures()
     for figures.other_backend in (False, True):
         assert figures.read()["ipvsproxy_other_backend_left"] == {(): figures.other_backend}

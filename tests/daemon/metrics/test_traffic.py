@@ -454,7 +454,7 @@ def pauses(ledger: Ledger, some: list[Row]) -> int:
     return sum(1 for _ in ledger.booking(some))
 
 
-def test_a_booking_pauses_while_many_rows_come_stay_or_go() -> None:
+def test_counting_traffic_pauses_while_many_rows_appear_stay_or_vanish() -> None:
     ledger = Ledger(MANY)
     assert pauses(ledger, rows(MANY)) == 20, "marking, and booking"
     assert pauses(ledger, rows(MANY)) == 40, "and scanning totals and objects that stay"

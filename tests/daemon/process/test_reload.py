@@ -118,7 +118,7 @@ def swap(path: pathlib.Path, *lines: str) -> None:
 
 
 @pytest.mark.parametrize("replace", [write, rename, swap])
-async def test_a_new_file_is_applied_after_any_way_of_replacing_it(
+async def test_a_new_configuration_file_is_applied_however_it_replaced_the_old_one(
     path: pathlib.Path, replace: Callable[..., None], logs: Logs
 ) -> None:
     if replace is swap:

@@ -205,7 +205,7 @@ async def test_an_absent_directory_is_not_a_complete_list(tmp_path: pathlib.Path
     assert source.describe() == f"directory {place}"
 
 
-async def test_a_file_is_read_again_until_it_can_be_and_its_objects_stay_meanwhile(
+async def test_a_file_is_read_again_until_that_succeeds_and_its_objects_stay_meanwhile(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No second change comes: only the source itself can make up for the failed reading."""

@@ -102,7 +102,7 @@ def test_a_file_may_have_several_documents_and_other_kinds(world: World) -> None
     assert described(events) == ["Put default/web", "Put default/web-1", "Put n1"]
 
 
-def test_a_list_counts_as_its_items(world: World) -> None:
+def test_a_list_counts_as_many_objects_as_it_has_items(world: World) -> None:
     items = [service("a"), service("b", namespace="other")]
     assert described(world.write(all=text({"apiVersion": "v1", "kind": "List", "items": items}))) == [
         "Put default/a",

@@ -527,7 +527,7 @@ async def test_while_a_list_is_doubted_every_list_is_the_latest() -> None:
 
 
 @in_virtual_time
-async def test_a_confirming_list_requests_no_other_one_although_its_pages_are_delivered_in_doubt() -> None:
+async def test_a_confirming_list_is_the_last_request_although_its_pages_are_delivered_in_doubt() -> None:
     item = service("a")
     world = SilentWorld(page(item), [], page(item), [])
     due_s = world.clock + 60

@@ -62,7 +62,7 @@ def test_with_limit_zero_no_watch_is_ever_stale() -> None:
     assert list(scene.staleness.stale()) == []
 
 
-def test_staleness_is_logged_once_and_its_end_once() -> None:
+def test_a_stale_watch_is_logged_once_and_its_recovery_once() -> None:
     scene = Scene()
     scene.clock.now += LIMIT_S
     with capture_logs() as lines:

@@ -77,7 +77,7 @@ def test_a_search_finds_nothing_else(text: str) -> None:
     assert not board.parse_query(text).matches(WEB, SLICES)
 
 
-def test_an_address_is_not_found_across_two_neighbours() -> None:
+def test_a_search_does_not_match_bytes_across_two_addresses() -> None:
     item = builders.endpoint_slice(endpoint("10.244.1.11"), endpoint("10.244.1.12"), namespace="shop")
     across = "1.11.10.244"
     assert bytes(map(int, across.split("."))) in item.addresses

@@ -52,7 +52,7 @@ async def test_an_answer_after_a_change_costs_the_same_with_ten_times_the_servic
 
 
 @in_virtual_time
-async def test_while_nobody_looks_a_sync_costs_the_page_the_same_with_any_number_of_services() -> None:
+async def test_without_viewers_the_cost_of_the_page_per_sync_does_not_depend_on_services() -> None:
     costs = []
     for count in (FEW, MANY):
         node = _node(count)
@@ -67,7 +67,7 @@ async def test_while_nobody_looks_a_sync_costs_the_page_the_same_with_any_number
 
 
 @in_virtual_time
-async def test_long_work_pauses() -> None:
+async def test_long_work_lets_other_tasks_run_in_between() -> None:
     node = _node(MANY)
     async with node.reading():
         await node.quiet(1)
@@ -94,7 +94,7 @@ def test_only_so_many_searches_are_kept() -> None:
 
 
 @in_virtual_time
-async def test_a_service_of_many_endpoints_is_told_with_pauses() -> None:
+async def test_a_service_with_many_endpoints_is_shown_in_steps_so_that_other_tasks_run_in_between() -> None:
     node, count = PageNode(), 1000
     node.begin_with(
         builders.node(),

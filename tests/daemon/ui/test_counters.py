@@ -79,7 +79,7 @@ def test_a_virtual_server_that_was_at_zero_counts_from_there() -> None:
     assert scene.rates.line(WEB)[0] == [2.0]
 
 
-def test_virtual_servers_of_nobody_do_not_count() -> None:
+def test_virtual_servers_of_no_service_do_not_count() -> None:
     scene = Scene()
     for connections in (1, 9):
         scene.read({CLUSTER: connections}, {})
@@ -106,7 +106,7 @@ def test_a_service_without_traffic_takes_no_memory_after_a_while() -> None:
     assert scene.rates.line(WEB) == ([], [])
 
 
-def test_all_can_be_forgotten() -> None:
+def test_all_rates_can_be_forgotten() -> None:
     scene = Scene()
     for connections in (1, 2):
         scene.read({CLUSTER: connections})
@@ -138,12 +138,12 @@ def test_work_on_many_virtual_servers_pauses() -> None:
         assert pauses == count * 1000 / ROWS_AT_ONCE
 
 
-def test_rates_of_one_object() -> None:
+def test_the_rates_of_an_object_come_from_two_counts() -> None:
     assert counters.between(_counted(1), _counted(3), 2) == Rates(1, 5, 1000)
     assert counters.between(None, _counted(3), 3) == Rates(1, 5, 1000)
 
 
-def test_so_many_may_look_and_no_more_until_one_has_gone() -> None:
+def test_viewers_beyond_the_limit_are_refused_until_one_has_gone() -> None:
     viewers = Viewers()
     for number in range(MOST_VIEWERS):
         assert viewers.admit(str(number), number / 100)
@@ -152,7 +152,7 @@ def test_so_many_may_look_and_no_more_until_one_has_gone() -> None:
     assert viewers.admit("late", VIEWER_S)
 
 
-def test_nobody_looks_some_time_after_the_last_request() -> None:
+def test_the_page_counts_as_unwatched_some_time_after_the_last_request() -> None:
     viewers = Viewers()
     assert not viewers.have_looked(0)
     viewers.admit("", 5)
@@ -160,7 +160,7 @@ def test_nobody_looks_some_time_after_the_last_request() -> None:
     assert not viewers.have_looked(5 + IDLE_S)
 
 
-def test_names_are_short_and_plain() -> None:
+def test_a_name_of_a_viewer_is_short_and_has_plain_characters() -> None:
     assert NAME.fullmatch("a" * 32)
     assert not NAME.fullmatch("a" * 33)
     assert not NAME.fullmatch("<b>")

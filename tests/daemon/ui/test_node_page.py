@@ -44,13 +44,13 @@ def test_a_sync_with_changes_is_an_event_with_its_services_and_times() -> None:
     }
 
 
-def test_a_sync_without_anything_is_none() -> None:
+def test_a_sync_without_changes_is_not_counted() -> None:
     log = EventLog()
     log.synced(summaries.summary(is_audit=True), AT_S)
     assert log.last == 0
 
 
-def test_drift_is_told_with_its_repair() -> None:
+def test_an_event_shows_drift_with_its_repair() -> None:
     log = EventLog()
     log.synced(summaries.summary(drifted={"real_server": 2}, report=_report(add_real_server=2)), AT_S)
     log.synced(summaries.summary(drifted={"real_server": 1}, report=_report(pending=1)), AT_S)
@@ -61,7 +61,7 @@ def test_drift_is_told_with_its_repair() -> None:
     ]
 
 
-def test_a_failure_is_told_once_until_it_is_over() -> None:
+def test_a_failure_is_one_event_until_it_is_over() -> None:
     log = EventLog()
     for _ in range(3):
         log.synced(summaries.summary(report=_report("no room", pending=1)), AT_S)
@@ -72,7 +72,7 @@ def test_a_failure_is_told_once_until_it_is_over() -> None:
     assert len([kind for kind, _ in _texts(log) if kind == "failure"]) == 2
 
 
-def test_an_error_that_names_its_operation_is_told_as_it_is() -> None:
+def test_an_error_that_names_its_operation_is_shown_unchanged() -> None:
     log = EventLog()
     log.synced(summaries.summary(report=_report("add address 10.96.0.10: no room", pending=1)), AT_S)
     assert _texts(log) == [("sync", "1 operation failed; 1 object waits"), ("failure", "add address 10.96.0.10: no room")]
@@ -94,7 +94,7 @@ def test_events_are_bounded_in_number_and_length() -> None:
     assert max(len(event["text"]) for event in events) == LONGEST_TEXT
 
 
-def test_only_later_events_are_told_the_newest_first() -> None:
+def test_only_later_events_are_returned_newest_first() -> None:
     log = EventLog()
     for state in "abcd":
         log.note("health", "x", state, AT_S)
@@ -168,7 +168,7 @@ def test_the_ring_is_bounded_in_time_and_number() -> None:
     assert len(list(history.since(0))) == 1
 
 
-def test_only_later_points_are_told() -> None:
+def test_only_later_points_are_returned() -> None:
     history = History()
     for now in (0, 2, 4):
         _add(history, now, 0)

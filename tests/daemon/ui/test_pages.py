@@ -55,7 +55,7 @@ async def _refusal(node: PageNode, what: str, **query: str) -> tuple[int, str]:
 
 
 @in_virtual_time
-async def test_a_node_tells_that_everything_is_in_force() -> None:
+async def test_the_node_page_shows_that_everything_is_in_force() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -70,7 +70,7 @@ async def test_a_node_tells_that_everything_is_in_force() -> None:
 
 
 @in_virtual_time
-async def test_a_node_tells_why_not_everything_is_in_force() -> None:
+async def test_the_node_page_shows_why_not_everything_is_in_force() -> None:
     node = _node()
     node.kernel.fail(lambda operation: isinstance(operation.item, RealServers), errno.ENOMEM, times=1000)
     async with node.reading():
@@ -138,7 +138,7 @@ async def test_rates_of_the_node_come_from_two_readings_and_only_later_points_ar
 
 
 @in_virtual_time
-async def test_a_row_tells_addresses_ports_endpoints_and_traffic() -> None:
+async def test_a_row_shows_addresses_ports_endpoints_and_traffic() -> None:
     node = _node()
     node.kernel.connection_counts[CLUSTER, FIRST] = ConnectionCounts(7, 1)
     async with node.reading():
@@ -174,7 +174,7 @@ async def test_a_row_tells_addresses_ports_endpoints_and_traffic() -> None:
 
 
 @in_virtual_time
-async def test_services_come_and_go() -> None:
+async def test_the_page_follows_added_and_removed_services() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -222,7 +222,7 @@ async def test_services_are_sorted_by_endpoints_and_problems() -> None:
 
 
 @in_virtual_time
-async def test_a_row_tells_what_is_wrong() -> None:
+async def test_a_row_shows_what_is_wrong() -> None:
     headless = builders.with_options(
         builders.service("headless", cluster=[]), not_served=Skipped("spec.clusterIP", "headless", invalid=False)
     )
@@ -270,7 +270,7 @@ async def test_a_draining_endpoint_is_counted_until_its_connections_end() -> Non
 
 
 @in_virtual_time
-async def test_one_service_is_told_as_by_explain_with_rates_and_zones() -> None:
+async def test_the_page_shows_a_service_as_explain_does_with_rates_and_zones() -> None:
     zoned = endpoint("10.244.0.1")
     zoned = zoned._replace(conditions=msgspec.structs.replace(zoned.conditions, zone="zone-b"))
     node = _node(*WEB[:2], builders.endpoint_slice(zoned, *ENDPOINTS[1:]))
@@ -296,7 +296,7 @@ async def test_one_service_is_told_as_by_explain_with_rates_and_zones() -> None:
 
 
 @in_virtual_time
-async def test_a_service_that_cannot_be_told_is_refused() -> None:
+async def test_a_request_without_a_usable_service_name_is_refused() -> None:
     node = PageNode()
     node.put(WEB[1])
     async with node.reading():
@@ -315,7 +315,7 @@ def _spend(spent: Iterator[int], step_s: float) -> float:
 
 
 @in_virtual_time
-async def test_an_answer_that_cost_much_is_kept_for_a_while() -> None:
+async def test_an_answer_that_took_long_to_build_is_kept_for_a_while() -> None:
     node, spent = _node(), itertools.count()
     async with node.reading():
         await node.quiet(1)
@@ -377,7 +377,7 @@ async def test_unreadable_counters_leave_figures_unknown_and_everything_else_wor
 
 
 @in_virtual_time
-async def test_while_nobody_looks_only_the_nodes_own_counters_are_read_with_each_audit() -> None:
+async def test_without_viewers_only_the_nodes_own_counters_are_read_with_each_audit() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(600)
@@ -388,7 +388,7 @@ async def test_while_nobody_looks_only_the_nodes_own_counters_are_read_with_each
 
 
 @in_virtual_time
-async def test_a_while_after_the_last_viewer_all_is_forgotten() -> None:
+async def test_the_page_forgets_everything_some_time_after_its_last_viewer() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -430,7 +430,7 @@ async def test_the_name_of_this_node_and_addresses_are_answered(host: str) -> No
 @pytest.mark.parametrize("host", ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "[::1", "a:b:c"])
 @pytest.mark.parametrize("path", ["/ui/", "/ui/api/node.json", "/ui"])
 @in_virtual_time
-async def test_another_name_is_refused(host: str, path: str) -> None:
+async def test_a_request_with_another_host_name_is_refused(host: str, path: str) -> None:
     assert (await _answer(_node(), path, host)).status == 421
 
 

@@ -19,7 +19,7 @@ def test_a_template_fills_its_holes_and_leaves_the_rest_as_it_was() -> None:
     assert encoded == bytes(8) + b"SEQN" + bytes(4) + b"100%" + b"\x01\xbb" + b"%b" + b"\n\0\0\1" + b"%"
 
 
-def test_fixed_parts_and_contents_joined_make_the_same_message() -> None:
+def test_a_template_filled_with_contents_equals_the_message_built_at_once() -> None:
     def build(first: int, second: int) -> bytes:
         return HEAD + b"1%" + struct.pack("=B", first) + b"%b" + struct.pack("=B", second) + b"3"
 
@@ -51,12 +51,12 @@ def test_fields_must_be_named_in_their_order() -> None:
     ],
     ids=["length", "twice", "nowhere"],
 )
-def test_a_field_must_have_one_fixed_place(build: object) -> None:
+def test_a_field_of_a_template_must_have_one_fixed_place(build: object) -> None:
     with pytest.raises(ValueError, match="value is not one field of fixed length"):
         message.Template(build, {"value": (1, 2)})  # type: ignore[arg-type]  # all of them take a value
 
 
-def test_a_walk_finds_attributes_whatever_their_marks() -> None:
+def test_a_walk_finds_attributes_whatever_their_flag_bits() -> None:
     data = attribute(1, b"abc") + attribute(0x8002, b"") + attribute(0x4003, b"\0P")
     found = message.attributes(data, 0, len(data))
     assert {kind: data[start:end] for kind, (start, end) in found.items()} == {1: b"abc", 2: b"", 3: b"\0P"}

@@ -178,7 +178,7 @@ def test_parts_of_a_dump_count_until_it_breaks_off_or_is_refused() -> None:
     assert caught.value.errno == errno.ENOENT
 
 
-def test_a_dump_that_was_disturbed_is_begun_again_and_the_disturbed_one_does_not_count() -> None:
+def test_an_interrupted_dump_is_discarded_and_begun_again() -> None:
     attempts = 0
 
     def answer(data: bytes) -> list[Answer]:
@@ -197,7 +197,7 @@ def test_a_dump_that_was_disturbed_is_begun_again_and_the_disturbed_one_does_not
     assert len(set(sequences(b"".join(opened[0].sent)))) == 3
 
 
-def test_a_dump_that_is_disturbed_each_time_is_given_up() -> None:
+def test_a_dump_that_is_interrupted_each_time_is_given_up() -> None:
     tested, opened = channel(lambda data: [done(sequences(data)[0], flags=INTERRUPTED)])
     with pytest.raises(KernelError, match="list the things: the data changed during each attempt") as caught:
         tested.dump(message(0), "list the things")
@@ -243,7 +243,7 @@ def test_a_dump_that_was_cut_off_is_begun_again_on_a_new_socket() -> None:
     assert [socket.closed for socket in opened] == [True, True, False]
 
 
-def test_a_dump_that_was_cut_off_in_the_header_of_a_message_is_not_taken_for_one_without_it() -> None:
+def test_a_dump_cut_off_in_a_message_header_is_begun_again_and_loses_no_message() -> None:
     def cut_off(data: bytes) -> list[Answer]:
         number = sequences(data)[0]
         return [message(number, b"one.") + message(number, b"two.")[:7], done(number)]

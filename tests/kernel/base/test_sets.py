@@ -62,7 +62,7 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, min_size=20, max_size=60))
-def test_what_polls_return_is_what_there_is_whatever_others_do_and_whichever_reading_fails(
+def test_polls_return_the_true_state_whatever_other_programs_do_and_whichever_reading_fails(
     history: list[tuple[str, str]],
 ) -> None:
     driver = InMemory()
@@ -96,7 +96,7 @@ def entry(number: int) -> SetEntry:
     return SetEntry(CLUSTER_IP, parse_address(f"10.0.0.{number}"), Protocol.TCP, 80)
 
 
-def test_a_run_is_of_one_set_and_one_verb() -> None:
+def test_operations_in_one_run_concern_one_set_and_one_verb() -> None:
     other = SetEntry("KUBE-NODE-PORT-TCP", port=80)
     several = SetEntries(CLUSTER_IP, (entry(5), entry(6)))
     added = [Operation(Verb.ADD, item) for item in (*map(SetEntries.of, (entry(1), entry(2), other, entry(3))), several)]

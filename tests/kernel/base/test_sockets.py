@@ -13,7 +13,7 @@ LINK_GROUP = 1
 
 
 @pytest.mark.usefixtures("fresh_namespace")
-def test_a_socket_receives_what_its_group_is_told_and_never_waits() -> None:
+def test_a_socket_receives_the_events_of_its_group_without_blocking() -> None:
     with open_event_socket(socket.NETLINK_ROUTE, (LINK_GROUP,), 1 << 20) as opened:
         with pytest.raises(BlockingIOError):
             opened.recv(4096)

@@ -93,7 +93,7 @@ def test_ipset_prints_entries_as_the_model_does(driver: ipset.IpsetDriver) -> No
 
 
 @pytest.mark.kernel
-def test_what_ipset_added_is_observed_but_for_foreign_protocols(driver: ipset.IpsetDriver) -> None:
+def test_entries_added_by_ipset_are_observed_except_those_of_foreign_protocols(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     tool("add", CLUSTER_IP.name, "10.0.0.1,tcp:80")
     tool("add", CLUSTER_IP.name, "10.0.0.1,udplite:80")
@@ -206,7 +206,7 @@ def test_thousands_of_entries_are_added_read_and_removed(driver: ipset.IpsetDriv
 
 
 @pytest.mark.kernel
-def test_a_full_set_is_replaced_by_a_larger_one_that_rules_and_readers_take_for_the_same(driver: ipset.IpsetDriver) -> None:
+def test_a_full_set_is_replaced_by_a_larger_set_of_the_same_name_for_rules_and_readers(driver: ipset.IpsetDriver) -> None:
     apply(driver, Verb.ADD, CLUSTER_IP)
     assert not any(outcome.error for outcome in apply(driver, Verb.ADD, *(entry(number) for number in range(SET_CAPACITY))))
     assert "maxelem 65536" in tool("list", "-terse", CLUSTER_IP.name), "below that its size stays"

@@ -222,7 +222,7 @@ def test_a_jump_that_vanished_before_its_writing_was_marked_is_put_back(programs
     assert "-I " in (programs / "stdin").read_text()
 
 
-def test_what_was_written_is_no_reason_to_remove_anything(programs: pathlib.Path) -> None:
+def test_rules_are_listed_before_each_removal_even_after_our_own_write(programs: pathlib.Path) -> None:
     marked = Marked(programs)
     marked.change()
     marked.change(Verb.REMOVE)
@@ -301,7 +301,7 @@ def test_one_file_that_is_the_program_of_both_families_is_asked_for_its_version_
 
 
 @pytest.mark.parametrize("variant", ["nf_tables", "legacy"])
-def test_a_file_whose_name_tells_the_variant_is_not_asked(programs: pathlib.Path, variant: str) -> None:
+def test_a_program_whose_file_name_shows_its_variant_is_not_run_for_it(programs: pathlib.Path, variant: str) -> None:
     name = f"xtables-{'nft' if variant == 'nf_tables' else variant}-multi"
     make_program(programs, name, f"echo asked >> {programs}/log")
     (programs / "iptables").symlink_to(programs / name)

@@ -138,7 +138,7 @@ def built_in_rules(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("family", Family)
-def test_what_is_written_is_what_is_read_back(variant: str, family: Family) -> None:
+def test_written_rules_are_read_back_unchanged(variant: str, family: Family) -> None:
     create_set(family)
     driver, skeleton = make_driver(), every_kind_of_rule(family)
     assert driver.program(family).variant == {"nft": "nf_tables", "legacy": "legacy"}[variant]
@@ -232,7 +232,7 @@ def test_jumps_that_are_present_stay_and_lost_ones_come_back_on_top() -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_strange_chains_and_rules_outlive_writing_and_removal() -> None:
+def test_foreign_chains_and_rules_outlive_writing_and_removal() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     run("iptables", "-N", "STRANGE")
@@ -246,7 +246,7 @@ def test_strange_chains_and_rules_outlive_writing_and_removal() -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_chain_that_a_strange_rule_leads_to_is_emptied_and_named() -> None:
+def test_a_chain_that_a_foreign_rule_jumps_to_is_emptied_and_named() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     change(driver, Verb.SET, skeleton)
@@ -306,7 +306,7 @@ def test_a_jump_that_was_moved_behind_a_strange_rule_comes_back_on_top_but_not_f
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_new_strange_rule_before_a_jump_is_left_there() -> None:
+def test_a_new_foreign_rule_before_our_jump_is_left_there() -> None:
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     create_set(Family.IPV4)
     change(driver, Verb.SET, skeleton)

@@ -122,7 +122,7 @@ def test_while_a_program_is_under_way_no_other_program_of_its_family_starts(
     assert driver.observe(Family.IPV4).jumps == frozenset(), "the programs of this test list nothing"
 
 
-def test_families_do_not_wait_for_each_other(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
+def test_a_family_does_not_wait_for_the_failed_rules_of_another(make: Callable[..., RulesDriver], programs: pathlib.Path) -> None:
     (programs / "ip6tables.go").touch()
     driver = make(1.0)
     first, second = driver.apply([PUT, PUT_V6])

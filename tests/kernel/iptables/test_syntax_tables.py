@@ -98,7 +98,7 @@ COMMIT
 """
 
 
-def test_what_is_ours_is_found_among_everything_else() -> None:
+def test_our_objects_are_found_among_foreign_objects() -> None:
     listing = iptables_syntax.parse_save(SAVED, SKELETON.chains, SKELETON.jumps)
     assert listing.chains == {
         SERVICES: ("-j KUBE-MARK-MASQ", "-m ipvs --vproto 6 --vaddr 192.0.2.10 --vport 80 -j DROP"),

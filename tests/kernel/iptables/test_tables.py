@@ -69,7 +69,7 @@ HOST_PORTS = ("CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-DN-0123456789abc
 @pytest.mark.usefixtures("fresh_namespace")
 @pytest.mark.parametrize(("family", "variant"), CASES)
 @pytest.mark.parametrize("chain", HOST_PORTS)
-def test_host_ports_count_in_the_variant_that_ours_do_not_see(family: Family, variant: str, chain: str) -> None:
+def test_host_ports_in_the_variant_without_our_rules_are_reported(family: Family, variant: str, chain: str) -> None:
     ours = next(one for one in PROGRAMS if one != variant)
     run(family, variant, "nat", "-N", f"MY-{chain}"[:28])
     run(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", chain, "-j", "ACCEPT")
@@ -108,7 +108,7 @@ def send_packet(family: Family) -> None:
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize(("family", "variant"), CASES)
-def test_a_change_gives_another_mark_and_a_packet_does_not(family: Family, variant: str) -> None:
+def test_a_changed_rule_changes_the_fingerprint_and_a_packet_does_not(family: Family, variant: str) -> None:
     run(family, variant, "nat", "-A", "OUTPUT", "-m", "comment", "--comment", "counts", "-j", "ACCEPT")
     run(family, variant, "filter", "-N", "SOME")
     changes = RuleChanges()

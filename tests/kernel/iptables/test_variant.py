@@ -42,7 +42,7 @@ def test_the_rules_of_the_node_decide(nft: Evidence, legacy: Evidence, variant: 
 
 
 @pytest.mark.parametrize("both", [NOTHING, Evidence(others=2), Evidence(ours=2)])
-def test_without_any_sign_it_is_the_one_in_path(both: Evidence) -> None:
+def test_without_any_sign_the_variant_in_path_is_chosen(both: Evidence) -> None:
     for default in Variant:
         choice = iptables_variant.decide({NFT: both, LEGACY: both}, default)
         assert (choice.variant, choice.reason, choice.commands) == (default, "it is the variant in PATH", iptables.COMMANDS)
@@ -57,7 +57,7 @@ def test_rules_of_ours_in_the_other_variant_are_reported(hinted: Variant) -> Non
     assert iptables_variant.decide(dict.fromkeys(Variant, Evidence(ours=1)), hinted).left_behind is other
 
 
-def test_ours_is_what_stands_in_our_chains_or_leads_to_them() -> None:
+def test_rules_in_our_chains_and_jumps_to_our_chains_count_as_our_rules() -> None:
     text = """\
 *nat
 :PREROUTING ACCEPT [0:0]
@@ -77,7 +77,7 @@ COMMIT
     assert iptables_variant.count(text, CHAINS) == Evidence("KUBE-KUBELET-CANARY", ours=2, others=2)
 
 
-def test_a_host_with_plain_programs_only_uses_them(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_has_only_plain_iptables_commands_uses_them(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "iptables"
     program.write_text("#!/bin/sh\necho 'iptables v1.8.9 (nf_tables)'\n")
     program.chmod(0o755)

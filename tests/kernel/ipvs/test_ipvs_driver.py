@@ -81,7 +81,7 @@ def test_ipvsadm_shows_what_kube_proxy_would_have_made(driver: ipvs.IpvsDriver) 
 
 
 @pytest.mark.kernel
-def test_what_ipvsadm_made_is_observed(driver: ipvs.IpvsDriver) -> None:
+def test_virtual_servers_added_by_ipvsadm_are_observed(driver: ipvs.IpvsDriver) -> None:
     ipvsadm("-A", "-t", "10.96.0.1:80", "-s", "mh", "-p", "600", "-b", "mh-port,mh-fallback")
     ipvsadm("-a", "-t", "10.96.0.1:80", "-r", "10.1.0.1:8080", "-m", "-w", "7")
     ipvsadm("-A", "-u", "[fd00::1]:53", "-s", "wlc", "-o")
@@ -374,7 +374,9 @@ def test_where_real_servers_wait_for_their_removal_none_is_chosen_meanwhile(driv
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("scheduler", ["sh", "mh"])
-def test_where_none_waits_the_scheduler_would_choose_it_and_refuse_the_client(driver: ipvs.IpvsDriver, scheduler: str) -> None:
+def test_where_no_drain_waits_the_scheduler_chooses_a_real_server_of_weight_zero_and_refuses_clients(
+    driver: ipvs.IpvsDriver, scheduler: str
+) -> None:
     assert 0 < refused_clients(driver, scheduler) < 24
 
 

@@ -163,7 +163,7 @@ VIRTUAL = VirtualServerKey(Protocol.TCP, parse_address("10.0.0.1"), 80)
         VirtualServer(VIRTUAL, VirtualServerSettings("x" * 16)),
     ],
 )
-def test_what_does_not_fit_its_field_is_refused_before_the_kernel_would_cut_it_off(
+def test_a_value_too_long_for_its_field_is_refused_before_the_kernel_cuts_it_off(
     item: RealServers | VirtualServer,
 ) -> None:
     with pytest.raises((ValueError, struct.error)):

@@ -229,12 +229,12 @@ def test_own_writes_wait_for_a_whole_reading(table: Table) -> None:
     assert table.read() == {}
 
 
-def test_an_own_write_that_is_undone_at_once_is_seen(table: Table) -> None:
+def test_the_undoing_of_our_own_write_is_noticed(table: Table) -> None:
     table.reader.note(WEB, is_there=True)
     assert table.read(whole=False) == {WEB: None}
 
 
-def test_what_is_written_during_a_reading_waits_for_the_next(table: Table) -> None:
+def test_a_set_written_during_a_reading_waits_for_the_next_reading(table: Table) -> None:
     """The entry of the virtual server was read before the write, and its real servers would be read after it."""
     table.put(WEB, pod(1))
     table.read()
@@ -259,7 +259,7 @@ def test_a_virtual_server_that_goes_during_a_reading_is_gone_in_the_next(table: 
     assert table.read() == {WEB: None}
 
 
-def test_real_servers_that_have_gone_since_are_read_by_netlink(table: Table) -> None:
+def test_real_servers_that_vanished_meanwhile_are_noticed_by_netlink(table: Table) -> None:
     table.put(WEB, pod(1), pod(2))
     table.on_destinations = lambda: table.content[WEB][1].pop(pod(2), None) and None
     assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): 1})}
@@ -281,7 +281,7 @@ def test_virtual_servers_of_other_protocols_are_counted_and_left_out(table: Tabl
     assert table.reader.foreign == 1
 
 
-def test_what_was_read_before_an_error_in_the_same_part_is_read_again(table: Table) -> None:
+def test_keys_read_before_an_error_in_the_same_part_are_read_again(table: Table) -> None:
     table.put(WEB, pod(1))
     table.put(DNS, pod(2))
     table.on_destinations = lambda: table.failing.update({DESTINATIONS: errno.ENOMEM})
@@ -293,7 +293,7 @@ def test_what_was_read_before_an_error_in_the_same_part_is_read_again(table: Tab
 
 
 @pytest.mark.parametrize("question", [INFO, SERVICES, DESTINATIONS])
-def test_a_question_that_is_refused_is_an_error_and_the_next_reading_makes_up_for_it(table: Table, question: int) -> None:
+def test_a_refused_request_is_an_error_and_the_next_reading_succeeds(table: Table, question: int) -> None:
     table.put(WEB, pod(1))
     table.failing[question] = errno.ENOMEM
     with pytest.raises(KernelError, match="read the IPVS table"):

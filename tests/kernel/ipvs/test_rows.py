@@ -188,7 +188,7 @@ def test_the_counters_of_the_whole_node_are_hexadecimal() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a\nb\n", "a\nb\nx\n", "a\nb\n1 2 3\n", "a\nb\n1 2 3 4 5 6"])
-def test_another_format_is_told(text: str, tmp_path: pathlib.Path) -> None:
+def test_an_unknown_format_of_counters_is_an_error(text: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ip_vs_stats"
     path.write_text(text)
     reader = ipvs_rows.TrafficReader(CountingKernel().connect, totals=path)

@@ -53,7 +53,7 @@ class Ipvs(IpvsDriver):
 
 
 @pytest.mark.parametrize(("refusal", "is_usable"), [(errno.EINVAL, True), (errno.ENOENT, False)])
-def test_a_virtual_server_that_the_kernel_refuses_is_enough_to_ask(refusal: int, *, is_usable: bool) -> None:
+def test_a_refused_virtual_server_shows_whether_the_kernel_has_its_scheduler(refusal: int, *, is_usable: bool) -> None:
     ipvs = Ipvs()
     ipvs.refusal = refusal
     assert (ipvs.why_unusable("wlc") == "") == is_usable
@@ -61,7 +61,7 @@ def test_a_virtual_server_that_the_kernel_refuses_is_enough_to_ask(refusal: int,
 
 
 @pytest.mark.checklist(95)
-def test_a_scheduler_is_asked_for_by_a_virtual_server_that_goes_at_once() -> None:
+def test_a_scheduler_is_tried_with_a_virtual_server_that_is_removed_at_once() -> None:
     ipvs = Ipvs({OTHER: "rr"})
     assert ipvs.why_unusable("wlc") == ""
     assert ipvs.calls == [(Verb.ADD, FIRST, "wlc"), (Verb.REMOVE, FIRST, "wlc")]
@@ -122,7 +122,7 @@ def test_the_kernel_resolves_the_scheduler_before_it_refuses_the_rest(driver: Ip
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["nosuch", "x" * 40])
-def test_a_scheduler_that_the_kernel_has_not_is_named_with_its_module(driver: IpvsDriver, name: str) -> None:
+def test_a_scheduler_that_the_kernel_lacks_is_named_with_its_module(driver: IpvsDriver, name: str) -> None:
     assert driver.why_unusable(name) == (
         f"the kernel has no scheduler {name!r}: the module ip_vs_{name} is missing or cannot be loaded"
     )

@@ -78,7 +78,7 @@ def test_addresses_are_local_though_the_device_is_down(driver: addresses.Address
 
 
 @pytest.mark.kernel
-def test_what_ip_added_is_observed_with_the_addresses_of_other_interfaces(driver: addresses.AddressDriver) -> None:
+def test_addresses_added_by_ip_are_observed_with_the_addresses_of_other_interfaces(driver: addresses.AddressDriver) -> None:
     ip("link", "add", DEVICE, "type", "dummy")
     ip("link", "add", "other", "type", "dummy")
     ip("address", "add", "10.96.0.1/32", "dev", DEVICE)

@@ -284,7 +284,7 @@ def lost(*flows: bytes) -> Callable[[int], list[fake_netlink.Answer]]:
 
 
 @pytest.mark.parametrize("first", [listed(fake_flow(5), flags=0x10), lost(fake_flow(5))], ids=["inconsistent", "lost"])
-def test_a_listing_that_is_no_whole_one_is_begun_again_and_what_was_deleted_counts(
+def test_an_incomplete_listing_is_begun_again_and_its_deletions_count(
     first: Callable[[int], list[fake_netlink.Answer]],
 ) -> None:
     table = Table(first, listed(fake_flow(5, client_number=2), fake_flow(6)))

@@ -155,7 +155,7 @@ def test_our_own_routes_do_not_even_wake_the_listener(device: str) -> None:
         assert select.select([listener], [], [], 0)[0] == []
 
 
-def test_what_may_silently_remove_our_routes_is_an_event(listener: notify.ChangeListener) -> None:
+def test_an_event_that_may_silently_remove_our_routes_is_reported(listener: notify.ChangeListener) -> None:
     ip("link", "set", "lo", "up")
     assert notify.RoutesChanged() not in listener.read()
     ip("address", "del", "127.0.0.1/8", "dev", "lo")

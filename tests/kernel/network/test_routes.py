@@ -160,7 +160,7 @@ def test_another_protocol_number_has_routes_of_its_own(driver: routes.RouteDrive
         assert (other.observe(), driver.observe()) == ({V6}, {V4})
 
 
-def test_without_lo_up_the_reason_is_said(fresh_namespace: None) -> None:
+def test_with_lo_down_doctor_names_the_reason(fresh_namespace: None) -> None:
     run_ip("link", "set", "lo", "down")
     with contextlib.closing(routes.RouteDriver()) as driver:
         v4, v6 = apply(driver, Verb.ADD, LocalRoutes.of(V4, V6))
@@ -169,7 +169,7 @@ def test_without_lo_up_the_reason_is_said(fresh_namespace: None) -> None:
         assert v6.errno == errno.ENETDOWN
 
 
-def test_without_ipv6_on_lo_the_reason_is_said(driver: routes.RouteDriver) -> None:
+def test_without_ipv6_on_lo_doctor_names_the_reason(driver: routes.RouteDriver) -> None:
     Path("/proc/sys/net/ipv6/conf/lo/disable_ipv6").write_text("1")
     v4, v6 = apply(driver, Verb.ADD, LocalRoutes.of(V4), LocalRoutes.of(V6))
     assert v4.error == ""
@@ -218,7 +218,7 @@ def test_thousands_of_routes_are_added_and_removed(driver: routes.RouteDriver) -
     assert driver.observe() == set(some[300:2000])
 
 
-def test_what_is_no_route_is_an_error_of_the_caller() -> None:
+def test_an_invalid_route_is_an_error_of_the_caller() -> None:
     driver = routes.RouteDriver(lambda _protocol: fake_netlink.FakeSocket(lambda _: []))
     with pytest.raises(TypeError, match="not a local route: kube-ipvs0"):
         apply(driver, Verb.ADD, Device("kube-ipvs0"))

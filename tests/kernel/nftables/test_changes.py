@@ -75,7 +75,7 @@ def test_our_own_changes_count_for_nothing(driver: NftDriver) -> None:
         "flush ruleset",
     ],
 )
-def test_each_kind_of_change_of_our_table_by_others_is_told(driver: NftDriver, harm: str) -> None:
+def test_each_kind_of_change_to_our_table_by_other_programs_is_reported(driver: NftDriver, harm: str) -> None:
     driver.apply([Operation(Verb.ADD, entries(1))])
     changes = changes_of(driver)
     changes.read()
@@ -162,7 +162,7 @@ def test_lost_notifications_count_as_a_change() -> None:
     assert (changes.count, changes.fileno()) == (1, 77)
 
 
-def test_a_broken_socket_is_given_up_and_the_generation_decides() -> None:
+def test_a_broken_socket_is_closed_and_changes_are_assumed_at_each_question() -> None:
     failing = Failing(errno.EBADF)
     changes = NftChanges((), lambda: cast("Any", failing))
     assert changes.read()

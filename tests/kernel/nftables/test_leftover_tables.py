@@ -77,7 +77,7 @@ def test_a_table_that_is_not_kube_proxys_is_not_removed(place: TablePlace) -> No
     assert place.table in listed()
 
 
-def test_a_table_that_changes_before_its_removal_is_looked_at_again() -> None:
+def test_a_table_that_changes_before_its_removal_is_read_again() -> None:
     load(kube_proxys(IPV4))
     asked: list[str] = []
 

@@ -102,7 +102,7 @@ def test_a_refused_transaction_is_applied_in_parts_and_each_part_has_its_outcome
     assert held(driver) == {entry(2), entry(3), entry(5)}
 
 
-def test_an_impossible_rule_keeps_no_entry_out(driver: NftDriver) -> None:
+def test_an_impossible_rule_does_not_keep_entries_out_of_their_sets(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     unknown = Rule(set=SetMatch("KUBE-NOTHING", (Side.SOURCE,)), target=Verdict.DROP)
     wrong = Operation(Verb.SET, Skeleton(family=Family.IPV4, chains={skeleton.CHAINS[0]: (unknown,)}, jumps=()))
@@ -177,7 +177,7 @@ def test_a_removed_set_goes_with_its_table(driver: NftDriver) -> None:
     assert "ipvsproxy" not in nft("list tables")
 
 
-def test_rules_that_are_removed_leave_the_sets(driver: NftDriver) -> None:
+def test_removing_rules_leaves_the_sets(driver: NftDriver) -> None:
     driver.apply(EVERYTHING)
     removals = []
     for operation in map(rules, Family):

@@ -84,7 +84,7 @@ def chain(family: Family, table: str, name: str) -> str:
 
 @FAMILIES
 @pytest.mark.parametrize("settings", SETTINGS, ids=("ClusterCIDR", "BridgeInterface", "InterfaceNamePrefix", "all"))
-def test_what_is_written_is_what_is_read(driver: NftRulesDriver, family: Family, settings: Settings) -> None:
+def test_written_rules_are_read_back_unchanged(driver: NftRulesDriver, family: Family, settings: Settings) -> None:
     wanted = every_rule(family, settings)
     assert apply(driver, Verb.SET, wanted).error == ""
     assert driver.observe(family) == wanted.in_force
@@ -239,7 +239,7 @@ def test_a_rule_without_a_text_in_a_chain_of_ours_is_described(driver: NftRulesD
     assert rules[-1] == UnknownRule(f"a rule without a text of ours: counter, return (inet ipvsproxy {name} handle {handle})")
 
 
-def test_a_rule_that_says_one_thing_and_does_another_is_unknown(driver: NftRulesDriver) -> None:
+def test_a_rule_whose_text_and_expressions_differ_is_unknown(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-LOAD-BALANCER", "drop", "comment", '"-j RETURN"')
     rules = driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-LOAD-BALANCER")]
@@ -280,7 +280,7 @@ def test_a_reading_expands_each_text_of_a_chain_once_whatever_others_have_change
         "-m mark --mark 0x1ffffffff/0x1ffffffff -j ACCEPT",
     ],
 )
-def test_a_rule_whose_text_is_none_of_a_rule_is_unknown(driver: NftRulesDriver, text: str) -> None:
+def test_a_rule_whose_text_is_not_the_text_of_a_rule_is_unknown(driver: NftRulesDriver, text: str) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     nft("add", "rule", "inet", "ipvsproxy", "IPv4-nat-KUBE-SERVICES", "counter", "comment", f'"{text}"')
     assert isinstance(driver.observe(Family.IPV4).chains[ChainKey("nat", "KUBE-SERVICES")][-1], UnknownRule)
@@ -344,7 +344,7 @@ def test_a_rule_on_an_unknown_set_is_an_error_of_this_rule_set_alone(driver: Nft
 
 
 @FAMILIES
-def test_a_trial_finds_out_and_leaves_nothing(family: Family, fresh_namespace: None) -> None:
+def test_a_trial_of_a_module_leaves_nothing_behind(family: Family, fresh_namespace: None) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
         assert made.try_writing(family) is None
         assert made.usable(family) is None
@@ -369,7 +369,7 @@ def test_a_jump_is_written_once_for_each_family() -> None:
     assert nft_rule.expressions(expressions[-1])[0][1][2, 2, 2] == b"IPv6-nat-KUBE-MARK-MASQ\0"
 
 
-def test_the_table_goes_with_the_last_of_it(driver: NftRulesDriver) -> None:
+def test_our_table_is_removed_with_its_last_rule_and_set(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     assert nft_tables.has_own_table()
     apply(driver, Verb.REMOVE, few_rules(Family.IPV4))
@@ -408,7 +408,7 @@ def test_chains_and_sets_of_other_programs_stay_when_iptables_takes_over(driver:
     assert backends.describe_other(Backend.IPTABLES, tmp_path) == ""
 
 
-def test_a_chain_of_ours_that_another_program_jumps_to_stays_empty(driver: NftRulesDriver) -> None:
+def test_our_chain_stays_but_empty_while_another_program_jumps_to_it(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, every_rule(Family.IPV4))
     put_theirs("jump", "IPv4-filter-KUBE-FORWARD")
     with pytest.raises(KernelError, match="it is in use"):
@@ -448,7 +448,7 @@ def test_ipsets_that_nftables_leaves_are_counted(count: int, expected: str, monk
     assert backends.describe_other(Backend.NFTABLES) == expected
 
 
-def test_a_cleanup_looks_where_something_of_ours_may_be(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
+def test_a_cleanup_covers_only_backends_that_may_hold_our_objects(fresh_namespace: None, tmp_path: pathlib.Path) -> None:
     def to_clean() -> tuple[Backend, ...]:
         return backends.to_clean(skeleton.CHAINS, tmp_path)
 
@@ -481,7 +481,7 @@ def test_an_unreadable_table_is_no_absent_one(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
-def test_a_cleanup_looks_at_legacy_tables_that_are_there(fresh_namespace: None, tmp_path: pathlib.Path, family: Family) -> None:
+def test_a_cleanup_reads_only_legacy_tables_that_exist(fresh_namespace: None, tmp_path: pathlib.Path, family: Family) -> None:
     (tmp_path / "proc/thread-self/net").mkdir(parents=True)
     name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
     (tmp_path / "proc/thread-self/net" / name).write_text("nat\n")

@@ -45,7 +45,7 @@ def entry(number: int, name: str = CLUSTER) -> SetEntry:
     return SetEntry(name, Address((10 << 24 | number).to_bytes(4, "big")), Protocol.TCP, 80)
 
 
-def test_every_set_takes_its_entries_and_gives_them_back(driver: NftSetsDriver) -> None:
+def test_every_set_returns_the_entries_that_were_added(driver: NftSetsDriver) -> None:
     entries = [an_entry_of(ip_set) for ip_set in IP_SETS.values()]
     assert not [one for one in apply(driver, Verb.ADD, *IP_SETS.values(), *entries) if one.error or one.surprise]
     observed = driver.observe(tuple(IP_SETS))
@@ -71,7 +71,7 @@ def test_sets_that_do_not_exist_are_absent(driver: NftSetsDriver) -> None:
     assert copy.surprise
 
 
-def test_a_repetition_is_no_error(driver: NftSetsDriver) -> None:
+def test_repeating_an_addition_or_a_removal_is_no_error(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1))
     again, present = apply(driver, Verb.ADD, IP_SETS[CLUSTER], entry(1))
     assert (again.error, again.surprise, present.error) == ("", True, "")
@@ -187,7 +187,9 @@ def test_an_absent_entry_that_is_removed_and_added_in_one_run_is_there_after_it(
     assert driver.observe([CLUSTER])[CLUSTER].entries == {entry(1)}
 
 
-def test_marks_come_into_a_set_that_was_emptied_meanwhile(driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_marks_are_written_even_if_the_set_was_emptied_meanwhile(
+    driver: NftSetsDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def marked(mark: int) -> list[SetEntry]:
         return [MarkedEntry(SCOPE, entry(one).address, Protocol.TCP, 80, mark=mark, mask=0xFF) for one in range(2)]
 
@@ -234,7 +236,7 @@ def test_another_mark_or_mask_replaces_the_one_before(driver: NftSetsDriver) -> 
         assert set(driver.observe([SCOPE])[SCOPE].entries) == {one}
 
 
-def test_a_mark_that_somebody_else_has_written_has_no_mask(driver: NftSetsDriver) -> None:
+def test_a_mark_with_a_comment_of_another_program_is_read_without_a_mask(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[SCOPE])
     nft("add", "element", "inet", "ipvsproxy", SCOPE, '{ 10.96.0.1 . tcp . 80 comment "mask 0xff or so" : 0x12 }')
     (found,) = driver.observe([SCOPE])[SCOPE].entries
@@ -311,7 +313,7 @@ def test_an_element_that_is_no_entry_of_ours_is_observed_and_removed(driver: Nft
 
 
 @pytest.mark.parametrize("own", ["size 2;", "flags interval;", "flags timeout;", "flags constant; elements = { 10.0.0.9 };"])
-def test_a_set_with_flags_or_a_size_of_its_own_is_unlike_ours(driver: NftSetsDriver, own: str) -> None:
+def test_a_set_with_flags_or_a_size_of_its_own_is_not_one_of_our_sets(driver: NftSetsDriver, own: str) -> None:
     name = "KUBE-IPVS-IPS"
     nft("add", "table", "inet", "ipvsproxy")
     nft("add", "set", "inet", "ipvsproxy", name, f"{{ type ipv4_addr; {own} }}")
@@ -329,7 +331,7 @@ def add_catch_all(name: str, value: str = "") -> None:
 
 
 @pytest.mark.parametrize("name", [one.name for one in IP_SETS.values() if not one.gives_marks])
-def test_an_element_for_all_other_keys_is_observed_and_removed_like_an_entry(driver: NftSetsDriver, name: str) -> None:
+def test_a_catch_all_element_is_observed_and_removed_like_an_entry(driver: NftSetsDriver, name: str) -> None:
     ours = an_entry_of(IP_SETS[name])
     apply(driver, Verb.ADD, IP_SETS[name], ours)
     driver.observe_changed([name])
@@ -345,7 +347,7 @@ def test_an_element_for_all_other_keys_is_observed_and_removed_like_an_entry(dri
     assert (outcome.error, outcome.surprise) == ("", True)
 
 
-def test_an_element_for_all_other_keys_of_a_map_is_observed_and_removed(driver: NftSetsDriver) -> None:
+def test_a_catch_all_element_of_a_map_is_observed_and_removed(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[SCOPE])
     add_catch_all(SCOPE, " : 0x1 . 0x1")
     assert driver.observe([SCOPE])[SCOPE].entries == {ForeignElement(SCOPE)}
@@ -354,7 +356,7 @@ def test_an_element_for_all_other_keys_of_a_map_is_observed_and_removed(driver: 
     assert driver.observe([SCOPE])[SCOPE].entries == set()
 
 
-def test_an_element_for_all_other_keys_goes_together_with_thousands_of_entries(driver: NftSetsDriver) -> None:
+def test_a_catch_all_element_is_removed_together_with_thousands_of_entries(driver: NftSetsDriver) -> None:
     """It is shorter than they are: a message must not have more than its length takes."""
     many = [entry(number) for number in range(5000)]
     driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), Operation(Verb.ADD, SetEntries.of(*many))])

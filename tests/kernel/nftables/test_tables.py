@@ -46,7 +46,7 @@ def test_a_closed_chain_refuses_what_no_rule_accepts(definition: str, *, is_clos
 
 @real
 @pytest.mark.usefixtures("fresh_namespace")
-def test_of_our_table_only_chains_of_others_are_shown() -> None:
+def test_only_chains_of_other_programs_are_shown_from_our_table() -> None:
     ours = "chain IPv4-filter-INPUT { type filter hook input priority -5; policy drop; }\n"
     load(f"table inet ipvsproxy {{ {ours} }}\n")
     assert read() == {}
@@ -66,7 +66,7 @@ def test_rules_of_iptables_nft_are_read_without_its_program() -> None:
 
 @real
 @pytest.mark.usefixtures("fresh_namespace")
-def test_our_own_table_is_not_among_them_and_all_families_are() -> None:
+def test_tables_of_other_programs_include_all_families_but_not_our_table() -> None:
     load("table inet ipvsproxy { }\ntable arp one { }\ntable bridge two { }\ntable netdev three { }\ntable ip6 four { }\n")
     assert set(read()) == {"arp one", "bridge two", "netdev three", "ip6 four"}
 

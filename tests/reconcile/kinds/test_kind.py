@@ -61,7 +61,7 @@ def test_operations_of_every_kind_come_in_this_order() -> None:
     assert len({STAGE_OF(operation) for operation in everything}) == len(IN_ORDER)
 
 
-def test_an_operation_that_is_never_planned_has_no_stage() -> None:
+def test_asking_for_the_stage_of_an_unplanned_operation_is_an_error() -> None:
     with pytest.raises(KeyError):
         STAGE_OF(Operation(Verb.REMOVE, Device(DEVICE)))
 

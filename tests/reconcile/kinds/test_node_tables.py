@@ -117,7 +117,9 @@ def test_set_entries_follow_the_virtual_server_to_its_winner(order: tuple[Servic
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((restricted(OLD), free(YOUNG)))))
-def test_the_other_takes_over_with_its_own_entries_when_the_winner_goes(order: tuple[ServiceState, ServiceState]) -> None:
+def test_the_waiting_service_takes_over_with_its_own_entries_when_the_winner_goes(
+    order: tuple[ServiceState, ServiceState],
+) -> None:
     tables = new_claims()
     put(tables, *order)
     at_once(tables.putting(OLD.service, None))
@@ -128,7 +130,7 @@ def test_the_other_takes_over_with_its_own_entries_when_the_winner_goes(order: t
     assert not list(Survey(tables).conflicts())
 
 
-def test_a_service_made_anew_is_as_young_as_it_is() -> None:
+def test_a_recreated_service_counts_as_younger() -> None:
     tables = new_claims()
     put(tables, restricted(OLD), free(YOUNG))
     again = Owner(3.0, OLD.service)
@@ -141,7 +143,7 @@ def test_a_service_made_anew_is_as_young_as_it_is() -> None:
     assert tables.virtual_servers.desired[KEY].owner == again
 
 
-def test_a_service_that_gives_up_only_the_contested_address_gives_up_its_entries_too() -> None:
+def test_a_service_that_drops_only_the_contested_address_loses_its_entries_too() -> None:
     tables = new_claims()
     put(tables, restricted(OLD), free(YOUNG))
     put(tables, examples.state(OLD))
@@ -183,7 +185,7 @@ def service_with_node_port(owner: Owner, *keys: VirtualServerKey) -> ServiceStat
     return examples.state(owner, CLUSTER_IP, *keys, entries=[cluster_entry, NODE_PORT_ENTRY, LOCAL_ENTRY, health_check])
 
 
-def test_a_node_port_that_another_service_has_takes_its_entries_along() -> None:
+def test_a_node_port_that_another_service_has_won_loses_its_entries() -> None:
     tables = new_claims()
     put(tables, service_with_node_port(YOUNG, NODE_PORT), examples.state(OLD, NODE_PORT, entries=[NODE_PORT_ENTRY]))
     assert NODE_PORT_ENTRY in entries(tables, OLD)
@@ -191,7 +193,7 @@ def test_a_node_port_that_another_service_has_takes_its_entries_along() -> None:
     assert examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080) in entries(tables, YOUNG)
 
 
-def test_a_node_port_takes_its_entries_along_whatever_else_has_its_number_or_its_address() -> None:
+def test_a_lost_node_port_loses_its_entries_whatever_else_has_its_number_or_address() -> None:
     """A cluster IP with a port of the same number, which stays; the entry of a second scope, which names the node's address."""
     kept = builders.frontend("10.96.0.1", 30080)
     no_local = examples.entry(SetKind.NO_LOCAL, NODE_PORT)
@@ -212,7 +214,7 @@ def test_a_node_port_takes_its_entries_along_whatever_else_has_its_number_or_its
         OTHER_NODE_PORT,
     ],
 )
-def test_a_node_port_keeps_its_entries_when_something_else_of_that_number_is_lost(lost: VirtualServerKey) -> None:
+def test_a_node_port_keeps_its_entries_when_another_object_with_its_number_is_lost(lost: VirtualServerKey) -> None:
     """A load balancer's address, the same port of another protocol, or one of several node addresses."""
     tables = new_claims()
     desired = service_with_node_port(YOUNG, NODE_PORT, lost)
@@ -296,7 +298,7 @@ def test_flows_of_real_servers_that_were_added_meanwhile_are_cleaned_when_those_
     assert list(tables.flows.pending) == [FLOW]
 
 
-def test_a_real_server_that_comes_back_before_the_cleaning_makes_it_needless() -> None:
+def test_a_real_server_that_returns_in_time_makes_the_cleaning_of_its_flows_needless() -> None:
     tables = new_claims()
     put_flow(tables, {ONE, TWO})
     clean(tables)
@@ -400,7 +402,7 @@ def test_a_health_check_port_answers_for_the_oldest_service_that_desires_it_and_
     assert tables.health_checks.desired == {}
 
 
-def test_a_health_check_port_is_no_kernel_object_so_nothing_of_it_is_pending() -> None:
+def test_a_health_check_port_is_no_kernel_object_and_never_pending() -> None:
     tables = new_claims()
     put(tables, health_checked(YOUNG, 2), health_checked(OLD, 1))
     assert list(tables.unequal) == []

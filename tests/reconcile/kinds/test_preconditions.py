@@ -236,7 +236,7 @@ def _assert_answered(node: simulation.SimulatedNode, protocol: Protocol, operati
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("protocol", Protocol)
-def test_a_client_that_is_led_to_another_node_is_masqueraded_while_the_policy_changes_whatever_fails(
+def test_a_client_sent_to_another_node_is_masqueraded_during_a_policy_change_whatever_fails(
     protocol: Protocol, *, local: bool, restarted: bool
 ) -> None:
     def change(failing: Nth) -> None:
@@ -343,7 +343,7 @@ def test_flows_wait_for_their_virtual_server_which_might_lead_them_nowhere() -> 
     assert [item.flow for item in cleanings(node.sync(after_s=1))] == [examples.flow(builders.CLUSTER_IP)]
 
 
-def test_a_desired_real_server_that_may_not_keep_its_flows_does_not_delay_the_cleaning() -> None:
+def test_the_cleaning_of_flows_does_not_wait_for_a_desired_real_server_that_loses_them() -> None:
     """It is ready but not serving, as ``publishNotReadyAddresses`` makes it."""
     node = simulation.SimulatedNode()
     service, _ = dns()
@@ -377,7 +377,7 @@ def test_a_set_is_not_destroyed_while_a_rule_that_is_in_force_names_it() -> None
 
 
 @pytest.mark.parametrize(("port", "is_held_up"), [(80, True), (81, False)])
-def test_a_flow_waits_for_the_virtual_server_of_its_mark_and_of_no_other(port: int, *, is_held_up: bool) -> None:
+def test_the_cleaning_of_a_flow_waits_only_for_the_virtual_server_of_its_mark(port: int, *, is_held_up: bool) -> None:
     flow, key, mark = examples.flow(ADDRESS, 80), builders.frontend(ADDRESS, 80, Protocol.UDP), FirewallMark.of(Family.IPV4, 1)
     gives = MarkedEntry(IpSet(SetKind.SCOPE, Family.IPV4).name, key.address, Protocol.UDP, port, mark=1, mask=1)
     scope = ClusterScope(
@@ -407,7 +407,7 @@ def test_a_flow_waits_for_the_virtual_server_of_its_mark_and_of_no_other(port: i
     assert list(tables.of_flows.additions(Circumstances(tables))) == cleaning
 
 
-def test_a_foreign_element_in_a_set_of_source_ranges_admits_nobody_and_goes() -> None:
+def test_a_foreign_element_in_a_set_of_source_ranges_admits_no_client_and_is_removed() -> None:
     tables = NodeTables(Drains())
     element = ForeignElement(IpSet(SetKind.LOAD_BALANCER_SOURCE_CIDR, Family.IPV4).name)
     tables.entries[element.set].confirm(element, True)

@@ -19,7 +19,7 @@ def contested(times: int, *, every_s: float = 10) -> tuple[Drifts, float]:
     return drifts, (times - 1) * every_s
 
 
-def test_the_first_three_are_healed_at_once() -> None:
+def test_the_first_three_drifts_of_a_place_are_repaired_at_once() -> None:
     drifts, now = contested(3)
     assert not drifts
     assert contested(4)[0]
@@ -41,7 +41,7 @@ def test_returning_drift_is_left_alone_for_longer_each_time_and_never_given_up()
     assert waits == [5, 10, 10, 10, 10, 10, 10, 10, 10]
 
 
-def test_another_desired_value_does_not_wait_and_begins_anew() -> None:
+def test_a_changed_desired_value_does_not_wait_and_has_a_first_delay_again() -> None:
     drifts, now = contested(drift.FREE_HEALS + 3)
     assert drifts.may_heal(PLACE, "another wish", now)
     drifts.note(PLACE, "another wish", now + 1)
@@ -49,13 +49,13 @@ def test_another_desired_value_does_not_wait_and_begins_anew() -> None:
     assert not drifts, "nothing is left alone any more"
 
 
-def test_other_places_do_not_wait() -> None:
+def test_a_place_without_drift_does_not_wait_for_other_places() -> None:
     drifts, now = contested(drift.FREE_HEALS + 3)
     drifts.note(OTHER, "wish", now)
     assert drifts.may_heal(OTHER, "wish", now)
 
 
-def test_a_place_that_was_calm_for_long_is_forgotten() -> None:
+def test_a_place_without_drift_for_a_long_time_is_forgotten() -> None:
     drifts, now = contested(drift.FREE_HEALS + 1)
     assert not drifts.may_heal(PLACE, "wish", now)
     drifts.forget_calm(now + drift.CALM_S)
@@ -66,13 +66,13 @@ def test_a_place_that_was_calm_for_long_is_forgotten() -> None:
     assert drifts.next_s() is None
 
 
-def test_seldom_drift_is_always_healed_at_once() -> None:
+def test_rare_drift_is_always_repaired_at_once() -> None:
     drifts, now = contested(20, every_s=drift.CALM_S + 1)
     assert drifts.may_heal(PLACE, "wish", now)
     assert contested(20, every_s=drift.CALM_S)[0]
 
 
-def test_news_are_taken_once() -> None:
+def test_changes_are_reported_once() -> None:
     drifts, _ = contested(drift.FREE_HEALS + 1)
     assert drifts.take_news() == ({"virtual_server": drift.FREE_HEALS + 1}, {PLACE: drift.FREE_HEALS + 1})
     assert drifts.take_news() == ({}, {})

@@ -21,7 +21,7 @@ from tests.support import builders
 # What is not ours.
 
 
-def test_virtual_servers_of_others_are_left_alone_with_their_real_servers() -> None:
+def test_virtual_servers_of_other_programs_are_left_alone_with_their_real_servers() -> None:
     kernel = simulation.new_kernel()
     kernel.virtual_servers[FOREIGN] = examples.observed({ONE: 7, TWO: 0})
     node = simulation.SimulatedNode(kernel)
@@ -190,7 +190,7 @@ def test_a_part_that_could_not_be_read_changes_nothing(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "interface_addresses"])
-def test_a_fresh_process_that_could_not_read_a_part_loses_no_trace_of_what_is_ours(part: str) -> None:
+def test_a_fresh_process_that_cannot_read_a_part_forgets_no_object_of_its_predecessor(part: str) -> None:
     former = simulation.SimulatedNode()
     former.put(builders.service("web", builders.service_port(80, node_port=30080)))
     former.sync()
@@ -343,7 +343,7 @@ def test_a_route_that_appears_in_a_part_stays_until_the_reading_is_over_and_is_a
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
-def test_a_drain_whose_virtual_server_is_gone_in_a_poll_is_over() -> None:
+def test_a_drain_ends_when_a_poll_shows_that_its_virtual_server_is_gone() -> None:
     node = draining()
     assert len(node.reconciler._drains) == 1
     poll(node, {KEY: None})

@@ -5,7 +5,7 @@ import math
 from ipvsproxy.reconcile.operations.pace import ADDED_S, FEWEST_KEPT, KEPT_S, MOST_KEPT, WALKED, Pace
 
 
-def test_without_additions_there_is_room_for_many() -> None:
+def test_without_additions_there_is_room_for_the_most_removals() -> None:
     assert Pace().room(5) == MOST_KEPT
 
 
@@ -18,13 +18,13 @@ def test_removed_real_servers_take_room_until_the_kernel_has_forgotten_them() ->
     assert pace.room(101 + KEPT_S) == MOST_KEPT
 
 
-def test_more_removals_than_there_was_room_for_leave_none() -> None:
+def test_more_removals_than_the_room_leave_room_zero() -> None:
     pace = Pace()
     pace.note(added=0, removed=2 * MOST_KEPT, now=100)
     assert pace.room(101) == 0
 
 
-def test_the_more_is_added_the_shorter_the_list_must_be() -> None:
+def test_the_more_real_servers_are_added_the_fewer_may_wait_for_removal() -> None:
     pace = Pace()
     for tenth in range(4):
         pace.note(added=100, removed=0, now=100 + tenth / 10)
@@ -37,13 +37,13 @@ def test_the_more_is_added_the_shorter_the_list_must_be() -> None:
     assert pace.room(106 + ADDED_S) == MOST_KEPT
 
 
-def test_few_additions_leave_as_much_room_as_none() -> None:
+def test_few_additions_leave_the_same_room_for_removals_as_no_additions() -> None:
     pace = Pace()
     pace.note(added=1, removed=0, now=100)
     assert pace.room(100) == MOST_KEPT
 
 
-def test_the_time_at_which_room_grows_is_known() -> None:
+def test_the_time_when_room_for_removals_grows_is_known() -> None:
     pace = Pace()
     assert pace.changes_s == math.inf
     pace.note(added=0, removed=5, now=100.5)

@@ -11,14 +11,14 @@ from tests.support import builders
 IDENTITY = Reconciler(Policy())._identity
 
 
-def test_what_never_failed_may_be_tried() -> None:
+def test_an_operation_that_never_failed_may_be_tried() -> None:
     retries = Retries()
     assert retries.may_try("key", "add", 0)
     assert retries.next_s() is None
     assert len(retries) == 0
 
 
-def test_what_failed_waits_and_others_do_not() -> None:
+def test_a_failed_key_waits_and_other_keys_do_not() -> None:
     retries = Retries()
     retries.fail("key", "add", 100)
     assert not retries.may_try("key", "add", 100 + FIRST_DELAY_S - 0.01)
@@ -50,7 +50,7 @@ def test_a_success_makes_the_next_try_a_first_one() -> None:
     assert retries.next_s() == FIRST_DELAY_S
 
 
-def test_another_desired_value_may_be_tried_at_once_and_is_a_first_attempt() -> None:
+def test_a_changed_desired_value_may_be_tried_at_once_and_is_a_first_attempt() -> None:
     retries = Retries()
     retries.fail("key", "add", 0)
     retries.fail("key", "add", 0)

@@ -151,7 +151,7 @@ def test_a_virtual_server_that_may_lead_to_the_api_server_is_given_up_only_if_an
         assert todo.virtual_servers == (remove(VirtualServer(AT_API_SERVER, examples.ROUND_ROBIN)),)
 
 
-def test_nothing_is_given_up_while_a_part_that_tells_whose_it_is_cannot_be_read() -> None:
+def test_no_address_is_given_up_while_the_proof_of_ownership_cannot_be_read() -> None:
     assert cleanup.give_up(dataclasses.replace(hiding(), sets=None), (), [API_SERVER], ()).operations == ()
     assert cleanup.give_up(dataclasses.replace(hiding(), virtual_servers=None), (), [API_SERVER], ()).operations == ()
 
@@ -184,7 +184,7 @@ def only_own(observed: Observation, *kinds: SetKind) -> cleanup.Cleanup:
     return cleanup.only_own(cleanup.plan(observed, OURS, ()), observed, kinds)
 
 
-def test_what_kube_proxy_does_not_know_goes_alone() -> None:
+def test_only_objects_unknown_to_kube_proxy_are_removed() -> None:
     observed = with_own_objects()
     assert list(only_own(observed, SetKind.MARKS).operations) == [
         Operation(Verb.ADD, BoundAddresses((KEY.address,))),

@@ -63,7 +63,7 @@ def test_a_chain_of_the_iptables_mode_alone_is_known_by_its_table_and_name(key: 
         ("nat", "cali-PREROUTING"),
     ],
 )
-def test_chains_of_ours_of_the_kubelet_and_of_network_plug_ins_are_not(key: tuple[str, str]) -> None:
+def test_chains_of_ipvsproxy_the_kubelet_and_network_plug_ins_are_not_of_the_iptables_mode(key: tuple[str, str]) -> None:
     assert not leftovers.is_of_iptables_mode(ChainKey(*key))
 
 
@@ -77,7 +77,7 @@ def test_chains_of_the_iptables_mode_go_with_their_references_and_ours_stay_in_t
     )
 
 
-def test_in_the_variant_that_is_not_used_ours_go_as_well() -> None:
+def test_our_own_chains_in_the_unused_variant_are_removed_as_well() -> None:
     ours = reference(ChainKey("nat", "OUTPUT"), OURS, "kubernetes service portals")
     rules = LeftRules(chains={OURS: 4, SERVICE: 1}, references=(ours,))
     assert leftovers.removal(rules, UNUSED) == Removal(references=(ours,), emptied=(OURS, SERVICE), deleted=(OURS, SERVICE))
@@ -93,7 +93,7 @@ def test_the_iptables_mode_s_own_jumps_to_a_chain_of_ours_go_and_ours_stay() -> 
     assert leftovers.removal(rules, USED) == Removal(references=(foreign,))
 
 
-def test_in_the_variant_that_is_not_used_both_jumps_to_a_chain_that_both_modes_have_go() -> None:
+def test_in_the_unused_variant_both_jumps_to_a_chain_of_both_modes_are_removed() -> None:
     foreign = reference(INPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
     rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))

@@ -145,7 +145,7 @@ def test_services_that_come_when_all_marks_are_given_wait_and_the_first_of_them_
     assert marks_of(node).keys() == {"192.0.2.20", "192.0.2.22", "192.0.2.23"}
 
 
-def test_a_mark_of_somebody_else_is_left_alone_and_not_given() -> None:
+def test_a_mark_of_another_program_is_left_alone_and_not_given() -> None:
     node = node_with()
     theirs = VirtualServer(FirewallMark.of(Family.IPV4, FIRST), VirtualServerSettings("wlc"))
     node.kernel.schedulers |= {"wlc"}
@@ -176,7 +176,7 @@ def test_another_mark_in_an_entry_is_drift_and_is_mended() -> None:
     assert marks_of(node) == {BALANCER: FIRST}
 
 
-def test_other_bits_give_every_scope_another_mark() -> None:
+def test_changed_mark_bits_give_every_scope_another_mark() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -209,7 +209,7 @@ def test_the_survey_knows_the_second_scope_of_a_port() -> None:
     assert survey.scope(MarkedPort(service.name, Protocol.UDP, 80), Family.IPV4) is None
 
 
-def test_a_family_does_not_lack_the_sets_that_only_scopes_use() -> None:
+def test_a_family_is_not_lacking_without_the_sets_that_only_scopes_use() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -380,7 +380,7 @@ def test_a_service_keeps_its_mark_when_it(change: str) -> None:
     assert marks_of(node) == {BALANCER: FIRST}
 
 
-def test_other_bits_after_a_restart_replace_the_marks_of_entries_though_additions_come_first() -> None:
+def test_changed_mark_bits_after_a_restart_replace_the_marks_of_entries_though_additions_come_first() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -430,7 +430,7 @@ def test_no_scope_closes_before_every_service_has_been_put() -> None:
     assert scopes_of(node) == {FIRST: {HERE, ELSEWHERE}}
 
 
-def test_a_mark_that_was_given_back_is_given_after_all_that_nobody_has_had() -> None:
+def test_a_returned_mark_is_given_only_after_all_unused_marks() -> None:
     marks = Marks(lambda _: False)
     marks.adopt(0x3)
     ports = [MarkedPort(ServiceName("shop", "shop"), Protocol.TCP, port) for port in (80, 81, 82, 83)]
@@ -474,7 +474,7 @@ def test_a_mark_that_another_program_gives_up_is_given_after_the_next_reading() 
     assert marks_of(node) == {BALANCER: 1}
 
 
-def test_marks_that_the_kernel_still_has_are_looked_at_once() -> None:
+def test_the_kernel_is_asked_once_about_each_mark_in_use() -> None:
     asked: list[int] = []
     marks = Marks(lambda mark: not asked.append(mark) and mark > 0x3F00)  # type: ignore[func-returns-value]
     marks.adopt(0x3FFF)
@@ -484,7 +484,7 @@ def test_marks_that_the_kernel_still_has_are_looked_at_once() -> None:
     assert len(asked) == 0x3FFF - 0x3F00 + 10
 
 
-def test_a_scope_that_nobody_desires_any_more_keeps_its_connections() -> None:
+def test_an_undesired_scope_keeps_its_connections() -> None:
     node = node_with()
     node.put(*shop())
     node.sync()
@@ -503,7 +503,7 @@ def test_a_scope_that_nobody_desires_any_more_keeps_its_connections() -> None:
     assert traces_of(node) == []
 
 
-def test_a_scope_of_datagrams_that_nobody_desires_any_more_keeps_none() -> None:
+def test_an_undesired_udp_scope_keeps_no_flows() -> None:
     node = node_with()
     port, endpoints = builders.service_port(80, Protocol.UDP), (builders.endpoint(HERE), builders.endpoint(ELSEWHERE))
     slices = builders.endpoint_slice(*endpoints, service="shop", ports=(builders.endpoint_port(80, Protocol.UDP),))
@@ -637,7 +637,7 @@ def test_a_mark_that_another_program_has_taken_since_the_last_reading_is_left_to
     assert not node.reconciler._tables.scopes.is_refused(key)
 
 
-def test_an_entry_that_cannot_be_removed_makes_nobody_elses_virtual_server_ours() -> None:
+def test_an_entry_that_cannot_be_removed_does_not_make_a_foreign_virtual_server_ours() -> None:
     node = node_with()
     node.sync()
     key = FirewallMark.of(Family.IPV4, FIRST)
@@ -702,7 +702,7 @@ def start(node: SimulatedNode) -> list[dict[str, set[str]]]:
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_a_restart_recalls_a_mark_for_the_service_that_has_the_address_whichever_is_put_first(*, is_last: bool) -> None:
+def test_a_restart_gives_a_mark_to_the_service_that_has_its_address_in_any_order(*, is_last: bool) -> None:
     node = node_with()
     node.put(*shared("old", 20, 1, BALANCER, "192.0.2.20"))
     node.put(*shared("young", 21, 2, BALANCER, "192.0.2.21"))
@@ -752,7 +752,7 @@ def test_an_address_that_moved_while_no_process_ran_leads_no_other_address_to_it
     assert services_by_address(node) == {BALANCER: {"10.244.0.21"}, "192.0.2.20": {"10.244.0.20"}}
 
 
-def test_a_mark_gets_no_other_endpoints_while_an_address_of_nobody_still_gives_it() -> None:
+def test_a_mark_keeps_its_endpoints_while_an_undesired_address_still_gives_it() -> None:
     node = node_with()
     node.put(*shared("giver", 20, 1, BALANCER, "192.0.2.20"))
     node.sync()

@@ -133,7 +133,7 @@ def number_of(entry: MarkedEntry) -> int:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_happens_no_mark_leads_to_a_wrong_service_and_all_are_given_in_the_end(
+def test_no_mark_ever_leads_to_a_wrong_service_and_all_marks_are_given_in_the_end(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(simulation, "MOST_ROUNDS", 60)  # where there are few marks, one after the other goes to the next Service

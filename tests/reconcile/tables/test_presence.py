@@ -17,7 +17,7 @@ KEYS = st.sampled_from("abcdef")
 SOME_KEYS = st.frozensets(KEYS)
 
 
-def test_presence_is_a_claim_whose_value_is_the_owner() -> None:
+def test_presence_maps_each_key_to_its_owner() -> None:
     assert presence(["a", "b"], OLD) == {"a": OLD, "b": OLD}
 
 
@@ -42,7 +42,7 @@ def test_a_table_whose_pending_keys_are_all_confirmed_is_equal_again() -> None:
     assert not unequal
 
 
-def test_a_key_that_was_lost_while_it_was_desired_is_absent_when_nobody_desires_it_any_more() -> None:
+def test_a_desired_key_that_was_lost_is_absent_when_it_is_no_longer_desired() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.confirm("a", True)
     for owner in OWNERS:
@@ -60,7 +60,7 @@ def test_a_key_that_was_lost_while_it_was_desired_is_absent_when_nobody_desires_
     assert (list(table.observed), len(table.observed), list(table.surplus)) == ([], 0, [])
 
 
-def test_what_is_confirmed_again_stays_as_it_is() -> None:
+def test_a_key_confirmed_again_stays_as_it_is() -> None:
     table: PresenceTable[str] = PresenceTable(lambda _: False)
     table.replace(OLD, {}, presence("a", OLD))
     for _ in range(2):

@@ -42,7 +42,7 @@ def running(*numbers: int) -> SimulatedNode:
 
 
 @pytest.mark.parametrize(("own", "steps"), [(2, 1), (3, 2), (5, 4), (9, 8), (100, 8), (65535, 8)])
-def test_the_weight_climbs_in_a_few_steps_from_one_to_the_own_one(own: int, steps: int) -> None:
+def test_the_weight_rises_in_a_few_steps_from_one_to_the_weight_of_the_endpoint(own: int, steps: int) -> None:
     seen = [slow_start.weight_at(0.1 * tenth, own, 60) for tenth in range(601)]
     assert (seen[0], seen[-1], sorted(seen)) == (1, own, seen)
     assert len(set(seen)) == steps + 1 <= 10
@@ -55,7 +55,7 @@ def test_the_weight_climbs_in_a_few_steps_from_one_to_the_own_one(own: int, step
 
 
 @pytest.mark.parametrize("own", [2, 3, 10, 100])
-def test_a_weight_tells_how_long_the_endpoint_has_climbed(own: int) -> None:
+def test_a_weight_shows_how_long_its_slow_start_has_lasted(own: int) -> None:
     for weight in range(1, own + 1):
         elapsed_s = slow_start.elapsed_at(weight, own, 60)
         assert slow_start.weight_at(elapsed_s, own, 60) >= weight
@@ -68,7 +68,7 @@ def test_the_first_endpoints_have_their_own_weight_at_once() -> None:
     assert node.reconciler.next_s() is None
 
 
-def test_a_new_endpoint_climbs_and_costs_a_handful_of_edits() -> None:
+def test_the_slow_start_of_an_endpoint_costs_a_handful_of_edits() -> None:
     node = running(1, 2)
     node.put(web(), pods(1, 2, 3))
     node.sync()
@@ -84,7 +84,7 @@ def test_a_new_endpoint_climbs_and_costs_a_handful_of_edits() -> None:
     assert node.now == 1000 + DURATION_S
 
 
-def test_a_change_of_the_service_does_not_begin_anew() -> None:
+def test_a_change_of_the_service_does_not_restart_a_slow_start() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     node.sync()
@@ -97,7 +97,7 @@ def test_a_change_of_the_service_does_not_begin_anew() -> None:
     assert weights(node) == {1: OWN, 2: OWN, 3: 50}
 
 
-def test_an_endpoint_that_returns_climbs_again() -> None:
+def test_an_endpoint_that_returns_has_another_slow_start() -> None:
     node = running(1, 2)
     node.put(web(), pods(1))
     node.kernel.connection_counts[KEY, builders.backend("10.244.0.2")] = ConnectionCounts(1, 0)
@@ -121,7 +121,7 @@ def test_a_new_process_goes_on_from_the_weights_in_the_kernel() -> None:
     assert weights(node) == {1: OWN, 2: OWN}
 
 
-def test_an_endpoint_that_came_while_the_process_was_down_climbs() -> None:
+def test_an_endpoint_added_while_the_process_was_down_has_a_slow_start() -> None:
     node = running(1)
     node.reconciler = node._new_reconciler()
     node.put(web(), pods(1, 2))
@@ -142,7 +142,7 @@ def test_a_slow_start_that_is_new_for_a_service_concerns_new_endpoints_alone() -
     assert weights(node)[3] == 1
 
 
-def test_without_slow_start_a_climbing_endpoint_has_its_own_weight_at_once() -> None:
+def test_turning_slow_start_off_gives_an_endpoint_its_full_weight_at_once() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     node.sync()
@@ -166,7 +166,7 @@ def test_drift_of_a_climbing_weight_is_repaired_to_the_weight_of_the_time() -> N
     assert weights(node) == {1: OWN, 2: 50}
 
 
-def test_an_endpoint_of_weight_one_or_zero_has_nothing_to_climb() -> None:
+def test_an_endpoint_of_weight_one_or_zero_has_no_slow_start() -> None:
     for weight in (0, 1):
         node = SimulatedNode()
         node.put(web(weight=weight), pods(1))
@@ -203,7 +203,7 @@ def test_no_real_server_and_no_virtual_server_is_removed_on_the_way() -> None:
     assert not [one for one in seen if one.verb is Verb.REMOVE and isinstance(one.item, RealServers | VirtualServer)]
 
 
-def test_a_service_without_slow_start_beside_one_with_it_is_served_as_ever() -> None:
+def test_a_service_without_slow_start_is_unaffected_by_a_service_with_it() -> None:
     node = running(1)
     other = builders.service("plain", cluster=["10.96.0.99"])
     node.put(other, builders.endpoint_slice(builders.endpoint("10.244.0.9"), service="plain"))
@@ -217,7 +217,7 @@ def test_a_service_without_slow_start_beside_one_with_it_is_served_as_ever() -> 
     assert node.reconciler.pending == 0
 
 
-def test_an_endpoint_beside_others_that_only_drain_has_its_own_weight_at_once() -> None:
+def test_an_endpoint_beside_draining_endpoints_only_has_its_full_weight_at_once() -> None:
     node = running(1)
     node.kernel.connection_counts[KEY, builders.backend("10.244.0.1")] = ConnectionCounts(1, 0)
     node.put(web(), pods())
@@ -228,7 +228,7 @@ def test_an_endpoint_beside_others_that_only_drain_has_its_own_weight_at_once() 
     assert weights(node) == {1: 0, 2: OWN}
 
 
-def test_endpoints_climb_whatever_weight_those_before_them_have() -> None:
+def test_endpoints_have_a_slow_start_whatever_the_weights_of_older_endpoints() -> None:
     service = web()
     rules = WeightRules({builders.OTHER_NODE: 1}, {}, OWN)
     service = builders.with_options(service, annotations=msgspec.structs.replace(service.options.annotations, weights=rules))
@@ -258,7 +258,7 @@ def test_a_process_that_only_reads_goes_by_the_weights_in_the_kernel_each_time()
     assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if "weight" in one.desired]
 
 
-def test_an_endpoint_climbs_at_each_of_very_many_addresses() -> None:
+def test_slow_start_works_at_each_of_very_many_addresses() -> None:
     many = [f"192.0.{number >> 8}.{number & 255}" for number in range(2, 2 + 2 * ITEMS_AT_ONCE)]
     large = builders.with_options(builders.service(external=many), annotations=web().options.annotations)
     node = SimulatedNode()

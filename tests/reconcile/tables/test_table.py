@@ -55,7 +55,7 @@ def test_a_key_that_is_no_longer_desired_is_surplus_until_it_is_gone() -> None:
     assert (pending(numbers), dict(numbers.observed)) == ([], {})
 
 
-def test_a_desired_value_given_up_before_it_was_in_force_leaves_nothing_to_do() -> None:
+def test_a_desired_value_withdrawn_before_it_was_in_force_leaves_nothing_to_do() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.replace(OLD, {"key": (OLD, 1)}, {})
@@ -107,14 +107,14 @@ def test_a_key_without_an_owner_is_owned_by_none() -> None:
     assert list(table().owners_of("key")) == []
 
 
-def test_what_is_not_ours_is_not_removed() -> None:
+def test_foreign_objects_are_not_removed() -> None:
     numbers = table()
     list(numbers.observing({"ours": 1, "theirs": 1}, ours("ours")))
     assert pending(numbers) == ["ours"]
     assert set(numbers.foreign) == {"theirs"}
 
 
-def test_a_foreign_key_stays_when_a_desired_value_is_given_up_before_it_was_in_force() -> None:
+def test_a_foreign_key_stays_when_a_desired_value_is_withdrawn_before_it_was_in_force() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -131,7 +131,7 @@ def test_a_foreign_key_stays_though_it_was_desired_when_it_was_observed() -> Non
     assert pending(numbers) == []
 
 
-def test_what_we_changed_is_ours() -> None:
+def test_a_foreign_key_that_we_changed_is_ours() -> None:
     numbers = table()
     list(numbers.observing({"theirs": 1}, ours()))
     numbers.replace(OLD, {}, {"theirs": (OLD, 2)})
@@ -141,7 +141,7 @@ def test_what_we_changed_is_ours() -> None:
     assert pending(numbers) == ["theirs"]
 
 
-def test_what_was_ours_stays_ours_when_nothing_witnesses_it_any_more() -> None:
+def test_an_owned_virtual_server_stays_ours_without_its_witness() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.confirm("key", 1)
@@ -150,7 +150,7 @@ def test_what_was_ours_stays_ours_when_nothing_witnesses_it_any_more() -> None:
     assert pending(numbers) == ["key"]
 
 
-def test_what_vanished_and_came_back_is_judged_anew() -> None:
+def test_the_ownership_of_a_key_that_vanished_and_returned_is_judged_anew() -> None:
     numbers = table()
     list(numbers.observing({"key": 1}, ours("key")))
     list(numbers.observing({}, ours("key")))
@@ -175,7 +175,7 @@ def test_drift_is_pending_in_both_directions() -> None:
     assert set(pending(numbers)) == {"changed", "lost", "stray"}
 
 
-def test_a_long_listing_is_compared_with_pauses_and_to_the_same_end() -> None:
+def test_a_long_listing_is_compared_in_steps_with_the_same_result() -> None:
     desired = {str(number): (OLD, number) for number in range(ITEMS_AT_ONCE)}
     listing = {str(number): 1 for number in range(2 * ITEMS_AT_ONCE)}
     at_once, in_parts = table(), table()
@@ -195,7 +195,7 @@ def observe_some(numbers: Table[str, tuple[Owner, int], int], observed: Mapping[
         pass
 
 
-def test_what_is_read_by_itself_says_nothing_of_others() -> None:
+def test_reading_some_keys_does_not_change_other_keys() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"kept": (OLD, 1), "lost": (OLD, 1), "changed": (OLD, 1)})
     list(numbers.observing({"kept": 1, "lost": 1, "changed": 1, "left": 1}, ours("kept", "lost", "changed")))
@@ -217,7 +217,7 @@ def test_an_equal_observed_value_keeps_the_known_object() -> None:
     assert numbers.observed["key"] is held
 
 
-def test_a_claim_compares_only_the_keys_it_changes() -> None:
+def test_a_claim_compares_only_the_keys_that_it_changes() -> None:
     compared: list[int] = []
 
     def differs(desired: tuple[Owner, int], _seen: int) -> bool:
@@ -246,7 +246,7 @@ def test_drift_is_counted_once_and_not_at_the_first_reading() -> None:
     assert numbers.drifted == 3
 
 
-def test_what_differed_already_is_counted_when_it_changes_and_is_not_named_again() -> None:
+def test_a_known_difference_that_changes_is_counted_and_not_named_again() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     list(numbers.observing({"key": 1}, ours("key")))
@@ -292,7 +292,7 @@ def test_an_owner_that_waited_and_gains_the_key_by_its_new_rank_waits_no_longer(
     assert list(numbers.owners_of("key")) == [MIDDLE, OLD]
 
 
-def test_a_rank_that_changes_again_and_again_leaves_the_turns_as_they_are() -> None:
+def test_repeated_changes_of_rank_keep_the_order_of_the_waiting_owners() -> None:
     ranks: dict[Owner, float] = {OLD: 1, MIDDLE: 2, YOUNG: 3}
     numbers = ranked(ranks)
     for rank in (4, 3, 5, 3, 2.5, 3, 4, 6):

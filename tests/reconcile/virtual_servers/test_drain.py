@@ -54,7 +54,7 @@ def test_without_drains_nothing_is_due() -> None:
 
 @pytest.mark.checklist(89)
 @pytest.mark.parametrize("counts", [{ONE: IDLE}, {}], ids=["has none", "is gone from the kernel"])
-def test_a_real_server_without_connections_is_over(counts: dict[RealServerKey, ConnectionCounts]) -> None:
+def test_the_drain_of_a_real_server_without_connections_is_over(counts: dict[RealServerKey, ConnectionCounts]) -> None:
     drains = Judged(ONE)
     assert drains.may_remove(KEY, ONE) is False
     assert drains.see(counts, 100) == [ONE]
@@ -90,7 +90,7 @@ def test_without_an_answer_a_virtual_server_is_due_again() -> None:
     assert drains.due(100 + SHORTEST_INTERVAL_S) == [OTHER]
 
 
-def test_counts_of_a_virtual_server_without_drains_mean_nothing() -> None:
+def test_connections_of_a_virtual_server_without_drains_are_ignored() -> None:
     drains = Judged(ONE)
     assert drains.see({ONE: IDLE}, 100, key=OTHER) == []
     assert drains.due(100) == [KEY]
@@ -135,7 +135,7 @@ def test_the_first_deadline_of_a_virtual_server_counts() -> None:
     assert drains.next_s() == 155.5
 
 
-def test_a_deadline_is_over_at_the_time_of_next_s_however_it_was_rounded() -> None:
+def test_a_deadline_has_passed_at_the_time_that_next_s_gives_despite_rounding() -> None:
     drains = Judged(ONE, now=2021.07)
     drains.see({ONE: BUSY}, 2200, deadline_s=200)
     due_s = drains.next_s()
@@ -200,7 +200,7 @@ def test_no_more_drains_wait_than_may_wait() -> None:
     assert drains.release(9) == [KEY]
 
 
-def test_a_drain_that_is_desired_again_or_loses_its_virtual_server_waits_no_more() -> None:
+def test_a_drain_ends_when_its_real_server_is_desired_again_or_its_virtual_server_is_gone() -> None:
     drains = Judged(ONE, TWO)
     drains.begin(OTHER, ONE, 100)
     drains.see({}, 100, may_wait=10)
@@ -221,7 +221,7 @@ def test_the_oldest_is_the_one_that_has_kept_its_connections_longest() -> None:
     assert drains.oldest_age_s(160) == 30, "one waits for its removal, one has ended"
 
 
-def test_superseded_times_do_not_pile_up() -> None:
+def test_outdated_trigger_times_do_not_pile_up() -> None:
     drains = Judged(ONE)
     for now in range(100, 10_000):
         drains.begin(OTHER, TWO, now)
@@ -247,7 +247,7 @@ def test_a_drain_that_has_just_begun_without_connections_is_removed() -> None:
     )
 
 
-def test_no_more_are_removed_than_there_is_room_for() -> None:
+def test_no_more_real_servers_are_removed_than_the_room_allows() -> None:
     done = [outcome(Verb.SET, ONE), outcome(Verb.SET, TWO), outcome(Verb.SET, THREE)]
     counts = {KEY: {ONE: IDLE, TWO: BUSY, THREE: IDLE}}
     assert [operation.item for operation in removals_at_once(done, counts, 1)] == [RealServers.of(KEY, ONE, 0)]

@@ -35,12 +35,12 @@ def test_an_entry_makes_the_virtual_server_that_it_names_ours_and_no_other(kind:
 
 
 @pytest.mark.parametrize("kind", [SetKind.LOOP_BACK, SetKind.LOAD_BALANCER_SOURCE_IP])
-def test_entries_that_name_a_pod_or_a_client_make_nothing_ours(kind: SetKind) -> None:
+def test_entries_that_name_a_pod_or_a_client_witness_no_virtual_server(kind: SetKind) -> None:
     entry = examples.entry(kind, KEY, "10.96.0.1")
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
 
 
-def test_an_entry_that_only_restricts_makes_nothing_ours() -> None:
+def test_an_entry_that_only_restricts_traffic_witnesses_no_virtual_server() -> None:
     entry = examples.entry(SetKind.LOAD_BALANCER_FIREWALL, KEY)
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST)(KEY)
 
@@ -77,7 +77,7 @@ SERVED = examples.observed({POD: 1, OTHER_POD: 1})
     ],
     ids=["the same", "one drains", "fewer", "hosts", "another scheduler", "none"],
 )
-def test_a_node_port_on_an_address_that_went_is_ours_if_it_leads_to_what_its_twin_leads_to(
+def test_a_node_port_on_a_lost_address_is_ours_if_it_has_the_real_servers_of_its_cluster_ip(
     observed: ObservedVirtualServer, *, is_ours: bool
 ) -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
@@ -88,7 +88,7 @@ def test_a_node_port_on_an_address_that_went_is_ours_if_it_leads_to_what_its_twi
     assert not ownership.owned_virtual_servers({entry.set: {entry}}, (), HOST, {LEFT_BEHIND: observed})(LEFT_BEHIND), "no twin"
 
 
-def test_twins_without_real_servers_or_that_both_lead_to_hosts_make_nothing_ours() -> None:
+def test_twins_without_real_servers_or_with_real_servers_on_hosts_witness_nothing() -> None:
     entry = examples.port_entry(SetKind.NODE_PORT_TCP, 30080)
     for alike in (examples.observed({}), examples.observed({builders.backend(builders.NODE_ADDRESS, 443): 1})):
         found = {NODE_PORT: alike, LEFT_BEHIND: alike}
@@ -133,7 +133,7 @@ def test_a_node_port_that_a_former_process_served_elsewhere_is_ours_by_its_clust
     assert not is_ours(KEEPALIVED)
 
 
-def test_entries_stand_for_virtual_servers_or_node_ports_or_neither() -> None:
+def test_each_entry_names_a_virtual_server_or_a_node_port_or_neither() -> None:
     health_check = examples.port_entry(SetKind.HEALTH_CHECK_NODE_PORT, 30080)
     node_port = examples.port_entry(SetKind.NODE_PORT_LOCAL_UDP, 30080, Family.IPV6)
     cluster_ip = examples.entry(SetKind.CLUSTER_IP, KEY)

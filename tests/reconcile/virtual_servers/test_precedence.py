@@ -46,7 +46,7 @@ def test_entries_show_the_role_of_a_virtual_server_for_its_service(kind: SetKind
     assert precedence.rank(OLD, by(OLD, kind).entries, KEY) == (role, OLD)
 
 
-def test_a_node_port_of_sctp_names_its_address_and_is_one_all_the_same() -> None:
+def test_an_sctp_entry_with_an_address_is_read_as_a_node_port() -> None:
     key = builders.frontend("172.18.0.2", 30080, Protocol.SCTP)
     state = examples.state(OLD, key, entries=[examples.entry(SetKind.NODE_PORT_SCTP, key)])
     assert precedence.rank(state.owner, state.entries, key).role is AddressRole.NODE_PORT
@@ -61,7 +61,7 @@ def test_an_ipv6_cluster_ip_is_one_too() -> None:
 @pytest.mark.parametrize("asked_for", OTHERS)
 @pytest.mark.parametrize("allotted", [SetKind.CLUSTER_IP, SetKind.NODE_PORT_TCP])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_an_allotted_address_goes_before_an_older_external_address(
+def test_an_allotted_address_wins_over_an_older_external_address(
     asked_for: SetKind, allotted: SetKind, *, is_first: bool
 ) -> None:
     tables = new_claims()
@@ -80,7 +80,7 @@ def test_an_allotted_address_goes_before_an_older_external_address(
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_those_that_wait_wait_by_the_same_rule(order: tuple[int, ...]) -> None:
+def test_waiting_services_are_ordered_by_the_same_rule(order: tuple[int, ...]) -> None:
     tables = new_claims()
     states = (by(YOUNG, SetKind.CLUSTER_IP), by(OLDEST, SetKind.EXTERNAL_IP), by(OLD, SetKind.NODE_PORT_TCP))
     put(tables, *(states[number] for number in order))
@@ -92,7 +92,7 @@ def test_those_that_wait_wait_by_the_same_rule(order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", [SetKind.CLUSTER_IP, *OTHERS])
-def test_of_two_with_the_same_right_the_older_one_goes_first(kind: SetKind) -> None:
+def test_the_older_of_two_services_with_equal_precedence_wins(kind: SetKind) -> None:
     tables = new_claims()
     put(tables, by(YOUNG, kind), by(OLD, kind))
     assert owner_of(tables) == OLD
@@ -134,7 +134,7 @@ def test_a_listed_service_goes_before_a_remembered_one() -> None:
     assert owner_of(tables) == OLD
 
 
-def test_of_two_that_are_only_remembered_the_older_one_stays_first() -> None:
+def test_the_older_of_two_remembered_services_wins() -> None:
     tables = new_claims()
     put(tables, by(OLD.remembered, SetKind.CLUSTER_IP), by(YOUNG.remembered, SetKind.CLUSTER_IP))
     assert owner_of(tables) == OLD.remembered

@@ -74,7 +74,7 @@ def test_objects_in_an_item_with_the_form_of_items_belong_to_it() -> None:
     assert (names(early), names(page.events)) == (["a", "b"], ["c"])
 
 
-def test_a_list_with_more_such_objects_than_are_tried_is_read_in_one_piece() -> None:
+def test_a_list_with_too_many_objects_shaped_like_items_is_read_in_one_piece() -> None:
     inner: dict[str, Any] = {"managedFields": [{"metadata": {}}] * (decode.MOST_FALSE_ENDS + 2)}
     early, page = read(pieces_of(body_of(service("a"), service("b", **inner), service("c"), service("d")), 50))
     assert (names(early), names(page.events)) == (["a"], ["b", "c", "d"])
@@ -90,7 +90,7 @@ def test_an_item_with_many_such_objects_is_tried_a_bounded_number_of_times(monke
     assert len(tried) == 1 + decode.MOST_FALSE_ENDS + 1
 
 
-def test_a_list_that_cannot_be_taken_apart_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_cannot_be_split_into_items_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[bytes] = []
     whole = decode.decode_list
     monkeypatch.setattr(decode, "decode_list", lambda kind, body: tried.append(body) or whole(kind, body))  # type: ignore[func-returns-value]
@@ -131,7 +131,7 @@ def test_a_list_without_items_has_a_version_all_the_same(body: bytes, size: int)
     ],
     ids=["with spaces", "metadata behind the items", "other items before", "much before the items"],
 )
-def test_what_no_api_server_writes_is_read_as_a_whole(body: bytes) -> None:
+def test_a_list_unlike_that_of_an_api_server_is_read_in_one_piece(body: bytes) -> None:
     early, page = read(pieces_of(body, 4096))
     assert (names(early), names(page.events)) == ([], ["a", "b"])
     assert (page.resource_version, page.continue_token) == ("77", "next")
@@ -146,7 +146,7 @@ def test_an_answer_that_broke_off_is_an_error_whatever_came_before(cut: int) -> 
 
 
 @pytest.mark.parametrize("garbage", [b"", b"<html>502</html>", b'{"kind":"Status","code":500}', b"]}", b'{"items":[{"metadata":'])
-def test_what_is_no_list_is_an_error(garbage: bytes) -> None:
+def test_a_body_that_is_not_a_list_is_an_error(garbage: bytes) -> None:
     reader = ListReader(ObjectKind.SERVICE)
     assert reader.feed(garbage) == []
     with pytest.raises(decode.UndecodableError, match=r"^list of Services: "):

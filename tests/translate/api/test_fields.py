@@ -35,7 +35,7 @@ def test_as_many_skipped_parts_as_the_bound_allows_are_kept_one_by_one(count: in
 
 
 @pytest.mark.parametrize("beyond", [1, 1000])
-def test_unusable_parts_beyond_that_are_counted(beyond: int) -> None:
+def test_unusable_parts_beyond_the_bound_are_counted(beyond: int) -> None:
     parts = [Skipped(f"parts[{number}]", "is wrong") for number in range(fields.MOST_SKIPPED + beyond)]
     *first, last = fields.bounded(parts)
     assert first == parts[: fields.MOST_SKIPPED]
@@ -47,7 +47,7 @@ def test_of_a_bad_value_so_much_is_shown_as_fits_a_line(text: str | None, shown:
     assert fields.shown(text) == shown
 
 
-def test_parts_that_are_counted_are_a_fault_if_one_of_them_is() -> None:
+def test_a_summary_of_skipped_parts_is_a_fault_if_one_of_them_is() -> None:
     parts_shown = fields.bounded([Skipped("labels", "not ours", invalid=False)] * 21)
     assert not parts_shown[-1].invalid
     assert fields.bounded([*parts_shown[:-1], Skipped("a", "not ours", invalid=False), Skipped("b", "wrong")])[-1].invalid
@@ -170,13 +170,13 @@ def test_a_wrong_value_is_skipped_with_the_reason_and_leaves_the_default(name: s
     assert parsed == ServiceAnnotations(given=frozenset({Annotation(name)}))
 
 
-def test_a_wrong_value_does_not_concern_the_others() -> None:
+def test_a_wrong_annotation_does_not_affect_other_annotations() -> None:
     parsed, skipped = parse(scheduler="wrr", weights="all=1", max_connections="5", resume_connections="x")
     assert (parsed.scheduler, parsed.weights, parsed.thresholds) == ("wrr", None, Thresholds(5, 0))
     assert {one.field for one in skipped} == {Annotation.WEIGHTS.field, Annotation.RESUME_CONNECTIONS.field}
 
 
-def test_connections_resume_below_the_most_of_them() -> None:
+def test_new_connections_resume_below_the_lower_threshold() -> None:
     parsed, skipped = parse(max_connections="10", resume_connections="8")
     assert (parsed.thresholds, skipped) == (Thresholds(10, 8), [])
     assert parsed.given == {Annotation.MAX_CONNECTIONS, Annotation.RESUME_CONNECTIONS}

@@ -61,7 +61,7 @@ def test_a_service_of_a_type_from_the_future_is_served_as_cluster_ip_and_says_so
 @pytest.mark.checklist(47)
 @pytest.mark.parametrize("ports", [[{"port": 1234}], [], [{"port": 1234, "protocol": "SCTP"}]])
 @pytest.mark.parametrize("where", [{"clusterIP": "None"}, {"clusterIP": None, "clusterIPs": ["None"]}])
-def test_a_headless_service_is_not_served_which_is_no_fault(ports: list[Any], where: dict[str, Any]) -> None:
+def test_a_headless_service_is_not_served_and_is_no_fault(ports: list[Any], where: dict[str, Any]) -> None:
     service = _service({"ports": ports} | where)
     assert service.not_served == Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
     assert service.ports == ()
@@ -289,7 +289,7 @@ def test_a_health_check_port_belongs_to_a_load_balancer_with_local_traffic(kind:
     assert _service(spec | {"healthCheckNodePort": None}).options.health_check_node_port == 0
 
 
-def test_a_health_check_port_that_is_none_is_named() -> None:
+def test_a_health_check_port_with_an_invalid_number_is_named() -> None:
     service = _service({"type": "LoadBalancer", "externalTrafficPolicy": "Local", "healthCheckNodePort": 65536})
     assert service.options.health_check_node_port == 0
     assert _reasons(service) == ["spec.healthCheckNodePort: 65536 is outside 1..65535"]
@@ -303,7 +303,7 @@ def test_of_a_bad_value_so_much_is_repeated_as_fits_a_line() -> None:
     ]
 
 
-def test_an_object_of_nothing_is_not_served() -> None:
+def test_an_empty_service_object_is_not_served() -> None:
     assert parse.parse_service(schema.ServiceJson(), NAME).not_served is not None
 
 

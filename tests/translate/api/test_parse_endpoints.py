@@ -257,7 +257,7 @@ def test_no_new_connections_may_be_asked_for_by_ciliums_name() -> None:
 
 
 @pytest.mark.parametrize("weight", ["1", "50", "none", ""])
-def test_other_weights_by_ciliums_name_are_not_used_and_not_warned_of(weight: str) -> None:
+def test_other_weights_by_ciliums_name_are_ignored_without_a_warning(weight: str) -> None:
     parsed = _weighty_slice(weight, CILIUM)
     assert [one.conditions.weight for one in parsed.endpoints] == [None, None]
     reason = "only 0 means the same as ipvsproxy.io/weight, which other weights need"

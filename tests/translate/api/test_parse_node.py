@@ -16,7 +16,7 @@ def _node(document: dict[str, Any]) -> Node:
     return parse.parse_node(msgspec.convert(document, schema.NodeJson), "node-a")
 
 
-def test_internal_addresses_of_a_node_come_before_external_ones_and_names_are_none() -> None:
+def test_internal_addresses_of_a_node_precede_external_ones_and_host_names_are_left_out() -> None:
     addresses = [
         {"type": "Hostname", "address": "node-a"},
         {"type": "ExternalIP", "address": "203.0.113.5"},

@@ -45,12 +45,12 @@ def test_a_list_may_have_no_items() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"items": []}', b"\xff"])
-def test_what_is_no_list_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_a_list_is_refused(body: bytes) -> None:
     with pytest.raises(UndecodableError, match="list of EndpointSlices"):
         targets.of_list(body)
 
 
-def test_a_broken_item_has_no_targets_and_the_others_have() -> None:
+def test_a_broken_item_has_no_targets_and_the_other_items_have_theirs() -> None:
     broken = _slice({"addresses": "10.0.0.1"})
     assert set(targets.of_list(json.dumps({"metadata": {}, "items": [broken, _slice(POD)]}).encode())) == {(WEB, HERE)}
 
@@ -67,7 +67,7 @@ def test_a_broken_item_has_no_targets_and_the_others_have() -> None:
         ({"addresses": [], "nodeName": "node-a"}, None),
     ],
 )
-def test_a_manifest_says_what_it_knows(endpoint: object, target: Target | None) -> None:
+def test_a_rejected_manifest_is_reported_with_its_known_fields(endpoint: object, target: Target | None) -> None:
     assert targets.of_documents([_slice(endpoint)]).get((WEB, HERE)) == target
 
 
@@ -94,7 +94,7 @@ def test_the_first_and_the_last_port_have_targets(port: int) -> None:
         {**_slice(), "endpoints": None},
     ],
 )
-def test_other_documents_have_none(document: object) -> None:
+def test_documents_of_other_kinds_have_no_targets(document: object) -> None:
     assert targets.of_documents([document]) == {}
 
 

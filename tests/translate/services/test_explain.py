@@ -48,7 +48,7 @@ def test_each_endpoint_has_its_reason() -> None:
     }
 
 
-def test_a_local_policy_of_one_kind_of_traffic_leaves_the_other_alone() -> None:
+def test_a_local_policy_for_internal_or_external_traffic_leaves_the_other_kind_alone() -> None:
     both = builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.1.1", OTHER_NODE))
     local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
     assert _codes(local, both)["10.244.1.1"] == ("", "other_node")
@@ -81,7 +81,7 @@ def test_of_two_entries_that_are_alike_the_first_counts() -> None:
     assert [use.internal and use.internal.code for use in port.endpoints] == [None, "duplicate"]
 
 
-def test_slices_of_a_family_that_the_service_has_not_are_named() -> None:
+def test_slices_of_a_family_that_the_service_lacks_are_named() -> None:
     item = builders.endpoint_slice(endpoint("fd00::1"))
     ((explanation, why),) = explain.unserved_slices(builders.service(), [item], Settings())
     assert (explanation, why.code) == (item, "wrong_family")
@@ -141,7 +141,7 @@ def test_each_family_has_its_own_virtual_servers_and_endpoints() -> None:
     assert explanation.skipped == {}
 
 
-def test_endpoints_here_of_one_family_are_none_of_the_other() -> None:
+def test_local_endpoints_of_one_family_do_not_count_for_the_other_family() -> None:
     service = builders.service(cluster=["10.96.0.10", "fd00:96::10"], internal_local=True)
     slices = [
         builders.endpoint_slice(endpoint("10.244.1.1", OTHER_NODE), suffix="4"),
@@ -158,7 +158,7 @@ def test_a_family_that_this_host_does_not_serve_is_not_explained() -> None:
     assert [port.family for port in explanation.ports] == [Family.IPV6]
 
 
-def test_what_is_not_served_has_no_ports_and_a_reason() -> None:
+def test_a_service_that_is_not_served_has_no_ports_and_a_reason() -> None:
     why = Skipped("spec.clusterIP", "headless: clients reach the endpoints directly", invalid=False)
     explanation = _explain(Service(name=builders.service().name, options=ServiceOptions(not_served=why)))
     assert explanation.ports == ()
@@ -168,7 +168,7 @@ def test_what_is_not_served_has_no_ports_and_a_reason() -> None:
 @hypothesis.given(
     endpoints=st.lists(strategies.ENDPOINTS, max_size=5), internal_local=st.booleans(), external_local=st.booleans()
 )
-def test_an_endpoint_is_in_exactly_where_its_real_server_is_programmed(
+def test_an_endpoint_is_shown_as_used_exactly_where_its_real_server_is_programmed(
     *, endpoints: list[Endpoint], internal_local: bool, external_local: bool
 ) -> None:
     service = builders.service(external=["192.0.2.1"], internal_local=internal_local, external_local=external_local)
@@ -184,7 +184,7 @@ def test_an_endpoint_is_in_exactly_where_its_real_server_is_programmed(
         assert used == frontend.virtual_server.real_servers
 
 
-def test_many_endpoints_are_explained_with_pauses() -> None:
+def test_many_endpoints_are_explained_in_steps_so_that_other_tasks_run_in_between() -> None:
     count = 3 * explain.ENDPOINTS_AT_ONCE
     item = builders.endpoint_slice(*(endpoint(f"10.244.0.{number + 1}") for number in range(count)))
     pauses = len(list(explain.explaining(builders.service(), [item], builders.node_view(), Settings())))

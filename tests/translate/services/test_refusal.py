@@ -108,7 +108,7 @@ def test_a_cluster_ip_that_no_service_may_have_is_refused(address: str) -> None:
     assert [str(one) for one in why] == [f"spec.clusterIPs: {address} is an unspecified, multicast or link-local address"]
 
 
-def test_of_a_load_balancer_s_addresses_those_that_are_refused_are_left_out_and_the_others_served() -> None:
+def test_refused_load_balancer_addresses_are_left_out_and_the_others_are_served() -> None:
     item = builders.service(load_balancer=("203.0.113.5", "192.168.0.99"))
     found, why = refusal.admit(item, node_view(), SETTINGS)
     assert found.options.load_balancer_addresses == builders.addresses("203.0.113.5")
@@ -139,7 +139,7 @@ def test_of_a_loopback_address_only_the_port_of_the_api_server_is_refused(addres
     assert refusal.admit(service("10.96.0.10", address, port=80), view, SETTINGS)[1] == ()
 
 
-def test_a_cluster_ip_by_which_the_node_reaches_its_api_server_is_served_and_no_external_address() -> None:
+def test_a_cluster_ip_for_the_api_server_is_served_and_an_external_address_for_it_is_not() -> None:
     view = node_view(api_servers=frozenset({builders.backend("10.96.0.1", 443)}))
     assert refusal.admit(service("10.96.0.1", port=443), view, SETTINGS)[1] == ()
     assert refusal.admit(service("10.96.0.10", "10.96.0.1"), view, SETTINGS)[1]
@@ -167,6 +167,6 @@ def test_the_service_of_the_api_servers_is_never_refused() -> None:
     assert refusal.admit(item, node_view(pod_networks=builders.networks("10.244.0.0/24")), SETTINGS) == (item, ())
 
 
-def test_a_service_without_such_an_address_stays_the_same_object() -> None:
+def test_a_service_without_another_nodes_address_stays_the_same_object() -> None:
     item = service("10.96.0.10", "203.0.113.5")
     assert refusal.admit(item, node_view(), SETTINGS)[0] is item

@@ -58,7 +58,7 @@ def test_a_service_that_is_only_remembered_comes_after_all_listed_ones() -> None
     assert remembered == owner.remembered
 
 
-def test_an_entry_has_the_fields_of_its_set_s_type_and_no_others() -> None:
+def test_an_entry_has_only_the_fields_of_the_type_of_its_set() -> None:
     state = state_of(service("web", builders.service_port(80, node_port=30080)))
     assert state.entries == (
         SetEntry("KUBE-CLUSTER-IP", parse_address(CLUSTER_IP), Protocol.TCP, 80),
@@ -67,7 +67,7 @@ def test_an_entry_has_the_fields_of_its_set_s_type_and_no_others() -> None:
     ), "or it never equals what the kernel lists"
 
 
-def test_all_of_a_state_has_the_service_for_its_owner() -> None:
+def test_every_object_of_a_state_is_owned_by_its_service() -> None:
     state = state_of(service("web", namespace="shop", created_s=7))
     owner = Owner(7, ServiceName("shop", "web"))
     assert state.owner == owner
@@ -85,17 +85,17 @@ def test_a_service_that_is_not_served_desires_nothing_and_has_a_reason() -> None
 
 
 @pytest.mark.parametrize("cluster", [DUAL[:1], DUAL[1:], DUAL])
-def test_services_that_have_nothing_rare_share_that(cluster: tuple[str, ...]) -> None:
+def test_services_without_rare_properties_share_one_empty_object(cluster: tuple[str, ...]) -> None:
     assert state_of(service(cluster=cluster), endpoint_slice(endpoint("10.244.0.5"))).rare is NO_RARITIES
 
 
-def test_what_is_rare_in_one_family_is_there_beside_what_the_other_has() -> None:
+def test_a_rare_property_of_one_family_is_kept_beside_the_other_family() -> None:
     local = service(cluster=DUAL, internal_local=True)
     given = state_of(local, endpoint_slice(endpoint("10.244.1.5", OTHER_NODE)), endpoint_slice(endpoint("fd00::5"), suffix="6"))
     assert given.rare == Rarities(without_local_internal=frozenset({Family.IPV4}))
 
 
-def test_what_the_service_says_wrongly_is_passed_on() -> None:
+def test_the_invalid_parts_of_a_service_are_kept_in_its_state() -> None:
     detail = Skipped("spec.externalIPs", "'x' is not an IP address")
     assert state_of(builders.with_options(service(), skipped=(detail,))).rare.skipped == (detail,)
 
@@ -280,7 +280,7 @@ def _local(*, internal: bool, external: bool) -> Service:
 
 @pytest.mark.checklist(84)
 @pytest.mark.parametrize(("internal", "external"), [(True, False), (False, True), (True, True)])
-def test_a_local_policy_that_finds_an_endpoint_here_is_no_news(*, internal: bool, external: bool) -> None:
+def test_a_local_policy_with_an_endpoint_on_this_node_is_not_reported(*, internal: bool, external: bool) -> None:
     assert _without_local(state_of(_local(internal=internal, external=external), HERE)) == (0, 0)
 
 
@@ -300,7 +300,7 @@ def test_internal_and_external_traffic_without_an_endpoint_here_are_both_counted
     assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
 
 
-def test_what_one_family_lacks_is_not_counted_for_the_other() -> None:
+def test_a_missing_local_endpoint_in_one_family_is_not_counted_for_the_other() -> None:
     dual = service("web", service_port(node_port=30080), cluster=DUAL, internal_local=True, external_local=True)
     state = state_of(dual, ELSEWHERE, endpoint_slice(endpoint("fd00::5"), suffix="2"))
     assert state.rare.without_local_internal == state.rare.without_local_external == {Family.IPV4}
@@ -425,7 +425,7 @@ def test_a_services_rules_do_not_depend_on_which_service_comes_first(
 
 
 @hypothesis.given(strategies.services(), strategies.slice_lists())
-def test_every_address_that_is_bound_is_in_the_set_of_addresses_and_has_a_virtual_server(
+def test_every_bound_address_has_an_entry_in_the_set_of_addresses_and_a_virtual_server(
     given: Service, slices: list[EndpointSlice]
 ) -> None:
     state = state_of(given, *slices)

@@ -132,7 +132,7 @@ def test_an_endpoint_that_stays_may_go_on_answering_and_counts_as_local() -> Non
 
 
 @pytest.mark.checklist(55)
-def test_two_slices_make_one_list() -> None:
+def test_two_slices_of_a_service_make_one_list_of_endpoints() -> None:
     assert _answering(_slice("1.1.1.1"), _slice("1.1.1.2", suffix="2")) == {11: {"1.1.1.1:11", "1.1.1.2:11"}}
 
 
@@ -153,7 +153,7 @@ def test_local_endpoints_are_counted_for_each_service_by_itself() -> None:
 
 
 @pytest.mark.checklist(58)
-def test_a_slice_that_comes_moves_flows_to_it_and_one_that_goes_leaves_them_alone() -> None:
+def test_an_added_slice_gets_flows_and_a_removed_slice_deletes_none() -> None:
     assert _answering(_slice("1.1.1.1")) == {11: {"1.1.1.1:11"}}
     assert _answering() == {}
 

@@ -49,7 +49,7 @@ def test_without_endpoints_nothing_serves() -> None:
     assert _choose() == (set(), set())
 
 
-def test_endpoints_that_neither_are_ready_nor_serve_are_no_use() -> None:
+def test_endpoints_that_neither_are_ready_nor_serve_are_not_used() -> None:
     assert _choose(dead(HERE), dead(THERE, OTHER_NODE)) == (set(), set())
 
 
@@ -190,7 +190,7 @@ def test_external_traffic_goes_everywhere_when_none_is_here_and_stays_when_one_i
         assert choice.internal.real_servers == dict(pairs).keys()
 
 
-def test_without_a_policy_nothing_is_lacking_here() -> None:
+def test_without_a_local_policy_no_local_endpoint_is_lacking() -> None:
     there: dict[bytes, Conditions] = {RealServerKey.of(endpoint(THERE).address, 8080): endpoint(THERE, OTHER_NODE).conditions}
     assert not topology.choose_routes(there, THIS_NODE, "", internal_local=False, external_local=False).lacks_local
     assert topology.choose_routes(there, THIS_NODE, "", internal_local=True, external_local=False).lacks_local
@@ -224,7 +224,7 @@ def test_endpoints_of_one_host_do_not_follow_each_other_on_a_node() -> None:
     assert neighbours / 100 < 6, "of 19 pairs, 4 by chance; sorted, it would be 15 or 16"
 
 
-def test_services_of_one_node_do_not_all_begin_with_the_lowest_or_another_rank() -> None:
+def test_the_services_of_one_node_begin_with_different_ranks() -> None:
     first: collections.Counter[int] = collections.Counter()
     for service in range(2000):
         keys = [builders.backend(f"10.{service >> 8}.{service & 255}.{number}") for number in range(1, 11)]
@@ -234,14 +234,14 @@ def test_services_of_one_node_do_not_all_begin_with_the_lowest_or_another_rank()
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, topology.FEW - 1, topology.FEW, topology.FEW + 1, 512, 513])
-def test_all_of_any_number_are_there_once_in_an_order_that_does_not_depend_on_how_they_came(count: int) -> None:
+def test_the_order_of_endpoints_has_each_once_and_does_not_depend_on_their_arrival(count: int) -> None:
     keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(count)]
     found = list(topology.in_order(keys, THIS_NODE))
     assert sorted(found) == sorted(keys)
     assert list(topology.in_order(keys[::-1], THIS_NODE)) == found
 
 
-def test_a_number_of_real_servers_that_is_another_with_each_event_does_not_take_memory_each_time() -> None:
+def test_a_changing_number_of_real_servers_takes_no_memory_with_each_event() -> None:
     keys = [builders.backend(f"10.244.{number >> 8}.{number & 255}") for number in range(3100)]
     tracemalloc.start()
     try:

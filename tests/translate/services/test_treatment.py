@@ -95,7 +95,7 @@ def test_an_annotation_replaces_the_settings_of_the_node(
     assert reasons(state) == []
 
 
-def test_a_scheduler_that_the_kernel_has_not_got_is_replaced_by_the_default_of_the_node() -> None:
+def test_a_scheduler_that_the_kernel_lacks_is_replaced_by_the_default_of_the_node() -> None:
     settings = Settings(scheduler="lc", missing_schedulers={"fo": "the kernel has no scheduler 'fo'; it has rr, lc"})
     state = state_of(annotated(scheduler="fo"), SLICE, settings=settings)
     assert server(state).settings.scheduler == "lc"
@@ -118,12 +118,12 @@ def test_weights_go_by_node_and_zone_and_keep_the_order() -> None:
     assert list(server(state).weights) == list(server(state_of(builders.service(), SLICE)).weights)
 
 
-def test_weights_that_are_all_one_are_no_weights() -> None:
+def test_weights_that_are_all_one_count_as_no_weights() -> None:
     state = state_of(annotated(scheduler="wrr", weights=WeightRules()), SLICE)
     assert isinstance(server(state).weights, EvenWeights)
 
 
-def test_a_scheduler_without_weights_knows_zero_and_one() -> None:
+def test_a_scheduler_that_ignores_weights_gets_only_zero_and_one() -> None:
     rules = WeightRules({OTHER_NODE: 0}, {}, 1)
     state = state_of(annotated(weights=rules), SLICE)
     assert (weights(state), reasons(state)) == ({NEAR: 1, FAR: 0}, [])
@@ -197,7 +197,7 @@ def test_addresses_of_the_load_balancer_are_left_to_it() -> None:
     assert len(frontends(state_of(annotated(balanced, skips_load_balancer_ips=False), SLICE))) == 2
 
 
-def test_a_deadline_of_drains_is_the_service_s() -> None:
+def test_an_annotation_sets_the_drain_deadline_of_its_service() -> None:
     assert state_of(annotated(drain_deadline_s=60), SLICE).rare.drain_deadline_s == 60
     assert state_of(builders.service(), SLICE).rare.drain_deadline_s == 0
 
@@ -233,7 +233,7 @@ def test_the_operator_chooses_which_annotations_count(forbidden: Annotation) -> 
     )
 
 
-def test_a_node_that_allows_none_serves_as_if_there_were_none() -> None:
+def test_a_node_that_allows_no_annotations_ignores_them() -> None:
     service = annotated(scheduler="wrr", weights=WeightRules({}, {}, 3), thresholds=Thresholds(3))
     weighted = weighty(SLICE, 5)
     state = state_of(service, weighted, settings=Settings(annotations=frozenset()))
@@ -272,7 +272,7 @@ def scoped(**values: Any) -> Service:
     return annotated(service, **values)
 
 
-def test_the_second_scope_follows() -> None:
+def test_the_second_scope_has_the_annotated_settings_of_its_service() -> None:
     values = {"scheduler": "wrr", "weights": WeightRules({}, {"zone-b": 0}, 3), "thresholds": Thresholds(5)}
     state = state_of(scoped(**values), SLICE, settings=SCOPED)
     (scope,) = state.rare.scopes
