@@ -51,11 +51,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: the demo talks."""
+        """Log no requests, because the demo prints its own lines."""
 
 
 def serve(directory: pathlib.Path, port: int = PORT) -> None:
-    """Answer on this port of 127.0.0.1 for ever, or on any if it is taken."""
+    """Answer on this port of 127.0.0.1, or on another if it is in use; never returns."""
     _Handler.directory = directory
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)
@@ -67,7 +67,7 @@ def serve(directory: pathlib.Path, port: int = PORT) -> None:
 
 
 def answer_all(directory: pathlib.Path, is_over: Callable[[], bool]) -> None:
-    """Ask the metrics server of this node what is in the files, and write the answers, until it is over."""
+    """Send the requests in the files to this node's metrics server, and write the answers, until the demo ends."""
     while not is_over():
         for path in sorted(directory.glob("*.request")):
             threading.Thread(target=_answer, args=(path, path.read_bytes()), daemon=True).start()

@@ -40,7 +40,7 @@ CLIENTS = (
     ("p1", "UDP", "10.96.0.53", 53, 0.1),
     ("p2", "TCP", "fd00:10:96::80", 80, 0.3),
 )
-"""Who sends requests while the node stays: from, protocol, to, port, and the seconds between two."""
+"""The clients while the node stays: source, protocol, target, port, and the seconds between two requests."""
 
 PAGE = """
     outside                     the node                                     its pods
@@ -198,7 +198,7 @@ def _abridge(seen: lab.Result) -> str:
 
 
 def main(mailbox: pathlib.Path | None = None) -> int:
-    """Run the demo; returns the exit status. With a directory for requests of its page, it stays before its end."""
+    """Run the demo; returns the exit status. With a directory for requests of its page, the node stays before the demo ends."""
     begin = time.monotonic()
     screen = Screen()
     kernel = "user-mode Linux" if _is_user_mode() else "the host's kernel"
@@ -298,7 +298,7 @@ def _scale_down(screen: Screen, node: lab.Lab, running: program.Program, path: p
 
 
 def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Path) -> None:
-    """Let clients use the node, and change it now and then, until somebody wants to go on."""
+    """Let clients use the node, and change it now and then, until the user ends the wait."""
     ends_s = time.monotonic() + LONGEST_STAY_S
     stop = mailbox / "stop"
     answering = threading.Thread(target=demo_mailbox.answer_all, args=(mailbox, stop.exists), daemon=True)

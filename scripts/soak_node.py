@@ -55,7 +55,7 @@ class Soak:
         self._began_s = 0.0
 
     def run(self) -> None:
-        """Run, and print each sample."""
+        """Run the program, and print each sample."""
         self._server.apply([*self._world.objects.values(), *self._churn.objects()], ())
         try:
             with self._running:
@@ -147,7 +147,7 @@ class Soak:
 
 
 def _take_over(node: lab.Lab, directory: Path, arguments: argparse.Namespace) -> int:
-    """Take over again and again, and print a line per round; returns the number of unanswered requests and differences."""
+    """Take over repeatedly, and print a line per round; returns the number of unanswered requests and differences."""
     run = take_overs.TakeOvers(node, directory, interval_s=REQUESTS_S)
     remaining = arguments.take_overs
     while remaining:
@@ -176,7 +176,7 @@ def _take_over(node: lab.Lab, directory: Path, arguments: argparse.Namespace) ->
 
 
 def main() -> int:
-    """Run it in a lab of its own."""
+    """Run the soak in a lab of its own."""
     arguments = _parse()
     if arguments.take_overs:
         with tempfile.TemporaryDirectory() as name, lab.Lab() as node:

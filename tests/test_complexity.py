@@ -145,7 +145,7 @@ async def test_an_added_endpoint_is_one_message_whatever_the_size_of_the_cluster
 
 
 async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:
-    """The counts when a Service comes to this many, and when it goes again."""
+    """The counts when a Service is added to this many Services, and when it is deleted again."""
     served = MemoryNode(wire)
     async with served.running():
         served.begin_with(*map(service, range(1, services)), builders.node())
@@ -196,7 +196,7 @@ async def test_a_change_reads_nothing_of_the_kernel(wire: Callable[[], Wire]) ->
 
 SHORT, LONG = 16, 64
 MOST_GROWTH = 1.1 * LONG * math.log(LONG) / (SHORT * math.log(SHORT))
-"""n log n, and a little for what begins with a few."""
+"""The bound n log n, with an allowance for small n."""
 SHARE = 0.02
 """The lines of a function count if they are this share of all lines or more: a quadratic one soon is, a constant step never."""
 

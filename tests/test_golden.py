@@ -1,10 +1,10 @@
 """Compares the real program with the recorded kube-proxy: kernel state row by row, HTTP answers, and packets.
 
-Each test is one section of one phase of one profile; a failure lists the rows that differ, each with its scenario. Rows in
+Each test is one section of one phase of one profile; a failure lists the differing rows with their scenarios. Rows in
 ``golden/accepted.txt`` may differ. The phases of one profile follow each other in one run of the program.
 
-kube-proxy has no second scopes of addresses. One profile runs once more with them (``SCOPED``): then everything else equals the
-recording, and the scopes are those of the recorded Services with externalTrafficPolicy Local.
+kube-proxy has no second scopes of addresses. One profile runs once more with second scopes (``SCOPED``): then everything else
+equals the recording, and the scopes are those of the recorded Services with externalTrafficPolicy Local.
 """
 
 import functools
@@ -33,7 +33,7 @@ PROFILES = [
     for name, profile in golden_fixtures.profiles().items()
     if cluster.BACKEND is not Backend.NFTABLES or not profile.get("no_ip6tables")
 ]
-"""Without one where the programs of iptables lack IPv6, which nftables serves without them."""
+"""With nftables, the profile without ip6tables is left out, because nftables serves IPv6 without it."""
 SCOPED = {"default with scopes": "default"}
 """The run with second scopes, with the profile that it is compared with."""
 PHASES = dict.fromkeys(("default", *SCOPED), ("P0", "P1", "P2"))
@@ -143,7 +143,7 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
 def _settle(world: golden_fixtures.World, running: program.Program, profile: str, phase: str) -> State:
     """The state, once it equals the recording with its scopes, or has stopped changing and drains nothing.
 
-    A reading takes several programs, and scopes come last: a sync may go on between the programs.
+    A reading runs several programs, and a sync may go on between them, with scopes last.
     """
     recorded = _recording(profile, phase)
     recorded_scopes = dict(_recorded_scopes(world, recorded)) if profile in SCOPED else {}
@@ -278,9 +278,9 @@ def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 
 def _probe_all(node: lab.Lab) -> Mapping[str, lab.Result]:
-    """Run all probes. Those recorded as unanswered run together, because they mostly wait, and choose no endpoint.
+    """Run all probes. Probes recorded as unanswered run together, because they mostly wait, and choose no endpoint.
 
-    The others run one by one: the endpoints of a probe are certain only while no other client takes turns.
+    The other probes run one by one: the endpoints of a probe are certain only while no other client takes turns.
     """
     together = [name for name, recorded in PROBES.items() if "ok" not in recorded["outcome"]]
     answers = dict(zip(together, node.probe_all(map(_probe, together)), strict=True))

@@ -20,7 +20,7 @@ KERNELS, YOUNG, BASIC = (
 ATTRIBUTE = re.compile(r'"((?:IPVS_(?:SVC|DEST)|IPSET|CTA|RTA|IFLA|IFA|CTRL)_[A-Z0-9_]+)"')
 """The names of attributes by which pyroute2 encodes them. ``CTRL_ATTR`` is generic netlink's own."""
 UNUSED = {"IPVS_CMD_ATTR_UNSPEC", "IPVS_CMD_ATTR_DAEMON"}
-"""Attributes that only keep the places of others."""
+"""Unused attributes that only keep the numbers of other attributes in place."""
 NUMBER = re.compile(r"\b((?:IPVS_CMD|NFTA|NFT_MSG|NFNLGRP)_[A-Z0-9_]*[A-Z0-9])\b")
 """The names of numbers: commands of IPVS, and what is encoded here for nf_tables."""
 

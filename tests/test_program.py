@@ -178,7 +178,7 @@ def read_state() -> State:
 
 
 def virtual_servers() -> State:
-    """The part of the state that is read fastest: each program takes long on user-mode Linux."""
+    """The part of the state that is read with the fewest programs, each of which takes long on user-mode Linux."""
     rows: State = golden_state.read_state(("virtual_servers",))["virtual_servers"]
     return rows
 

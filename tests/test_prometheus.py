@@ -41,7 +41,8 @@ LABELS = {
     "container": "ipvsproxy",
     "endpoint": "metrics",
 }
-"""Those of a target of a PodMonitor, with the node by relabelling, and the cluster as a Prometheus of several clusters has it."""
+"""The labels of a target of a PodMonitor, with the node by relabelling, and the cluster as in a Prometheus of several
+clusters."""
 OF_KUBE_PROXY = 'cluster="one", job="kube-proxy"'
 MIXIN = {
     "Up": "sum(up{S})",

@@ -1,4 +1,4 @@
-"""The numbers of docs/choosing.md and docs/running.md that are computed from others follow the rules that the pages give.
+"""Computed numbers in docs/choosing.md and docs/running.md follow the rules that these pages give.
 
 Measured figures are those of docs/performance.md.
 """

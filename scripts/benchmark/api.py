@@ -92,7 +92,7 @@ class Source:
         }
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:
-        """Deliver events for ever."""
+        """Deliver events until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for each in self._reflectors.values():
                 group.create_task(each.list_and_watch(deliver))

@@ -1,4 +1,4 @@
-"""Measures kube-proxy and ipvsproxy alike: a process of its own, against the tests' API server, observed from outside.
+"""Measures kube-proxy and ipvsproxy in the same way: a process of its own, against the tests' API server, observed from outside.
 
 Only the kernel's table counts (``/proc/net/ip_vs``), which is read as rarely as the figures allow.
 """
@@ -138,7 +138,7 @@ class _Cluster:
         self._server = server
         self._new_pods = itertools.count(size.services * size.endpoints + _NEVER_BEFORE)
         self._pods: dict[tuple[int, int], list[int]] = {}
-        """By the numbers of the Service and of the slice."""
+        """Slices, by the numbers of the Service and of the slice."""
         server.store.put(NODES, workload.node())
         for number in range(size.services):
             first = number * size.endpoints
@@ -178,7 +178,7 @@ class _Measured:
         self._size = size
 
     async def start(self) -> Figures:
-        """From its start until everything is programmed."""
+        """Measure from the start of the process until everything is programmed."""
         lines = 3 + self._size.services * (1 + self._size.endpoints)
         await self._proxy.until(lambda table: table.count("\n") >= lines, FIRST_POLL_S)
         spent = self._proxy.spent().since(self._proxy.began)
@@ -190,7 +190,7 @@ class _Measured:
         }
 
     async def change(self) -> Figures:
-        """One endpoint is replaced, again and again, with pauses."""
+        """One endpoint is replaced repeatedly, with a pause between two changes."""
         before, changes_s = self._proxy.spent(), []
         for change in range(self._size.changes):
             await asyncio.sleep(self._size.change_pause_s)

@@ -34,27 +34,27 @@ class CountedSocket:
         self._make = make
 
     def send(self, data: bytes, /) -> int:
-        """As that of a socket."""
+        """The method of the same name of a socket, counted."""
         sent: int = self._make(SENDS, self._opened.send, data)
         return sent
 
     def recv_into(self, buffer: bytearray, nbytes: int, flags: int, /) -> int:
-        """As that of a socket."""
+        """The method of the same name of a socket, counted."""
         size: int = self._make(RECEIVES, self._opened.recv_into, buffer, nbytes, flags)
         return size
 
     def getsockopt(self, level: int, option: int, /) -> int:
-        """As that of a socket."""
+        """The method of the same name of a socket, counted."""
         value: int = self._make(QUESTIONS, self._opened.getsockopt, level, option)
         return value
 
     def close(self) -> None:
-        """As that of a socket."""
+        """The method of the same name of a socket, counted."""
         self._opened.close()
 
 
 class _ListeningSocket:
-    """Has a counter of its own, because another thread owns it."""
+    """A listening socket, with a counter of its own, because another thread owns it."""
 
     def __init__(self, opened: Any, counts: Counter[str]) -> None:
         self._opened = opened

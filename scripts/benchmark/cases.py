@@ -18,7 +18,7 @@ LARGEST = (100_000, 1)
 CROWDED = (5_000, 50, 10)
 """On ten nodes: 25,000 of these pods are on ours, more than two hundred times a node's usual maximum."""
 OTHERS: Mapping[tuple[int, ...], int] = {(44_125, 2): 3, LARGEST: 1, (5_000, 50): 5, CROWDED: 3}
-"""How many times each is measured. One start of the largest with its replay takes seven minutes."""
+"""How many times each case is measured. One start of the largest case with its replay takes seven minutes."""
 SMALL = ((100, 10), (1_000, 10))
 BALANCED = (10_000, 3, 0, 1)
 """Load balancers with externalTrafficPolicy Local."""
@@ -39,7 +39,8 @@ START_LIMIT_S = 600
 """A start that takes longer is stopped: with addresses of IPv6, the kernel takes milliseconds for each of very many."""
 BACKENDS = ("iptables", "nftables")
 BACKEND_RATIOS: Mapping[tuple[int, int], float | None] = {SMALL[1]: 2.5, MAIN: None, LARGEST: None}
-"""The largest ratio of a start with nftables to its replay. A start of 1,000 Services is bound by processes where it has any."""
+"""The largest ratio of a start with nftables to its replay. Most of a start of 1,000 Services is the time of its processes, if
+it starts any."""
 ONE_MORE = ((10_000, 1), LARGEST)
 """The sizes between which one more of everything costs the same."""
 CHANGES = 500
@@ -81,7 +82,7 @@ class Case:
 
 
 class Side(NamedTuple):
-    """One of several ways to do the same: the flags that choose it, and the most seconds, ratio to the replay and processes."""
+    """One of several variants of a case: its flags, and the upper bounds of seconds, ratio to the replay and processes."""
 
     flags: Sequence[str]
     most_s: float | None = None
@@ -230,7 +231,7 @@ def _typical(found: Sequence[Found], pick: Pick = statistics.median) -> Found:
 
 
 def _relative(ratio: Callable[[Found, Found], float], sides: Sequence[Sequence[Found]], pick: Pick) -> float:
-    """The ratio of the last two of these four to that of the first two."""
+    """The ratio of the last two of these four figures, divided by the ratio of the first two."""
     main_start, main_replay, start, replay = (_typical(side, pick) for side in sides)
     return ratio(start, replay) / ratio(main_start, main_replay)
 
@@ -415,7 +416,7 @@ def _in_turn(name: str, pages: Sequence[int], sides: Mapping[str, Side], *, repe
 
 
 def _rows_in_turn(name: str, sides: Mapping[str, Side], measured: Sequence[str], found: Sequence[Found]) -> Iterator[Row]:
-    """``measured`` has the side of each measurement. The first one of a side records, then starts and replays take turns."""
+    """``measured`` has the side of each measurement. The first start of a side is recorded."""
     walls = dict[str, float]()
     for side, given in sides.items():
         first, *rounds = (one for one, its_side in zip(found, measured, strict=True) if its_side == side)

@@ -12,7 +12,7 @@ COUNTED = (
     ("system calls", "system calls"),
     ("processes started", "processes"),
 )
-"""Each figure and its key among counts."""
+"""Each figure, and the key of its count."""
 
 
 class Row(NamedTuple):

@@ -4,8 +4,8 @@
 
 A measurement is a name of ``measure`` and its arguments. ``pages`` there is a number of Services, one of endpoints each, and
 perhaps one of nodes; ``recording`` is the name of a file. A measurement ``restart`` runs in the namespace of the one before, in
-the state that it left. ``limit_s`` stops a measurement that takes longer; what is alike, or needs its recording, is not begun
-then. Each line of output is JSON: a result, ``error``, or ``stopped_s``, the time after which it was stopped.
+the state that it left. ``limit_s`` stops a measurement that takes longer; measurements like it, or which need its recording,
+are not begun then. Each line of output is JSON: a result, ``error``, or ``stopped_s``, the time after which it was stopped.
 """
 
 import json

@@ -61,7 +61,7 @@ def cold(pages: str, recording: str = "", *, times: bool = True, flags: Sequence
 
 
 def restart(pages: str, flags: Sequence[str] = ()) -> Figures:
-    """As ``cold``, on a kernel that holds everything already."""
+    """Like ``cold``, but on a kernel that already holds everything."""
     return cold(pages, flags=flags)
 
 

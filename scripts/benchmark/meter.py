@@ -52,7 +52,7 @@ class Meter:
         self.acknowledged_s: list[float] = []
         self.recording: recording.Recording | None = None
         self._handling: Phase | None = None
-        """Of the batch that the kernel thread has at present."""
+        """Counts of the batch that the kernel thread applies at present."""
         self._answered_s = 0.0
         self._asks = False
         """Whether the message that is sent as a change is a query, which the kernel always refuses."""

@@ -59,7 +59,7 @@ def kernel() -> Iterator[None]:
 
 @contextlib.contextmanager
 def traffic(virtual_servers: Collection[VirtualServerKey]) -> Iterator[None]:
-    """Pretend inside the block that the counters of these grow with each reading; the kernel is read, too."""
+    """Let the counters of these virtual servers grow with each reading inside the block; the kernel is read, too."""
     read, numbers, every = ipvs_rows.TrafficReader.services, itertools.count(1), frozenset(virtual_servers)
 
     def counted(reader: ipvs_rows.TrafficReader, _: Container[VirtualServerKey]) -> Iterator[dict[VirtualServerKey, Counters]]:

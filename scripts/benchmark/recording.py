@@ -38,7 +38,7 @@ class Recording:
     def add(self, protocol: int, messages: Sequence[bytes]) -> None:
         """Add a chunk, with the flag that requests an acknowledgement of its last message.
 
-        A transaction of nf_tables loses the generation that it was made for, since it is another one in the replay.
+        A transaction of nf_tables loses its generation number, because the replay has another generation.
         """
         first, *others = messages
         if protocol == NETLINK_NETFILTER and _HEADER.unpack_from(first)[1] == _TRANSACTION_BEGINS:

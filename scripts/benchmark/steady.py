@@ -19,7 +19,7 @@ LATENCY_PERIOD_S = 0.06
 """Between single changes: longer than the longest rest after a sync, so that they are no storm."""
 CHURN_PER_S = 1000
 CHURN_DELAY_S = 3.0
-"""After the start of the feeder."""
+"""The time between the start of the feeder and its first line."""
 LONGEST_SILENCE_S = 120.0
 AUDITS = 5
 """Also the number of polls."""
@@ -95,7 +95,7 @@ class _Steady:
             pass
 
     async def change(self, changes: int) -> Figures:
-        """One endpoint changes, again and again, with pauses."""
+        """One endpoint changes repeatedly, with a pause between two changes."""
         lines = [self._replacements.line(number * 7919 % self._services) for number in range(changes)]
         gc.collect()
         self._meter.times = False
@@ -131,7 +131,7 @@ class _Steady:
         }
 
     async def service(self, changes: int) -> Figures:
-        """One Service is added, and then its slice with one endpoint, again and again, with pauses. Latencies are of both."""
+        """A Service and then its slice are added repeatedly, with pauses in between. Latencies are of both changes."""
         first, pods = self._services + 1_000, self._services * self._endpoints + 500_000
         latencies_s, messages = [], []
         for number in range(changes):

@@ -54,14 +54,14 @@ def ipv6_pod_address(number: int) -> str:
 
 
 def ipv6_service(number: int) -> dict[str, Any]:
-    """As ``service``, of the other family."""
+    """A Service like that of ``service``, in IPv6."""
     item, address = service(number), ipv6_cluster_address(number)
     item["spec"] |= {"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv6"]}
     return item
 
 
 def ipv6_slices(number: int, endpoints: int, nodes: int) -> Iterator[dict[str, Any]]:
-    """As ``slices``, of the other family."""
+    """Slices like those of ``slices``, in IPv6."""
     first = number * endpoints
     for part, item in enumerate(slices(number, endpoints, nodes)):
         item["addressType"] = "IPv6"
@@ -171,7 +171,7 @@ class Replacements:
         """Replace the oldest remote endpoint in the first slice of this Service, or of the next Service if it has none.
 
         Raises:
-            ValueError: the next one has none either.
+            ValueError: the next Service has no remote endpoint either.
         """
         for service_number in (number, (number + 1) % self._services):
             first = service_number * self._endpoints

@@ -34,7 +34,7 @@ CHOSEN = {
     "DEBUG_INFO_DWARF_TOOLCHAIN_DEFAULT EXT2_FS EXT3_FS EXT4_FS REISERFS_FS JFS_FS XFS_FS BTRFS_FS MD SCSI BPFILTER "
     "SECURITY_SELINUX SECURITY_SMACK SECURITY_TOMOYO SECURITY_APPARMOR",
 }
-"""What is configured otherwise than by Debian. Modules are chosen by `modules`."""
+"""The options that differ from Debian's configuration. Modules are chosen by `modules`."""
 
 UNUSED = (
     "drivers/gpu",
@@ -69,10 +69,10 @@ def main() -> int:
 
 
 def build() -> None:
-    """Build the kernel into BUILT, unless what is there was made of the same version and configuration.
+    """Build the kernel into BUILT, unless the kernel there has the same version and configuration.
 
     Raises:
-        BuildError: it could not be built; what was there before is still there.
+        BuildError: the kernel could not be built; the former kernel is still there.
 
     """
     version, configuration = source()
@@ -92,7 +92,7 @@ def build() -> None:
 
 
 def is_outdated() -> bool:
-    """Say whether a build would replace the kernel in BUILT; False as well where there is nothing to build it from."""
+    """Say whether a build would replace the kernel in BUILT; False also if the sources are not installed."""
     try:
         version, configuration = source()
     except BuildError:
@@ -172,12 +172,12 @@ def configured(debians: str) -> str:
 
 
 def digest(*parts: str) -> str:
-    """Return a short text that is another one for other parts."""
+    """Return a short digest of the parts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def is_current(built: pathlib.Path, made_of: str) -> bool:
-    """Say whether the kernel there is complete, and was made of this."""
+    """Say whether the built kernel is complete, and was made from this version and configuration."""
     stamp = built / "made-of"
     return stamp.exists() and stamp.read_text() == made_of
 
@@ -192,7 +192,7 @@ def unpack(tree: pathlib.Path, log: pathlib.Path) -> None:
 
 
 def compile_kernel(tree: pathlib.Path, configuration: str, log: pathlib.Path) -> None:
-    """Configure and compile, and say now and then how far it is."""
+    """Configure and compile, and print the progress now and then."""
     (tree / ".config").write_text(configuration)
     make(tree, log, "olddefconfig")
     listed = tree.with_name("modules")  # as lsmod prints them
@@ -219,7 +219,7 @@ def make(tree: pathlib.Path, log: pathlib.Path, *words: str) -> None:
 
 
 def missing_modules(made: pathlib.Path) -> list[str]:
-    """List the modules that are needed, but neither there nor built in."""
+    """List the needed modules that are neither built as modules nor built in."""
     text = " ".join(
         path.read_text() for name in ("modules.order", "modules.builtin") for path in made.glob(f"lib/modules/*/{name}")
     )
@@ -228,7 +228,7 @@ def missing_modules(made: pathlib.Path) -> list[str]:
 
 
 def lines_of(command: list[str], log: pathlib.Path) -> Iterator[str]:
-    """Run a command; yields the lines that it prints, and appends them to the log. Nothing of it goes on after this.
+    """Run a command; yields the lines that it prints, and appends them to the log. No process of the command outlives this.
 
     Raises:
         BuildError: it failed.

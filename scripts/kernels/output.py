@@ -1,4 +1,4 @@
-"""Output of a command on another kernel: copied as it comes."""
+"""The output of a command on another kernel, copied while the command runs."""
 
 import contextlib
 import os

@@ -30,7 +30,7 @@ def quiet(command: list[str]) -> int:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends in any way.
+    """Have the kernel end this process when its parent ends for any reason.
 
     Runs between fork and exec, which is safe because this program has a single thread.
     """
@@ -46,7 +46,7 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def killed_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """See to it that nothing of the process's session is left: a user-mode Linux is many processes."""
+    """Kill all processes of the process's session, because a user-mode Linux is many processes."""
     try:
         yield
     finally:

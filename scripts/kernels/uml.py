@@ -1,6 +1,6 @@
-"""User-mode Linux: an ordinary program that is a Linux kernel with one processor. Debian has a package of it.
+"""User-mode Linux: an ordinary program that is a Linux kernel with one processor. Debian has a package of user-mode Linux.
 
-That one has no nf_tables for IPv4 and IPv6; scripts/setup --with-nf-tables-kernel builds one that has (building.py).
+Debian's kernel has no nf_tables for IPv4 and IPv6; scripts/setup --with-nf-tables-kernel builds one that has (building.py).
 """
 
 import contextlib

@@ -64,7 +64,7 @@ class Life(Protocol):
     native_rules: moments.NativeRules
 
     def note(self, what: str, /) -> None:
-        """Write an event to the diary."""
+        """Write an event to the diary of the history."""
 
     def change(self) -> None:
         """Change the cluster."""
@@ -191,7 +191,7 @@ def _take_descriptors(life: Life) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1], usual[1]))
         for number in range(CHECKED):
             for _ in range(IDLE):
-                with contextlib.suppress(OSError):  # a refusal is right
+                with contextlib.suppress(OSError):  # a refused connection is the right result
                     port = world.FIRST_CHECKED_PORT + number
                     cleaning.enter_context(socket.create_connection(("172.18.0.2", port), ANSWERED_WITHIN_S))
         life.note("the connections are open")
@@ -213,7 +213,7 @@ def _observed(life: Life) -> kernel_state.State:
 
 
 def _move_under_lock(life: Life) -> None:
-    """A start with nftables cannot remove the rules of iptables, because their lock is held. They must decide nothing more."""
+    """A start with nftables cannot remove the rules of iptables, because their lock is held. They must not decide anything."""
     life.put(world.closed_service())
     if life.configuration.backend is not Backend.IPTABLES:
         life.restart(Backend.IPTABLES)

@@ -47,7 +47,7 @@ def _grant_no_grace() -> None:
 
 
 def _bear_silence() -> None:
-    """Tolerate silence for ever."""
+    """Tolerate a silent watch without end."""
     from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - as above
 
     reflector.LONGEST_SILENCE_S = math.inf

@@ -22,7 +22,7 @@ class Clients:
     def asking(self, began_s: float) -> Iterator[list[str]]:
         """Send all requests for as long as the block runs; then the list has a sentence for each unanswered one.
 
-        Its times count from ``began_s``.
+        Times of its results count from ``began_s``.
         """
         report: list[str] = []
         with contextlib.ExitStack() as loads:
@@ -49,7 +49,7 @@ class Clients:
         return self._node.probe(*_target(question)).outcome == "ok"
 
     def open_one(self, question: Question, source: str) -> lab.Connection:
-        """Open one more connection, from this address."""
+        """Open one more connection from this source address."""
         return self._node.open(*_target(question), src=source)
 
     def open(self) -> None:

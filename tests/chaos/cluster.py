@@ -34,7 +34,7 @@ RESOURCES = {"Service": api_store.SERVICES, "EndpointSlice": api_store.ENDPOINT_
 
 
 class Trouble(enum.Enum):
-    """Kinds of trouble between the cluster and the program. All but the last two concern an API server."""
+    """Kinds of trouble between the cluster and the program. All kinds of trouble but the last two concern an API server."""
 
     CUT = "watch cut"
     CUT_IN_LINE = "watch cut in a line"
@@ -97,7 +97,7 @@ class Directory:
             self._file(key).unlink()
 
     def trouble(self, kind: Trouble, dice: random.Random) -> None:
-        """Write a file that is not a manifest until after the next change, or let each later file lead to one that comes late."""
+        """Write a broken manifest until after the next change, or make each later file a link whose target comes late."""
         if kind is Trouble.GARBAGE_FILE:
             (self._path / GARBAGE).write_bytes(dice.randbytes(200))
         else:

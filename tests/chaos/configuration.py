@@ -8,14 +8,14 @@ from ipvsproxy.translate.settings import Binding
 
 OTHER_BINDING = {Binding.ADDRESSES: Binding.ROUTES, Binding.ROUTES: Binding.ADDRESSES}
 SCHEDULERS = ("rr", "lc")
-"""The usual scheduler, and that of the reload."""
+"""The usual scheduler, and the scheduler after a reload."""
 _KUBECONFIG = "--kubeconfig="
 
 
 class Configuration:
     """``flags`` name the file and the cluster. ``scheduler``, ``binding`` and ``backend`` are those in the file.
 
-    The reload to the other scheduler is one to the other binding, too.
+    The reload to the other scheduler also changes the binding.
     """
 
     def __init__(

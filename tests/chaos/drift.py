@@ -93,12 +93,12 @@ def change_scheduler(state: State, dice: random.Random) -> str:
 
 
 def add_virtual_server_on_ours(_state: State, _dice: random.Random) -> str:
-    """Add a virtual server on an address of ours, so that it counts as ours."""
+    """Add a virtual server on a Service address of our device, so that it counts as ours."""
     return run("ipvsadm", "-A", "-t", "10.96.0.10:4444", "-s", "rr")
 
 
 def pick_set(state: State, dice: random.Random) -> tuple[str, list[str]]:
-    """One of the sets that are not empty, with its entries."""
+    """A random set that is not empty, with its entries."""
     name, content = dice.choice(sorted((name, one) for name, one in state["ipsets"].items() if one["members"]))
     return name, content["members"]
 
@@ -127,7 +127,7 @@ def add_entry(_state: State, dice: random.Random) -> str:
 
 
 def destroy_sets(_state: State, _dice: random.Random) -> str:
-    """Destroy our sets, and rules with them."""
+    """Destroy our sets, and the rules that refer to them."""
     for program in ("iptables", "ip6tables"):
         for table in ("nat", "filter"):
             run(program, "-t", table, "-F")
@@ -161,7 +161,7 @@ def remove_rule(state: State, dice: random.Random) -> str:
 
 
 def add_rule(_state: State, _dice: random.Random) -> str:
-    """Add a surplus rule to a chain of ours."""
+    """Add a surplus rule to one of our chains."""
     return run("iptables", "-t", "nat", "-I", "KUBE-SERVICES", "-d", "192.0.2.99", "-j", "RETURN")
 
 
@@ -223,7 +223,7 @@ def add_route(_state: State, dice: random.Random) -> str:
 
 
 def lose_routes(_state: State, _dice: random.Random) -> str:
-    """Have the kernel remove all IPv4 routes on lo, ours included, without a word."""
+    """Have the kernel remove all IPv4 routes on lo, our routes included, without a notification."""
     run("ip", "address", "del", "127.0.0.1/8", "dev", "lo")
     return run("ip", "address", "add", "127.0.0.1/8", "dev", "lo", "scope", "host")
 

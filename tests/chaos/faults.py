@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 
 class Kind(enum.Enum):
-    """Kinds of faults. The first five are answered instead of the kernel, which does not get the message."""
+    """Kinds of faults. The first five kinds of fault answer in place of the kernel, which does not get the message."""
 
     ENOBUFS = "ENOBUFS"
     EBUSY = "EBUSY"
     ENOMEM = "ENOMEM"
     EEXIST = "EEXIST"
-    """These two answer only changes, because they would be false answers to a query."""
+    """These two kinds of fault answer only changes, because they would be false answers to a query."""
     ENOENT = "ENOENT"
     UNSENT = "unsent"
     """The sending system call fails."""
@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
 
 class Order(NamedTuple):
-    """A requested fault: of the next suitable message, or of each one with this probability."""
+    """A requested fault of the next suitable message, or of each suitable message with this probability."""
 
     kind: Kind
     share: float
@@ -38,7 +38,7 @@ class Order(NamedTuple):
 
 
 class Faults:
-    """Both sides of the file. Tests call ``order`` and ``end``, sockets ``ordered`` and ``done``."""
+    """The file of orders, as tests and as sockets use it. Tests call ``order`` and ``end``, sockets ``ordered`` and ``done``."""
 
     def __init__(self, directory: Path) -> None:
         self._wanted = directory / "faults"

@@ -17,7 +17,8 @@ class Figures:
 
     Repairs that the program delayed because the same drift had returned are in ``patient_heals_s``; ``readings_s`` has the
     duration of each reading of the kernel. ``lost`` counts unanswered requests while only the API, the program and its sockets
-    changed, ``lost_to_drift`` those during drift. ``broken`` and ``broken_by_drift`` are the same for open connections. ``used``
+    changed, ``lost_to_drift`` those during drift. ``broken`` and ``broken_by_drift`` count lost connections in the same way.
+    ``used``
     has the resources of each process, by its number.
     """
 

@@ -58,7 +58,7 @@ _LINKS = f"link add {DEVICE} type dummy\naddress add 192.0.2.200/32 dev {DEVICE}
 
 
 def add(*, virtual_servers_only: bool = False) -> None:
-    """Add them, or the virtual servers only, after the whole table was cleared."""
+    """Add all foreign objects, or the virtual servers only, after the whole IPVS table was cleared."""
     _run("ipvsadm", "--restore", stdin=_IPVS)
     if virtual_servers_only:
         return
@@ -81,7 +81,7 @@ def remove() -> None:
 
 
 def read() -> tuple[str, ...]:
-    """All except the virtual servers, as text to compare."""
+    """All foreign objects except the virtual servers, as text to compare."""
     rules = [line for line in _run("iptables-save").splitlines() if re.search(rf"\b{CHAIN}\b", line)]
     sets = _run("ipset", "save", SET).splitlines()
     addresses = [

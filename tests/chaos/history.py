@@ -46,9 +46,9 @@ VERIFIED_WITHIN_S = 60.0
 SETTLE_S = 0.5
 """Wait before the first reading, so that it need not be repeated: readings are slow here."""
 POLL_S = 0.2
-"""Between two readings of a spoiled section."""
+"""The time between two readings of a spoiled section."""
 INJECTED_WITHIN_S = patience.seconds(10.0)
-"""Until a suitable message: it comes with a change, or with the next poll."""
+"""Until a message comes that can fail: with a change, or with the next poll."""
 PATIENT = b"drift_returns"
 """The log event if drift is not repaired at once."""
 SYNCED = b"event=synced"
@@ -415,7 +415,7 @@ class History:
         return self.configuration.backend is Backend.NFTABLES
 
     def _misplaced(self) -> list[str]:
-        """What the text of the rules does not show, one line each."""
+        """Differences that the text of the rules does not show, one line each."""
         if self._uses_nftables:
             return self._expressions.changed(nft_state.listing())
         return [] if drift.is_jump_in_place() else ["a jump of ours in nat/OUTPUT is behind a foreign one"]

@@ -73,7 +73,7 @@ def _parse(text: str) -> Address:
 
 
 def observed(sections: Collection[str] = SECTIONS, backend: Backend = Backend.IPTABLES) -> State:
-    """These sections of the observed state, with what the other backend than this one holds in rows of their own."""
+    """These sections of the observed state, with the objects of the other backend in rows of their own."""
     needs_sets = "virtual_servers" in sections and "ipsets" not in sections  # where each mark has its name
     state = scope_rows.without_marks(golden_state.read_state((*sections, "ipsets") if needs_sets else sections, backend))
     if needs_sets:

@@ -20,7 +20,7 @@ class LogReader:
         self._thread.start()
 
     def stall(self, process_id: int) -> None:
-        """Stop to read, and fill the pipe of this process, so that it takes no further byte."""
+        """Stop reading, and fill the pipe of this process, so that it takes no further byte."""
         self._goes_on.clear()
         # Another open description of the same pipe, because the program's own must not become non-blocking.
         pipe = os.open(f"/proc/{process_id}/fd/1", os.O_WRONLY | os.O_NONBLOCK)

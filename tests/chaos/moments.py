@@ -73,7 +73,7 @@ class NativeRules:
     def added(self) -> Iterator[None]:
         """While the block runs, the table has a foreign rule, and cannot be listed."""
         self._marker.touch()
-        _run("iptables", "-A", *_STRANGER)  # the kernel notifies of this rule as of a native one
+        _run("iptables", "-A", *_STRANGER)  # the kernel sends the same notification for this rule as for a native rule
         try:
             yield
         finally:
@@ -93,7 +93,7 @@ def second_address() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_address() -> Iterator[None]:
-    """While the block runs, that address is away."""
+    """While the block runs, the second address of the interface is away."""
     _run("ip", "address", "del", f"{ADDRESS}/16", "dev", "eth0")
     try:
         yield

@@ -74,7 +74,7 @@ def remove_rule(state: drift.State, dice: random.Random) -> str:
 
 
 def add_rule(_state: drift.State, _dice: random.Random) -> str:
-    """Add a surplus rule to a chain of ours."""
+    """Add a surplus rule to one of our chains."""
     return _nft("insert", "rule", *TABLE, "IPv4-nat-KUBE-SERVICES", "ip", "daddr", "192.0.2.99", "return")
 
 
@@ -94,7 +94,7 @@ def change_rule(_state: drift.State, _dice: random.Random) -> str:
 
 
 def flush_ruleset(_state: drift.State, _dice: random.Random) -> str:
-    """Flush all tables, as a firewall does when it is reloaded; their owners write the foreign ones again."""
+    """Flush all tables, as a firewall does when it is reloaded; their owners write the foreign tables again."""
     done = _nft("flush", "ruleset")
     foreign.put_back_after_flush()
     return done
@@ -113,4 +113,4 @@ TWINS: Mapping[drift.Drift, drift.Drift] = {
     drift.move_jump: change_rule,
     drift.reload_firewall: flush_ruleset,
 }
-"""The kind of drift in nftables in the place of one in iptables or ipset."""
+"""The kind of drift in nftables that replaces a kind of drift in iptables or ipset."""

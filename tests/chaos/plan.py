@@ -23,7 +23,7 @@ TROUBLE_SHARE = 0.15
 MOMENT_SHARE = 0.15
 """Shares of all steps; each has at least one step."""
 HARM_SHARE = 0.1
-"""Takes half a minute, so a short history has none."""
+"""The bad moment that takes half a minute, so that short histories leave it out."""
 DIRECTORY_EVERY = 4
 """Of this many histories, the last has a directory as source, the others an API server."""
 DIRECTORY_TROUBLES = [Trouble.GARBAGE_FILE, Trouble.UNREADABLE_FILES]

@@ -28,7 +28,7 @@ class Churn:
         self._numbers = range(services)
 
     def objects(self) -> Iterator[Object]:
-        """All objects at the beginning."""
+        """All objects of the cluster at the beginning."""
         for number in self._pods:
             yield _service(number)
             yield self._slice(number)

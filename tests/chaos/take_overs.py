@@ -46,7 +46,7 @@ CLIENTS = (
 
 
 def add_second_address(node: lab.Lab) -> None:
-    """Add it to the machine of the clients outside."""
+    """Add the second address to the machine of the clients outside."""
     node.ip("client", f"address add {SECOND_ADDRESS}/16 dev lan")
 
 
@@ -66,9 +66,9 @@ class Unanswered(NamedTuple):
     asked_s: float
     take_over: int
     after_s: float
-    """Seconds from the beginning of that take-over to the request."""
+    """Seconds from the beginning of the take-over to the request."""
     log: Sequence[str]
-    """The program's log of that take-over."""
+    """The program's log of the take-over."""
 
 
 class TakeOvers:

@@ -1,6 +1,6 @@
 """The chaos suite itself: a seed reproduces its history, a short history passes, and a wrong kernel is reported.
 
-``scripts/chaos`` runs long ones; their figures are in ``docs/reliability.md``.
+``scripts/chaos`` runs long histories; their figures are in ``docs/reliability.md``.
 """
 
 import json
@@ -24,9 +24,9 @@ from tests.support.cluster import BACKEND
 SEED = 10
 """The seed of a history with a kill, a fault, a trouble and drifts."""
 LENGTH = {Backend.IPTABLES: 6, Backend.NFTABLES: 9}
-"""Its steps, with nftables also a move away and back."""
+"""The steps of this history; with nftables also a switch to iptables and back."""
 QUIET_POINTS = {Backend.IPTABLES: 8, Backend.NFTABLES: 11}
-"""One at the beginning, one after each step, and one within the bad moment."""
+"""One check at the beginning, one after each step, and one within the bad moment."""
 
 
 def test_a_seed_reproduces_its_history_and_another_seed_gives_another() -> None:

@@ -32,10 +32,10 @@ FOUND: dict[Moment, str] = {
 }
 """The violation of a program without the fix."""
 ELSEWHERE = (Moment.FULL_RELOAD, Moment.STALLED_LOG, Moment.FULL_DESCRIPTORS)
-"""A usual run has these in the short history of ``test_chaos.py`` and in ``tests/limits``."""
+"""A usual run has these bad moments in the short history of ``test_chaos.py`` and in ``tests/limits``."""
 USUAL = tuple(kind for kind in plan.MOMENTS[BACKEND] if kind not in (*ELSEWHERE, Moment.LOCKED_MOVE))
 SLOWLY_FOUND = {Moment.LOCKED_RESTART, Moment.NATIVE_RULE, Moment.SILENT_PROXY}
-"""It takes a minute or more until they are found, because the history waits for what never happens."""
+"""These faults are found after a minute or more, because the history waits for an event that never happens."""
 
 
 @pytest.fixture(scope="module", name="node")

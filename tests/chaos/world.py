@@ -51,7 +51,7 @@ QUESTIONS = (
     Question("p2", "TCP", "203.0.113.13", 80),
 )
 CLOSED = Question("client", "TCP", "203.0.113.30", 80)
-"""A request that is answered only once ``closed_service`` is open."""
+"""A request that is answered only after ``closed_service`` is open."""
 FIRST_CHECKED_PORT = 32200
 HELD = (*(question for question in QUESTIONS if question.protocol == "TCP"), Question("p1", "TCP", "10.96.0.20", 80))
 """Targets of the connections that stay open; the last is the flapping Service's."""

@@ -47,7 +47,7 @@ CLUSTER_IP = builders.frontend(builders.CLUSTER_IP, 80)
 
 @pytest.fixture
 def kernel() -> FakeKernel:
-    """A kernel that an ipvsproxy has programmed, with a virtual server of somebody else."""
+    """A kernel that an ipvsproxy has programmed, with a virtual server of another program."""
     node = memory_node.MemoryNode()
 
     async def serve() -> None:
@@ -286,7 +286,7 @@ def test_sets_of_our_names_go_whatever_their_shape_is(kernel: FakeKernel, monkey
     observe = kernel.observe
 
     def without(names: Sequence[str], *others: Any) -> Observation:
-        """As a node observes them: a set of another shape is not there."""
+        """The sets as a node observes them, without sets of another shape."""
         return observe([name for name in names if name != there.name], *others)
 
     monkeypatch.setattr(kernel, "observe", without)

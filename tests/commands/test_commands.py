@@ -1,6 +1,6 @@
-"""The commands that only look, on a real kernel, beside a running ipvsproxy and after it.
+"""The commands that only inspect, on a real kernel, beside a running ipvsproxy and after it.
 
-What they tell in each case has its own tests; here it is that they agree with the kernel and leave it alone.
+Covers that the commands agree with the kernel and leave it alone; the output of each command has tests of its own.
 """
 
 import json
@@ -65,7 +65,7 @@ def _node(network_namespace: None) -> None:
 
 
 def _state() -> list[str]:
-    """All that one of the commands might have changed."""
+    """All kernel objects that one of the commands might have changed."""
     shown = [_shown(*command.split()) for command in ("ipvsadm -Sn", "ipset save", "ip -o addr", "ip -o link")]
     rules = [line for line in _shown("iptables-save").splitlines() if line.startswith(("-A", ":KUBE"))]
     return [*shown, *rules, SYSCTL.read_text()]

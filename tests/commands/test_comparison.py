@@ -1,4 +1,4 @@
-"""What commands take for desired is what ``run`` takes for desired, table by table, on kernels that ``run`` has programmed."""
+"""Commands and ``run`` have the same desired state, table by table, on kernels that ``run`` has programmed."""
 
 import itertools
 import json
@@ -30,7 +30,7 @@ State = Sequence[ApiObject]
 
 
 def api_servers(own_address: str) -> State:
-    """The API servers, one of them on this node, and Services that may not have their addresses, or not their port there."""
+    """The API servers, one of them on this node, and Services that may not use the addresses or ports of API servers."""
     return (
         builders.service("kubernetes", builders.service_port(443, name="https"), cluster=["10.96.0.1"]),
         builders.endpoint_slice(
@@ -61,7 +61,7 @@ def with_api_servers(objects: Iterable[ApiObject], own_address: str) -> State:
 
 
 def scenario(path: pathlib.Path) -> list[State]:
-    """Its phases, with the API servers in each."""
+    """The phases of a scenario, with the API servers in each."""
     states = read_states(path)
     return [with_api_servers((put.object for put in state.values()), builders.NODE_ADDRESS) for state in states]
 
@@ -82,7 +82,7 @@ def golden(directory: pathlib.Path) -> Iterator[State]:
 
 
 def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
-    """Every table but that of tracked flows, which no command looks at."""
+    """Every table except tracked flows, which no command reads."""
     return {
         **{f"entries of {name}": table.desired for name, table in tables.entries.items()},
         "virtual servers": tables.virtual_servers.desired,
@@ -96,7 +96,7 @@ def desired(tables: NodeTables) -> Mapping[str, Mapping[Any, Any]]:
 
 
 async def tell(node: MemoryNode, before: State, after: State) -> None:
-    """Have the API go from one state to the next, and the node bring it in force."""
+    """Change the API's objects from one state to the next, and let the node put them in force."""
     kept = {memory_node.key_of(item) for item in after}
     node.put(*(item for item in after if item not in before))
     node.remove(*(item for item in before if memory_node.key_of(item) not in kept))
@@ -106,7 +106,7 @@ async def tell(node: MemoryNode, before: State, after: State) -> None:
 async def assert_all_agree(node: MemoryNode, objects: State) -> None:
     seen = inspected(node.kernel, *objects, translation=node.settings)
     comparison = Comparison(seen)
-    for _ in range(2):  # the second look of a command must not find otherwise than its first one
+    for _ in range(2):  # the second reading of a command must find the same as its first one
         await comparison.read()
         assert list(map(str, comparison.differences())) == []
         found, wanted = desired(comparison._reconciler._tables), desired(node.engine._reconciler._tables)

@@ -1,4 +1,4 @@
-"""What facts mean: each question has an answer, and what is wrong comes with what to do."""
+"""The findings of ``doctor``: each question has an answer, and each fault has a remedy."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ def _config(*flags: str) -> Config:
 
 
 def _judge(*flags: str, sysctls: Mapping[str, str] | None = None, **facts: Any) -> list[Finding]:
-    """What is not ok."""
+    """The findings that are not ``ok``."""
     found = dataclasses.replace(FINE, **facts, sysctls={**SYSCTLS, **(sysctls or {})})
     return [one for one in doctor.judge(found, WANTED, _config(*flags)) if one.level is not Level.OK]
 

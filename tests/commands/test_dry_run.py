@@ -1,4 +1,4 @@
-"""The dry run: it looks, tells, and leaves the kernel and kube-proxy's ports alone."""
+"""The dry run: it reads and reports, and leaves the kernel and kube-proxy's ports alone."""
 
 import asyncio
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Shadowed:
         self.dry_run = DryRun(Comparison(self.node), self.status, self.metrics, node_name=builders.THIS_NODE, interval_s=30)
 
     async def differences(self) -> Mapping[str, float]:
-        """By kind, those above zero; every kind, once there are any."""
+        """The exported counts of differences, by kind."""
         lines = (await self.metrics.expose()).whole.decode().splitlines()
         found = [line for line in lines if line.startswith("ipvsproxy_dry_run_differences{")]
         return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in found}

@@ -1,4 +1,4 @@
-"""``explain``: what is asked for, what is told of it, and how people see it."""
+"""``explain``: its subject, its document, and its text."""
 
 import copy
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""What commands that look are given: the same choices, the same doubts as ``run``."""
+"""The inputs of inspecting commands: they choose and doubt as ``run`` does."""
 
 from collections.abc import Callable, Sequence
 from typing import cast

@@ -1,6 +1,6 @@
 """``list``: the names beside the rows of the IPVS table, and a table whose names are not known.
 
-That the rows are those of ipvsadm is shown in ``tests/kernel/ipvs/test_rows.py``.
+``tests/kernel/ipvs/test_rows.py`` shows that the rows equal those of ipvsadm.
 """
 
 from collections.abc import Iterator

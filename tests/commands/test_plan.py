@@ -1,4 +1,4 @@
-"""``plan``: what it tells is what the loop does, and nothing is done."""
+"""``plan``: it prints what the loop would do, and changes nothing."""
 
 import asyncio
 

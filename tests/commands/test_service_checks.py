@@ -1,4 +1,4 @@
-"""Checks of Services by ``doctor``: what is wrong on this node although each Service is served as it should be."""
+"""Checks of Services by ``doctor``: faults of this node although each Service is served as it should be."""
 
 import dataclasses
 import socket

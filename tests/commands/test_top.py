@@ -190,7 +190,7 @@ LOOPBACK = parse_address("127.0.0.1")
 
 @contextlib.asynccontextmanager
 async def _answering(answer: Answer, asked: list[Request] | None = None) -> AsyncIterator[str]:
-    """The URL of a server of ours that gives this answer."""
+    """The URL of a test server that gives this answer."""
 
     async def handle(request: Request) -> Answer:
         if asked is not None:
@@ -206,7 +206,7 @@ async def _answering(answer: Answer, asked: list[Request] | None = None) -> Asyn
 
 @contextlib.asynccontextmanager
 async def _saying(data: bytes | None) -> AsyncIterator[str]:
-    """The URL of a server that says these bytes to everybody, or nothing at all."""
+    """The URL of a server that answers every client with these bytes, or with nothing."""
     silence = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
 """The screen of ``top``, driven by keys at three sizes; names with markup and control characters stay text.
 
-What it shows on a real terminal, ``test_top_terminal.py`` tests.
+``test_top_terminal.py`` tests the screen on a real terminal.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 
 
 class Daemon:
-    """Answers at once, unless it is down; remembers what it was asked."""
+    """A daemon that answers at once, unless it is down, and records the requests."""
 
     def __init__(self, *services: str) -> None:
         self.services = [service(name, connections_s=number) for number, name in enumerate(services)]
@@ -53,7 +53,7 @@ def _app(daemon: Daemon, interval_s: float = 3600) -> TopApp:
 
 
 async def _until(pilot: Pilot[None], *texts: str) -> None:
-    """Wait until all of these are on the screen."""
+    """Wait until all of these texts are on the screen."""
     async with asyncio.timeout(PATIENCE_S):
         while not all(text in _shown(pilot) for text in texts):
             await pilot.pause(0.01)

@@ -19,7 +19,7 @@ from tests.support.terminal import Terminal
 
 HOSTILE = "\x1b[31m[red]\n\x07[b]\u202e"
 SHOWN = "default/\\x1b[31m[red]\\n"
-"""As much of it as a narrow terminal shows."""
+"""The part of a text that a narrow terminal shows."""
 WEB = builders.service("web", builders.service_port(80, name="http"))
 DNS = builders.service("dns", cluster=["10.96.0.53"])
 EVIL = builders.service(HOSTILE, cluster=["10.96.0.66"])

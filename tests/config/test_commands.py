@@ -1,4 +1,4 @@
-"""The options of commands that are no settings, whose refusal ``tests/test_cli.py`` tests; completion.
+"""Covers completion, and the options of commands that are not settings; ``tests/test_cli.py`` covers their refusal.
 
 Each shell accepts its script, and bash completes the words that an operator types.
 """

@@ -73,7 +73,7 @@ class Kernel(FakeKernel):
         self.rules_changes = None
         self.inherited: list[Family] = []
         self.removed_beside: list[Backend] = []
-        """The backend in use at each removal of what the other one holds."""
+        """The backend in use at each removal of objects of the other backend."""
         self.on_other_removed: Callable[[], None] = lambda: None
 
     def remove_other_backend(self) -> Collection[str]:

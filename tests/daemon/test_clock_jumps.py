@@ -28,7 +28,7 @@ pytestmark = [
 
 @contextlib.contextmanager
 def jumped(by_s: float) -> Iterator[None]:
-    """Set the clock wrong by so many seconds."""
+    """Set the clock wrong by this many seconds."""
     time.clock_settime(time.CLOCK_REALTIME, time.time() + by_s)
     try:
         yield

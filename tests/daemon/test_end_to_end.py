@@ -73,7 +73,7 @@ class World:
             await self.server.watched(resource)
 
     def desired(self) -> memory_node.Contents:
-        """What the kernel must hold for what the server holds now."""
+        """The kernel objects that the present objects of the server require."""
         store = Store(started_s=0)
         for resource, kind in KIND_OF.items():
             matches = api_store.selector(SELECTORS[resource])
@@ -82,7 +82,7 @@ class World:
         return memory_node.from_scratch(store, self.node.settings, self.node.kernel)
 
     async def in_force(self) -> None:
-        """The kernel holds what the server's objects want, and nothing is left to do."""
+        """Whether the kernel equals the state for the server's objects, and nothing is pending."""
         async with asyncio.timeout(DEADLINE_S):
             await self.node.watcher.until(lambda: memory_node.contents(self.node.kernel) == self.desired())
         assert self.node.engine._reconciler.pending == 0

@@ -39,12 +39,12 @@ class Server:
         self.store.put(api_store.ENDPOINT_SLICES, endpoint_slice(name, "v4", f"10.244.0.{number}"))
 
     def leave(self) -> None:
-        """Be absent from now on; all watches break."""
+        """Make the API server absent from now on; all watches break."""
         self._is_away = True
         self._left.set()
 
     def return_(self) -> None:
-        """Be present again without history, so that missed changes must be listed."""
+        """Make the API server present again without history, so that missed changes must be listed."""
         self._is_away = False
         self._left.clear()
         self.store.forget_history()

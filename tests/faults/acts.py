@@ -41,7 +41,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
 }
 """The ways in which each kind of act can fail."""
 LOCKLESS = ("--version", "-save")
-"""Processes with these words never take the lock."""
+"""Processes with these words in their command line never take the lock."""
 
 _MODULE = re.compile("^/sys/module/[^/]+/")
 """The folder of a module: the same file of several modules is one act."""

@@ -46,7 +46,7 @@ CANNOT_START = 2
 SHARED = "iptables "
 """Prefix of objects that all Services need: rules."""
 LISTING = "-save"
-"""Suffix of acts that list rules."""
+"""The suffix in the names of acts that list rules."""
 SHOWING = re.compile(r"^(ipvsproxy_(?:pending|unreadable_parts)\b\S*) (?!0(?:\.0)?$)", re.MULTILINE)
 """Metrics that are not 0 if something is not in force, or cannot be read."""
 

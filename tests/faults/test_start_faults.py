@@ -76,7 +76,8 @@ ACTS = (
 """All acts of a start; add new ones here."""
 
 STARTS = 10
-"""In how many starts they fail. Every tenth act is of one start, because a step of the start is tried a few times only."""
+"""The number of starts over which the failing acts are spread. Every tenth act is of one start, because a step of the start is
+tried a few times only."""
 
 ALWAYS = (
     "process iptables-legacy-save",
@@ -89,7 +90,7 @@ ALWAYS = (
     "send netfilter type 1545",
     "send route type 20",
 )
-"""One of each kind: a read and a write of each part of the kernel, a setting, and a step of the start.
+"""One act of each kind: a read and a write of each part of the kernel, a setting, and a step of the start.
 
 ``starts.judge`` has the rules for each.
 """

@@ -1,6 +1,7 @@
 """Target ``config``.
 
-Any flags, any file. Only ``ConfigError`` may be raised; an accepted configuration can be written and read.
+Target ``configuration``: reads arbitrary flags and an arbitrary file. Only ``ConfigError`` may be raised; an accepted
+configuration can be written and read.
 """
 
 from ipvsproxy.config import file, load

@@ -16,7 +16,7 @@ _CLONE_NEWNET = 0x40000000
 
 @pytest.fixture(autouse=True)
 def _forget_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test knows what a kernel has answered in another one."""
+    """Forget the kernel's answers that an earlier test has remembered."""
     monkeypatch.setattr(modules, "_REFUSED", threading.Event())
 
 

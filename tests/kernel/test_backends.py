@@ -17,7 +17,7 @@ from ipvsproxy.model.plan import Operation, Outcome
 
 
 class Channel:
-    """A kernel without nf_tables, which starts modprobe at each question."""
+    """A kernel without nf_tables, which starts modprobe at each request."""
 
     asked = 0
 
@@ -68,7 +68,7 @@ class FewSets:
 
 @pytest.fixture
 def sys_folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """As ``/sys`` where ipset is loaded."""
+    """A directory like ``/sys`` on a host where ipset is loaded."""
     (tmp_path / "module/ip_set").mkdir(parents=True)
     return tmp_path
 

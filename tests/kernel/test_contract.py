@@ -81,7 +81,7 @@ def opened(backend: Backend) -> node_kernel.NodeKernel:
 
 
 def uses_nftables(kernel: Kernel) -> bool:
-    """Whether rules and sets are in nf_tables, which has error numbers of its own, and tells more."""
+    """Whether rules and sets are in nf_tables, which has error numbers of its own and reports more outcomes."""
     return isinstance(kernel, node_kernel.NodeKernel) and kernel.backend is Backend.NFTABLES
 
 
@@ -138,7 +138,7 @@ def refusal(kernel: Kernel, verb: Verb, item: Item | SetEntry) -> int:
 
 
 def observe(kernel: Kernel) -> Observation:
-    """All that these tests may have made."""
+    """All kernel objects that these tests may have made."""
     return kernel.observe(tuple(IP_SETS), tuple(Family), (CONNTRACK,))
 
 
@@ -155,7 +155,7 @@ def sets(kernel: Kernel) -> Mapping[str, AbstractSet[SetEntry]]:
 
 
 def polled(kernel: loop_kernel.Kernel, before: Observation, *, thorough: bool) -> Observation:
-    """All that a poll shows, as one observation; ``before`` stands where it shows nothing."""
+    """The result of a poll as one observation; parts that it does not show come from ``before``."""
     observed = before
     for part in kernel.poll(tuple(IP_SETS), tuple(Family), (CONNTRACK,), thorough=thorough, whole=True):
         assert part.errors == ()
@@ -527,7 +527,7 @@ def several(virtual_server: VirtualServer, *ports: int) -> RealServers:
 
 
 def all_at_once(virtual_server: VirtualServer, *ports: int) -> RealServers:
-    """As a new virtual server gets them."""
+    """Real servers as a new virtual server gets them."""
     return RealServers(virtual_server.key, EvenWeights.of(several(virtual_server, *ports).keys))
 
 

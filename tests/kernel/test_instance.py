@@ -1,4 +1,4 @@
-"""The lock of a node: which process gets it, which one is refused, and squatters."""
+"""The lock of a node: which process gets it, which process is refused, and foreign sockets at its name."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The fixture ``network_namespace`` isolates tests: IPVS tables, settings and devices of one do not exist for the next."""
+"""The fixture ``network_namespace`` isolates tests: IPVS tables, settings and devices of one test do not exist for the next."""
 
 import pathlib
 import socket

@@ -95,7 +95,7 @@ class Kernel:
 
 
 class Double:
-    """Stands for any driver."""
+    """A double that stands for any driver."""
 
     foreign = 3
 

@@ -33,7 +33,7 @@ from tests.support.program import Program
 
 V4, V6 = parse_address("10.96.0.1"), parse_address("fd00:96::1")
 LACKING = {"4.18": "filtered-routes,filtered-connections,prompt-reuse", "5.4": "filtered-connections,prompt-reuse"}
-"""What a start with rules in iptables tells."""
+"""The log lines of a start with rules in iptables."""
 MANIFESTS = """
 apiVersion: v1
 kind: Service
@@ -193,7 +193,7 @@ def write(folder: pathlib.Path, *endpoints: str) -> None:
 
 
 def track(client: str, address: str) -> None:
-    """Let connection tracking know a connection that an endpoint answers."""
+    """Make a tracked connection that an endpoint answers."""
     sent = ("-s", client, "-d", address, "--sport", "1000", "--dport", "53")
     answered = ("--reply-src", "10.244.0.2", "--reply-dst", client, "--reply-port-src", "5353", "--reply-port-dst", "1000")
     run("conntrack", "-I", "-p", "udp", *sent, *answered, "-t", "100")

@@ -25,7 +25,7 @@ ANSWERED_WITHIN_S = patience.seconds(1.0)
 STOPPED_WITHIN_S = patience.seconds(2.0)
 DESCRIPTORS = 256
 SERVICES = 150
-"""They desire two listeners each: more than there are descriptors."""
+"""The number of Services; with two listeners each, they need more descriptors than the process has."""
 CONNECTIONS = 1000
 FLOWS = 200
 """Connections that are held open, of which the connection table has room for half."""
@@ -124,7 +124,7 @@ def _processes(running: Cluster, directory: Path) -> contextlib.AbstractContextM
 
 
 def _memory(running: Cluster, directory: Path) -> contextlib.AbstractContextManager[None]:
-    """Little more memory than is in use."""
+    """The program may have little more memory than is in use."""
     return _control_group(running, directory, "memory.max", lambda _: 8 << 20)
 
 
@@ -262,7 +262,7 @@ def _stop(running: Cluster) -> None:
 
 
 def _flush(running: Cluster) -> None:
-    """Flush a chain and a set of ours."""
+    """Flush one of our chains and one of our sets."""
     if cluster.BACKEND is Backend.NFTABLES:
         running.lab.run("node", "nft", "flush", "chain", "inet", "ipvsproxy", "IPv4-nat-KUBE-SERVICES")
         running.lab.run("node", "nft", "flush", "set", "inet", "ipvsproxy", "KUBE-CLUSTER-IP")

@@ -12,7 +12,8 @@ by_family = pytest.mark.parametrize(
     scope="module",
     ids=[family.label for family in Family],
 )
-"""Once for each family, with one binding each, because rules, flows and sets do not depend on how an address becomes local."""
+"""Run a test once for each family, with one binding each, because rules, flows and sets do not depend on how an address
+becomes local."""
 with_addresses, with_routes = (
     pytest.mark.parametrize("binding", [one], indirect=True, scope="module", ids=str)
     for one in (Binding.ADDRESSES, Binding.ROUTES)

@@ -1,4 +1,4 @@
-"""The lab of a module, and both ways by which Service addresses become local: what packets meet is the same."""
+"""The lab of a module, and both bindings of Service addresses, with which packets have the same results."""
 
 from collections.abc import Iterator
 
@@ -16,6 +16,6 @@ def _laboratory() -> Iterator[lab.Lab]:
 
 @pytest.fixture(scope="module", params=Binding, ids=str)
 def binding(request: pytest.FixtureRequest) -> Binding:
-    """The way of the program under test."""
+    """The binding of the program under test."""
     chosen: Binding = request.param
     return chosen

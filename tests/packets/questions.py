@@ -39,7 +39,7 @@ class Question(NamedTuple):
 
     @property
     def probe(self) -> lab.Probe:
-        """The probe that asks it. Pods of the other node, and addresses of the client, are in one namespace each."""
+        """The probe that asks this question. Pods of the other node, and addresses of the client, are in one namespace each."""
         row, inside, source = self.row, self.row.from_, None
         if inside.startswith(("client", "r1", "r2")):
             inside, source = "client" if inside.startswith("client") else "remote", cluster.address(inside, self.family)

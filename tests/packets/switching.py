@@ -12,9 +12,9 @@ from tests.support import cluster, lab
 from tests.support.cluster import Cluster
 
 HELD = (("client", "balancer 1"), ("p2", "cluster 1"), ("host", "cluster 1"))
-"""Who holds a TCP connection to which address, in each family."""
+"""The clients that hold a TCP connection, and to which address, in each family."""
 Client = tuple[str, str, str, Family]
-"""Who sends requests, by which protocol, to which address, in which family."""
+"""The clients that send requests, with protocol, address and family."""
 
 
 def configure(path: Path, **ours: object) -> None:
@@ -33,7 +33,7 @@ def configure(path: Path, **ours: object) -> None:
 
 
 def holds(laboratory: lab.Lab, backend: Backend) -> bool:
-    """Whether rules and sets are in this backend, and nothing of ours is in the other one."""
+    """Whether rules and sets are in this backend, and the other backend has none of our objects."""
     chains = "".join(laboratory.run("node", f"{program}-save") for program in ("iptables", "ip6tables"))
     sets = laboratory.run("node", "ipset", "list", "-name")
     in_iptables = (":KUBE-SERVICES" in chains, "KUBE-CLUSTER-IP" in sets)
@@ -42,14 +42,14 @@ def holds(laboratory: lab.Lab, backend: Backend) -> bool:
 
 
 REFUSED_WITHIN_S = 0.25
-"""How long a client that must be refused waits for an answer, so that it asks often."""
+"""How long a client that must be refused waits for an answer: short, so that it sends many requests."""
 
 
 @contextlib.contextmanager
 def refusing_always(running: Cluster, clients: Sequence[tuple[str, str, int, Family]]) -> Iterator[None]:
     """Fail at the end if one of these clients has been answered.
 
-    Each is the name of an address outside, the address that it asks by TCP, the port, and the family.
+    Each client is the name of an address outside, the TCP address and port that it connects to, and the family.
     """
     with contextlib.ExitStack() as loads:
         load = [

@@ -1,4 +1,4 @@
-"""What the commands say of a node is the same with both backends, and cleanup finds what is left of a move."""
+"""The commands print the same about a node with both backends, and cleanup finds leftovers of a switch."""
 
 import json
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ pytestmark = [
 ]
 
 BESIDE = ("sysctl", "flow")
-"""What a network namespace may not change, and what each start reads."""
+"""Findings about settings that a network namespace may not change, and reads of each start."""
 MASQUERADING = {Backend.IPTABLES: "KUBE-MARK-MASQ", Backend.NFTABLES: "KUBE-POSTROUTING"}
 
 
 def told(running: Cluster) -> dict[str, Any]:
-    """What explain, verify and plan say, without the rules and sets that explain names."""
+    """The output of explain, verify and plan, without the rules and sets that explain names."""
     explained, verified, planned = (
         json.loads(one.output)
         for one in running.run("explain default/web --output=json", "verify --output=json", "plan --output=json")
@@ -110,7 +110,7 @@ def test_cleanup_after_a_move_that_was_killed_leaves_nothing_in_both(
 
 
 def _holds(backend: Backend) -> bool:
-    """Whether a backend has a set of ours."""
+    """Whether a backend has one of our sets."""
     if backend is Backend.NFTABLES:
         return nft_tables.has_own_table()
     return "KUBE-CLUSTER-IP" in backends.held_by_other(Backend.NFTABLES, ["KUBE-CLUSTER-IP"])

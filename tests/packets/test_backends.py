@@ -1,4 +1,4 @@
-"""Rules in nftables as operators meet them: switched under load, taken away by others, looked at, cleaned up.
+"""Rules in nftables as operators meet them: switched under load, removed by other programs, inspected, cleaned up.
 
 Every other test of packets runs with nftables as well: see docs/testing.md.
 """
@@ -157,7 +157,7 @@ UNLIKE = "delete set inet ipvsproxy {name}; add set inet ipvsproxy {name} {{ typ
 
 
 def make_unlike(laboratory: lab.Lab, name: str) -> None:
-    """Replace a set of ours by one of another shape, as another version may have made it. The rules go with it."""
+    """Replace one of our sets by a set of another shape, as another version may have made it. The rules are removed, too."""
     laboratory.run("node", "nft", f"flush table inet ipvsproxy; {UNLIKE.format(name=name)}")
 
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 OTHER = {Binding.ADDRESSES: Binding.ROUTES, Binding.ROUTES: Binding.ADDRESSES}
 MANY = 120
-"""Services beside the one that is asked, so that a switch takes some time."""
+"""Services beside the one that clients use, so that a switch takes some time."""
 WEB = service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001)
 SERVICES = [WEB, *(service(f"other-{number}", number, "p1", protocols=["TCP"]) for number in range(2, MANY))]
 CLIENTS = [
@@ -34,7 +34,7 @@ FOREIGN = ("local", "10.96.200.200", "dev", "lo", "table", "local", "protocol", 
 
 
 def bound(running: Cluster) -> dict[Binding, set[str]]:
-    """The local addresses of the API's Services, in each way."""
+    """The local addresses of the API's Services, by binding."""
     return {binding: running.local_addresses(binding) for binding in Binding}
 
 
@@ -44,7 +44,7 @@ def served() -> set[str]:
 
 
 def is_in(running: Cluster, binding: Binding) -> bool:
-    """Whether all addresses are local in this way, and none in the other."""
+    """Whether all addresses are local by this binding, and none by the other."""
     return bound(running) == {binding: served(), OTHER[binding]: set()}
 
 

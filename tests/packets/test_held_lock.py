@@ -1,6 +1,7 @@
 """A start with the other backend's rules in place while another program holds the lock of iptables, and policies that change.
 
-The old rules of iptables cannot go, or the new ones cannot come. No packet may be decided by entries of former policies.
+The old rules of iptables cannot be removed, or the new rules cannot be written. No packet may be decided by entries of former
+policies.
 """
 
 import contextlib
@@ -91,7 +92,7 @@ def wait_until(reached: Callable[[], object], what: str) -> None:
 
 
 def holds(laboratory: lab.Lab, backend: Backend) -> bool:
-    """Whether rules and sets are in this backend, and nothing of ours is in the other one."""
+    """Whether rules and sets are in this backend, and the other backend has none of our objects."""
     rules = "".join(laboratory.run("node", f"{program}-save") for program in PROGRAMS)
     in_iptables = (":KUBE-SERVICES" in rules, "KUBE-CLUSTER-IP" in laboratory.run("node", "ipset", "list", "-name"))
     wanted = backend is Backend.IPTABLES
@@ -99,7 +100,7 @@ def holds(laboratory: lab.Lab, backend: Backend) -> bool:
 
 
 def wrong(laboratory: lab.Lab) -> list[str] | bool:
-    """The clients that meet a former policy; True if there are none."""
+    """True, or the clients that are still treated by a former policy."""
     results = zip((*SERVED, *REFUSED), laboratory.probe_all((*SERVED, *REFUSED)), strict=True)
     return [f"{probe}: {result.outcome}" for probe, result in results if (result.outcome == "ok") is (probe in REFUSED)] or True
 

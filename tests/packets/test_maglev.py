@@ -36,7 +36,7 @@ def _shown(family: Family) -> str:
 
 
 def _virtual_server(running: Cluster, family: Family) -> str:
-    """Its line in ipvsadm's listing for programs."""
+    """The line of a virtual server in ``ipvsadm --save``."""
     saved = running.lab.run("node", "ipvsadm", "--save", "--numeric")
     return next(line for line in saved.splitlines() if line.startswith(f"-A -t {_shown(family)} "))
 

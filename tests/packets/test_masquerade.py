@@ -1,6 +1,7 @@
 """The source address that backends observe for cluster IPs, with ``--masquerade-all`` and each way to detect local pods.
 
-``test_services.py`` covers all other kinds of address, in one of these modes with each binding. Here the binding alternates.
+``test_services.py`` covers all other kinds of address, in one of these modes with each binding. The modes of this module
+alternate between the bindings.
 """
 
 import itertools
@@ -23,7 +24,8 @@ NODE = cluster.node() | {"spec": {"podCIDR": POD_NETWORKS[0], "podCIDRs": POD_NE
 
 NO_NETWORKS = "node's networks, of which there are none yet"
 HIDDEN, SHOWN = "bridge node", ""
-"""The observed address of a masqueraded client: the node's address towards each backend. Others keep their own."""
+"""The observed address of a masqueraded client: the node's address towards each backend. Clients that are not masqueraded keep
+their own address."""
 SENDERS: Mapping[str, tuple[str, str]] = {
     "p2": ("p2", "cluster 1"),
     "host": ("host", "cluster 1"),

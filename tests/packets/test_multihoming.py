@@ -1,6 +1,6 @@
 """SCTP clients with several addresses, behind IPVS: an association goes on when its client changes its address.
 
-IPVS takes a packet from an address that it does not know for a new connection, and by default only an INIT may begin one. The
+IPVS treats a packet from an unknown address as a new connection, which by default only an INIT may begin. The
 node itself answers anything else with an ABORT, which ends the association (loxilb-io/loxilb #384).
 """
 

@@ -1,6 +1,6 @@
 """Other programs' rules beside ours, with packets: kube-proxy's nftables mode, Docker, a network plug-in, a real firewalld.
 
-Each test ends by comparing the tables of the others with what they were: ours is the only one that we change.
+Each test ends with a check that only our own table has changed.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def wrong(laboratory: lab.Lab, rows: list[Row]) -> list[str]:
 
 
 def doctor(running: Cluster, topic: str) -> list[str]:
-    """What ``doctor`` says on a topic, without what is in order."""
+    """The findings of ``doctor`` on a topic, without those that are ``ok``."""
     (ended,) = running.run("doctor --output=json")
     found = json.loads(ended.output)["findings"]
     return [f"{one['text']}; {one['remedy']}" for one in found if one["topic"] == topic and one["remedy"]]
@@ -118,7 +118,7 @@ def doctor(running: Cluster, topic: str) -> list[str]:
 
 
 def kube_proxys(pod: str) -> str:
-    """Its tables of the time when ``pod`` was the endpoint of the Service ``web``, and ``late`` had none."""
+    """The tables of kube-proxy from the time when ``pod`` was the endpoint of the Service ``web``, and ``late`` had none."""
     return "".join(
         nftables_mode(
             family,
@@ -167,7 +167,7 @@ def test_a_table_left_by_kube_proxy_serves_until_ours_do_and_goes_without_a_lost
 def test_a_leftover_table_of_kube_proxy_takes_packets_between_two_audits(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
 ) -> None:
-    """Between two audits nothing examines tables, so this one stays while it is asked."""
+    """Between two audits nothing examines tables, so this table stays while clients send requests."""
     with Cluster(laboratory, tmp_path, f"--rules-backend={backend}", "--ipvs-sync-period=300s") as running:
         running.have(*LATE)
         laboratory.run("node", "nft", "-f", "-", stdin=kube_proxys("p1"))
@@ -257,7 +257,7 @@ def with_host_ports(laboratory: lab.Lab, program: str) -> None:
 
 
 def reached(laboratory: lab.Lab) -> set[str]:
-    """What answers on the Service's addresses at port 80: pods, or an outcome without an answer."""
+    """The pods that answer on port 80 of the Service's addresses, or the outcome without an answer."""
     probes = [laboratory.probe(from_, "TCP", address(to, Family.IPV4), 80) for from_, to in REACHED]
     return {backend for one in probes for backend in one.backends or (one.outcome,)}
 
@@ -276,7 +276,7 @@ def reached(laboratory: lab.Lab) -> set[str]:
 def test_host_ports_that_our_rules_do_not_see_take_services_and_are_told(
     laboratory: lab.Lab, tmp_path: Path, ours: str, theirs: str, place: str, *, is_first: bool
 ) -> None:
-    """The answers show that telling is right: where nothing is told, the Service answers.
+    """The answers show that the findings of ``doctor`` are right: without a finding, the Service answers.
 
     ``is_first``: the host ports are there before the program starts.
     """

@@ -78,7 +78,7 @@ def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
 
 @by_family
 def test_a_connection_through_a_node_port_outlives_an_address_that_blinks(running: Cluster, family: Family) -> None:
-    """As with netplan, a DHCP client or keepalived; connections without their virtual server would end.
+    """An address may be away for a moment with netplan, a DHCP client or keepalived, and its connections must not end.
 
     The client must not send meanwhile: the packet would take another route than when the connection was masqueraded, for which
     the kernel forgets the connection (``nf_nat_oif_changed``), with or without this program. So the test waits for the last

@@ -58,7 +58,7 @@ def _node() -> Iterator[lab.Lab]:
 
 
 def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) -> list[tuple[str, str, str]]:
-    """The rows that are not as kube-proxy left them, but for intended differences."""
+    """The rows that differ from what kube-proxy left, except intended differences."""
     found = golden_state.differences(RECORDED, state, sections)
     return [
         (part, row, kind)
@@ -69,7 +69,7 @@ def differing(state: Mapping[str, Any], sections: tuple[str, ...] = SECTIONS) ->
 
 
 def own_objects() -> dict[str, bool]:
-    """What of ipvsproxy is in the kernel that kube-proxy does not know."""
+    """The objects of ipvsproxy in the kernel that kube-proxy does not know."""
     marked = [row for row in golden_state.read_state(("virtual_servers",))["virtual_servers"] if row.startswith("FWM")]
     sets = subprocess.run(("ipset", "list", "-name"), check=True, capture_output=True, text=True).stdout
     chains = subprocess.run(("iptables-save",), check=True, capture_output=True, text=True).stdout

@@ -37,7 +37,7 @@ def _of_one_family(name: str, number: int, pod: str, family: Family) -> list[clu
 def test_a_removed_virtual_server_comes_back_although_the_first_ipv6_service_arrives_before_the_next_poll(
     running: Cluster,
 ) -> None:
-    """Comes first, before the program has observed IPv6."""
+    """This test comes first, before the program has observed IPv6."""
     first = _of_one_family("web", 1, "p1", Family.IPV4)
     running.have(first)
     before = set(running.virtual_servers())

@@ -1,4 +1,4 @@
-"""What people report of kube-proxy's IPVS mode, by packets: what happens, and that ``doctor`` names the cause."""
+"""Faults that people report of kube-proxy's IPVS mode: their effect on packets, and the cause that ``doctor`` names."""
 
 from collections.abc import Mapping
 from pathlib import Path

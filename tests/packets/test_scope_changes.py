@@ -1,4 +1,4 @@
-"""Second scopes by every way to recognise local pods, beside marks of others, and while they come and go."""
+"""Second scopes with each way to recognise local pods, beside marks of other programs, and while scopes change."""
 
 import contextlib
 import functools
@@ -34,7 +34,7 @@ def backends(*names: str, family: Family = Family.IPV4) -> tuple[str, ...]:
 
 
 def traces(running: cluster.Cluster) -> list[str]:
-    """What scopes have left in the kernel."""
+    """Objects of scopes that are left in the kernel."""
     rules = [line for program in ("iptables-save", "ip6tables-save") for line in running.lab.run("node", program).splitlines()]
     rules += [line for chain in nft_state.read_rules().items() for line in (chain[0], *chain[1])]
     sets = [*running.lab.run("node", "ipset", "list", "-name").splitlines(), *nft_state.read_sets()]
@@ -105,7 +105,7 @@ def test_pods_that_no_range_shows_to_be_here_fare_as_with_kube_proxy_and_clients
 def test_a_process_of_this_host_reaches_all_endpoints_of_a_balancer_on_another_interface(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
-    """As kube-vip has it. Its source is that address then, which the other node takes for its own."""
+    """The node has the balancer's address, as with kube-vip. The other node takes this source address for its own."""
     balancer = f"{cluster.address('balancer 1', Family.IPV4)}/32"
     laboratory.run("node", "ip", "addr", "add", balancer, "dev", "eth0")
     laboratory.run("remote", "ip", "link", "add", "kube-ipvs0", "type", "dummy")
@@ -192,7 +192,7 @@ def test_connections_outlive_a_restart_and_the_end_of_scopes_which_leaves_no_tra
 def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.Cluster]:
     """One program for the tests that do not choose its flags; each begins with its own objects only.
 
-    They come last, because the others start programs of their own.
+    These tests come last, because the other tests start programs of their own.
     """
     with cluster.Cluster(laboratory, tmp_path_factory.mktemp("scopes"), *API) as running:
         yield running
@@ -245,7 +245,7 @@ def with_balancers(manifests: list[cluster.Manifest], *numbers: int) -> list[clu
 
 
 def marks(running: cluster.Cluster) -> list[str]:
-    """The entries that give marks, once there are some."""
+    """Wait for set entries that give marks, and return them."""
     entries: list[str] = []
 
     def are_there() -> bool:
@@ -310,7 +310,7 @@ def test_a_service_whose_balancer_is_its_cluster_ip_or_a_node_port_of_its_own_se
     crossed[0]["spec"]["ports"][0]["nodePort"] = 30080
     crossed[0]["spec"]["ports"].append({"name": "other", "protocol": "TCP", "port": 30080, "nodePort": 30081})
     running.have(same, crossed)
-    # Only an address of the cluster's own is reached from outside without a local endpoint.
+    # Without a local endpoint, clients outside reach only addresses in the cluster's own range.
     assert ask(running, "client", "cluster 1").backends == backends("r1")
     for client in ("p2", "host"):
         assert ask(running, client, "cluster 1").backends == backends("r1")

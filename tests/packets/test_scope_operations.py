@@ -19,7 +19,7 @@ from tests.support.program import Ended
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
 
 FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
-"""A virtual server of another program, whose mark has bits of ours."""
+"""A virtual server of another program, whose mark uses bits of our marks."""
 SERVED = service("web", 1, *BOTH, balancer=True, **LOCAL)
 BESIDE = re.compile(r"sysctl|flow")
 """A network namespace may not change the size of the connection table; a host may. Each start reads the tracked flows."""

@@ -72,13 +72,13 @@ class SimulatedNode:
             at_once(self.reconciler.putting(name, desired))
 
     def put(self, service: Service, *slices: EndpointSlice, remembered: bool = False) -> None:
-        """A Service has changed."""
+        """Translate a changed Service, and put its state."""
         self._translated[service.name] = (service, slices, remembered)
         self.put_state(translate_state.translate(service, slices, self._view, self._settings, remembered=remembered))
 
     @property
     def binding(self) -> Binding:
-        """The way by which addresses become local."""
+        """The binding by which addresses become local."""
         return self._settings.binding
 
     def switch(self, binding: Binding) -> None:
@@ -93,7 +93,7 @@ class SimulatedNode:
         at_once(self.reconciler.putting(desired.owner.service, desired))
 
     def remove(self, name: str) -> None:
-        """A Service is gone."""
+        """Tell the reconciler that a Service is deleted."""
         key = ServiceName(builders.NAMESPACE, name)
         self.states.pop(key, None)
         self._translated.pop(key, None)
@@ -160,7 +160,7 @@ def lets_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey, source: str) 
 
 
 def lets_node_in(kernel: fake_kernel.FakeKernel, key: VirtualServerKey) -> bool:
-    """Whether the node itself reaches it: its packets have the virtual server's address as their source."""
+    """Whether the node itself reaches a virtual server: its packets have the virtual server's address as their source."""
     out = kernel.chains[key.address.family].get(ChainKey("filter", skeleton.IPVS_OUT_FILTER), ())
     is_dropped = any(isinstance(rule, Rule) and rule.virtual_server == key and rule.target is Verdict.DROP for rule in out)
     return lets_in(kernel, key, str(key.address)) and not is_dropped

@@ -1,4 +1,4 @@
-"""The two ways by which an address becomes local, and the switch from one to the other: no address is lost in between."""
+"""The two bindings of Service addresses, and the switch between them, in which no address is lost."""
 
 import itertools
 

@@ -77,7 +77,7 @@ def services(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> tuple[Service, 
 
 
 def contents(kernel: fake_kernel.FakeKernel) -> Mapping[str, object]:
-    """All objects of ours in a kernel. TCP real servers with weight 0 drain and do not count."""
+    """All our objects in a kernel. TCP real servers with weight 0 drain and do not count."""
     return {
         "virtual servers": {
             key: (server.settings, {one: weight for one, weight in server.real_servers.items() if weight or not _is_tcp(key)})
@@ -123,7 +123,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
             kernel, drain_deadline_s=DEADLINE_S, excluded=("198.51.100.0/24",), after_each=self._look
         )
 
-    # What happens.
+    # Events.
 
     @stateful.initialize(changes=st.tuples(*(services((name,)) for name in NAMES)))
     def begin_with_all_services(self, changes: tuple[tuple[Service, EndpointSlice], ...]) -> None:
@@ -163,7 +163,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
     @stateful.precondition(lambda self: not self.are_witnesses_lost)
     @stateful.rule(number=st.integers(0, 8), gone=st.sets(st.sampled_from(NAMES)), unreadable=st.sets(st.sampled_from(PARTS)))
     def die_in_the_middle_of_a_plan(self, number: int, gone: set[str], unreadable: set[str]) -> None:
-        """The next process reads a part of the kernel first; some Services went while no process ran."""
+        """The next process first reads a part of the kernel; some Services were deleted while no process ran."""
         self.node.apply(self.node.plan().operations[:number])
         for name in gone:
             self.remove(name)
@@ -194,7 +194,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         self.live.discard(pair)
         self.node.kernel.connection_counts.pop(pair, None)
 
-    # What others do behind our back.
+    # Changes by other programs.
 
     @stateful.rule(key=st.sampled_from(KEYS))
     def somebody_removes_a_virtual_server(self, key: VirtualServerKey) -> None:
@@ -242,7 +242,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
             case _:
                 kernel.sysctls[simulation.SYSCTL.path] = "0"
 
-    # What must be true.
+    # Properties that must hold.
 
     def _look(self, operation: Operation) -> None:
         kernel, item = self.node.kernel, operation.item
@@ -302,7 +302,7 @@ class AnyHistory(stateful.RuleBasedStateMachine):
         for key, server in self.node.kernel.virtual_servers.items():
             assert key in self.alien or all(server.real_servers.values()), key
 
-    # What the rules ask.
+    # Preconditions of the rules.
 
     def _from_nothing(self) -> fake_kernel.FakeKernel:
         other = simulation.SimulatedNode(binding=self.node.binding)

@@ -192,7 +192,7 @@ def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
     node.put(service)
     node.states.clear()
     node.restart()
-    node.plan()  # puts the rules that are needed as long as nobody has spoken
+    node.plan()  # puts the rules that are needed until every Service has been put
     early = at_once(node.reconciler.planning(node.now, only_additions=True)).operations
     assert not [operation for operation in early if isinstance(operation.item, Skeleton)]
     node.put(service)

@@ -1,4 +1,4 @@
-"""The core on a kernel in memory: drift is repaired, but not fought over."""
+"""The core on a kernel in memory: drift is repaired, and repaired less often if it returns."""
 
 from collections.abc import Iterable
 

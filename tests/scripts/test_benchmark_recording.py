@@ -1,4 +1,4 @@
-"""The recording of a run: the same messages, but without what holds for that run alone."""
+"""The recording of a run: the same messages, without the parts that are valid in that run only."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""The build of user-mode Linux with nf_tables, with a small program in place of make: what is built, when, and what is said.
+"""The build of user-mode Linux with nf_tables, with a small program in place of make: what is built, when, and the printed lines.
 
 Not tested: the kernel itself, which tests/scripts/test_kernel.py starts where it is built.
 """
@@ -82,7 +82,7 @@ class Machine:
         self.have("make", f"sleep 300 >/dev/null & echo $$ $! >{self.begun}.new; mv {self.begun}.new {self.begun}; wait")
 
     def made(self) -> list[str]:
-        """What make was asked for since the last question."""
+        """The targets of make since the last call."""
         words = [line.split()[-1] for line in self.calls.read_text().splitlines()] if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
         return words
@@ -148,7 +148,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process is there, and is not merely waiting for its parent to learn of its end."""
+    """Whether a process runs, and is not a zombie."""
     with contextlib.suppress(FileNotFoundError):
         return "\nState:\tZ" not in pathlib.Path(f"/proc/{process}/status").read_text()
     return False
@@ -184,7 +184,7 @@ def test_a_signal_ends_the_compiler_with_the_build(machine: Machine, number: int
 
 def test_a_signal_while_make_is_being_started_ends_the_compiler_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(subprocess.Popen[str]):
-        """A program that its creator does not know yet when the signal comes."""
+        """A program whose starter does not have its process number yet when the signal comes."""
 
         def __init__(self, command: list[str], **arguments: Any) -> None:
             super().__init__(command, **arguments)

@@ -1,4 +1,4 @@
-"""What scripts/test runs on a chosen kernel, and how often, with small programs in place of kernel and pytest."""
+"""What scripts/test runs on a chosen kernel, and how many times, with small programs in place of kernel and pytest."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""scripts/try-on-kind with stand-ins for kind, kubectl and docker: which commands run, with what, and what is said.
+"""scripts/try-on-kind with stand-ins for kind, kubectl and docker: which commands run, their arguments, and the printed lines.
 
 kubectl builds with the real kustomize. Not tested: a cluster of kind, because no container engine is at hand.
 """

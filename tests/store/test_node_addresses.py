@@ -1,4 +1,4 @@
-"""Which addresses of Services are those of nodes, and how little is looked up for it."""
+"""Which addresses of Services belong to nodes, and how few lookups that takes."""
 
 from collections.abc import Iterable
 

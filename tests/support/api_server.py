@@ -93,7 +93,7 @@ class ApiServer:
     ``gone_by_event``: a watch from too old a revision gets 200 and an ERROR event instead of HTTP 410.
     ``waits_for_revision``: a watch from a future revision is silent until that is reached, instead of getting HTTP 504.
     ``cache``: the contents of a watch cache that is behind; it answers the lists that it may. ``has_cache``: without a cache,
-    each list comes from etcd, in pages. ``knows_drop``: it leaves managed fields out for those who ask (KEP-5958).
+    each list comes from etcd, in pages. ``knows_drop``: the server leaves managed fields out on request (KEP-5958).
     ``lists_open``: while cleared, lists are not answered. ``requests``: all requests, in order. ``events``: all created events.
     """
 
@@ -132,7 +132,7 @@ class ApiServer:
         await self.close()
 
     async def _listen(self, app: web.Application, port: int) -> None:
-        # Otherwise a handler whose client has left would count as a watcher for ever.
+        # Otherwise a handler whose client has left would never stop counting as a watcher.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
         context = self._tls.server_context() if self._tls else None
@@ -203,7 +203,7 @@ class ApiServer:
         self._end(resource, _End.NORMAL)
 
     def cut_watches(self, resource: Resource, half_line: bytes = b"") -> None:
-        """Send this, then drop the connections of the open watches."""
+        """Send these bytes, then drop the connections of the open watches."""
         self.send(resource, half_line)
         self._end(resource, _End.CUT)
 

@@ -236,7 +236,7 @@ class Cluster:
 
     @property
     def synced_services(self) -> int:
-        """How many syncs with changed Services the program has logged. Others, as after a reading, say nothing about a change."""
+        """How many syncs with changed Services the program has logged. Syncs after a reading alone do not count."""
         return len(self.logged(r"event=synced services=[1-9]")) if self._log.exists() else 0
 
     def logged(self, pattern: str) -> list[str]:
@@ -248,7 +248,7 @@ class Cluster:
         return _table().get((protocol, address, port), {})
 
     def local_addresses(self, *ways: Binding) -> set[str]:
-        """The service addresses that are local in these ways, by default in any."""
+        """The service addresses that are local by one of these bindings, by default by either."""
         found: set[str] = set()
         if Binding.ADDRESSES in (ways or Binding):
             listing = json.loads(self.lab.run("node", "ip", "-json", "address", "show") or "[]")

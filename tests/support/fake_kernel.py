@@ -56,7 +56,7 @@ class Failure:
 if TYPE_CHECKING:
 
     class KernelVirtualServer(ObservedVirtualServer):
-        """One whose real servers a test may change, in the role of another program."""
+        """A virtual server whose real servers a test may change, in the role of another program."""
 
         real_servers: dict[RealServerKey, int]  # type: ignore[mutable-override]  # that is its point
         thresholds: Mapping[RealServerKey, Thresholds] | None = None
@@ -166,7 +166,7 @@ class FakeKernel:
         thorough: bool = False,
         whole: bool = True,
     ) -> Iterator[Observation]:
-        """As ``observe``, part by part; without virtual servers unless ``whole``. A ``thorough`` one shows no absent ones."""
+        """As ``observe``, part by part; without virtual servers unless ``whole``. A ``thorough`` poll shows no absent ones."""
         if thorough:
             self.audits += 1
         else:

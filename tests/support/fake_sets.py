@@ -33,7 +33,7 @@ class KernelSet:
     entries: set[SetEntry] = dataclasses.field(default_factory=set)
 
     def differs_from(self, ip_set: IpSet) -> bool:
-        """Whether the set differs from ours of that name; then its entries mean nothing to us."""
+        """Whether the set differs from our set of that name; its entries are ignored then."""
         return self.type is not ip_set.type or (self.type is not SetType.PORT and self.family is not ip_set.family)
 
 

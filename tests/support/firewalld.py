@@ -29,7 +29,7 @@ _CONFIGURATION = "DefaultZone=public\nFirewallBackend=nftables\nIPv6_rpfilter=no
 
 
 def missing() -> str:
-    """The programs that are not installed; empty if all are."""
+    """The missing programs of firewalld; empty if all are installed."""
     return ", ".join(name for name in PROGRAMS if shutil.which(name) is None)
 
 

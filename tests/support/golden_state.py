@@ -177,7 +177,7 @@ def _read_addresses() -> State:
 
 
 def read_routes() -> State:
-    """The local routes of ours, in the form of rows: ``route 10.96.0.1/32``."""
+    """Our local routes, in the form of rows: ``route 10.96.0.1/32``."""
     rows: State = {}
     for option, bits in (("-4", 32), ("-6", 128)):
         listing = _run("ip", option, "route", "show", "table", "local", "protocol", str(ROUTE_PROTOCOL))

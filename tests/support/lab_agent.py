@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 CLONE_NEWNET = 0x40000000
 _SCTP_SOCKOPT_BINDX_ADD = 100  # include/uapi/linux/sctp.h
 TURN_S = 0.1
-"""The unit of a timeout."""
+"""The length of one turn of the loop, in which timeouts count."""
 PROTOCOLS = {
     "TCP": (socket.SOCK_STREAM, socket.IPPROTO_TCP),
     "UDP": (socket.SOCK_DGRAM, socket.IPPROTO_UDP),

@@ -45,7 +45,7 @@ AUDIT_INTERVAL_S = 30.0
 DRIFT_CHECK_INTERVAL_S = POLL_INTERVAL_S
 """Every poll reads everything."""
 QUIET_S = 0.001
-"""In virtual time: after it, all that can be done now is done."""
+"""Virtual time after which no operation is left that can be done now."""
 
 KINDS: Mapping[type, ObjectKind] = {
     Service: ObjectKind.SERVICE,
@@ -55,7 +55,7 @@ KINDS: Mapping[type, ObjectKind] = {
 
 
 class InlineExecutor(concurrent.futures.Executor):
-    """Runs a call at once, without a thread, so that its time is not random. Its result comes as late as that of a thread."""
+    """Runs a call at once, without a thread, so that its time is not random. The result comes as late as from a thread."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> concurrent.futures.Future[Any]:
         future = concurrent.futures.Future[Any]()
@@ -216,7 +216,7 @@ def new_kernel() -> FakeKernel:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """All of a kernel's objects that can be ours."""
+    """All objects of a kernel that may belong to ipvsproxy."""
 
     virtual_servers: Mapping[object, object]
     sets: Mapping[str, object]

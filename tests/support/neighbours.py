@@ -1,4 +1,4 @@
-"""Rules of other programs that live beside ours on a node, as those programs write them.
+"""Rules of other programs on the same node, as those programs write them.
 
 Docker: the listings that its own tests generate (moby/moby, integration/network/bridge/iptablesdoc/generated/usernet-portmap.md
 and nftablesdoc/generated/usernet-portmap.md): a container at 192.0.2.2:80 with the host port 8080.
@@ -79,7 +79,7 @@ table ip cni_hostport {
         }
 }
 """
-"""For ``nft -f``: the same."""
+"""The rules of the host port 80 for ``nft -f``."""
 
 DOCKER_NFTABLES = """\
 table ip docker-bridges {
@@ -177,4 +177,4 @@ table inet kindnet-ipmasq {
         }
 }
 """
-"""For ``nft -f``. Its chain stands before ours."""
+"""For ``nft -f``. The chain of flannel precedes our chains."""

@@ -70,7 +70,7 @@ def _member(element: Any) -> str:
 def read_rules(objects: Iterable[tuple[str, State]] | None = None) -> dict[str, list[str]]:
     """The rules of our chains and the jumps to them, as ``golden_state.parse_rules`` has them.
 
-    A rule that is several rules of nf_tables, one behind the other, is one.
+    A rule that takes several successive rules of nf_tables counts as one.
     """
     chains: dict[str, list[str]] = {}
     for kind, one in listing() if objects is None else objects:
@@ -96,7 +96,7 @@ def chain_name(label: str, table: str, chain: str) -> str:
 
 
 class Expressions:
-    """What each rule and base chain was when it was first seen: the text of a rule does not show what the kernel does by it."""
+    """The expressions of each rule and base chain when first seen, because the text of a rule does not show them."""
 
     def __init__(self) -> None:
         self._first: dict[str, list[str]] = {}

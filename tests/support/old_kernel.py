@@ -33,7 +33,7 @@ class OldKernel(NamedTuple):
     """The answers of one version of Linux.
 
     ``protocols`` are the numbers in ipset's answer for its protocol, by attribute. ``newest_revisions`` are those of the types of
-    sets. The others say whether it has a feature of docs/compatibility.md.
+    sets. The other fields say whether the version has a feature of docs/compatibility.md.
     """
 
     version: str
@@ -114,7 +114,7 @@ class OldSocket:
         return len(data)
 
     def _pass(self, whole: bytes) -> bytes:
-        """What the kernel below gets of a message; empty if it is answered here."""
+        """The part of a message that the real kernel gets; empty if the answer is recorded."""
         _, kind, _, sequence, _ = _HEADER.unpack_from(whole)
         if kind == _LIST_CONNECTIONS and not self._kernel.filters_connections:
             return _without(whole, _FILTER)  # nfnetlink_rcv_msg ignores attributes with numbers that it does not know
@@ -193,7 +193,7 @@ def _is_nat_in_inet(whole: bytes) -> bool:
 
 
 def _refused_transaction(messages: Sequence[bytes]) -> list[bytes]:
-    """The answers to a transaction with a chain that cannot be: ENOENT for it, and for each rule in it.
+    """The answers to a transaction with a chain that cannot be: The answers are ENOENT for the chain and for each rule in it.
 
     nf_tables_chain_type_lookup in net/netfilter/nf_tables_api.c finds no type; nfnetlink_rcv_batch goes on to the end, reports
     all errors, and applies nothing.
@@ -220,5 +220,5 @@ def sockets(kernel: OldKernel, make: Callable[..., socket.socket] = socket.socke
 
 
 def speak_as(version: str) -> None:
-    """Make all drivers of this process meet the kernel as if it were this version."""
+    """Make all drivers of this process get answers as from this version of the kernel."""
     vars(netlink)["socket"] = sockets(OLD_KERNELS[version])

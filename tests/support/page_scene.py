@@ -1,4 +1,4 @@
-"""A node that is worth a look: ten thousand Services, some of them with trouble, and one with hostile names."""
+"""A node for the pictures of the page: ten thousand Services, some with faults, and one with hostile names."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.support.builders import OTHER_NODE, THIS_NODE, endpoint, service_port
 from tests.support.page_node import PageNode
 
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
-"""Text that a browser would run, if anybody let it."""
+"""Text that a browser would run if the page did not escape it."""
 WEB = "shop/web"
 ZONES = {THIS_NODE: "zone-a", OTHER_NODE: "zone-b"}
 
@@ -49,7 +49,7 @@ def web() -> Service:
 
 
 def notable() -> Iterator[ApiObject]:
-    """The Services with a story."""
+    """The Services with faults or notable traffic."""
     yield builders.node(zone="zone-a")
     yield web()
     yield web_slice()
@@ -106,7 +106,7 @@ def begin(node: PageNode, count: int = 10_000) -> None:
 
 
 def add_past(node: PageNode, length_s: int = 880) -> None:
-    """Let traffic and changes have gone on for a while. Changes were few, and one of them took long."""
+    """Let traffic and changes have gone on for a while. There were few changes, and one of them took long."""
     history, now, at_s = node.pages._history, node.traffic._now(), node.wall_clock()
     node.traffic.began_s = now - length_s
     history._points.clear()

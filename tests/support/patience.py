@@ -16,5 +16,5 @@ THOROUGH = pytest.mark.skipif(not os.environ.get("IPVSPROXY_TEST_THOROUGH"), rea
 
 
 def seconds(usual: float) -> float:
-    """As many seconds here as ``usual`` on a fast kernel."""
+    """The seconds on this kernel that correspond to ``usual`` seconds on a fast kernel."""
     return usual * FACTOR

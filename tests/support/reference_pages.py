@@ -116,7 +116,7 @@ def _names(page: str) -> Iterable[str]:
 
 
 def compatibility(page: str) -> str:
-    """docs/compatibility.md. Its sections from "Kubernetes 1.33 to 1.38" on stay as they are."""
+    """docs/compatibility.md. The page's sections from "Kubernetes 1.33 to 1.38" on stay as they are."""
     options = [option for group in catalogue.OPTIONS.values() for option in group]
     lines = [
         "# Compatibility",

@@ -24,7 +24,7 @@ def server_row(mark: int, family: Family) -> str:
 
 
 def named_server(first: str) -> str:
-    """The same without its mark: ``first`` is its first address in the set, such as ``203.0.113.12,tcp:80``."""
+    """The name of a second scope without its mark: ``first`` is its first address in the set, such as ``203.0.113.12,tcp:80``."""
     return f"FWM of {first}"
 
 

@@ -52,7 +52,7 @@ class World:
     """Connection, clock and observer in one. A script is a list of answers: a page, or the parts of a watch, in order.
 
     A float within a watch lets that time pass; an exception is raised. ``served_versions`` are the answers to requests for the
-    server's version; by default, it is ahead of everybody.
+    server's version; by default, it is ahead of every client.
     """
 
     def __init__(self, *script: Answer) -> None:

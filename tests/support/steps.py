@@ -28,7 +28,7 @@ class _Thread:
         self.steps = 0
 
     def trace(self, _frame: FrameType, event: str, _argument: object) -> Any:
-        """The function for the lines of a call."""
+        """The trace function for the lines of a call."""
         if event == "line":
             self.steps += 1
         return self.trace

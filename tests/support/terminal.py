@@ -1,4 +1,4 @@
-"""A program on a pseudo-terminal, and what is to be seen on it."""
+"""A program on a pseudo-terminal, and the contents of its screen."""
 
 import fcntl
 import os
@@ -58,12 +58,12 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """What is to be seen, without the spaces at the end of each line."""
+        """The lines on the screen, without the spaces at the end of each line."""
         return [line.rstrip() for line in self._screen.display]
 
     @property
     def text(self) -> str:
-        """The same in one piece."""
+        """The lines on the screen as one text."""
         return "\n".join(self.lines)
 
     @property
@@ -76,15 +76,15 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def until(self, *texts: str) -> None:
-        """Wait until all of these can be seen.
+        """Wait until all of these texts are on the screen.
 
         Raises:
-            AssertionError: they cannot after a long time, or the program has ended.
+            AssertionError: the texts are not on the screen after a long time, or the program has ended.
         """
         self._until(lambda: all(text in self.text for text in texts), f"{texts} cannot be seen")
 
     def until_gone(self, text: str) -> None:
-        """Wait until this cannot be seen any more. Raises AssertionError as ``until``."""
+        """Wait until this text has left the screen. Raises AssertionError as ``until``."""
         self._until(lambda: text not in self.text, f"{text!r} can still be seen")
 
     def end(self) -> int:
@@ -103,7 +103,7 @@ class Terminal:
             assert self._receive() or self.process.poll() is None, f"{failure}, the program has ended:\n{self.text}"
 
     def _receive(self) -> bool:
-        """Show what comes within a moment; False if nothing comes."""
+        """Show the output that comes within a moment; False if there is none."""
         if not select.select([self._ours], [], [], _LOOK_S)[0]:
             return False
         data = os.read(self._ours, 1 << 16)

@@ -1,4 +1,4 @@
-"""What the daemon tells of nodes and Services, and endpoints as ``top`` shows them, with defaults."""
+"""Documents of nodes and Services as the daemon sends them, and endpoints as ``top`` shows them, with defaults."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from ipvsproxy.commands.top_data import ENDPOINT_COLUMNS, Picture, Row
 HOSTILE = "demo/\x1b[31m[red]\n\x07[/nonsense]\u202e"
 """A name with an escape sequence, markup, and characters on which a terminal acts."""
 SHOWN = "demo/\\x1b[31m[red]\\n\\x07[/nonsense]\\u202e"
-"""The same as it is shown."""
+"""The hostile name as ``top`` shows it."""
 NODE: dict[str, Any] = {
     "node": "demo-node",
     "inForce": True,
@@ -51,7 +51,7 @@ def picture(*services: dict[str, Any], node: dict[str, Any] = NODE, page: int = 
 
 
 def endpoint(address: str, *, node: str = "demo-node", reason: str = "") -> Row:
-    """An endpoint, which is out if there is a reason."""
+    """An endpoint, which is unused if there is a reason."""
     state = f"out: {reason}" if reason else "in"
     texts = ("80/TCP http", address, node, "zone-a", "0" if reason else "1", "3", "4", "0.5", state)
     assert len(texts) == len(ENDPOINT_COLUMNS)

@@ -1,4 +1,4 @@
-"""The program without polls of its own accord: it reads the kernel again only at an audit and after a notification."""
+"""The program without periodic polls: it reads the kernel again only at an audit and after a notification."""
 
 from ipvsproxy import cli
 from ipvsproxy.daemon.loop import reader

@@ -48,7 +48,7 @@ JSON = st.recursive(
     ),
     max_leaves=12,
 )
-"""Any JSON, with a liking for the names that lists and watch lines have."""
+"""Any JSON, often with the field names of lists and watch lines."""
 
 _PORT_NAMES = ("a", "b")
 ENDPOINTS = st.builds(

@@ -102,7 +102,7 @@ def test_no_client_is_dropped_where_pods_cannot_be_recognised() -> None:
 
 
 def test_where_no_range_shows_which_pods_are_here_none_gets_a_mark_and_none_is_dropped() -> None:
-    """A pod that may be one of another node is like a client outside, but may be one of this node that needs its answer."""
+    """An address that may be a pod of another node is treated like a client outside, but may be a local pod."""
     assert _chains(API)["KUBE-IPVSPROXY-ARRIVAL"] == [OF_THE_CLUSTER, DROPPED]
 
 

@@ -1,7 +1,7 @@
 """Masquerading by connection: the rules of a backend that can look up in a set which destination a client has chosen.
 
-Masquerading by mark has its tests in ``test_skeleton``. That both ways masquerade the same clients is tested here, and with
-packets in ``tests/packets``.
+Masquerading by mark has its tests in ``test_skeleton``. This module and the packets of ``tests/packets`` show that both ways
+masquerade the same clients.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Which clients of a virtual server are masqueraded, by the rules themselves."""
+"""Which clients of a virtual server are masqueraded, computed from the rules."""
 
 import pytest
 

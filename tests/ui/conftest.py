@@ -144,7 +144,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
 
 
 class Console:
-    """What a page complains about: messages of the console, errors of scripts, and requests to other hosts."""
+    """The complaints of a page: messages of the console, errors of scripts, and requests to other hosts."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.complaints: list[str] = []
@@ -164,7 +164,7 @@ class Console:
 
 @pytest.fixture
 def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
-    """Opens a part of the page, and checks at the end that nothing was complained about."""
+    """Opens a part of the page, and checks at the end that the browser reported no fault."""
     with contextlib.ExitStack() as contexts:
         consoles: list[Console] = []
 

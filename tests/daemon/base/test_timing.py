@@ -29,7 +29,7 @@ async def test_a_wait_with_a_bound_says_whether_it_was_over_before() -> None:
 
 
 class Highest(random.Random):
-    """Always the upper end."""
+    """A source of random numbers that always returns the upper bound."""
 
     def uniform(self, a: float, b: float) -> float:
         return max(a, b)

@@ -193,7 +193,7 @@ async def test_without_profiling_the_verbosity_cannot_be_set() -> None:
 
 
 def _count(node: Node) -> int:
-    """The number of servers. None of them runs."""
+    """The number of servers, none of which runs."""
     servers = node.servers()
     for one in servers:
         one.close()

@@ -15,7 +15,7 @@ from tests.support.virtual_time import in_virtual_time
 
 
 class OnLostAddress:
-    """A node with a node port on an address of eth1 that went a moment ago."""
+    """A node with a node port on an address of eth1 that was removed a moment ago."""
 
     def __init__(self) -> None:
         self.node = MemoryNode()

@@ -16,7 +16,7 @@ from tests.support.virtual_time import in_virtual_time, loop
 
 ADDRESSES = 1000
 STEP_S = 1e-6
-"""The time of a step, for which the loop's clock is asked."""
+"""The time that one step takes on the loop's clock."""
 LONGEST = 150 * ADDRESSES
 """A few walks over all addresses without a pause: a fifth of a second for 40,000."""
 POD, OTHER_POD = "10.244.1.1", "10.244.1.2"

@@ -71,7 +71,7 @@ class Scene:
         incomplete: Collection[Family] = (),
         is_audit: bool = False,
     ) -> None:
-        """Let a sync end, and all that follows at once."""
+        """Let a sync end, and run all tasks that are due at once afterwards."""
         self.subject.synced(summary(lacking=lacking, unserved=unserved, incomplete=incomplete, is_audit=is_audit))
         await asyncio.sleep(0.001)
 

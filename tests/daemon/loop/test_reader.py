@@ -78,7 +78,7 @@ async def test_one_very_slow_poll_does_not_prevent_later_ones(
 def noting_readings(
     node: MemoryNode, monkeypatch: pytest.MonkeyPatch, *, poll_s: float = 0, audit_s: float = 0
 ) -> list[tuple[float, bool]]:
-    """Have polls of everything and audits take so long; returns the time of each beginning, and whether it is an audit."""
+    """Let full polls and audits take this long; returns the begin of each, and whether it is an audit."""
     begun: list[tuple[float, bool]] = []
     poll = node.kernel.poll
 
@@ -99,7 +99,7 @@ def intervals(begun: Iterable[tuple[float, bool]], *, thorough: bool) -> list[in
 
 
 def slowly(node: MemoryNode, parts: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Have each poll take a second in so many parts; returns the times of their ends."""
+    """Let each poll take a second, in this number of parts; returns the times at which parts end."""
     ends_s: list[float] = []
 
     def poll_slowly(*_: Any, **__: Any) -> Iterator[Observation]:

@@ -1,4 +1,4 @@
-"""The follower of our table of nftables: what it asks of the loop, and what it logs. The kernel's side is a pipe."""
+"""The follower of our nftables table: which readings it requests from the loop, and what it logs. The kernel's side is a pipe."""
 
 import asyncio
 import contextlib

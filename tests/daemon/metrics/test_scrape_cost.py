@@ -32,7 +32,7 @@ class Scraped:
 
 
 async def scrape(services: int, monkeypatch: pytest.MonkeyPatch) -> Scraped:
-    """Count the steps of one scrape with traffic of so many Services. Its slices are as short as possible."""
+    """Count the steps of one scrape with traffic of this many Services. The time slices of the loop are as short as possible."""
     addresses = [f"10.96.{number // 250}.{number % 250 + 1}" for number in range(services)]
     executor = concurrent.futures.ThreadPoolExecutor(1)
     scene = Scene(

@@ -83,7 +83,7 @@ class Ipvs(TrafficReader):
 
 
 class Scene:
-    """One node, and a scrape every ten seconds."""
+    """A node that is scraped every ten seconds."""
 
     def __init__(
         self,

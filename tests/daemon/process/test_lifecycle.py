@@ -53,7 +53,7 @@ async def test_a_part_that_returns_does_not_end_the_process() -> None:
 
 
 def test_a_hanging_thread_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as the thread that examines leftover rules while a program of iptables hangs."""
+    """A hanging thread, such as the examiner of leftover rules while a program of iptables hangs."""
     monkeypatch.setattr(lifecycle, "set_up_log", lambda _: None)
     may_end = threading.Event()
 

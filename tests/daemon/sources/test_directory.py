@@ -255,7 +255,7 @@ def listed(sink: Sink) -> list[Listed]:
 @pytest.mark.parametrize("mends", [True, False], ids=["mended", "removed"])
 @pytest.mark.parametrize("kind", UNREADABLE)
 async def test_no_list_is_complete_before_every_file_can_be_read(tmp_path: pathlib.Path, kind: str, *, mends: bool) -> None:
-    """Whatever the first list lacks is removed from the kernel."""
+    """Objects that the first list lacks are removed from the kernel."""
     source, sink = directory.DirectorySource(str(tmp_path)), Sink()
     (tmp_path / "a.yaml").write_text(manifest("a"))
     (tmp_path / "odd.yaml").write_text("{apiVersion: v1, kind: Service, metadata: {name: odd}, spec: none}")

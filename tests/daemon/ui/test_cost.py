@@ -1,4 +1,4 @@
-"""What the page costs, in steps of Python: nothing while nobody looks, and by the change while somebody does."""
+"""The cost of the page in steps of Python: nothing without viewers, and in proportion to the change with a viewer."""
 
 import gc
 import time

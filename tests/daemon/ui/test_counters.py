@@ -1,4 +1,4 @@
-"""Covers how many may look, and rates of Services from readings of the kernel's counters."""
+"""Covers the limit of viewers, and rates of Services from readings of the kernel's counters."""
 
 from collections.abc import Mapping
 

@@ -310,7 +310,7 @@ async def test_a_request_without_a_usable_service_name_is_refused() -> None:
 
 
 def _spend(spent: Iterator[int], step_s: float) -> float:
-    """A clock that goes on by so much with each question."""
+    """A clock that advances by a fixed time with each request for the time."""
     return next(spent) * step_s
 
 

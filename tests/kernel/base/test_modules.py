@@ -1,4 +1,4 @@
-"""Kernel modules as files show them, on a made-up host."""
+"""Which kernel modules exist or are loaded, from the files of a made-up host."""
 
 import os
 import pathlib

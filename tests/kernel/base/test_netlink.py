@@ -1,4 +1,4 @@
-"""Faults of a netlink socket, on a fake one. The drivers' tests have the answers of a real kernel."""
+"""Faults of a netlink socket, on a fake one. The tests of the drivers cover the answers of a real kernel."""
 
 import errno
 import struct
@@ -17,7 +17,7 @@ INTERRUPTED = 0x10
 def channel(
     *answers: Callable[[bytes], Iterable[Answer]], receive_buffer: int = 8 << 20
 ) -> tuple[netlink.Channel, list[FakeSocket]]:
-    """A channel whose sockets answer so, the first one first, and the sockets that were opened."""
+    """A channel whose sockets give these answers in turn, and the sockets that were opened."""
     opened: list[FakeSocket] = []
 
     def connect(_protocol: int) -> FakeSocket:

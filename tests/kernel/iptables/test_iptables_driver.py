@@ -141,7 +141,7 @@ def test_a_jump_that_is_there_twice_does_not_count_as_in_force_and_one_is_remove
 
 
 class Marked:
-    """A driver, programs that record their runs, and a mark that changes with each write, ours and that of ``others``."""
+    """A driver, programs that record their runs, and a fingerprint that each write of the driver or of ``others`` changes."""
 
     def __init__(self, programs: pathlib.Path) -> None:
         self.others = 0

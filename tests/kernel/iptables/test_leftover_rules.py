@@ -47,7 +47,7 @@ def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 
 
 def rules(programs: pathlib.Path) -> LeftoverRules:
-    """Beside a kernel that always has a chain that concerns us: the programs decide."""
+    """A kernel that always reports one of our chains, so that the output of the programs decides."""
     return LeftoverRules(iptables.COMMANDS, programs, has_chain=lambda *_: True)
 
 
@@ -219,7 +219,7 @@ def place(request: pytest.FixtureRequest, network_namespace: None) -> RulesPlace
 
 
 def rules_beside(place: RulesPlace) -> LeftoverRules:
-    """Where the other variant is in use."""
+    """A node on which the other variant is in use."""
     return LeftoverRules(iptables_variant.commands(iptables_variant.other_than(place.variant)))
 
 

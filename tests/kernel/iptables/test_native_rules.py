@@ -49,7 +49,7 @@ def delete_rule(handle: str) -> None:
 
 
 def jumps_there() -> Counter[str]:
-    """How often each chain of ours is led to from the built-in chains, in all tables."""
+    """How many jumps lead from the built-in chains to each of our chains, in all tables."""
     listed = json.loads(run("nft", "--json", "list", "ruleset", "ip"))["nftables"]
     targets = (
         part["jump"]["target"]

@@ -1,4 +1,4 @@
-"""When the programs of iptables get a library preloaded. That they then do without raw sockets: tests/test_running.py."""
+"""When the programs of iptables get a library preloaded. Running without raw sockets is tested in tests/test_running.py."""
 
 import pathlib
 

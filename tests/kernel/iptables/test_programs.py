@@ -48,7 +48,7 @@ SET_NAME = "IPVSPROXY-TEST"
 
 
 def every_kind_of_rule(family: Family) -> Skeleton:
-    """A skeleton with every match and target in use but the ipvs match."""
+    """A skeleton with every match and target that ipvsproxy uses, except the ipvs match."""
     v4 = family is Family.IPV4
     sides = SetMatch(SET_NAME, (Side.DESTINATION, Side.DESTINATION))
     return Skeleton(

@@ -1,6 +1,6 @@
 """The rules of each family in a thread of its own: which call waits for a program, and for how long.
 
-The input of the programs is in ``test_iptables.py``. That nothing else waits: ``tests/test_program.py``.
+The input of the programs is in ``test_iptables.py``. ``tests/test_program.py`` shows that nothing else waits.
 """
 
 import concurrent.futures
@@ -28,7 +28,7 @@ LONG_S = 60.0
 
 @pytest.fixture
 def programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """Programs of both families. Those that restore wait until the file of their name with ``.go`` is there."""
+    """Programs of both families. Programs that restore wait until the file with their name and ``.go`` exists."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for command in ("iptables", "ip6tables"):
         scripts = {
@@ -67,7 +67,7 @@ def began(programs: pathlib.Path, command: str = "iptables") -> int:
 
 
 def apply_until_over(driver: RulesDriver, operation: Operation) -> Outcome:
-    """As the reconciler does it: again and again while the operation is under way."""
+    """Apply an operation repeatedly while it is under way, as the reconciler does."""
     for _ in range(2000):
         (outcome,) = driver.apply([operation])
         if outcome.errno != errno.EINPROGRESS:

@@ -16,7 +16,7 @@ from tests.support import fake_netlink
 
 
 class Kernel:
-    """Answers the family lookup, and everything else as given."""
+    """Answers the lookup of the netlink family, and each other request with the given answers."""
 
     def __init__(self) -> None:
         self.answers: list[fake_netlink.Answer] | None = None

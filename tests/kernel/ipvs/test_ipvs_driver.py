@@ -1,6 +1,6 @@
 """The IPVS driver against a real kernel, read back with ipvsadm.
 
-Its faults, on a fake socket: test_ipvs_faults.py. Properties that the fake kernel shares are in test_contract.py.
+test_faults.py covers faults of the driver, on a fake socket. Properties that the fake kernel shares are in test_contract.py.
 """
 
 import contextlib
@@ -283,7 +283,7 @@ def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> Virtual
 
 @pytest.mark.kernel
 def test_virtual_servers_of_another_network_namespace_hide_none_of_ours(new_network_namespace: Callable[[], None]) -> None:
-    """With them, the listing of Linux 6.1 skips half of ours, as for a node in a container, or beside a container with IPVS."""
+    """Beside virtual servers of another namespace, the listing of Linux 6.1 skips half of ours."""
     servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
     desired = [operation for one in servers for operation in operations(Verb.ADD, one, real(one, "10.1.0.1"))]
     with contextlib.ExitStack() as drivers:
@@ -388,7 +388,7 @@ def test_timeouts_are_set_and_zero_leaves_one_as_it_is(driver: ipvs.IpvsDriver) 
 
 @pytest.mark.kernel
 def test_a_family_number_that_changed_is_resolved_again(driver: ipvs.IpvsDriver) -> None:
-    """The kernel gives another one to a module that is loaded again; an unknown number looks the same to the driver."""
+    """The kernel gives a reloaded module another family number; to the driver, it looks like an unknown number."""
     driver._table._family_number = 999
     driver._table.encoder = ipvs_message.Encoder(999)
     one = server("10.96.0.1")

@@ -1,4 +1,4 @@
-"""Readings of the IPVS table by ``getsockopt``: what each of them sees and misses, on a fake kernel and on a real one."""
+"""Readings of the IPVS table by ``getsockopt``: the changes that each reading shows, on a fake kernel and on a real one."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ def pod(number: int) -> RealServerKey:
 
 
 class Table:
-    """The kernel's table as values, and how often each question was asked. ``failing`` has error numbers by question."""
+    """The kernel's table as values, and the number of requests of each kind. ``failing`` has error numbers by kind of request."""
 
     def __init__(self) -> None:
         self.content: dict[VirtualServerKey, tuple[VirtualServerSettings, dict[RealServerKey, tuple[int, int]]]] = {}
@@ -49,7 +49,7 @@ class Table:
         self.asked: list[int] = []
         self.failing: dict[int, int] = {}
         self.hidden = 0
-        """How many virtual servers the kernel adds between two questions: it has not counted them."""
+        """How many virtual servers appear between the count and the listing, which the count does not include."""
         self.foreign_protocol = 0
         self.on_destinations: Callable[[], None] = lambda: None
         self.clock_s = 0.0

@@ -1,4 +1,4 @@
-"""The rows of ``ipvsadm -Ln`` and counters: on a fake socket what no kernel here has, and on a real kernel as ipvsadm itself."""
+"""The rows of ``ipvsadm -Ln`` and counters: rare rows on a fake socket, and others on a real kernel beside ipvsadm."""
 
 import itertools
 import pathlib
@@ -56,7 +56,7 @@ DUMP = (
     _service((2, struct.pack("=H", 6))),
     _service((5, struct.pack("=I", 7))),
 )
-"""One with a persistence engine, one of another protocol, one without a name, one by mark."""
+"""Virtual servers with a persistence engine, of another protocol, without a scheduler name, and by mark."""
 INFORMATION = fake_netlink.attribute(1, struct.pack("=I", 0x10201)) + fake_netlink.attribute(2, struct.pack("=I", 4096))
 
 
@@ -121,7 +121,7 @@ def _virtual_server(sequence: int, key: VirtualServerKey, counters: bytes = COUN
 
 
 class CountingKernel:
-    """Sends each virtual server in a datagram of its own; ``loses`` the one before the last."""
+    """Sends each virtual server in a datagram of its own; ``loses`` drops the datagram before the last."""
 
     def __init__(self, *, loses: bool = False) -> None:
         self.sockets: list[fake_netlink.FakeSocket] = []

@@ -1,4 +1,4 @@
-"""The question for a scheduler: on a driver with given answers, and on a real kernel."""
+"""Whether a scheduler is usable, with a double of the driver and on a real kernel."""
 
 import contextlib
 import errno

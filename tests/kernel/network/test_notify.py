@@ -1,4 +1,4 @@
-"""Events of a real kernel, in a network namespace of its own; losing them; and rare messages, made by hand."""
+"""Events of a real kernel in a network namespace of its own, lost events, and rare messages made by hand."""
 
 import contextlib
 import select
@@ -22,7 +22,7 @@ IP = shutil.which("ip") or "ip is not installed"
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> str:
-    """The device that the listener is about: a bridge, since some test hosts have no dummy."""
+    """The device that the listener watches: a bridge, because some test hosts lack dummy devices."""
     request.getfixturevalue("fresh_namespace")
     ip("link", "add", "kube-test0", "type", "bridge")
     return "kube-test0"

@@ -203,7 +203,7 @@ def every_rule(family: Family) -> Skeleton:
 
 
 def load_with(*replaced: tuple[str, str]) -> None:
-    """Load the rule set again with other texts, as an administrator may, or another version has left it."""
+    """Load the rule set again with other texts, as an administrator or another version of ipvsproxy may write it."""
     text = nft("list", "ruleset")
     for before, after in replaced:
         assert text.count(before) == 1
@@ -244,7 +244,7 @@ def test_rules_of_another_shaped_set_stay_as_they_are_if_no_others_are_asked_for
 
 
 def test_sets_of_the_first_shapes_are_replaced(driver: NftDriver) -> None:
-    """As a version before the first release made them: rules looked up a port as the prefix length, and two marks in a map."""
+    """The sets of a version before the first release, with a port as the prefix length, and two marks in a map."""
     ranges, scope = "KUBE-LOAD-BALANCER-SOURCE-CIDR", "KUBE-IPVSPROXY-SCOPE"
     nft("add", "table", "inet", "ipvsproxy")
     nft("add", "set", "inet", "ipvsproxy", ranges, "{ type ipv4_addr . inet_proto . inet_service . ipv4_addr . inet_service; }")

@@ -111,7 +111,7 @@ def test_nft_prints_a_text_only_if_it_can_read_it_as_a_comment(driver: NftRulesD
 
 
 def save_and_load() -> None:
-    """What an administrator does: keep the rule set in a file, and load it after the next start of the host."""
+    """Save the rule set in a file, and load it as after the next start of the host."""
     saved = nft("list", "ruleset")
     nft("flush", "ruleset")
     subprocess.run(("nft", "--file", "-"), input=saved, text=True, check=True)

@@ -127,7 +127,7 @@ def test_entries_of_a_missing_set_fail_and_those_of_others_do_not(driver: NftSet
 
 
 def transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Filled with the number of messages of each transaction from now on."""
+    """A list that gets the number of messages of each transaction from now on."""
     sent: list[int] = []
     run = nft_message.run
 
@@ -322,7 +322,7 @@ def test_a_set_with_flags_or_a_size_of_its_own_is_not_one_of_our_sets(driver: Nf
 
 
 def add_catch_all(name: str, value: str = "") -> None:
-    """Add the element for all other keys, as another program."""
+    """Add the catch-all element, as another program would."""
     added = subprocess.run(
         ("nft", "add", "element", "inet", "ipvsproxy", name, f"{{ *{value} }}"), capture_output=True, check=False
     )
@@ -357,7 +357,7 @@ def test_a_catch_all_element_of_a_map_is_observed_and_removed(driver: NftSetsDri
 
 
 def test_a_catch_all_element_is_removed_together_with_thousands_of_entries(driver: NftSetsDriver) -> None:
-    """It is shorter than they are: a message must not have more than its length takes."""
+    """The catch-all element is shorter than an entry, but no message may become longer than allowed."""
     many = [entry(number) for number in range(5000)]
     driver.apply([Operation(Verb.ADD, IP_SETS[CLUSTER]), Operation(Verb.ADD, SetEntries.of(*many))])
     add_catch_all(CLUSTER)

@@ -1,4 +1,4 @@
-"""What rules of other programs mean to packets of Services, on the real nf_tables of this machine."""
+"""How rules of other programs treat packets of Services, on the real nf_tables of this machine."""
 
 import shutil
 import subprocess

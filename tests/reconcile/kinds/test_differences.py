@@ -76,7 +76,7 @@ def web(*endpoints: str) -> simulation.SimulatedNode:
 
 
 def differences(reconciler: Reconciler) -> Iterator[Difference]:
-    """All of them, with rules as iptables prints them."""
+    """All differences, with rules as iptables prints them."""
     return reconciler.survey.differences(iptables_syntax.render)
 
 

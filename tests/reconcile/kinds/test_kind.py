@@ -1,4 +1,4 @@
-"""The order of operations of different kinds. That each order closes its window is shown by ``test_preconditions``."""
+"""The order of operations of different kinds. ``test_preconditions`` shows why each order is needed."""
 
 import pytest
 

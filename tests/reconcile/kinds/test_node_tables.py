@@ -256,7 +256,7 @@ def test_a_refused_virtual_server_stays_refused_until_it_is_gone() -> None:
 
 
 def put_flow(tables: NodeTables, keep: set[RealServerKey] | None, owner: Owner = OLD) -> None:
-    """None: the Service has no endpoint that serves."""
+    """``None`` means that the Service has no endpoint that serves."""
     put(tables, examples.state(owner, CLUSTER_IP, flows={FLOW: frozenset(keep)} if keep else {}))
 
 
@@ -360,7 +360,7 @@ def test_a_setting_that_is_no_longer_desired_is_left_as_it_is() -> None:
 
 
 NOBODYS = builders.frontend("10.96.0.250", 80)
-"""A key that no owner has claimed, for whichever table."""
+"""A key that no owner has claimed, for any table."""
 
 
 def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pending_or_surplus() -> None:

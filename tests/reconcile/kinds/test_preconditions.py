@@ -36,7 +36,7 @@ RANGES = {
     ("10.1.0.0/16", NODE_RANGE): frozenset({HOME, "node"}),
     ("10.2.0.0/16", "10.1.1.1/32"): frozenset({HOME, OFFICE}),
 }
-"""Source ranges, and who is let in by them."""
+"""Source ranges, and the clients that they admit."""
 
 
 def web(source_ranges: tuple[str, ...], name: str = "web", address: str = ADDRESS, created_s: float = 5.0) -> Service:
@@ -69,7 +69,7 @@ class Nth:
 
 
 def each_failure(change: Callable[[Nth], None]) -> None:
-    """Make a change again and again; each time another of its operations fails, until there are no more."""
+    """Make the same change repeatedly, each time with another failing operation, until each operation has failed."""
     for number in itertools.count():
         failing = Nth(number)
         change(failing)
@@ -344,7 +344,7 @@ def test_flows_wait_for_their_virtual_server_which_might_lead_them_nowhere() -> 
 
 
 def test_the_cleaning_of_flows_does_not_wait_for_a_desired_real_server_that_loses_them() -> None:
-    """It is ready but not serving, as ``publishNotReadyAddresses`` makes it."""
+    """The endpoint is ready but not serving, as with ``publishNotReadyAddresses``."""
     node = simulation.SimulatedNode()
     service, _ = dns()
     slices = builders.endpoint_slice(

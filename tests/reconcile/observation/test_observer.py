@@ -18,7 +18,7 @@ from tests.reconcile import examples, simulation
 from tests.reconcile.serving import BUSY, FOREIGN, KEY, ONE, TWO, draining, running, set_weight, web, weights
 from tests.support import builders
 
-# What is not ours.
+# Foreign objects.
 
 
 def test_virtual_servers_of_other_programs_are_left_alone_with_their_real_servers() -> None:
@@ -179,7 +179,7 @@ def test_a_virtual_server_like_a_node_port_is_not_ours_while_the_addresses_of_th
     assert alike not in fresh.reconciler._tables.virtual_servers.foreign
 
 
-# What could not be read.
+# Parts that could not be read.
 
 
 @pytest.mark.parametrize("part", ["virtual_servers", "sets", "addresses", "device", "sysctls", "interface_addresses"])

@@ -669,7 +669,7 @@ def test_a_mark_that_was_busy_is_given_when_it_is_free() -> None:
 
 
 def shared(name: str, number: int, created_s: float, *addresses: str, node_port: int = 0) -> tuple[Service, EndpointSlice]:
-    """A Service whose endpoint tells its number, with these load-balancer addresses."""
+    """A Service with these load-balancer addresses, whose number is in the address of its endpoint."""
     service = builders.service(
         name,
         builders.service_port(80, node_port=node_port),

@@ -17,7 +17,7 @@ from tests.support import builders
 SERVICES = 6
 STEPS = 40
 SHARED = "192.0.2.99"
-"""An address that several Services have: it is the oldest's."""
+"""An address that several Services have; the oldest Service wins it."""
 _MARK = FirewallMark.of(Family.IPV4, 0x1)
 THEIRS = VirtualServer(_MARK, VirtualServerSettings("wlc"))
 CHANGES = ("put", "put", "put", "remove", "restart", "only additions", "kill", "observe", "connect", "refuse", "other bits")
@@ -28,7 +28,7 @@ class KilledError(Exception):
 
 
 class Shops:
-    """A node with Services that change at random. Each has its number in its balancer's address and in those of its endpoints."""
+    """A node with Services that change at random. Their number is in the addresses of balancer and endpoints."""
 
     def __init__(self, seed: int, *, has_theirs: bool) -> None:
         self.random = random.Random(seed)
@@ -50,7 +50,7 @@ class Shops:
             assert (server.settings, server.real_servers) == (THEIRS.settings, {}), f"theirs was changed: {operation}"
         for entry in self.entries():
             if str(entry.address) == SHARED:
-                continue  # its Service may be another one since a moment ago
+                continue  # the mark may have got another Service a moment ago
             server = marked[FirewallMark.of(Family.IPV4, entry.mark)]
             used = [one for one, weight in server.real_servers.items() if weight]
             strangers = [one for one in used if one.address[3] // 10 != number_of(entry)]
@@ -89,14 +89,14 @@ class Shops:
         self.node.put(service, builders.endpoint_slice(*endpoints, service=f"s{number}"), remembered=chance() < 0.1)
 
     def restart(self) -> None:
-        """Begin a new process, which hears of the Services in any order."""
+        """Begin a new process, which gets the Services in random order."""
         listed = list(self.node.states.items())
         self.random.shuffle(listed)
         self.node.states = dict(listed)
         self.node.restart()
 
     def change(self, what: str) -> None:
-        """Let something happen, and perhaps a sync after it."""
+        """Let a random event happen, and perhaps a sync after it."""
         node, chance = self.node, self.random.random
         match what:
             case "put" | "only additions" | "kill" | "refuse":

@@ -1,4 +1,4 @@
-"""Slow start: the weight over time, which endpoints climb, restarts, and that nothing happens between steps."""
+"""Slow start: the weight over time, which endpoints have one, restarts, and no operations between steps."""
 
 import msgspec
 import pytest

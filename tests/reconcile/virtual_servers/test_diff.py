@@ -1,4 +1,4 @@
-"""The difference of one virtual server. Left out: its owner, and the order of operations on several."""
+"""The difference of one virtual server. Left out: its owner, and the order of operations on several virtual servers."""
 
 import itertools
 

@@ -1,6 +1,6 @@
-"""Drains by themselves: when their connections are due, when one is over.
+"""Drains alone: when their connections must be read, and when a drain is over.
 
-How they begin and end: ``test_reconciler_drains``.
+How drains begin and end: ``test_reconciler_drains``.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Lists, watch lines and manifests, valid ones and such as are broken in part or as a whole."""
+"""Lists, watch lines and manifests that are valid, partly broken, or broken as a whole."""
 
 import contextlib
 import json

@@ -25,7 +25,7 @@ def _explain(service: Service, *slices: EndpointSlice, settings: Settings | None
 
 
 def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str]]:
-    """By address, why an endpoint gets no internal and no external traffic; empty where it does."""
+    """The reasons why endpoints get no internal and no external traffic, by address; empty where they do."""
     (port,) = _explain(service, *slices).ports
     return {
         str(use.endpoint.address): tuple(why.code if why else "" for why in (use.internal, use.external))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Which endpoints of a service port count for traffic that may go anywhere, and for traffic that must stay here."""
+"""Which endpoints of a service port count for traffic to any node, and for traffic that must stay on this node."""
 
 import collections
 import itertools
@@ -263,7 +263,7 @@ PORTS = st.sampled_from([8080, 8080, 8080, 9090]).map(lambda number: EndpointPor
 
 
 def _expected(slices: list[EndpointSlice]) -> dict[RealServerKey, Conditions]:
-    """The same endpoints, computed one by one."""
+    """The expected endpoints, computed one by one."""
     endpoints_found: dict[RealServerKey, Conditions] = {}
     for item in slices:
         for port in item.ports:

@@ -1,4 +1,4 @@
-"""What annotations mean on a node: settings of virtual servers, weights, and why one is not used."""
+"""What annotations mean on a node: settings of virtual servers, weights, and the reasons of unused annotations."""
 
 from typing import Any
 
