@@ -85,7 +85,7 @@ class Result:
 
     ``outcomes`` are by operation, because an object that belongs to no backend is found with each backend. ``left`` names rules
     that a proxy has left behind, of one family in one place, with the reason why some are not removed (empty if all are).
-    ``problems`` has a line for each other reason why objects of ours may be left, ``notes`` one for each omitted part.
+    ``problems`` has a line for each other reason why our objects may be left, ``notes`` one for each omitted part.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -249,13 +249,13 @@ def _with_users(node: Node, outcome: Outcome) -> Outcome:
 
 
 def render_text(result: Result, *, dry_run: bool) -> str:
-    """For people: every problem; in a dry run every object, else the number of each kind."""
+    """The result for people: every problem, and every object in a dry run, else the number of each kind."""
     done = [outcome.operation for outcome in result.outcomes.values() if not outcome.error]
     left = [name for name, error in result.left.items() if not error]
     removed = [kind_of(operation.item) for operation in done if operation.verb is Verb.REMOVE]
     counts = Counter([*removed, *(["rules"] * len(left))])
     number = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    # With a problem, perhaps nothing was read.
+    # If there is a problem, perhaps nothing was read.
     empty = "nothing" if result.problems else f"nothing, there {'is' if dry_run else 'was'} nothing of ours"
     lines = [f"problem: {problem}" for problem in result.problems]
     lines += [f"left out: {note}" for note in result.notes]
@@ -270,7 +270,7 @@ def render_text(result: Result, *, dry_run: bool) -> str:
 
 
 def render_json(result: Result, *, dry_run: bool) -> str:
-    """For programs: one object on one line. ``clean``: none of our objects is left."""
+    """The result for programs: one JSON object on one line. ``clean``: none of our objects is left."""
     document = {
         "dryRun": dry_run,
         "clean": result.is_fine and not (dry_run and (result.outcomes or result.left)),

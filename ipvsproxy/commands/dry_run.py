@@ -73,7 +73,7 @@ class DryRun:
         """Compare once. If the kernel cannot be read, or a first list is doubted, log it, and keep the last figures."""
         self._changed.clear()
         if self._comparison.store.may_lack_all:
-            log.warning("first_list_not_believed", hint="it is empty; nothing is compared before a second list confirms it")
+            log.warning("first_list_not_believed", hint="the list is empty; nothing is compared before a second list confirms it")
             return
         began_s = time.monotonic()
         self._status.syncing(began_s)

@@ -121,7 +121,7 @@ def _colliding(name: ServiceName, collisions: Iterable[service_checks.Collision]
 
 
 def _addresses(service: Service) -> Sequence[Address]:
-    """All addresses that a Service asks for, whether or not they are served."""
+    """All addresses that a Service has, whether or not this node serves them."""
     options = service.options
     return (*service.cluster_addresses, *options.external_addresses, *options.load_balancer_addresses)
 

@@ -43,7 +43,7 @@ class PlanningKernel:
         self.operations: list[Operation] = []
 
     def observe(self, sets: Collection[str], families: Collection[Family], sysctls: Iterable[str]) -> Observation:
-        """As ``Kernel``; an incomplete reading is an error.
+        """As in ``Kernel``, but an incomplete reading is an error.
 
         Raises:
             UnknownStateError: a part could not be read.

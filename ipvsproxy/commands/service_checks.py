@@ -44,7 +44,8 @@ def judge(
 def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterator[Finding]:
     """Whether cluster IPs lie in the range of the pods, from which packets are not masqueraded.
 
-    This host sends to a cluster IP with that cluster IP as its source, so it would count as a pod (kubernetes#65158).
+    The host's own packets to a cluster IP have that cluster IP as their source, so the host would count as a pod
+    (kubernetes#65158).
     """
     if settings.detect_local is not LocalMode.CLUSTER_CIDR or settings.masquerade_all or not services:
         return

@@ -47,8 +47,8 @@ class Details(NamedTuple):
 class Column(NamedTuple):
     """A column of a table: its title, its text for a row, and whether figures are aligned to the right.
 
-    It is left out of a terminal with fewer than ``from_width`` columns. If a row is too wide for the terminal, the text of a
-    column that ``gives_way`` is cut.
+    A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too wide for the terminal, the text of
+    a column that ``gives_way`` is cut.
     """
 
     title: str

@@ -377,8 +377,8 @@ WITHOUT_EFFECT: Mapping[str, tuple[Option, ...]] = {
 }
 """Options of kube-proxy that have no effect here, by the reason, which is also their help text.
 
-They are read, checked as kube-proxy checks them, and kept: a configuration written by ``--write-config-to`` still means the same
-to kube-proxy.
+These options are read, checked as kube-proxy checks them, and kept: a configuration written by ``--write-config-to`` still means
+the same to kube-proxy.
 """
 
 OPTIONS: Mapping[str, tuple[Option, ...]] = {

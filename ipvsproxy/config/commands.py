@@ -225,7 +225,7 @@ _ipvsproxy() {
 }
 complete -o filenames -F _ipvsproxy ipvsproxy
 """
-"""Bash splits ``--flag=value`` into three words. Without the equals sign they are completed as ``--flag value``."""
+"""Bash splits ``--flag=value`` into three words. Without the equals sign, they are completed as ``--flag value``."""
 
 
 def render_completion(shell: str) -> str:

@@ -1,8 +1,8 @@
 """The file behind ``--config``, read and written: a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) in YAML or JSON.
 
-As strict and as lenient as kube-proxy: broken YAML, another kind and a value of the wrong type are refused; an unknown field
-and the earlier one of two equal fields are ignored with a notice. kube-proxy therefore accepts a file with our own fields, which
-stand under ``ipvsproxy:``, and logs one line about them. An unknown field under ``ipvsproxy:`` is refused, because no other
+Parsing is exactly as strict as kube-proxy's: broken YAML, another kind and a value of the wrong type are refused; an unknown
+field and the earlier one of two equal fields are ignored with a notice. kube-proxy therefore accepts a file with our own fields,
+which stand under ``ipvsproxy:``, and logs one line about them. An unknown field under ``ipvsproxy:`` is refused, because no other
 program reads that section.
 """
 

@@ -117,10 +117,10 @@ def load(
 ) -> Config:
     """The configuration of a command line, which is given without program and command.
 
-    As in kube-proxy, a file replaces all flags but ``--hostname-override``, the logging flags and those that select a task.
-    Flags that kube-proxy does not have count as well, because kube-proxy may share the file. A flag replaces the file's field.
-    The file's defaults then apply; they differ from those of flags in ``ipvs.minSyncPeriod``, 0 instead of 1s.
-    ``read_file`` may raise OSError. ``subject`` names the one word that the command needs, empty if it takes none.
+    As in kube-proxy, a file replaces all flags but ``--hostname-override``, the logging flags and those that select a task. Flags
+    that kube-proxy does not have count as well, because kube-proxy may share the file. A flag replaces the file's field. The
+    file's defaults then apply; they differ from the defaults of flags in ``ipvs.minSyncPeriod``, 0 instead of 1s. ``read_file``
+    may raise OSError. ``subject`` names the one word that the command needs, empty if it takes none.
 
     Raises:
         ConfigError: the configuration has problems; the error holds all of them.

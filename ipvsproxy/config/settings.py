@@ -210,7 +210,7 @@ class Config:
         )
 
     def keeping(self, before: Self, attributes: Iterable[str]) -> Self:
-        """This configuration with the former values of these attributes, which are dotted paths (``Option.to``)."""
+        """This configuration, but with the former values of the given attributes, which are dotted paths (``Option.to``)."""
         kept = self
         for attribute in attributes:
             section, _, name = attribute.rpartition(".")
@@ -222,9 +222,10 @@ class Config:
     def warnings(self, families: Collection[Family]) -> Iterator[str]:
         """A sentence for each field of the configuration that leaves out a served family.
 
-        These are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), except for the one
-        about an unset ``nodePortAddresses``, which is the default, and one more warning about loopback addresses alone. The
-        module that knows the Node warns about ``clusterCIDR`` and ``spec.podCIDRs``; what ``primary`` leaves out is unknown here.
+        The sentences are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), except for
+        the one about an unset ``nodePortAddresses``, which is the default, and one more warning about loopback addresses alone.
+        The module that knows the Node warns about ``clusterCIDR`` and ``spec.podCIDRs``; what ``primary`` leaves out is unknown
+        here.
         """
         node_ports = () if self.translation.node_port_primary else self.translation.node_port_networks
         for field, networks in (("nodePortAddresses", node_ports), ("ipvs.excludeCIDRs", self.policy.excluded)):

@@ -194,7 +194,7 @@ class _Node:
         try:
             done = await self.kernel.call(lambda node: requirements.give_up(node, api_servers=servers, allowed=allowed))
         except KernelError as error:
-            log.warning("api_server_address_kept", error=str(error), hint="nothing is given up before all sets could be read")
+            log.warning("api_server_address_kept", error=str(error), hint="no address is given up before all sets could be read")
             return
         if done:
             message = f"the API server did not answer, and this node held its address for a Service: {'; '.join(done)}"
@@ -234,7 +234,9 @@ class _Node:
         chosen = {one.path for one in choices.settings.sysctls}
         left = [one.path for one in self._engine.choices.settings.sysctls if one.path not in chosen]
         if left:
-            log.warning("kernel_settings_left", settings=left, hint="they keep their values: those from before are not known")
+            log.warning(
+                "kernel_settings_left", settings=left, hint="they keep their values, because their former values are unknown"
+            )
         self.config = new
         self._engine.reconfigure(choices)
         lifecycle.set_up_log(new)
@@ -311,7 +313,7 @@ async def _inherit_sets(kernel: KernelThread[NodeKernel], families: Collection[F
         log.warning("sets_not_inherited", error=str(error), hint=hint)
     else:
         if count:
-            log.info("sets_inherited", entries=count, hint="they tell which virtual servers are ours")
+            log.info("sets_inherited", entries=count, hint="these entries tell which virtual servers are ours")
 
 
 async def _pass_on_late_rules(late_rules: asyncio.Event, engine: Engine) -> None:

@@ -164,7 +164,7 @@ class Store:
         return self._nodes.get(name)
 
     def other_nodes(self, here: str) -> Mapping[Address, str]:
-        """The external and load-balancer addresses that are known to be those of other nodes than this one, and the node."""
+        """The external and load-balancer addresses that are known to belong to other nodes, each with its node."""
         return self._node_addresses.of_others(here, self._slices.values(), self._nodes.values())
 
     @property
@@ -254,7 +254,7 @@ class Store:
         return sum(len(item.conditions) for item in map(self._slices.get, keys) if item)
 
     def take(self) -> Changes:
-        """All changes since the last call."""
+        """Returns all changes since the last call."""
         changes = Changes(
             services=self._dirty,
             triggers=tuple(Trigger(family, at_s) for (_, family), times in self._triggers.items() for at_s in times),
@@ -374,7 +374,7 @@ class Store:
                     if gone.service:
                         self._forget_slice(gone.service, gone.name)
                         if gone.family:
-                            # As EndpointsChangeTracker: the annotation belongs to an earlier change, which is never programmed.
+                            # As in EndpointsChangeTracker, the annotation is of an earlier change, which is never programmed.
                             self._triggers.pop((gone.service, gone.family), None)
                     self._note_change(kind, gone.service, now)
             case ObjectKind.NODE:

@@ -10,8 +10,8 @@ Connections are masqueraded in one of two ways, with the same outcome:
 Iptables needs this way, because it cannot look up in a set which destination a client has chosen.
 
 *By connection*, for a backend that can: one rule behind IPVS asks connection tracking for the destination that the client has
-chosen. This way shares no bit of the mark with other programs, and marks no packet. Rules stand whether or not their sets have
-entries, so they change with the node alone.
+chosen. Masquerading by connection shares no bit of the mark with other programs, and marks no packet. Rules stand whether or not
+their sets have entries, so they change with the node alone.
 """
 
 import dataclasses
@@ -270,11 +270,11 @@ def _cluster_networks(family: Family, settings: Settings) -> Iterable[Network]:
 
 
 def local_pod_networks(family: Family, settings: Settings, view: NodeView) -> Iterable[Network]:
-    """The ranges of the cluster's pods whose pods are all on this node: the Node's own, and those of its bridges.
+    """The ranges whose pods are all on this node: the Node's own pod ranges, and the ranges of its bridges.
 
     Some network plug-ins, such as Calico's own address management, ignore ``spec.podCIDRs``: then a pod of any node may have an
-    address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node carries an address in it. A network that contains the
-    Node's own address is the nodes' network, whose pods may be on any node.
+    address in these ranges. If a plug-in uses ``spec.podCIDRs``, this node carries an address in them. A network that contains
+    the Node's own address is the nodes' network, whose pods may be on any node.
     """
     clusters = list(_cluster_networks(family, settings))
     own = [item for item in view.pod_networks if any(item.contains(address) for address in view.elsewhere)]
@@ -347,7 +347,7 @@ def _by_mark(family: Family, settings: Settings, view: NodeView, occupied: Abstr
 
 
 def _by_connection(family: Family, settings: Settings, view: NodeView) -> ChainRules:
-    """The rules that masquerade by the destination that a client has chosen. They use no mark.
+    """The rules that masquerade by the destination that a client has chosen. These rules use no packet mark.
 
     Before IPVS, ``KUBE-SERVICES`` only keeps a connection at its Service address or node port, so that no rule of another program
     redirects it.
@@ -453,7 +453,7 @@ def _kept_node_ports(family: Family, view: NodeView) -> Iterable[Rule]:
 
 def _node_ports(family: Family, occupied: Collection[SetKind], sides: tuple[Side, ...], target: Target) -> Iterable[Rule]:
     for protocol, local, every in _NODE_PORT_SETS:
-        asked = sides * 2 if protocol is Protocol.SCTP else sides  # its sets have the address as well
+        asked = sides * 2 if protocol is Protocol.SCTP else sides  # SCTP sets have the address as well
         if local in occupied:
             yield on_set(local, family, asked, Verdict.RETURN, protocol)
         if every in occupied:

@@ -28,9 +28,10 @@ class DirectoryChanges:
     """Watches one directory without its subdirectories, from the start of the ``with`` block.
 
     While the directory is absent, or the kernel has no inotify instance left (fs.inotify.max_user_instances), ``wait`` returns
-    every ``poll_s`` seconds. At the same interval it polls two facts. One is the directory at the path: inotify does not report a
-    link that leads to another one. The other is the time of modification: on NFS, FUSE and the like, inotify may not report the
-    changes of other hosts. On such file systems, a change inside a file that keeps its name goes unnoticed.
+    every ``poll_s`` seconds. Every ``poll_s`` seconds it also polls two facts. One is the directory at the path, because inotify
+    does not report a link that leads to another directory. The other fact is the time of modification: on NFS, FUSE and the like,
+    inotify may not report the changes of other hosts. On such file systems, a change inside a file that keeps its name goes
+    unnoticed.
     """
 
     def __init__(self, path: str, poll_s: float) -> None:

@@ -1,4 +1,4 @@
-"""When something may be done: how often, when again after a failure, and for how long before other tasks have their turn."""
+"""Limits of work in time: how often, when again after a failure, and for how long before other tasks have their turn."""
 
 import asyncio
 import random

@@ -1,7 +1,7 @@
 """The health of the node: whether changes are in force in time, and whether load balancers may send traffic.
 
 Rule 1: a family is late when one of its changes has waited for two sync periods, or the objects that all its Services need
-(device, sets and rules) have been missing for so long. One Service that cannot be programmed makes no family late.
+(device, sets and rules) have been missing for so long. A single Service that cannot be programmed does not make a family late.
 Rule 2: a node is eligible for traffic of load balancers from its first complete sync on, while its Node object is known and not
 about to be removed.
 Rule 3: ``/healthz`` names a stale watch, but turns load balancers away only if the operator has chosen that. ``/livez`` ignores

@@ -147,7 +147,7 @@ def livez(health: Health) -> Answer:
 
 
 def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool]) -> Answer:
-    # A fine node is up to date, however long ago its last change was.
+    # A healthy node is up to date, however long ago its last change was.
     updated_s = health.now_s if is_fine else health.updated_s
     status = {
         family.label: {"lastUpdated": render_time(one.updated_s), "healthy": one.is_healthy}

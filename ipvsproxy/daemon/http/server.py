@@ -73,7 +73,10 @@ NOT_FOUND_PAGE = Answer(NOT_FOUND, b"404 page not found\n", TEXT)
 
 
 class Request(NamedTuple):
-    """A client's request. Header names are in lower case. ``body`` is for a PUT only: the part that arrives at once."""
+    """A client's request. Header names are in lower case.
+
+    ``body`` is filled for a PUT only, with the part that arrives at once.
+    """
 
     path: str
     query: Mapping[str, str]

@@ -197,7 +197,7 @@ class Engine:
             )
 
     async def _pause(self) -> float:
-        """Wait for something to do, and at least for the minimum interval since the last sync, or a short rest.
+        """Wait until there is work, and at least until the minimum interval since the last sync (or a short rest) is over.
 
         Readings of the kernel that are due go on meanwhile; in a storm of changes, at least one part in each rest. Returns the
         time.
@@ -314,7 +314,7 @@ class Engine:
         return _sum(total, await self._apply(await self._plan(now, only_additions=True), now))
 
     async def _program(self, now: float, total: Report) -> Report:
-        """Plan, apply and settle until nothing can be done. Returns ``total`` with the report of it."""
+        """Plan, apply and settle until nothing can be done. Returns ``total`` with the report of these operations."""
         while True:
             self._translator.put_skeletons()
             # Additions come first; while a first list is doubted, there are only additions.
@@ -406,7 +406,7 @@ def _batches(names: Collection[ServiceName]) -> Iterator[list[ServiceName]]:
 
 
 def _sum(total: Report, report: Report) -> Report:
-    """Both reports as one, with the pending operations of the later one."""
+    """The sum of both reports, with the pending operations of the later report."""
     return Report(
         done=Counter(total.done) + Counter(report.done),
         failed=Counter(total.failed) + Counter(report.failed),

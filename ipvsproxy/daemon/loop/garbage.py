@@ -1,8 +1,8 @@
-"""When Python's collector searches for cycles. All other objects are freed by their reference count.
+"""When Python's collector searches for cycles. Objects without cycles are freed by their reference count.
 
-The known objects are a million values without cycles. During a start, a hundred rounds of the collector would walk all of them
-again and again, for a third of its time. Later, one round over the objects of some seconds of churn would hold the loop for too
-long. ``docs/performance.md`` has the figures.
+The known objects are a million values without cycles. During a start, a hundred rounds of the collector would walk all known
+objects again and again, for a third of its time. Later, one round over the objects of some seconds of churn would hold the loop
+for too long. ``docs/performance.md`` has the figures.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def in_short_rounds(clock: Callable[[], float] = time.monotonic) -> Iterator[Cal
             gc.freeze()
 
     def collect_nothing() -> None:
-        # Python puts the next full round off until there is a quarter more than the last one left: it is to have left nothing.
+        # Python postpones the next full round until a quarter is added to what the last round left, so that must be nothing.
         gc.freeze()
         gc.collect()
 

@@ -104,7 +104,7 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
 
 
 def log_node(name: str, before: str, trouble: str) -> None:
-    """Log why load balancers are turned away from a node on which everything is in force, and the end of it.
+    """Log why load balancers are turned away from a node on which everything is in force, and when that ends.
 
     ``before`` and ``trouble`` are the former and present trouble of its Node object, empty if none.
     """
@@ -193,7 +193,7 @@ class Journal:
                     service=str(port.service),
                     port=port.port,
                     protocol=port.protocol.name,
-                    hint="all packet marks are in use, so it is served as by kube-proxy; widen --ipvs-scope-mark-bits",
+                    hint="all packet marks are in use, so the port is served as by kube-proxy; widen --ipvs-scope-mark-bits",
                 )
 
     def log_doubts(self, doubts: Mapping[ObjectKind, Doubt]) -> None:
@@ -210,7 +210,7 @@ class Journal:
                     kind=kind.value,
                     missing=doubt.missing,
                     known=doubt.known,
-                    hint=f"nothing of it is removed {confirmed}",
+                    hint=f"nothing that the list lacks is removed {confirmed}",
                 )
         for kind in self._doubted - doubts.keys():
             log.warning("list_believed_again", kind=kind.value)
@@ -226,7 +226,7 @@ class Journal:
                 kind=place.kind,
                 name=str(place),
                 times=times,
-                hint="another program undoes it repeatedly: it is repaired ever less often",
+                hint="another program undoes the repair repeatedly, so repairs become rarer",
             )
 
     def log_settings(self, given_up: Mapping[str, str]) -> None:

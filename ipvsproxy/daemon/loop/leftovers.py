@@ -1,4 +1,4 @@
-"""Removes rules that another proxy, or a former process of ours, has left behind, once ours are in force.
+"""Removes rules that another proxy, or a former process of ours, has left behind, once our rules are in force.
 
 Such rules are in a variant of iptables, in a table of kube-proxy's nftables mode, or in our other backend.
 
@@ -170,7 +170,8 @@ class _State:
     """The state of a place.
 
     ``known`` is the last examination with nothing to remove. ``ongoing`` are the log events that are not over: empty if no rules
-    are left; ``reason`` is that of the last one. ``due_s`` is the time of the next examination; infinite: after the next audit.
+    are left; ``reason`` is the reason in the last log event. ``due_s`` is the time of the next examination; infinite: after the
+    next audit.
     """
 
     known: Examined | None = None
@@ -269,9 +270,11 @@ class Leftovers:
         if state.failures < patience:
             return
         if place is None:
-            self._log_once(place, state, OTHER_BACKEND_RESISTS, error=error, hint="it is tried again; packets meet its rules")
+            self._log_once(
+                place, state, OTHER_BACKEND_RESISTS, error=error, hint="another attempt follows; packets meet its rules"
+            )
         else:
-            self._log_once(place, state, RESISTS, error=error, hint="it is tried again; packets meet these rules meanwhile")
+            self._log_once(place, state, RESISTS, error=error, hint="another attempt follows; packets meet these rules meanwhile")
 
     def _take_in_used(self, state: _State, used: Collection[str]) -> None:
         """Note the sets of the other backend that rules still use."""
@@ -299,7 +302,7 @@ class Leftovers:
             hint = "stop the kube-proxy that writes them: only then they are gone for good"
             self._log_once(place, state, COMES_BACK, hint=hint)
         elif examined.hidden:
-            self._log_once(place, state, RESISTS, error=examined.hidden, hint="what iptables cannot show is not removed")
+            self._log_once(place, state, RESISTS, error=examined.hidden, hint="rules that iptables cannot show are not removed")
         elif examined.foreign:
             hint = "it is left alone; if no program needs it, remove it: it may decide about packets of Services"
             self._log_once(place, state, RESISTS, error=examined.foreign, hint=hint)

@@ -32,7 +32,10 @@ from ipvsproxy.reconcile.reconciler import Reconciler
 POLL_INTERVAL_S = 3.0
 """The least time between two polls, unless the drift-check interval is shorter."""
 POLL_INTERVAL_AFTER_FAILURE_S = 10.0
-"""The time between two polls while a part cannot be read. Audits then repeat the whole reading after growing pauses."""
+"""The time between two polls while a part cannot be read.
+
+While a part is unreadable, audits repeat the whole reading after growing pauses.
+"""
 POLL_SHARE = 0.05
 """The share of one processor for polls.
 
@@ -203,7 +206,7 @@ class KernelReader:
     async def observe(self) -> None:
         """Read the whole kernel. Unreadable parts keep their last observed state."""
         now = self.clock()
-        # Set before the reading: a change meanwhile asks for another one.
+        # Set before the reading, because a change meanwhile asks for another reading.
         self._audit_due_s, self._poll_due_s = now + self._audit_interval_s, now + self._poll_interval_s
         self._whole_poll_due_s = now + self._drift_check_interval_s
         self._reading = None
@@ -232,7 +235,7 @@ class KernelReader:
         if self._reading is None:
             is_audit = self._audit_due_s <= now
             is_whole = is_audit or self._whole_poll_due_s <= now
-            # Until the reading is over and its cost is known. A change meanwhile asks for another one.
+            # No poll is due until the reading is over and its cost is known, but a change meanwhile asks for one.
             self._poll_due_s = math.inf
             if is_whole:
                 self._whole_poll_due_s = math.inf
@@ -295,11 +298,11 @@ class KernelReader:
     def _note_errors(self, errors: Collection[str], *, is_audit: bool) -> None:
         new_errors = [error for error in dict.fromkeys(errors) if error not in self.unreadable]
         for error in new_errors:
-            log.error("kernel_unreadable", error=error, hint="nothing of it is removed; it is read again soon")
+            log.error("kernel_unreadable", error=error, hint="no object of this part is removed; the part is read again soon")
         if self.unreadable and not errors:
             log.info("kernel_readable")
         self.unreadable = frozenset(errors)
-        if errors and self._poll_due_s:  # 0: a notification meanwhile is not postponed
+        if errors and self._poll_due_s:  # 0 after a notification, which is not postponed
             self._poll_due_s = self._whole_poll_due_s = self.clock() + POLL_INTERVAL_AFTER_FAILURE_S
         if new_errors or (errors and is_audit):
             self._read_again_soon()

@@ -175,7 +175,7 @@ class Translator:
                 "local_pods_unknown",
                 field="spec.podCIDRs of the Node" if by_node else "clusterCIDR",
                 families=sorted(family.label for family in unknown),
-                hint="it has no range of these families: add one, or their traffic is masqueraded as without local detection",
+                hint="add ranges of these families, or their traffic is masqueraded as without local detection",
             )
 
     def _endpoints_of_api_servers(self) -> Iterator[RealServerKey]:
@@ -227,7 +227,7 @@ class Translator:
             self._complaints.append(Complaint(ObjectKind.SERVICE, str(name), refused))
 
     def put_skeletons(self, *, settled: bool = False) -> None:
-        """Passes on the rules that are needed now: for the desired objects, and for those that must still go.
+        """Passes on the rules that are needed now: for the desired objects, and for objects that must still be removed.
 
         ``settled``: the rules that are needed once all other objects are as desired.
         """

@@ -1,6 +1,6 @@
 """The figures that metrics and page share: their sources, the numbers of servers, and the counters of all virtual servers.
 
-Rule: one reading of counters serves a scrape and the page. They are read in parts, because programming comes first. A reading
+Rule: one reading of counters serves a scrape and the page. Counters are read in parts, because programming comes first. A reading
 that a scrape has given up is continued by the next one.
 """
 

@@ -153,7 +153,9 @@ class Recorded:
 
 
 class Histogram(Collector):
-    """A histogram with bucket bounds in Go's notation. Only one thread may write a combination of label values; any may read.
+    """A histogram with bucket bounds in Go's notation.
+
+    Only one thread may write a combination of label values; any thread may read it.
 
     Dashboards and recording rules name buckets by text: kube-proxy's ``le="1"`` is not prometheus_client's ``le="1.0"``.
     """
@@ -362,7 +364,7 @@ class Metrics:
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
         first: list[bytes] = []
         page: list[bytes] = []
-        # In the loop, because a waiting task gets its turn after a slice. Python takes longer to interrupt another thread.
+        # Runs in the loop, where a waiting task gets its turn after a slice. Python takes longer to interrupt another thread.
         written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
         await in_slices(map(first.append, written), self._clock)
         traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()

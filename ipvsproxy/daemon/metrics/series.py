@@ -35,7 +35,7 @@ class Type(enum.Enum):
 
 
 class Metric(NamedTuple):
-    """One metric. Its series differ in the values of its labels.
+    """One metric. The series of a metric differ in the values of its labels.
 
     ``bounds`` are the upper bounds of a histogram's buckets. ``at_zero`` are label values of series that exist from the start.
     ``is_late``: the metric is not on the page before its first value, because zero would be a wrong statement.
@@ -225,7 +225,7 @@ ENDPOINT_BYTES = _counter("ipvsproxy_endpoint_bytes_total", f"Bytes by endpoint,
 ALL = tuple(value for value in vars().values() if isinstance(value, Metric))
 """All metrics in the order of their declarations, which is the order of the page."""
 RECORDED = ALL[: ALL.index(SERVICE_CHANGES_PENDING)]
-"""The recorded metrics. All others are counted at a scrape."""
+"""The recorded metrics. All other metrics are counted at a scrape."""
 EACH_FAMILY = (
     SYNC_DURATION,
     PROGRAMMING_DURATION,

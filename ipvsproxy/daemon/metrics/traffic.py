@@ -1,10 +1,10 @@
 """The counters of IPVS by Service port and, optionally, by endpoint.
 
-Rule 1: the counters are read only for a scrape, at most every ``FRESH_S``; those of virtual servers by the ``Sampler``.
+Rule 1: the counters are read only for a scrape, at most every ``FRESH_S``; the ``Sampler`` reads the counters of virtual servers.
 Rule 2: a total grows by the difference to the last reading. So it does not fall when one of its virtual servers goes, and it
 includes traffic from before this process, which IPVS remembers.
-Rule 3: a port without any traffic has no series and takes no memory. The first ports with traffic have series of their own, up
-to the limit and for as long as they exist; later ones are counted together.
+Rule 3: a port without any traffic has no series and takes no memory. The first ports with traffic have series of their own, up to
+the limit and for as long as they exist; later ones are counted together.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class Ledger:
 class _Reading:
     """The counters of virtual servers, and those of endpoints that were read so far.
 
-    The endpoints of the virtual servers in ``left`` follow.
+    The endpoints of the virtual servers in ``left`` are read next.
     """
 
     sample: Sample
@@ -263,7 +263,7 @@ class Traffic:
         """Find the Service and the labels of the port of each virtual server that has had traffic while desired."""
         joined = {}
         left: set[ServiceName] = set()
-        # In the order of their first traffic.
+        # Ports come in the order of their first traffic.
         for number, key in enumerate(itertools.chain(self._labels, (key for key in counted if key not in self._labels)), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
@@ -279,7 +279,7 @@ class Traffic:
             if (one := desired.get(key)) and one.owner.service in left and (port := self._labels_of(key)):
                 joined[key] = port
         self._labels = joined
-        self._sampler.always = joined.keys()  # those with traffic, now or at the last reading
+        self._sampler.always = joined.keys()  # virtual servers with traffic, now or at the last reading
 
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
         desired, before = self._survey.virtual_servers.get(key), self._labels.get(key)

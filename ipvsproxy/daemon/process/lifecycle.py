@@ -43,7 +43,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class Signals:
     """Signals: SIGTERM and SIGINT end the process, SIGHUP reloads its configuration.
 
-    They are handled from ``install`` until ``close``. ``end`` ends the process at once.
+    The signals are handled from ``install`` until ``close``. ``end`` ends the process at once.
     """
 
     def __init__(self, end: Callable[[int], object] = os._exit) -> None:
@@ -128,9 +128,9 @@ def set_up_log(config: Config) -> None:
 def use_little_memory() -> None:
     """Make the C library keep little of the freed memory.
 
-    It returns each block of ``LARGE_BYTES`` or more to the kernel when it is freed. By default, glibc raises the threshold for
-    such blocks whenever it frees one. A dictionary that has grown to a hundred thousand Services leaves blocks of its dozen
-    former sizes: 13 MB of holes.
+    The C library then returns each block of ``LARGE_BYTES`` or more to the kernel when the block is freed. By default, glibc
+    raises the threshold for such blocks whenever it frees one. A dictionary that has grown to a hundred thousand Services leaves
+    blocks of its dozen former sizes: 13 MB of holes.
 
     All threads share one heap: Python lets only one thread allocate at a time, and a heap of its own would keep freed memory for
     its thread alone.
@@ -140,7 +140,7 @@ def use_little_memory() -> None:
         library.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
         library.mallopt(_ARENA_MAX, 1)
     except AttributeError:
-        log.debug("memory_left_to_c_library", reason="it has no mallopt")
+        log.debug("memory_left_to_c_library", reason="the C library has no mallopt")
 
 
 def take_all_descriptors() -> None:

@@ -180,7 +180,7 @@ def only_instance() -> Iterator[None]:
                 "lock_held_by_other_process",
                 lock="@ipvsproxy",
                 held_by=instance.squatter,
-                hint="it is no ipvsproxy, and any process can take the name of the lock: the start goes on",
+                hint="this process is no ipvsproxy, and any process can take the name of the lock: the start goes on",
             )
             yield
             return
@@ -200,9 +200,9 @@ def _log_slow(bucket: Bucket) -> None:
 async def logging_wait(step: str, work: Awaitable[T]) -> T:
     """Await a step of the start, or of a reload; returns its result. Logs once if it takes longer than ``SLOW_S``.
 
-    Later steps are calls of the kernel's thread, which reports slow calls itself.
+    Steps after the start are calls of the kernel's thread, which reports slow calls itself.
     """
-    hint = "the start or reload that it belongs to changes nothing before its end"
+    hint = "the start or reload changes nothing before this step ends"
     tell = functools.partial(log.warning, "start_step_waits", step=step, after_s=SLOW_S, hint=hint)
     waits = asyncio.get_running_loop().call_later(SLOW_S, tell)
     try:
@@ -225,7 +225,7 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
                 "start_step_failed",
                 error=str(error),
                 retry_in_s=delay_s,
-                hint="the start or reload that it belongs to changes nothing before it succeeds",
+                hint="the start or reload changes nothing before this step succeeds",
             )
             await asyncio.sleep(delay_s)
     try:
@@ -305,7 +305,10 @@ def usable_programs(kernel: NodeKernel) -> Mapping[Family, Program]:
         if refusal and refusal.is_certain:
             given_up[family] = refusal.reason
             log.warning(
-                "family_not_served", family=family.label, reason=refusal.reason, hint="its kernel objects stay as they are"
+                "family_not_served",
+                family=family.label,
+                reason=refusal.reason,
+                hint="the family's kernel objects stay as they are",
             )
         elif refusal:
             log.warning("rules_not_writable_yet", family=family.label, reason=refusal.reason, hint="the family is served")

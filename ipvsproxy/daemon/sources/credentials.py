@@ -140,7 +140,7 @@ async def _ask(plugin: Plugin) -> PluginStatus:
         raise PluginError(f"{name}: exit status {status}. {errors.decode(errors='replace').strip()}")
     try:
         answer = msgspec.json.decode(output, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # Not repeated: it may contain secrets.
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # The answer is not shown: it may contain secrets.
         raise PluginError(f"{name}: its answer is no ExecCredential with a status") from error
     if answer.api_version != plugin.api_version:
         raise PluginError(f"{name}: its answer is not of version {plugin.api_version}")
@@ -235,7 +235,7 @@ async def _load_kubeconfig(path: pathlib.Path, configuration: Configuration, plu
 
 
 def _content(path: pathlib.Path) -> dict[str, Any]:
-    # Read here, because messages of the library's own reader and of YAML may repeat lines with secrets.
+    # The file is read here, because messages of the library's own reader and of YAML may repeat lines with secrets.
     try:
         content: Any = yaml.safe_load(path.read_text())
     except yaml.MarkedYAMLError as error:

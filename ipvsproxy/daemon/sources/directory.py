@@ -86,7 +86,7 @@ def is_manifest(name: str) -> bool:
 
 
 def read_file(path: pathlib.Path) -> FileContent:
-    """All manifests of a file: its documents, and the items of its Lists. Other kinds are skipped.
+    """All manifests of a file: its documents, and the items of its Lists. Objects of other kinds are skipped.
 
     Raises:
         OSError: the file could not be read now.
@@ -123,7 +123,7 @@ def documents(path: pathlib.Path) -> list[Any]:
 
 
 def _unread(path: pathlib.Path, reason: str) -> Rejected:
-    # The kind is unknown; Service, because a reader misses Services first.
+    # The kind is unknown; Service is named, because a reader misses Services first.
     return Rejected(ObjectKind.SERVICE, None, path.name, reason)
 
 
@@ -209,7 +209,7 @@ log = structlog.stdlib.get_logger(__name__)
 class DirectorySource(Source):
     """A directory of manifests: files ending in .yaml, .yml or .json, without hidden files and subdirectories.
 
-    No list of it is in doubt: an object without a manifest has certainly been deleted.
+    Its lists are never doubted: an object without a manifest has certainly been deleted.
 
     ``settle_s`` is the time without changes before the directory is read.
     """
@@ -249,7 +249,7 @@ class DirectorySource(Source):
     async def read(self, deliver: Deliver) -> None:
         """Read new and changed files, and deliver the differences. If the directory cannot be read, there are no differences."""
         try:
-            # In a thread: thousands of manifests take seconds.
+            # Runs in a thread, because thousands of manifests take seconds.
             read, present, unread = await asyncio.to_thread(self._read_changed)
         except OSError as error:
             self._note(error.strerror or str(error))

@@ -3,9 +3,9 @@
 Rule 1: a list is delivered as complete (``Listed``) only after its last page has been read.
 Rule 2: a watch continues from the last resource version that was read. Everything is listed again if the server cannot do that
 (410), or if a line could not be read and so a change was missed.
-Rule 3: a server that was restored from a backup does not know our version. The server reports that (504), or lets the watch wait
-silently until its version reaches ours again, and never sends the changes before that point. So after a broken watch, or a watch
-that ended without a line (bookmarks come once a minute), the server is first asked for its version.
+Rule 3: a server that was restored from a backup does not know our version. Such a server reports that (504), or lets the watch
+wait silently until its version reaches ours again, and never sends the changes before that point. So after a broken watch, or a
+watch that ended without a line (bookmarks come once a minute), the server is first asked for its version.
 Rule 4: after the first bookmark, a watch that is silent for ``LONGEST_SILENCE_S`` is broken. Keepalives do not count, because a
 proxy on the way may answer them for the server.
 Rule 5: nothing is tried again at once, except after the regular end of a watch and the first 410 in a while. Watches that broke
@@ -216,7 +216,7 @@ class WatchObserver(Protocol):
         """A watch was accepted."""
 
     def restarting(self, kind: ObjectKind, error: ApiError, delay_s: float) -> None:
-        """A list or watch has failed or ended. It starts again after the delay."""
+        """A list or watch has failed or ended. The list or watch starts again after the delay."""
 
 
 class Reflector:
@@ -239,7 +239,7 @@ class Reflector:
         self._list_again_at_s = math.inf
         self._freshness = Freshness()
         self._retries = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
-        # A sequence of its own: a list that succeeds resets the other one, but lists must not be repeated in a tight loop.
+        # A separate back-off: a list that succeeds resets the other one, but lists must not be repeated in a tight loop.
         self._repeated_lists = timing.Backoff(first_s=FIRST_DELAY_S, longest_s=LONGEST_DELAY_S, dice=pace.dice)
 
     def list_again(self, at_s: float) -> None:
@@ -293,7 +293,7 @@ class Reflector:
         self._retries.reset()
         self.status.listed_s = self._pace.now()
         self._observer.listed(self._kind, len(keys))
-        self._list_again_at_s = math.inf  # Before the delivery, which may request another list.
+        self._list_again_at_s = math.inf  # Set before the delivery, which may request another list.
         deliver((Listed(self._kind, keys),))
 
     async def _pages(self, connection: ApiConnection, version: str, limit: int, deliver: Deliver) -> AbstractSet[ObjectKey]:
@@ -306,7 +306,7 @@ class Reflector:
             query = self._resource.list_query("" if token else version, limit=limit, continue_token=token)
             async with contextlib.aclosing(self._parts(connection, query)) as parts:
                 async for part in parts:
-                    # Before the list is complete: if it breaks, the next one must not be older than these events.
+                    # Set before the list is complete: if it breaks off, the next list must not be older than these events.
                     self._version, token = part.resource_version, part.continue_token
                     self.status.contact_s = self._pace.now()
                     keys.update(event.key for event in part.events if event.key)
@@ -447,7 +447,7 @@ class Reflector:
 
     async def _pause(self, error: ApiError, delay_s: float) -> None:
         self.status.restarts[error.trouble] = self.status.restarts.get(error.trouble, 0) + 1
-        # The sum, not the maximum: the server names the same second to all clients.
+        # The delays are added, because the server names the same second to all clients.
         delay_s += min(error.retry_after_s, LONGEST_RETRY_AFTER_S)
         self._observer.restarting(self._kind, error, delay_s)
         if delay_s:

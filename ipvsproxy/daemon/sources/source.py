@@ -147,7 +147,7 @@ async def make(config: Config, on_restart: OnRestart = lambda *_: None, on_reque
         from ipvsproxy.daemon.sources.directory import DirectorySource  # noqa: PLC0415 - as below
 
         return DirectorySource(config.source.manifests)
-    # Not at the top: a process needs one of the two, and the client library takes 90 ms (600 on the test kernel).
+    # Imported here: a process needs only one of the two, and the client library takes 90 ms (600 on the test kernel).
     from ipvsproxy.daemon.sources.credentials import SourceError  # noqa: PLC0415
     from ipvsproxy.daemon.sources.watch import KubernetesSource  # noqa: PLC0415
 
@@ -228,7 +228,7 @@ async def wait_for_lists(
     """Wait until every kind is listed.
 
     ``waiting`` gets a sentence every ``PROGRESS_S``; ``silent`` gets one after ``PATIENCE_S`` without contact, and again every
-    ``REPEAT_S`` after that. It may raise. ``heal`` is called after that, to remove what may hide the API server, unless the
+    ``REPEAT_S`` after that. It may raise. ``heal`` is called after ``silent``, to remove what may hide the API server, unless the
     server has refused or postponed a request, and so is not hidden.
     """
     loop = asyncio.get_running_loop()
@@ -262,7 +262,7 @@ def give_up(sentence: str) -> None:
 def log_silence(sentence: str) -> None:
     """Log a silence of the first lists."""
     log.warning(
-        "first_lists_missing", error=sentence, hint="nothing is programmed before they are complete; the process waits for them"
+        "first_lists_missing", error=sentence, hint="nothing is programmed before these lists are complete; the process waits"
     )
 
 

@@ -1,6 +1,7 @@
 """The Kubernetes source: Services, EndpointSlices and our Node from an API server.
 
-kubernetes-asyncio makes the TLS transport. Its model classes are never used: ``decode`` gets the bytes as they are.
+kubernetes-asyncio makes the TLS transport. The model classes of the library are never used: ``decode`` gets the bytes as they
+are.
 
 Every list and every watch has a connection of its own, made from the files of configuration and credentials at that moment. So a
 rotated token, certificate or authority and a changed server address need no code of their own: they take effect at the next
@@ -267,7 +268,7 @@ class _HttpConnection:
             _keep_alive(response, self.on_peer)
             yield b""
             with _reading(idle_s):
-                # Not by lines: the longest line of the reader is far below a Service with its annotations.
+                # Data is not read by lines: the longest line of the reader is far below a Service with its annotations.
                 async for chunk in response.content.iter_any():
                     yield chunk
 

@@ -152,7 +152,7 @@ class ServiceRates:
     ) -> Generator[None, None, None]:
         """Add a reading to the histories, with pauses.
 
-        Virtual servers without a Service do not count; those at zero may be missing.
+        Virtual servers without a Service do not count; virtual servers at zero may be missing.
 
         Services that have had no traffic for long are forgotten.
         """

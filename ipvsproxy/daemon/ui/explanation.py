@@ -37,7 +37,7 @@ class _Indexed(NamedTuple):
     """The facts about a Service that each of its ports and virtual servers needs.
 
     ``scopes`` are by family, protocol and port. Packets to ``scoped`` virtual servers get the mark of a second scope. This node
-    may not use the ``refused`` ones.
+    may not use the ``refused`` virtual servers.
     """
 
     service: Service

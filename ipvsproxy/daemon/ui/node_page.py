@@ -234,7 +234,7 @@ def _reasons(health: Health, sources: Sources, statistics: Statistics, failed: i
     if health.missing:
         yield f"the first list of {', '.join(sorted(kind.value for kind in health.missing))} is not complete"
     for kind, doubt in sources.store.doubts.items():
-        yield f"a list of {kind.value} is not believed: it lacks {doubt.missing} of {doubt.known}; nothing of it is removed"
+        yield f"a list of {kind.value} is doubted: it lacks {doubt.missing} of {doubt.known}; nothing that it lacks is removed"
     for path, value in health.unmet_settings.items():
         yield f"the kernel setting {path} is {value}"
     yield from sorted(health.unreadable)

@@ -1,4 +1,4 @@
-"""From the API's bytes to events, by msgspec. Only an object that breaks its schema is rejected."""
+"""Decodes the API's bytes to events, by msgspec. Only an object that breaks its schema is rejected."""
 
 import re
 import sys
@@ -161,7 +161,7 @@ def decode_list(kind: ObjectKind, body: bytes) -> ListPage:
         UndecodableError: the body is not a list at all. In place of an invalid item, the page has a ``Rejected``.
     """
     page = read_page(kind, body)
-    # One by one: values made of five hundred items at once would not stay in the processor's near caches.
+    # Items are parsed one by one: values of five hundred items at once would not stay in the processor's near caches.
     events = tuple(_READERS[kind].loose_event(item)[0] for item in page.items or ())
     return ListPage(events, page.metadata.resource_version or "", page.metadata.continue_token or "")
 

@@ -1,4 +1,4 @@
-"""From the texts of fields and annotations to values. Module ``treatment`` says what annotations mean on this node.
+"""Parses the texts of fields and annotations to values. Module ``treatment`` says what annotations mean on this node.
 
 A parser of a list takes the field's name, and appends a ``Skipped`` for each invalid value. All valid values are used.
 

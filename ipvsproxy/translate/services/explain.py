@@ -108,7 +108,7 @@ def _uses(
     for number in numbers:
         for endpoint in item.endpoints:
             key, conditions = RealServerKey.of(endpoint.address, number), endpoint.conditions
-            counts = served.endpoints[key] == conditions and key not in explained  # of two equal ones, the first
+            counts = served.endpoints[key] == conditions and key not in explained  # of two equal entries, the first
             if counts:
                 explained.add(key)
             internal, external, cluster = (

@@ -13,8 +13,8 @@ are the endpoints of their own Service, and the addresses to which this process 
 refused after its API server has gone: an API server that restarts would find its address taken. On addresses of this node,
 loopback ones included, only the port is refused. A cluster IP that is an API server's address is not refused, because it may be
 the way to the API servers.
-Rule 5: another node's address as an external one makes that node unreachable from here. Such an address is refused only if the
-operator wants it; kube-proxy serves it.
+Rule 5: another node's address as an external one makes that node unreachable from here. An address of another node is refused
+only if the operator wants that; kube-proxy serves it.
 """
 
 from collections.abc import Iterable

@@ -138,7 +138,7 @@ class Translation:
         self.external_addresses = _of(family, options.external_addresses) if self.settings.external_addresses else []
         self.node_addresses = self.view.node_port_addresses[family]
         self.virtual_server_settings = self.how.settings(family, options.affinity_timeout_s)
-        local_ready: set[bytes] = set()  # of a type with brackets, a set would take four times as long to make
+        local_ready: set[bytes] = set()  # ``set[bytes]()`` would take four times as long
         here, by_port, weighs = self.view.name, slices_by_port(slices), self.how.weighs(slices)
         for port in self.service.ports:
             endpoints = find_endpoints(by_port, port)
@@ -282,7 +282,7 @@ class Translation:
         serving = frozenset([RealServerKey(key) for key, conditions in endpoints.items() if conditions.serving])
         if not serving:
             return
-        # At node ports on this node's addresses alone: flows to the same node port of other nodes are not ours.
+        # Node ports count on this node's addresses alone: flows to the same node port of other nodes belong to those nodes.
         for key in (VirtualServerKey(port.protocol, self.cluster_address, port.port), *self._external_keys(port)):
             self.flows[Flow(self.family, key.protocol, key.address, key.port)] = serving
 

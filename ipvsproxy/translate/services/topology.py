@@ -1,4 +1,4 @@
-"""The endpoints of a service port, and those of them that this node uses (pkg/proxy/topology.go in kubernetes/kubernetes).
+"""The endpoints of a service port, and which of them this node uses (pkg/proxy/topology.go in kubernetes/kubernetes).
 
 Hints and traffic policies narrow the choice. Terminating endpoints that still serve are the last resort.
 
@@ -34,7 +34,7 @@ def slices_by_port(slices: Iterable[EndpointSlice]) -> SlicesByPort:
 
 
 def find_endpoints(by_port: SlicesByPort, port: ServicePort) -> Endpoints:
-    """The endpoints of a service port: those of slices that have a port of its name and protocol, with that port's number.
+    """The endpoints of a service port, from the slices that have a port of its name and protocol, with that port's number.
 
     The slices must be of one family. An address counts once: a later entry replaces an earlier one, unless the later one is
     terminating. A new pod may have the address of a terminating one.
