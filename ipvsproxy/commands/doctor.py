@@ -30,6 +30,8 @@ FAILING = 1
 _FORWARDING = "net/ipv6/conf/all/forwarding"
 _LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"
 _BRIDGES = "net/bridge/bridge-nf-call-iptables"
+_BRIDGES_IPV6 = "net/bridge/bridge-nf-call-ip6tables"
+_UNCUT = "net/ipv4/ip_no_pmtu_disc"
 _REUSE = "net/ipv4/vs/conn_reuse_mode"
 _TRACKED_TCP = "net/netfilter/nf_conntrack_tcp_timeout_established"
 _NO_ANSWER = "pods that reach a pod of their own node through a Service get no answer where they are on a Linux bridge"
@@ -61,6 +63,7 @@ def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[F
     yield from _modules(facts, config)
     yield from _sysctls(facts, desired)
     yield from _advice(facts, config)
+    yield from _large_datagrams(facts, config)
     yield from _configuration(facts, config)
     yield from _other_backend(facts, config)
     yield from _iptables(facts, config)
@@ -126,14 +129,18 @@ def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
             yield fail("sysctl", f"{path} is {observed}, desired {setting.value}, and cannot be written", remedy)
 
 
-def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
+def _has_ipv6(facts: Facts) -> bool:
+    """Whether this host has IPv6 addresses, and they can be served."""
     addresses = (facts.observation and facts.observation.interface_addresses) or ()
-    has_ipv6 = any(
+    return Family.IPV6 not in facts.unserved and any(
         one.address.family is Family.IPV6 and not one.address.is_loopback and not one.address.is_link_local_v6
         for one in addresses
     )
+
+
+def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
     forwarding = facts.sysctls.get(_FORWARDING)
-    if has_ipv6 and Family.IPV6 not in facts.unserved and forwarding == "0":
+    if _has_ipv6(facts) and forwarding == "0":
         needs_it = any(network.family is Family.IPV6 for network in config.translation.cluster_networks)
         yield (fail if needs_it else warn)(
             "sysctl",
@@ -150,6 +157,18 @@ def _advice(facts: Facts, config: Config) -> Iterator[Finding]:
         value = facts.sysctls.get(path)
         if value is not None and (path != _REUSE or facts.version >= PROMPT_REUSE):
             yield warn("sysctl", f"{path} is {value}", remedy) if value == bad else ok("sysctl", f"{path} is {value}")
+
+
+def _large_datagrams(facts: Facts, config: Config) -> Iterator[Finding]:
+    """UDP datagrams over the MTU that the kernel drops; docs/running.md has the measurement."""
+    remedy = "let them send less, or by TCP"
+    if _has_ipv6(facts) and facts.bridges and facts.sysctls.get(_BRIDGES_IPV6) == "1":
+        text = f"UDP datagrams over the MTU from pods on bridges ({', '.join(facts.bridges)}) do not reach IPv6 Services: "
+        yield warn("mtu", f"{text}{_BRIDGES_IPV6} is 1", f"{remedy}; with 0 they arrive, but {_NO_ANSWER}")
+    first = "all of a socket" if config.translation.binding is Binding.ADDRESSES else "the first"
+    lost = [f"{first} to an IPv4 Service ({_UNCUT} is 0)"] if facts.sysctls.get(_UNCUT) == "0" else []
+    if lost := [*lost, *(["all to IPv6 Services"] if _has_ipv6(facts) else [])]:
+        yield ok("mtu", f"of UDP datagrams over the MTU, this host's own programs may lose {' and '.join(lost)}", remedy)
 
 
 def _configuration(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -366,7 +385,7 @@ async def examine(config: Config) -> Sequence[Finding]:
     found = await asyncio.to_thread(
         gather,
         scheduler=config.translation.scheduler,
-        sysctls=(*(item.path for item in sysctls), *_BAD, _FORWARDING, _LOOPBACK_IPV6, _TRACKED_TCP),
+        sysctls=(*(item.path for item in sysctls), *_BAD, _FORWARDING, _LOOPBACK_IPV6, _TRACKED_TCP, _BRIDGES_IPV6, _UNCUT),
         ports=[address.port for address in (config.servers.health, config.servers.metrics) if address],
         chains=skeleton.CHAINS,
         jumps=skeleton.JUMPS,

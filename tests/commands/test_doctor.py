@@ -36,9 +36,12 @@ SYSCTLS = {
     "net/ipv6/conf/all/forwarding": "1",
     "net/ipv4/conf/all/rp_filter": "0",
     "net/bridge/bridge-nf-call-iptables": "1",
+    "net/bridge/bridge-nf-call-ip6tables": "1",
+    "net/ipv4/ip_no_pmtu_disc": "0",
     "net/ipv4/vs/conn_reuse_mode": "1",
     "net/netfilter/nf_conntrack_tcp_timeout_established": "86400",
 }
+NO_IPV6 = {Family.IPV6: "no table nat"}
 LEFT = frozenset({ChainKey("nat", "KUBE-SVC-ERIFXISQEP7F7OF4"), ChainKey("filter", "KUBE-SERVICES")})
 FINE = Facts(
     release="6.1.0-1-amd64",
@@ -98,6 +101,7 @@ def test_doctor_finds_a_complete_node_ok_on_every_topic() -> None:
         "marks",
         "ports",
         "timeouts",
+        "mtu",
     }
 
 
@@ -409,3 +413,38 @@ def test_rules_that_write_marks_before_ipvs_are_named(rules: tuple[MarkRule, ...
 
 def test_doctor_says_nothing_about_marks_without_second_scopes() -> None:
     assert not [one for one in _judge("--ipvs-traffic-scopes=kube-proxy", mark_rules=(SAME_BITS,)) if one.topic == "marks"]
+
+
+def test_pods_on_bridges_are_told_that_large_datagrams_do_not_reach_services_of_ipv6() -> None:
+    (found,) = _judge(bridges=("cni0", "docker0"))
+    assert (found.level, found.topic) == (Level.WARN, "mtu")
+    assert (
+        "from pods on bridges (cni0, docker0) do not reach IPv6 Services: net/bridge/bridge-nf-call-ip6tables is 1" in found.text
+    )
+    assert "by TCP; with 0 they arrive, but pods that reach a pod of their own node" in found.remedy
+    assert not _judge(bridges=("cni0",), sysctls={"net/bridge/bridge-nf-call-ip6tables": "0"})
+    assert {one.topic for one in _judge(bridges=("cni0",), unserved=NO_IPV6)} == {"iptables"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "discovery", "unserved", "text"),
+    [
+        (
+            ("--ipvs-vip-binding=addresses",),
+            "0",
+            {},
+            "may lose all of a socket to an IPv4 Service (net/ipv4/ip_no_pmtu_disc is 0) and all to",
+        ),
+        (("--ipvs-vip-binding=routes",), "0", NO_IPV6, "may lose the first to an IPv4 Service (net/ipv4/ip_no_pmtu_disc is 0)"),
+        ((), "1", {}, "may lose all to IPv6 Services"),
+        ((), "1", NO_IPV6, ""),
+    ],
+)
+def test_the_host_is_told_which_large_datagrams_its_programs_lose(
+    flags: tuple[str, ...], discovery: str, unserved: Mapping[Family, str], text: str
+) -> None:
+    sysctls = {**SYSCTLS, "net/ipv4/ip_no_pmtu_disc": discovery}
+    facts = dataclasses.replace(FINE, sysctls=sysctls, unserved=unserved)
+    found = [one for one in doctor.judge(facts, WANTED, _config(*flags)) if one.topic == "mtu"]
+    assert {one.level for one in found} <= {Level.OK}
+    assert [text in one.text for one in found] == ([True] if text else [])

@@ -1,0 +1,106 @@
+"""UDP datagrams over the MTU, from each kind of client: what docs/running.md says about them, measured.
+
+IPVS does not cut a packet that no router may cut: each one of IPv6, and of IPv4 unless its sender says otherwise. It drops the
+packet, and tells the sender the MTU. The sender has not cut it before if the address of the Service is one of its own host.
+"""
+
+import enum
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ipvsproxy.model.net import Family
+from ipvsproxy.translate.settings import Binding
+from tests.support import cluster, lab, patience
+from tests.support.cluster import Cluster, service
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+
+by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
+
+UDP = ("UDP",)
+NODE_PORT, POD_PORT = 30001, 8053
+MTU = 1500
+HEADERS = {Family.IPV4: 20 + 8, Family.IPV6: 40 + 8}
+LARGE = 4000
+DATAGRAMS = 12
+BRIDGED = "net/bridge/bridge-nf-call-ip6tables"
+DISCOVERY = "net/ipv4/ip_no_pmtu_disc"
+
+
+class Arrived(enum.Enum):
+    """Which datagrams of one socket arrive."""
+
+    ALL = enum.auto()
+    ALL_BUT_THE_FIRST = enum.auto()
+    NONE = enum.auto()
+
+
+@pytest.fixture(scope="module", name="running")
+def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("large")
+    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
+        for family in Family:
+            laboratory.mute("remote", cluster.address("r1", family), POD_PORT)
+        # The kernel remembers the MTU of an address for ten minutes: each test has addresses of its own.
+        running.have(
+            *(service(f"web-{number}", number, "r1", node_port=NODE_PORT + number, protocols=UDP) for number in range(1, 7))
+        )
+        yield running
+
+
+def _arrived(running: Cluster, family: Family, from_: str, to: str, *, port: int = 53, size: int = LARGE) -> Arrived:
+    """What becomes of the datagrams of a new socket."""
+    pod = cluster.address("r1", family)
+    before, _ = running.lab.heard("remote", pod, POD_PORT)
+    with running.lab.sending(from_, cluster.address(to, family), port, size=size) as sent:
+        running.wait_until(lambda: sum(sent().values()) >= DATAGRAMS, "sent")
+    time.sleep(patience.seconds(0.2))
+    count, _ = running.lab.heard("remote", pod, POD_PORT)
+    heard = count - before
+    lost = sent()["sent"] - heard
+    assert lost == 0 or heard == 0 or lost <= 2, "some arrive, and some do not"
+    return Arrived.ALL if not lost else Arrived.NONE if not heard else Arrived.ALL_BUT_THE_FIRST
+
+
+@by_family
+def test_up_to_the_mtu_all_arrive(running: Cluster, family: Family) -> None:
+    size = MTU - HEADERS[family]
+    for from_ in ("host", "p2", "client"):
+        to, port = ("node", NODE_PORT + 1) if from_ == "client" else ("cluster 1", 53)
+        assert _arrived(running, family, from_, to, port=port, size=size) is Arrived.ALL
+
+
+def test_a_socket_of_the_host_depends_on_the_binding(running: Cluster, binding: Binding) -> None:
+    first = Arrived.NONE if binding is Binding.ADDRESSES else Arrived.ALL_BUT_THE_FIRST
+    assert _arrived(running, Family.IPV4, "host", "cluster 2") is first
+    assert _arrived(running, Family.IPV4, "host", "cluster 2") is Arrived.ALL, "the kernel remembers the MTU of the address"
+
+
+def test_without_discovery_of_the_mtu_all_of_the_host_arrive(running: Cluster) -> None:
+    before = running.lab.call("sysctl", namespace="node", values={DISCOVERY: "1"})
+    try:
+        assert _arrived(running, Family.IPV4, "host", "cluster 3") is Arrived.ALL
+    finally:
+        running.lab.call("sysctl", namespace="node", values=before)
+
+
+def test_none_of_the_host_arrive_by_ipv6(running: Cluster) -> None:
+    for _ in range(2):
+        assert _arrived(running, Family.IPV6, "host", "cluster 4") is Arrived.NONE
+
+
+def test_those_of_pods_arrive_unless_they_go_by_ipv6_through_a_bridge_with_netfilter(running: Cluster) -> None:
+    assert _arrived(running, Family.IPV4, "p2", "cluster 5") is Arrived.ALL
+    assert _arrived(running, Family.IPV6, "p2", "cluster 5") is Arrived.NONE
+    before = running.lab.call("sysctl", namespace="node", values={BRIDGED: "0"})
+    try:
+        assert _arrived(running, Family.IPV6, "p2", "cluster 5") is Arrived.ALL
+    finally:
+        running.lab.call("sysctl", namespace="node", values=before)
+
+
+@by_family
+def test_all_from_outside_arrive(running: Cluster, family: Family) -> None:
+    assert _arrived(running, family, "client", "node", port=NODE_PORT + 6) is Arrived.ALL
