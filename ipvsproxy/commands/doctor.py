@@ -343,7 +343,7 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
 def _firewalls(facts: Facts) -> Iterator[Finding]:
     """The chains of other programs that refuse unknown packets; the check does not find out which packets they accept.
 
-    A firewall wins wherever it refuses a packet: to accept one counts only in the table that does it (nf_tables), or in the same
+    A firewall's refusal of a packet is final, but its acceptance counts only in the accepting table (nf_tables), or in the same
     variant of iptables.
     """
     closed = [

@@ -104,7 +104,7 @@ class Content:
                 self.problems.append(Problem(self._source(path, node), f"{_shown(node)} must be a mapping"))
 
     def _fields(self, section: yaml.MappingNode, prefix: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-        """The mapping's fields; of several with one name, the last."""
+        """The mapping's fields; of several fields with the same name, the last one."""
         fields: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
         for key, node in section.value:
             if not isinstance(key, yaml.ScalarNode) or key.value == "<<":

@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 YOUNG_OBJECTS = 2_000
-"""New objects before a round over the youngest. One change of a large Service reaches Python's default of 700 several times."""
+"""The number of new objects that starts a round over the youngest objects.
+
+One change of a large Service reaches Python's default of 700 several times.
+"""
 ROUNDS_BETWEEN = 0
-"""Rounds of one age before a round of the next older one.
+"""The number of rounds over objects of one age before a round over the next older age.
 
 The largest round walks three times ``YOUNG_OBJECTS`` in 6 ms (with Python's default: 400 ms).
 """

@@ -104,7 +104,7 @@ def log_outcomes(outcomes: Iterable[Outcome]) -> None:
 
 
 def log_node(name: str, before: str, trouble: str) -> None:
-    """Log why load balancers are turned away from a node on which everything is in force, and when that ends.
+    """Log why load balancers are turned away from a node on which everything is in force, and log when this ends.
 
     ``before`` and ``trouble`` are the former and present trouble of its Node object, empty if none.
     """

@@ -48,7 +48,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Examined(NamedTuple):
-    """The result of examining a place, with the fingerprint of its rules before.
+    """The result of examining a place, with the fingerprint that its rules had before.
 
     ``failure`` says why a permitted removal did not happen. ``hidden`` names tables that cannot be listed, ``foreign`` a table
     that only has the name of a leftover, and the reason.
@@ -63,7 +63,7 @@ class Examined(NamedTuple):
 
 
 class Remains(abc.ABC):
-    """What another proxy may have left in one place, and how it is found and removed. All calls block."""
+    """The rules that another proxy may have left in one place, and how they are found and removed. All calls block."""
 
     def __call__(self, known: Examined | None = None, *, may_remove: bool) -> Examined:
         """Examine the place and, with ``may_remove``, clear it; returns ``known`` if nothing has changed since that examination.

@@ -91,7 +91,7 @@ class _AbandonedThreads(concurrent.futures.ThreadPoolExecutor):
 def run(config: Config, main: Callable[[Signals], Coroutine[None, None, int]], end: Callable[[int], object] = os._exit) -> int:
     """Run ``main`` to its end; returns the exit status. Writes to standard error why the process could not start.
 
-    ``end`` ends a process at once that a signal has not ended in time.
+    ``end`` ends the process at once if a signal has not ended it in time.
     """
     set_up_log(config)
     signals = Signals(end)

@@ -46,7 +46,7 @@ LONGEST_RETRY_AFTER_S = 300.0
 CALM_S = 60.0
 """A list that is repeated later than this after its end does not continue a series of failures."""
 SHORTEST_WATCH_S = 1.0
-"""A watch that ends regularly before this counts as failed: without a pause, the next one would end as fast."""
+"""A watch that ends regularly before this time counts as failed: without a pause, the next watch would end as fast."""
 LONGEST_SILENCE_S = 150.0
 """The longest silence of a watch after its first bookmark.
 

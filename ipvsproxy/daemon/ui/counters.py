@@ -243,7 +243,7 @@ class ServiceRates:
 
 
 def _places(number: int) -> tuple[int, int, int]:
-    """Where a reading has its connections, packets and bytes."""
+    """The indexes of a reading's connections, packets and bytes."""
     return number % REMEMBERED, 2 * REMEMBERED + number % 2, REMEMBERED + number % REMEMBERED
 
 

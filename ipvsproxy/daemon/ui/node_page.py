@@ -268,7 +268,7 @@ class EventLog:
 
     @property
     def last(self) -> int:
-        """The number of the newest event; 0 without any."""
+        """The number of the newest event; 0 if there is no event."""
         return self._events[-1]["id"] if self._events else 0
 
     def since(self, number: int) -> Iterator[dict[str, Any]]:

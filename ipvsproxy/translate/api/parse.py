@@ -33,7 +33,7 @@ DEFAULT_AFFINITY_TIMEOUT_S = 10800
 """The API server's default for ``sessionAffinityConfig``, in seconds (core/v1)."""
 LONGEST_AFFINITY_TIMEOUT_S = 86400
 FEW_PORTS = 8
-"""Objects with at most this many ports share them with others by a cache; more ports would fill the cache."""
+"""Objects with at most this many ports share equal ports through a cache; more ports would fill the cache."""
 MOST_ENTRIES = 65536
 """The most entries of one Service in one ipset.
 
