@@ -119,7 +119,7 @@ def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
     for path, setting in {item.path: item for item in desired}.items():
         observed = facts.sysctls.get(path)
         if observed is None:
-            yield warn("sysctl", f"{path} does not exist", "load the module that has it; run goes on without it")
+            yield warn("sysctl", f"{path} does not exist", "load its module, or use a newer kernel; run goes on without it")
         elif setting.is_met_by(observed):
             yield ok("sysctl", f"{path} is {observed}")
         elif facts.sysctls_writable:

@@ -331,7 +331,7 @@ def _networks(
         try:
             networks += map(parse_network, words.get(text, (text,)))
         except ValueError as error:
-            values.refuse(key, str(error), source.element(index))
+            values.refuse(key, f"{error}, nor one of {', '.join(words)}" if words else str(error), source.element(index))
     return tuple(networks)
 
 

@@ -251,8 +251,14 @@ def test_cleanup_needs_no_mode(mode: str) -> None:
             "--cluster-cidr=10.0.0.0/8,fd00::/8,fd01::/16",
             "'10.0.0.0/8,fd00::/8,fd01::/16' must be one CIDR range, or one IPv4 and one IPv6 range",
         ),
-        ("--nodeport-addresses=10.0.0.1", "'10.0.0.1' is not a CIDR range such as 10.0.0.0/8"),
-        ("--nodeport-addresses=primary,Localhost", "'Localhost' is not a CIDR range such as 10.0.0.0/8"),
+        (
+            "--nodeport-addresses=10.0.0.1",
+            "'10.0.0.1' is not a CIDR range such as 10.0.0.0/8, nor one of localhost, all, primary",
+        ),
+        (
+            "--nodeport-addresses=primary,Localhost",
+            "'Localhost' is not a CIDR range such as 10.0.0.0/8, nor one of localhost, all, primary",
+        ),
         *(
             (
                 f"--ipvs-sysctls=svc_lfactor=8,{text}",
@@ -313,7 +319,7 @@ def test_problem_of_a_list_in_a_file_names_the_element_and_its_line() -> None:
     assert problems_of_file(text) == [
         "9: ipvs.minSyncPeriod: 40s must not be longer than ipvs.syncPeriod (30s)",
         "8: ipvs.excludeCIDRs[0]: 'x' is not a CIDR range such as 10.0.0.0/8",
-        "6: nodePortAddresses[1]: '10.0.0.1' is not a CIDR range such as 10.0.0.0/8",
+        "6: nodePortAddresses[1]: '10.0.0.1' is not a CIDR range such as 10.0.0.0/8, nor one of localhost, all, primary",
     ]
 
 
