@@ -102,6 +102,39 @@ def test_pods_that_no_range_shows_to_be_here_fare_as_with_kube_proxy_and_clients
             laboratory.run("node", "ip", option, "address", "add", f"{address}{whole}", "dev", "cni0")
 
 
+THIRD_NODE = {Family.IPV4: ("10.244.2.11", "10.244.2.0/24"), Family.IPV6: ("fd00:10:244:2::11", "fd00:10:244:2::/64")}
+"""A pod of a third node, which has the client's addresses, and that node's range."""
+
+
+@contextlib.contextmanager
+def _third_node(laboratory: lab.Lab) -> Iterator[None]:
+    """A node beside the remote one, with a pod: the answers of remote pods to it do not come by this node."""
+    with contextlib.ExitStack() as undo:
+        for family, (address, pods) in THIRD_NODE.items():
+            route = f"{pods} via {cluster.address('client', family)}"
+            for namespace, what in (("client", f"address %s {address}/{family.bits} dev lo"), ("node", ""), ("remote", "")):
+                text = what or f"route %s {route}"
+                laboratory.ip(namespace, text % "add")
+                undo.callback(laboratory.ip, namespace, text % "del")
+        yield
+
+
+def test_a_pod_of_a_third_node_gets_no_answer_at_a_node_port_without_a_local_endpoint(
+    laboratory: lab.Lab, tmp_path: Path
+) -> None:
+    """Its packets keep its address, and the endpoint answers it past this node (Kubernetes' test is named in conformance.md)."""
+    with _third_node(laboratory), cluster.Cluster(laboratory, tmp_path, *API) as running:
+        running.have(SERVICES)
+        for family, (source, _) in THIRD_NODE.items():
+            to, local = cluster.address("node", family), cluster.address("p1", family)
+            pod = functools.partial(running.lab.probe, "client", "TCP", src=source, timeout_s=2.0)
+            endpoint = pod(cluster.address("r1", family), 8080)
+            assert endpoint == lab.Result("ok", (cluster.address("r1", family),), (source,)), "the endpoint answers by itself"
+            assert pod(to, 30001, count=ATTEMPTS) == lab.Result(ANSWERED, (local,), (source,))
+            assert pod(to, 30002, count=ATTEMPTS).outcome == "timeout"
+            assert pod(to, 30008, count=ATTEMPTS) == lab.Result(ANSWERED, (local,), (source,)), "the last resort here"
+
+
 def test_a_process_of_this_host_reaches_all_endpoints_of_a_balancer_on_another_interface(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
