@@ -71,7 +71,7 @@ def _mailbox(directory: Path) -> Iterator[str]:
 
 
 @pytest.mark.kernel
-def test_with_stay_the_node_can_be_looked_at_until_it_is_stopped(tmp_path: Path) -> None:
+def test_with_stay_the_node_of_the_demo_can_be_inspected_until_it_is_stopped(tmp_path: Path) -> None:
     with _mailbox(tmp_path) as address:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/ui/", address)
         command = [sys.executable, "-m", "scripts.demo_node", "--stay", str(tmp_path)]

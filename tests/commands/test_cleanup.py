@@ -157,7 +157,7 @@ def test_an_unreadable_part_is_a_problem_and_removes_no_witness(kernel: FakeKern
     assert kernel.device
 
 
-def test_a_set_that_a_strange_rule_uses_is_named_with_the_rule(kernel: FakeKernel) -> None:
+def test_a_set_that_a_foreign_rule_uses_is_named_with_the_rule(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
     users = ("-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst")
     result = clean_node(cleanup.Node(kernel, [lambda text, families: [rule for rule in users if text in rule]], {}))
@@ -186,7 +186,7 @@ OTHER_RULES = LeftRules(chains={skeleton.CHAINS[0]: 2})
 MODE_RULES = LeftRules(chains={CHAIN: 2})
 
 
-def test_rules_in_the_other_variant_and_those_of_the_iptables_mode_go_as_well(kernel: FakeKernel) -> None:
+def test_our_rules_in_the_other_variant_and_rules_of_the_iptables_mode_are_removed_as_well(kernel: FakeKernel) -> None:
     left = Tables()
     left.put(OTHER, OTHER_RULES)
     left.put(USED, MODE_RULES)
@@ -280,7 +280,7 @@ def shown(command: str) -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if not line.startswith("#")]
 
 
-def test_sets_of_our_names_go_whatever_their_shape_is(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_with_our_names_are_removed_whatever_their_shape(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     there = IpSet(SetKind.LOAD_BALANCER, Family.IPV6)
     kernel.apply([Operation(Verb.ADD, there)])
     observe = kernel.observe
@@ -365,7 +365,7 @@ def test_the_copy_of_a_set_left_by_a_kill_is_removed_and_the_node_is_not_clean_b
 
 @pytest.mark.kernel
 @pytest.mark.usefixtures("network_namespace")
-def test_a_set_in_use_by_a_strange_rule_stays_and_the_rule_is_named() -> None:
+def test_a_set_in_use_by_a_foreign_rule_stays_and_the_rule_is_named() -> None:
     shell(
         "ipset create KUBE-CLUSTER-IP hash:ip,port",
         "ipset create KUBE-6-CLUSTER-IP hash:ip,port family inet6",
@@ -383,7 +383,7 @@ def test_a_set_in_use_by_a_strange_rule_stays_and_the_rule_is_named() -> None:
 
 
 @pytest.mark.usefixtures("network_namespace")
-def test_beside_a_running_ipvsproxy_nothing_is_cleaned_or_listed_and_the_first_line_says_so() -> None:
+def test_beside_a_running_ipvsproxy_nothing_is_cleaned_or_listed_and_the_first_line_names_it() -> None:
     shell("iptables -N KUBE-FORWARD")
     with contextlib.closing(Instance()):
         for arguments in (
@@ -443,7 +443,7 @@ def test_a_dry_run_does_not_keep_an_ipvsproxy_from_starting(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("variant", Variant)
-def test_rules_of_the_iptables_mode_are_named_and_go_and_those_of_others_stay(variant: Variant) -> None:
+def test_rules_of_the_iptables_mode_are_named_and_removed_and_foreign_rules_stay(variant: Variant) -> None:
     families = commands(variant)
     for family, program in families.items():
         run(f"{program}-restore", "--noflush", stdin=left_rules.iptables_mode(family))

@@ -222,14 +222,14 @@ def test_a_forward_policy_matters_unless_our_own_iptables_accepts_before_it(
     assert not is_told or f"the chain FORWARD of the table {family} filter (hook forward) refuses what pods send" in found[0].text
 
 
-def test_an_input_policy_always_matters_since_no_rule_of_ours_accepts_service_traffic_there() -> None:
+def test_an_input_policy_always_matters_since_none_of_our_rules_accepts_service_traffic_there() -> None:
     chains = {"INPUT": BaseChain("filter", "input", 0, drops=True)}
     (finding,) = _judge(tables=(NftTable(family="ip", name="filter", chains=chains, closed=("INPUT",)),))
     assert "hook input" in finding.text
     assert "accept them there" in finding.remedy
 
 
-def test_tables_that_could_not_be_read_are_not_taken_for_absent() -> None:
+def test_tables_that_could_not_be_read_do_not_count_as_absent() -> None:
     reason = "list the chains: the data changed during each attempt"
     found = list(doctor.judge(dataclasses.replace(FINE, unread_tables=(reason,)), WANTED, _config()))
     (told,) = [one for one in found if one.topic in ("firewall", "kube-proxy")]
@@ -240,7 +240,7 @@ def test_tables_that_could_not_be_read_are_not_taken_for_absent() -> None:
     assert [one.level for one in told_of_legacy] == [Level.WARN, Level.WARN], "what is known is told all the same"
 
 
-def test_another_backend_that_could_not_be_read_is_not_taken_for_empty() -> None:
+def test_another_backend_that_could_not_be_read_does_not_count_as_empty() -> None:
     reason = "read the table inet ipvsproxy: the answer is incomplete"
     (told,) = _judge(unread_backend=reason)
     assert (told.topic, told.level) == ("rules", Level.WARN)

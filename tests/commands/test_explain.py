@@ -123,7 +123,7 @@ async def test_a_service_without_a_cluster_ip_is_named_with_the_field() -> None:
     assert lines == ["Service default/web (ClusterIP)", "  not used: Service default/web spec.clusterIP: headless"]
 
 
-async def test_an_unknown_name_comes_with_the_services_that_are_not_asked_for() -> None:
+async def test_an_unknown_name_is_answered_with_the_other_services() -> None:
     lines = await _text(FakeKernel(), "default/none", WEB[0])
     assert lines[0] == "default/none: no Service of this name, and no virtual server at this address"
     assert "spec.clusterIP None" in lines[1]

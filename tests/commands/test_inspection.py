@@ -79,7 +79,7 @@ class EmptySource(Source):
         return "nowhere"
 
 
-async def test_an_empty_first_list_is_asked_for_again_and_no_command_goes_by_it() -> None:
+async def test_an_empty_first_list_is_requested_again_and_no_command_relies_on_it() -> None:
     kernel = await synced_kernel(*WEB)
     node, source = await inspected(kernel), EmptySource()
     async with inspection.following(source, node.store):

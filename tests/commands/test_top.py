@@ -225,7 +225,7 @@ async def _saying(data: bytes | None) -> AsyncIterator[str]:
             silence.set()
 
 
-async def test_a_document_is_asked_for_with_its_parameters() -> None:
+async def test_a_document_is_requested_with_its_parameters() -> None:
     asked: list[Request] = []
     document = {"services": ["x" * 100_000]}
     body = json.dumps(document).encode()

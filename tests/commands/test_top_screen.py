@@ -162,7 +162,7 @@ async def test_a_lost_connection_is_shown_and_opened_again() -> None:
         assert "NO ANSWER" not in _shown(pilot)
 
 
-async def test_an_open_service_says_when_the_connection_is_lost_and_when_it_is_gone() -> None:
+async def test_an_opened_service_shows_a_lost_connection_and_its_own_deletion() -> None:
     daemon = Daemon("demo/web")
     async with _app(daemon, interval_s=0.02).run_test() as pilot:
         await _until(pilot, "demo/web")

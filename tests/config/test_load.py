@@ -216,7 +216,7 @@ def test_words_may_stand_anywhere_among_the_flags(arguments: list[str], words: t
     assert (parsed.words, list(parsed.given), parsed.problems) == (words, keys, ())
 
 
-def test_a_word_that_looks_like_the_value_of_a_switch_is_none() -> None:
+def test_a_word_after_a_boolean_flag_is_not_its_value() -> None:
     parsed = load.parse(["--cleanup", "true", "web"], takes_words=True)
     assert parsed.words == ("web",)
     assert [str(one.source) for one in parsed.problems] == ["--cleanup"]

@@ -147,7 +147,7 @@ def test_a_signal_ends_the_program_and_leaves_the_kernel_as_it_is(
     assert not [operation for operation in kernel.applied if operation.verb.value == "remove"]
 
 
-def test_leftover_rules_of_another_proxy_go_when_ours_are_in_force(kernel: Kernel, tmp_path: pathlib.Path) -> None:
+def test_leftover_rules_of_another_proxy_are_removed_when_our_rules_are_in_force(kernel: Kernel, tmp_path: pathlib.Path) -> None:
     (tmp_path / "web.yaml").write_text(MANIFEST)
     kernel.leftover_rules.put(USED, LEFT)
     rules_before: list[bool] = []

@@ -36,7 +36,7 @@ class Channel:
     ("state", "questions"),
     [(ModuleState.LOADABLE, 0), (ModuleState.MISSING, 0), (ModuleState.UNKNOWN, 1), (ModuleState.LOADED, 3)],
 )
-def test_a_kernel_without_nf_tables_is_asked_for_our_table_once(
+def test_a_kernel_without_nf_tables_is_queried_for_our_table_once(
     state: ModuleState, questions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Channel, "asked", 0)

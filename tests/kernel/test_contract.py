@@ -268,7 +268,7 @@ def test_adding_a_virtual_server_that_is_there_sets_it_and_keeps_its_real_server
     assert (observed.settings, observed.real_servers) == (after.settings, {real_server(before).key: 1})
 
 
-def test_setting_what_is_not_there_adds_it(kernel: Kernel) -> None:
+def test_setting_an_absent_object_adds_it(kernel: Kernel) -> None:
     desired = server()
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, desired)] == [("", True)]
     assert [(outcome.error, outcome.surprise) for outcome in apply(kernel, Verb.SET, real_server(desired, weight=0))] == [
@@ -293,7 +293,7 @@ def test_a_weight_that_is_set_is_no_surprise(kernel: Kernel) -> None:
     assert virtual_servers(kernel)[desired.key].real_servers == {real_server(desired).key: 0}
 
 
-def test_removing_what_is_not_there_is_done_and_a_surprise(kernel: Kernel) -> None:
+def test_removing_an_absent_object_counts_as_done_and_as_a_surprise(kernel: Kernel) -> None:
     items: tuple[Item, ...] = (
         server(),
         real_server(server()),
@@ -618,7 +618,7 @@ def test_several_routes_are_added_together_and_have_outcomes_of_their_own_if_one
 
 
 @FAMILIES
-def test_an_address_may_be_on_the_device_and_have_a_route_and_each_goes_alone(kernel: Kernel, family: Family) -> None:
+def test_an_address_may_be_on_the_device_and_have_a_route_and_each_can_be_removed_alone(kernel: Kernel, family: Family) -> None:
     both = BoundAddresses.of(SERVICE[family]), LocalRoutes.of(SERVICE[family])
     add(kernel, Device(DEVICE), *both)
     apply(kernel, Verb.REMOVE, both[0])

@@ -94,7 +94,7 @@ def test_ipvs_without_connection_tracking_is_reported(proc: pathlib.Path) -> Non
     assert "CONFIG_IP_VS_NFCT" in missing.remedy
 
 
-def test_all_modules_that_are_not_there_are_asked_for_in_one_go(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_modules_are_loaded_by_one_call(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "modprobe"
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\necho "FATAL: Module ip_vs not found." >&2\nexit 1\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

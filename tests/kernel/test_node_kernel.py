@@ -437,7 +437,7 @@ def test_a_part_that_cannot_be_read_is_none_with_its_reason_and_the_others_are_r
     assert all(f"use {name}" in error for error in observed.errors)
 
 
-def test_a_set_of_our_name_with_other_parameters_does_not_count_as_ours(kernel: Kernel) -> None:
+def test_a_set_with_our_name_but_other_parameters_is_not_one_of_our_sets(kernel: Kernel) -> None:
     observed = new_node().observe(["KUBE-CLUSTER-IP", "KUBE-LOOP-BACK"], list(Family), [])
     assert observed.sets == {"KUBE-CLUSTER-IP": frozenset({ENTRY})}, "the double says that either is hash:ip,port"
     assert observed.errors == ()
@@ -451,7 +451,7 @@ def test_only_the_given_sets_families_and_settings_are_read(kernel: Kernel) -> N
     assert observed.skeletons == {Family.IPV6: IMAGES[Family.IPV6]}
 
 
-def test_addresses_of_other_interfaces_are_read_alone_and_a_failure_is_raised(kernel: Kernel) -> None:
+def test_addresses_of_other_interfaces_can_be_read_separately_and_a_failure_is_raised(kernel: Kernel) -> None:
     target = new_node()
     expected: tuple[InterfaceAddress, ...] = (ON_ETH0,)
     assert target.interface_addresses() == expected

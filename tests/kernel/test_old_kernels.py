@@ -228,7 +228,7 @@ def test_a_start_on_an_old_kernel_converges_by_its_fall_backs(program: tuple[str
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("version", OLD_KERNELS)
-def test_doctor_on_an_old_kernel_tells_each_fall_back(version: str, network_namespace: None, tmp_path: pathlib.Path) -> None:
+def test_doctor_on_an_old_kernel_names_each_fall_back(version: str, network_namespace: None, tmp_path: pathlib.Path) -> None:
     write(tmp_path, "10.244.0.1")
     flags = (f"--manifests={tmp_path / 'manifests'}", "--hostname-override=node-a", "--output=json")
     command = (sys.executable, *old_program.STARTER, version, "doctor", *flags)

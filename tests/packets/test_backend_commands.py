@@ -74,7 +74,7 @@ def test_explain_verify_and_plan_say_the_same_with_both_backends(laboratory: lab
     assert after[Backend.NFTABLES]["operations"] == [("add", "set_entry"), ("set", "rules")]
 
 
-def test_verify_names_a_rule_of_another_program_and_no_jump_of_ours(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_verify_names_a_rule_of_another_program_and_none_of_our_jumps(laboratory: lab.Lab, tmp_path: Path) -> None:
     with Cluster(laboratory, tmp_path, "--rules-backend=nftables") as running:
         running.have(*SERVICES)
         running.program.__exit__(None, None, None)

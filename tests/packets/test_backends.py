@@ -118,7 +118,7 @@ def test_a_start_with_the_other_backend_knows_the_virtual_servers_of_a_killed_pr
         "insert rule inet ipvsproxy IPv4-filter-INPUT accept",
     ],
 )
-def test_harm_by_others_heals_after_the_notification_alone(laboratory: lab.Lab, tmp_path: Path, harm: str) -> None:
+def test_drift_by_other_programs_is_repaired_after_the_notification_alone(laboratory: lab.Lab, tmp_path: Path, harm: str) -> None:
     """No audit and no poll comes meanwhile."""
     flags = ("--rules-backend=nftables", "--ipvs-sync-period=1h", "--ipvs-drift-check-interval=1h")
     with Cluster(laboratory, tmp_path, *flags, starter=unpolled_program.STARTER) as running:

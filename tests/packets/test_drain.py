@@ -76,7 +76,7 @@ def test_connections_outlive_their_endpoint_a_restart_and_its_return(running: Cl
 
 
 @with_addresses
-def test_connections_end_at_the_deadline_that_a_restart_begins_anew(running: Cluster) -> None:
+def test_connections_end_at_the_deadline_which_a_restart_begins_again(running: Cluster) -> None:
     address, (going, staying) = cluster.address("cluster 1", Family.IPV4), ("10.244.0.11", "10.244.1.11")
     running.have(service("web", 1, "p1"))
     connection = running.lab.open("p2", "TCP", address, 80)

@@ -107,7 +107,7 @@ def wrong(laboratory: lab.Lab) -> list[str] | bool:
 
 @pytest.mark.parametrize("changes", ["before the start", "after the start"])
 @pytest.mark.parametrize("former", [Backend.IPTABLES, Backend.NFTABLES])
-def test_no_packet_meets_a_former_policy_while_the_lock_of_iptables_is_held(
+def test_no_packet_is_treated_by_a_former_policy_while_the_lock_of_iptables_is_held(
     laboratory: lab.Lab, tmp_path: Path, former: Backend, changes: str
 ) -> None:
     new = next(one for one in (Backend.IPTABLES, Backend.NFTABLES) if one is not former)

@@ -139,7 +139,7 @@ LATE = [service("web", 1, "r1", balancer=True), service("late", 5, "r1")]
 
 @pytest.mark.distribution
 @BACKENDS
-def test_a_table_left_by_kube_proxy_serves_until_ours_do_and_goes_without_a_lost_connection(
+def test_a_table_left_by_kube_proxy_serves_until_our_rules_do_and_is_removed_without_a_lost_connection(
     laboratory: lab.Lab, tmp_path: Path, backend: Backend
 ) -> None:
     with Cluster(laboratory, tmp_path, f"--rules-backend={backend}") as running:
@@ -229,7 +229,7 @@ def test_a_service_wins_its_node_port_against_a_neighbour_that_publishes_the_sam
         assert foreign(laboratory) == before
 
 
-def test_a_forward_policy_of_docker_wins_until_its_own_chain_accepts_and_doctor_says_so(
+def test_a_forward_policy_of_docker_wins_until_its_own_chain_accepts_and_doctor_reports_it(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     outside = Row("a pod reaches an endpoint of another node", "p2", "cluster 5", 0, ANSWERED, "r1", "p2", ("TCP",))
@@ -327,7 +327,9 @@ def trust(wall: Firewalld) -> None:
 
 
 @pytest.mark.distribution
-def test_firewalld_wins_until_its_zones_accept_and_doctor_says_so(laboratory: lab.Lab, tmp_path: Path, wall: Firewalld) -> None:
+def test_firewalld_wins_until_its_zones_accept_and_doctor_reports_it(
+    laboratory: lab.Lab, tmp_path: Path, wall: Firewalld
+) -> None:
     with Cluster(laboratory, tmp_path, NFTABLES) as running, wall:
         running.have(*SERVICES)
         refused = laboratory.probe("client", "TCP", address("balancer 1", Family.IPV4), 80)

@@ -74,7 +74,7 @@ def test_no_client_is_dropped_where_pods_cannot_be_told_from_other_clients(labor
         assert ask(running, "p2", "balancer 2").backends == backends("r1")
 
 
-def test_pods_that_no_range_shows_to_be_here_fare_as_with_kube_proxy_and_clients_outside_are_dropped(
+def test_pods_outside_of_local_ranges_are_treated_as_by_kube_proxy_and_clients_outside_are_dropped(
     laboratory: lab.Lab, tmp_path: Path
 ) -> None:
     """A node without ``podCIDRs`` and without a bridge with a network, as with Calico's own address management."""
@@ -164,7 +164,7 @@ sys.exit(done.returncode)
 
 
 @pytest.mark.skipif(cluster.BACKEND is Backend.NFTABLES, reason="nf_tables has no table mangle that a kernel may lack")
-def test_on_a_kernel_without_mangle_everybody_fares_as_with_kube_proxy(
+def test_on_a_kernel_without_mangle_all_clients_are_treated_as_by_kube_proxy(
     laboratory: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("iptables-restore", "ip6tables-restore"):
@@ -244,7 +244,7 @@ def test_a_packet_whose_mark_another_program_changed_is_treated_as_by_kube_proxy
         running.lab.run("node", "iptables", "-t", rule[0], "-D", *rule[1:])
 
 
-def test_a_process_that_marks_its_own_packets_reaches_where_it_wants(running: cluster.Cluster) -> None:
+def test_a_process_that_marks_its_own_packets_reaches_its_destination(running: cluster.Cluster) -> None:
     """IPVS takes a packet by its mark, wherever it is bound for; many programs use the mark 1."""
     running.have()
     with socket.socket() as client:

@@ -102,7 +102,7 @@ def _answers(running: cluster.Cluster) -> Mapping[Question, lab.Result]:
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
-def test_each_client_meets_its_scope(answers: Mapping[Question, lab.Result], question: Question) -> None:
+def test_each_client_reaches_its_own_scope(answers: Mapping[Question, lab.Result], question: Question) -> None:
     assert answers[question] == question.expected
 
 

@@ -202,7 +202,7 @@ def test_a_load_balancer_address_in_mode_proxy_is_not_served(running: cluster.Cl
     assert not any(address in running.local_addresses() for address in addresses.values())
 
 
-def test_service_addresses_are_local_in_the_chosen_way_alone(running: cluster.Cluster, binding: Binding) -> None:
+def test_service_addresses_are_local_only_by_the_chosen_binding(running: cluster.Cluster, binding: Binding) -> None:
     served = {
         cluster.address(f"{kind} {number}", family) for kind, number in (("cluster", 1), ("external", 2)) for family in Family
     }

@@ -149,7 +149,7 @@ CHAIN, OTHER_CHAIN = ChainKey("filter", "KUBE-FORWARD"), ChainKey("filter", "KUB
         ({CHAIN: (DROP,), ChainKey("nat", "KUBE-MARK-MASQ"): (DROP,)}, False),
     ],
 )
-def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_lost(
+def test_rules_are_added_before_every_service_has_been_put_unless_a_rule_would_be_lost(
     observed: Mapping[ChainKey, tuple[Rule, ...]] | None, *, is_planned: bool
 ) -> None:
     reconciler = Reconciler(Policy())
@@ -163,7 +163,7 @@ def test_rules_are_added_before_every_service_has_spoken_unless_one_would_be_los
     assert at_once(reconciler.planning(0)).operations == [Operation(Verb.SET, desired_state)]
 
 
-def test_rules_of_a_table_that_cannot_be_read_are_not_written_before_every_service_has_spoken() -> None:
+def test_rules_of_an_unreadable_table_are_not_written_before_every_service_has_been_put() -> None:
     reconciler = Reconciler(Policy())
     desired = Skeleton(family=Family.IPV4, chains={CHAIN: (DROP,)}, jumps=())
     reconciler.put_skeleton(desired)
@@ -173,7 +173,7 @@ def test_rules_of_a_table_that_cannot_be_read_are_not_written_before_every_servi
     assert at_once(reconciler.planning(0)).operations == [Operation(Verb.SET, desired)]
 
 
-def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
+def test_after_a_restart_no_rule_is_removed_before_every_service_has_been_put() -> None:
     service = builders.service(
         "web",
         builders.service_port(80),
@@ -200,7 +200,7 @@ def test_after_a_restart_no_rule_goes_before_every_service_has_spoken() -> None:
     assert not simulation.lets_node_in(node.kernel, key)
 
 
-def test_settings_are_set_before_every_service_has_spoken() -> None:
+def test_settings_are_set_before_every_service_has_been_put() -> None:
     node = running("10.244.0.1")
     node.kernel.sysctls[simulation.SYSCTL.path] = "0"
     node.kernel.virtual_servers[KEY] = examples.observed({ONE: 1}, settings=VirtualServerSettings("wlc"))

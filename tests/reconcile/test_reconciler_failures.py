@@ -127,7 +127,7 @@ def test_of_several_new_real_servers_one_that_fails_waits_alone() -> None:
     assert node.sync(after_s=1) == [Operation(Verb.ADD, RealServers.of(KEY, refused))]
 
 
-def test_new_real_servers_whose_answer_was_lost_are_failures_each_and_wait_together() -> None:
+def test_each_new_real_server_whose_answer_was_lost_is_a_failure_and_all_wait_together() -> None:
     node = simulation.SimulatedNode()
     node.put(*web("10.244.0.1", "10.244.0.2"))
     operations = node.plan().operations

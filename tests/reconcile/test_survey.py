@@ -70,7 +70,7 @@ def test_an_observed_virtual_server_of_others_is_foreign_and_without_a_witness(n
     assert list(survey.foreign()) == [(ELSEWHERE, examples.observed())]
 
 
-def test_an_undesired_virtual_server_of_ours_is_stale_and_a_foreign_one_is_not(node: simulation.SimulatedNode) -> None:
+def test_our_undesired_virtual_server_is_stale_and_a_foreign_one_is_not(node: simulation.SimulatedNode) -> None:
     node.kernel.virtual_servers[ELSEWHERE] = examples.observed()
     node.observe()
     survey = node.reconciler.survey
@@ -193,7 +193,7 @@ def test_an_unmet_setting_is_shown_with_its_value_and_is_lacking_in_its_families
     assert node.reconciler.survey.lacking([Family.IPV4]) == {Family.IPV4} & set(INDISPENSABLE_SETTINGS[path])
 
 
-def test_a_reading_is_asked_for_the_sets_and_settings_that_are_desired(node: simulation.SimulatedNode) -> None:
+def test_a_reading_is_requested_for_the_desired_sets_and_settings(node: simulation.SimulatedNode) -> None:
     sets, sysctls = node.reconciler.survey.subjects()
     assert IpSet(SetKind.CLUSTER_IP, Family.IPV4).name in sets
     assert sysctls == [simulation.SYSCTL.path]

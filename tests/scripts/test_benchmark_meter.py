@@ -106,7 +106,7 @@ if "reads" in before:
 """
 
 
-def test_the_kernels_part_is_system_calls_alone_and_each_is_counted() -> None:
+def test_the_kernels_share_is_only_its_system_calls_and_each_is_counted() -> None:
     if os.geteuid() != 0:
         pytest.skip("a network namespace needs root")
     command = ["unshare", "--net", sys.executable, "-c", PROBE]

@@ -137,7 +137,7 @@ def test_a_failure_ends_with_status_1_and_the_cluster_stays(tmp_path: pathlib.Pa
     assert trial.called("kubectl --context kind-ipvsproxy logs") is ("not ready" in said)
 
 
-def test_for_the_migration_the_cluster_has_kube_proxy_in_ipvs_mode_and_our_image_alone(tmp_path: pathlib.Path) -> None:
+def test_for_the_migration_the_cluster_has_kube_proxy_in_ipvs_mode_and_only_our_image(tmp_path: pathlib.Path) -> None:
     trial = Trial(tmp_path, "--migration")
     assert trial.status == 0
     assert trial.read("cluster.yaml")[0]["networking"]["kubeProxyMode"] == "ipvs"

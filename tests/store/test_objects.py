@@ -373,7 +373,7 @@ def test_doubted_services_that_are_deleted_one_by_one_are_gone() -> None:
     assert len(store.services) == 18
 
 
-def test_services_that_are_on_the_next_list_again_were_never_gone() -> None:
+def test_services_that_return_on_the_next_list_do_not_count_as_deleted() -> None:
     store, services = guarded_store(20)
     store.deliver([listed()], 10)
     store.deliver([listed(*services)], 15)

@@ -94,7 +94,7 @@ async def test_a_watch_from_before_the_history_is_gone(server: ApiServer, http: 
     assert (status, body["kind"], body["code"], body["reason"]) == (410, "Status", 410, "Expired")
 
 
-async def test_gone_may_also_come_as_an_event_in_a_stream_of_status_200(server: ApiServer, http: Client) -> None:
+async def test_status_gone_may_also_come_as_an_event_in_a_stream_of_status_200(server: ApiServer, http: Client) -> None:
     server.gone_by_event = True
     watch = await http.watch(SERVICES, {"resourceVersion": "1"})
     kind, body = await watch.event()

@@ -175,7 +175,7 @@ def test_a_pod_that_no_range_shows_to_be_here_stays_with_the_first_scope_and_is_
         assert (result.is_marked, result.is_masqueraded, result.is_dropped) == (False, False, False)
 
 
-def test_others_stay_with_the_first_scope_and_are_dropped_where_it_is_empty() -> None:
+def test_clients_outside_stay_with_the_first_scope_and_are_dropped_where_it_is_empty() -> None:
     assert not _trace(TracedClient.OUTSIDE, BALANCER, 80, has_scopes=True).is_marked
     for address, port in ((BALANCER, 80), (builders.NODE_ADDRESS, 30080)):
         assert not _trace(TracedClient.OUTSIDE, address, port, has_scopes=True).is_masqueraded

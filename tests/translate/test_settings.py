@@ -51,7 +51,7 @@ def test_the_conntrack_maximum_is_per_processor_between_a_floor_and_a_ceiling(
     assert conntrack_maximum(ConntrackChoices(max_per_core=per_core, minimum=minimum), processors) == maximum
 
 
-def test_conntrack_is_asked_for_what_the_operator_chose_and_nothing_else() -> None:
+def test_only_the_conntrack_settings_that_the_operator_chose_are_set() -> None:
     choices = ConntrackChoices(
         max_per_core=32768,
         minimum=131072,

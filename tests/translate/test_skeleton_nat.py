@@ -59,7 +59,7 @@ def test_before_ipvs_connections_only_stay_at_their_service_address() -> None:
     ]
 
 
-def test_behind_ipvs_each_set_is_asked_for_the_destination_that_the_client_has_chosen() -> None:
+def test_behind_ipvs_each_set_is_looked_up_by_the_destination_that_the_client_chose() -> None:
     rules = reading.skeleton_of(settings=BY_CLUSTER)
     assert [text.split("-m set ")[-1] for text in reading.texts(rules, "nat", "KUBE-POSTROUTING")] == [
         "--match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE",

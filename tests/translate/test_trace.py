@@ -119,7 +119,7 @@ def _follow(*chains: tuple[str, tuple[Rule, ...]], is_from_host: bool = False) -
 MARK, TO_OTHER = Rule(target=JumpTo("KUBE-MARK-MASQ")), Rule(target=JumpTo("OTHER"))
 
 
-def test_an_accepted_connection_meets_no_later_rule_of_any_chain() -> None:
+def test_an_accepted_connection_reaches_no_later_rule_of_any_chain() -> None:
     accept = Rule(target=Verdict.ACCEPT)
     applied = (trace.AppliedRule(ChainKey("nat", "KUBE-SERVICES"), accept),)
     assert _follow(("KUBE-SERVICES", (accept, MARK))) == trace.Trace(is_masqueraded=False, applied_rules=applied)
@@ -147,7 +147,7 @@ def test_a_target_that_decides_nothing_leaves_no_rule() -> None:
 
 
 @pytest.mark.parametrize("client", [TracedClient.OUTSIDE, TracedClient.POD])
-def test_a_rule_for_the_interfaces_of_pods_is_one_for_pods_alone(client: TracedClient) -> None:
+def test_a_rule_for_the_interfaces_of_pods_applies_to_pods_only(client: TracedClient) -> None:
     rules = Rule(target=Verdict.ACCEPT, interface=InterfaceMatch("cni0")), MARK
     skeleton = Skeleton(family=Family.IPV4, chains={ChainKey("nat", "KUBE-SERVICES"): rules}, jumps=())
     connection = trace.connection_of(client, CLUSTER, Settings(), builders.node_view())

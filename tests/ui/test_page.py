@@ -62,7 +62,7 @@ def test_the_node_page_shows_that_all_is_in_force_and_the_last_syncs(looking: Lo
     assert page.title() == "Node \N{EN DASH} ipvsproxy"
 
 
-def test_the_node_names_nftables_alone_where_it_holds_the_rules(looking: Look) -> None:
+def test_the_node_page_names_only_nftables_where_it_holds_the_rules(looking: Look) -> None:
     def in_nftables(route: Route) -> None:
         answer = route.fetch()
         route.fulfill(response=answer, body=answer.text().replace('"iptables":"nft"', '"iptables":"nftables"'))
@@ -224,7 +224,7 @@ def test_events_of_another_process_are_not_mixed_with_those_of_the_one_before(br
     page.close()
 
 
-def test_a_tab_that_nobody_can_see_asks_for_nothing(looking: Look) -> None:
+def test_a_hidden_browser_tab_requests_no_document(looking: Look) -> None:
     page = looking(PARTS["services"])
     page.clock.install()
     page.reload()

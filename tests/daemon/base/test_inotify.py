@@ -91,7 +91,7 @@ async def test_a_change_between_two_waits_ends_the_second_at_once(tmp_path: path
             await changes.wait()
 
 
-async def test_a_directory_that_is_replaced_is_watched_anew(tmp_path: pathlib.Path) -> None:
+async def test_a_replaced_directory_is_watched_again(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "watched"
     directory.mkdir()
     with inotify.DirectoryChanges(str(directory), QUICK_S) as changes:

@@ -145,7 +145,7 @@ def _pipe() -> Iterator[tuple[int, int]]:
     os.close(write_end)
 
 
-def test_a_reader_that_stalls_delays_nobody_and_is_told_how_many_lines_were_dropped(
+def test_a_stalled_log_reader_delays_no_task_and_gets_the_number_of_dropped_lines(
     pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pipe holds 64 KiB, and the thread ten lines more. Without the thread, this test hangs."""

@@ -40,7 +40,7 @@ def test_delays_double_up_to_the_bound() -> None:
     assert [delays.next_s() for _ in range(5)] == [0.5, 1, 2, 3, 3]
 
 
-def test_delays_begin_anew_after_a_success() -> None:
+def test_delays_begin_again_after_a_success() -> None:
     delays = timing.Backoff(first_s=0.5, longest_s=3, dice=Highest())
     delays.next_s()
     delays.next_s()

@@ -80,7 +80,7 @@ async def test_head_gets_the_headers_alone() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"begin\n"])
-async def test_an_answer_in_parts_arrives_as_one_and_head_gets_its_length_alone(body: bytes) -> None:
+async def test_an_answer_in_parts_arrives_in_one_piece_and_head_gets_only_its_length(body: bytes) -> None:
     answer = Answer(server.OK, body, server.TEXT, [b"x" * 100_000, b"end\n"])
 
     async def handle(_: server.Request) -> Answer:

@@ -149,7 +149,7 @@ async def test_a_change_during_a_sync_belongs_to_the_next_one(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("count", "endpoints", "each_s", "most"), [(5000, 0, 0.00001, 300), (1000, 50, 0.0002, 12), (500, 200, 0.001, 3)]
 )
-async def test_translating_many_services_pauses_for_the_loop(
+async def test_translating_many_services_lets_other_tasks_run_in_between(
     monkeypatch: pytest.MonkeyPatch, count: int, endpoints: int, each_s: float, most: int
 ) -> None:
     translated: list[ServiceName] = []

@@ -112,7 +112,7 @@ async def test_a_notification_during_a_failing_reading_causes_another_one(monkey
 
 
 @in_virtual_time
-async def test_pauses_begin_anew_after_a_successful_reading() -> None:
+async def test_pauses_are_short_again_after_a_successful_reading() -> None:
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, builders.node())

@@ -113,7 +113,7 @@ async def scene(**left: LeftRules) -> AsyncIterator[Scene]:
 
 
 @in_virtual_time
-async def test_rules_go_by_family_once_ours_are_in_force_and_that_is_logged() -> None:
+async def test_leftover_rules_are_removed_by_family_once_our_rules_are_in_force_and_logged() -> None:
     async with scene(used=LEFT, other=LeftRules(chains={OURS: 3}), used_v6=LEFT) as node:
         await asyncio.sleep(100)
         assert not node.tables.reads, "nothing is in force yet"
@@ -204,7 +204,7 @@ async def test_a_failed_reading_of_a_clean_place_counts_as_leftover_rules() -> N
 
 
 @in_virtual_time
-async def test_failures_are_not_tried_again_while_ours_are_not_in_force() -> None:
+async def test_failed_removals_are_not_retried_while_our_rules_are_not_in_force() -> None:
     async with scene(used=LEFT) as node:
         node.tables.failing = {("remove", USED)}
         await node.sync()
@@ -218,7 +218,7 @@ async def test_failures_are_not_tried_again_while_ours_are_not_in_force() -> Non
 
 
 @in_virtual_time
-async def test_chains_that_a_chain_of_ours_leads_to_stay_until_ours_is_as_desired() -> None:
+async def test_chains_that_our_chain_jumps_to_stay_until_our_chain_is_as_desired() -> None:
     reference = Reference(OURS, f"-j {SERVICE.chain}", SERVICE)
     async with scene(used=LeftRules(chains={SERVICE: 1, CHAIN: 1}, references=(reference,))) as node:
         await node.sync()
@@ -245,7 +245,7 @@ async def test_a_hidden_table_does_not_count_as_clean_and_the_others_are_cleared
 
 
 @in_virtual_time
-async def test_a_hidden_table_that_packets_of_services_do_not_meet_is_ignored() -> None:
+async def test_a_hidden_table_without_effect_on_packets_of_services_is_ignored() -> None:
     async with scene(used=LeftRules(hidden=frozenset({"raw"}))) as node:
         await node.sync()
         assert not node.logged
@@ -412,7 +412,9 @@ async def test_objects_of_the_other_backend_that_come_back_are_removed_after_the
 @pytest.mark.usefixtures("network_namespace")
 @pytest.mark.parametrize("used", Variant)
 @pytest.mark.parametrize("family", Family)
-async def test_on_a_real_kernel_leftover_rules_go_in_both_variants_and_foreign_ones_stay(used: Variant, family: Family) -> None:
+async def test_on_a_real_kernel_leftover_rules_are_removed_in_both_variants_and_foreign_rules_stay(
+    used: Variant, family: Family
+) -> None:
     other = iptables_variant.other_than(used)
     for variant in Variant:
         write_ours(variant, family)

@@ -193,7 +193,7 @@ def test_drift_is_counted_by_kind() -> None:
     assert drift == {(kind,): float(kind == "address") for kind in KINDS}
 
 
-def test_counting_many_objects_pauses() -> None:
+def test_counting_many_objects_lets_other_tasks_run_in_between() -> None:
     figures, many = Figures(), 3 * OBJECTS_AT_ONCE
     addresses = [f"10.{96 + number // 65536}.{number // 256 % 256}.{number % 256}" for number in range(many)]
     at_once(

@@ -78,7 +78,7 @@ async def test_a_scrape_takes_steps_in_proportion_to_its_series(monkeypatch: pyt
     assert (await scrape(MANY, monkeypatch)).all > MANY, "the scrape counts nothing"
 
 
-async def test_a_scrape_pauses_as_often_as_its_size_demands(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_lets_other_tasks_run_as_often_as_its_size_demands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not await holds_the_loop(monkeypatch)
 
 

@@ -307,7 +307,7 @@ async def test_the_next_scrape_continues_a_reading_that_took_too_long(
         assert samples[f'ipvsproxy_endpoint_connections_total{{{HTTP},endpoint="10.244.0.5:8080"}}'] == 100
 
 
-async def test_a_reading_that_began_long_ago_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reading_that_began_long_ago_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(WEB)
     scene.kernel.counters = {CLUSTER: Counters(8)}
     with monkeypatch.context() as patched:

@@ -281,6 +281,6 @@ def test_endpoint_slices_that_differ_in_their_trigger_time_only_are_equal(world:
     assert world.write(all=text(endpoint_slice("2026-01-01T00:00:01Z"))) == []
 
 
-def test_gone_names_kind_and_key(world: World) -> None:
+def test_a_gone_event_names_kind_and_key(world: World) -> None:
     world.write(all=text(service("web")))
     assert world.remove("all") == [Gone(ObjectKind.SERVICE, ServiceName("default", "web"))]

@@ -126,7 +126,7 @@ async def test_a_bookmark_advances_the_version_and_delivers_nothing() -> None:
     assert world.batches == [1]
 
 
-async def test_a_watch_that_ends_as_soon_as_it_begins_is_not_repeated_without_pause() -> None:
+async def test_a_watch_that_ends_at_once_is_repeated_only_after_a_pause() -> None:
     world = World(page(), [], [], [])
     await world.run()
     assert world.reflector.status.restarts == {Trouble.DROPPED: 3}
@@ -152,7 +152,7 @@ async def test_a_broken_watch_continues_from_its_version_after_a_pause(trouble: 
     assert len(world.lists) == 1
 
 
-async def test_pauses_grow_with_failures_and_begin_anew_after_a_line() -> None:
+async def test_pauses_grow_with_failures_and_are_short_again_after_a_line() -> None:
     lost = ApiError(Trouble.UNREACHABLE, "no route")
     world = World(page(), *[lost] * 7, [line("ADDED", service("a", 105)), 5.0, lost])
     await world.run()
@@ -282,7 +282,7 @@ async def test_a_long_list_in_one_piece_is_delivered_in_parts() -> None:
 # List again
 
 
-async def test_gone_in_the_stream_lists_again_at_once() -> None:
+async def test_status_gone_in_the_stream_causes_a_list_at_once() -> None:
     world = World(page(), [line("ADDED", service("a", 105)) + GONE_LINE], page(service("b"), version=200))
     await world.run()
     assert world.sleeps == []
@@ -291,20 +291,20 @@ async def test_gone_in_the_stream_lists_again_at_once() -> None:
     assert "resourceVersion=200" in world.watches[1]
 
 
-async def test_gone_as_an_answer_lists_again_at_once() -> None:
+async def test_status_gone_as_an_answer_causes_a_list_at_once() -> None:
     world = World(page(), GONE, page(version=200))
     await world.run()
     assert (world.sleeps, len(world.lists)) == ([], 2)
 
 
-async def test_repeated_gone_lists_after_growing_pauses() -> None:
+async def test_repeated_status_gone_causes_lists_after_growing_pauses() -> None:
     world = World(page(), GONE, page(), GONE, page(), GONE, page(), GONE, page(), GONE)
     await world.run()
     assert len(world.sleeps) == 4
     assert world.sleeps == sorted(world.sleeps)
 
 
-async def test_gone_after_a_calm_time_lists_at_once_again() -> None:
+async def test_status_gone_after_a_calm_time_causes_a_list_at_once_again() -> None:
     world = World(page(), GONE, page(), [3600.0], GONE, page())
     await world.run()
     assert world.sleeps == []
@@ -468,7 +468,7 @@ async def test_cancelling_leaves_no_connection_open() -> None:
     assert not world.reflector.status.connected
 
 
-async def test_gone_and_rejected_events_keep_their_kind() -> None:
+async def test_gone_and_rejected_events_keep_their_object_kind() -> None:
     world = World(page(), [line("DELETED", service("web", 105)), 400.0])
     await world.run()
     assert world.delivered[-1] == Gone(ObjectKind.SERVICE, WEB)

@@ -276,7 +276,7 @@ async def test_an_empty_list_is_delivered_as_empty(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("by_event", [False, True])
-async def test_gone_at_the_start_of_a_watch_lists_again(setup: Setup, *, by_event: bool) -> None:
+async def test_status_gone_at_the_start_of_a_watch_causes_a_list(setup: Setup, *, by_event: bool) -> None:
     setup.server.gone_by_event = by_event
     setup.server.cut_watches(SERVICES)
     setup.server.delete(SERVICES, "web")

@@ -82,7 +82,7 @@ async def test_long_work_lets_other_tasks_run_in_between() -> None:
         assert steps.here < 60
 
 
-def test_only_so_many_searches_are_kept() -> None:
+def test_a_bounded_number_of_searches_is_kept() -> None:
     node = _node(3)
     survey = node.engine.survey
     table = Board(node.store, survey, node.pages._counters, Troubles(survey))

@@ -86,7 +86,7 @@ def test_virtual_servers_of_no_service_do_not_count() -> None:
     assert scene.rates.line(WEB) == ([], [])
 
 
-def test_a_virtual_server_that_is_gone_is_forgotten_and_begins_anew() -> None:
+def test_the_counts_of_a_removed_virtual_server_are_forgotten_and_begin_again() -> None:
     scene = Scene()
     scene.read({CLUSTER: 100, OTHER: 1})
     scene.read({CLUSTER: 102, OTHER: 1})
@@ -126,7 +126,7 @@ def test_services_are_ranked_by_what_is_shown() -> None:
         assert rank(WEB) / rank(CART) == pytest.approx(getattr(web, figure) / getattr(cart, figure))
 
 
-def test_work_on_many_virtual_servers_pauses() -> None:
+def test_work_on_many_virtual_servers_lets_other_tasks_run_in_between() -> None:
     keys = [builders.frontend(f"10.97.{number // 250}.{number % 250}", 80) for number in range(1000)]
     desired = {
         key: VirtualServer(key, VirtualServerSettings("rr"), owner=Owner(1, ServiceName("load", str(number))))

@@ -94,7 +94,7 @@ async def test_the_node_page_shows_why_not_everything_is_in_force() -> None:
 
 
 @in_virtual_time
-async def test_before_the_first_lists_are_complete_the_node_says_so() -> None:
+async def test_before_the_first_lists_are_complete_the_node_page_reports_it() -> None:
     node = PageNode()
     async with node.reading():
         await node.quiet(1)
@@ -104,7 +104,7 @@ async def test_before_the_first_lists_are_complete_the_node_says_so() -> None:
 
 
 @in_virtual_time
-async def test_a_stale_or_closed_watch_is_told_and_becomes_an_event() -> None:
+async def test_a_stale_or_closed_watch_is_shown_and_becomes_an_event() -> None:
     node = _node()
     async with node.reading():
         await node.quiet(1)
@@ -332,7 +332,7 @@ async def test_an_answer_that_took_long_to_build_is_kept_for_a_while() -> None:
 
 
 @in_virtual_time
-async def test_only_so_many_answers_are_kept() -> None:
+async def test_a_bounded_number_of_answers_is_kept() -> None:
     services = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(pages.ANSWERS_KEPT + 3)]
     node = _node(builders.node(), *services)
     spent = itertools.count()
@@ -345,7 +345,7 @@ async def test_only_so_many_answers_are_kept() -> None:
 
 
 @in_virtual_time
-async def test_only_so_many_opened_services_are_remembered() -> None:
+async def test_a_bounded_number_of_opened_services_is_remembered() -> None:
     services = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(counters.OPENED + 3)]
     node = _node(builders.node(), *services)
     async with node.reading():

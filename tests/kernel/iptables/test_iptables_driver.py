@@ -114,7 +114,7 @@ def test_a_table_that_iptables_does_not_show_is_written_and_counts_as_it_was_wri
     assert observed.hidden == {"nat"}
 
 
-def test_rules_of_a_table_that_iptables_does_not_show_are_not_taken_for_removed(programs: pathlib.Path) -> None:
+def test_rules_of_a_table_that_iptables_does_not_show_do_not_count_as_removed(programs: pathlib.Path) -> None:
     make_program(programs, "iptables", "echo iptables v1.8.9")
     make_program(programs, "iptables-save", f"cat {programs}/saved")
     make_program(programs, "iptables-restore", f"touch {programs}/written")
@@ -291,7 +291,7 @@ def test_family_whose_program_fails_is_not_usable(programs: pathlib.Path) -> Non
     assert iptables.IptablesDriver(chains=(), jumps=()).usable(Family.IPV4) == Refusal("no table nat", is_certain=False)
 
 
-def test_one_file_that_is_the_program_of_both_families_is_asked_for_its_version_once(programs: pathlib.Path) -> None:
+def test_a_file_that_serves_both_families_is_run_once_for_its_version(programs: pathlib.Path) -> None:
     make_program(programs, "xtables-multi", f"echo asked >> {programs}/log; echo iptables v1.8.9")
     for command in ("iptables", "ip6tables"):
         (programs / command).symlink_to(programs / "xtables-multi")

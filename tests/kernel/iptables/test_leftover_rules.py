@@ -86,7 +86,7 @@ def test_without_a_chain_that_concerns_us_no_program_shows_rules_of_nf_tables(pr
     assert not (programs / "started").exists()
 
 
-def test_chains_that_the_kernel_does_not_show_are_asked_of_the_program(programs: pathlib.Path) -> None:
+def test_chains_that_the_kernel_does_not_show_are_read_by_the_program(programs: pathlib.Path) -> None:
     (programs / "saved").write_text(SAVED)
     make_program(programs, "iptables-save", f"cat {programs}/saved")
 
@@ -133,7 +133,7 @@ def test_a_kernel_without_nf_tables_has_a_mark_and_one_with_another_error_has_no
     ("state", "questions"),
     [(ModuleState.LOADABLE, 0), (ModuleState.MISSING, 0), (ModuleState.UNKNOWN, 1), (ModuleState.LOADED, 3)],
 )
-def test_a_kernel_that_could_not_load_nf_tables_is_not_asked_at_each_audit(
+def test_a_kernel_that_could_not_load_nf_tables_is_not_queried_at_each_audit(
     programs: pathlib.Path, monkeypatch: pytest.MonkeyPatch, state: ModuleState, questions: int
 ) -> None:
     asked: list[object] = []
@@ -268,7 +268,7 @@ def test_with_rules_in_nftables_a_program_runs_only_if_there_is_a_chain_of_its_o
 
 
 @pytest.mark.usefixtures("fresh_namespace")
-def test_with_rules_in_nftables_all_of_ours_in_iptables_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_rules_in_nftables_all_our_rules_in_iptables_are_leftovers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iptables_variant, "installed", lambda: tuple(Variant))
     subject = LeftoverRules(iptables.COMMANDS, backend=Backend.NFTABLES)
     places = subject.places({Family.IPV6: Program((6, 1), "nftables")})

@@ -128,7 +128,7 @@ def test_a_jump_that_a_former_process_wrote_into_a_hidden_table_is_there_once_wh
     assert set(jumps_there().values()) == {1}
 
 
-def test_a_native_rule_in_a_chain_of_ours_is_replaced_by_ours() -> None:
+def test_a_native_rule_in_our_chain_is_replaced_by_our_rule() -> None:
     create_set(Family.IPV4)
     driver, skeleton = make_driver(), every_kind_of_rule(Family.IPV4)
     assert change(driver, Verb.SET, skeleton) == ""

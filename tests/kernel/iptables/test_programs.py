@@ -316,7 +316,7 @@ def test_a_new_foreign_rule_before_our_jump_is_left_there() -> None:
 
 
 @pytest.mark.usefixtures("variant")
-def test_a_native_rule_of_nft_hides_its_table_and_ours_are_written_all_the_same(request: pytest.FixtureRequest) -> None:
+def test_a_native_rule_of_nft_hides_its_table_but_our_rules_are_still_written(request: pytest.FixtureRequest) -> None:
     if request.getfixturevalue("variant") != "nft" or shutil.which("nft") is None:
         pytest.skip("only the nf_tables variant has tables that it does not show, and nft makes one")
     create_set(Family.IPV4)

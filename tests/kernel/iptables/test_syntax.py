@@ -128,7 +128,7 @@ def test_another_spelling_of_the_same_rule_is_the_same_rule(text: str, rule: Rul
         "-j DROP -j ACCEPT",
     ],
 )
-def test_a_rule_of_another_form_than_ours_stays_text(text: str) -> None:
+def test_a_rule_of_an_unknown_form_stays_text(text: str) -> None:
     assert iptables_syntax.parse(text, Family.IPV4) == UnknownRule(text)
     assert iptables_syntax.render(UnknownRule(text), Family.IPV4) == text
 

@@ -68,7 +68,7 @@ def test_removal_where_nothing_is_there_has_nothing_to_say() -> None:
     assert iptables_syntax.render_removal(SKELETON, NOTHING) == ""
 
 
-def test_removal_only_empties_a_chain_that_a_strange_rule_leads_to() -> None:
+def test_removal_only_empties_a_chain_that_a_foreign_rule_jumps_to() -> None:
     listing = iptables_syntax.Listing(chains=IN_FORCE.chains, jumps={}, foreign_jumps={MARK: "-A CNI-X -j KUBE-MARK-MASQ"})
     lines = iptables_syntax.render_removal(SKELETON, listing).splitlines()
     assert ":KUBE-MARK-MASQ - [0:0]" in lines
@@ -123,7 +123,7 @@ def test_output_that_stops_in_the_middle_is_refused() -> None:
         iptables_syntax.parse_save(SAVED.partition("COMMIT")[0], SKELETON.chains, SKELETON.jumps)
 
 
-def test_a_table_that_is_not_shown_is_hidden_if_it_is_one_of_ours() -> None:
+def test_a_table_that_is_not_shown_is_hidden_if_our_rules_need_it() -> None:
     hint = "# Table `{}' is incompatible, use 'nft' tool.\n"
     assert iptables_syntax.parse_save(hint.format("nat"), SKELETON.chains, SKELETON.jumps).hidden == {"nat"}
     assert iptables_syntax.parse_save(hint.format("mangle"), SKELETON.chains, SKELETON.jumps) == NOTHING

@@ -49,7 +49,7 @@ def test_without_any_sign_the_variant_in_path_is_chosen(both: Evidence) -> None:
 
 
 @pytest.mark.parametrize("hinted", Variant)
-def test_rules_of_ours_in_the_other_variant_are_reported(hinted: Variant) -> None:
+def test_our_rules_in_the_other_variant_are_reported(hinted: Variant) -> None:
     found = {variant: Evidence(hint="KUBE-IPTABLES-HINT" if variant is hinted else "", ours=1) for variant in Variant}
     (other,) = set(Variant) - {hinted}
     assert iptables_variant.decide(found, NFT).left_behind is other
@@ -143,7 +143,7 @@ def test_a_listing_that_fails_once_does_not_move_the_rules_to_the_other_variant(
     assert choice.variant is (LEGACY if failure == "exit 4" else NFT)
 
 
-def test_tables_that_the_kernel_does_not_have_are_asked_for_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_queried_once_for_tables_that_it_lacks(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iptables_variant, "DELAYS_S", (0.0, 0.0))
     make_variant(tmp_path, "nf_tables", "exit 0")
     make_variant(tmp_path, "legacy", "exit 0")

@@ -51,7 +51,7 @@ def test_operations_whose_answer_was_lost_are_errors_and_those_after_a_new_socke
     assert clean(driver.apply(operations(Verb.ADD, one, real(one, "10.1.0.1"))))
 
 
-def test_a_removal_whose_answer_was_lost_is_not_done() -> None:
+def test_a_removal_whose_answer_was_lost_does_not_count_as_done() -> None:
     driver, kernel = fake()
     kernel.answers = [fake_netlink.OVERRUN]
     (outcome,) = driver.apply(operations(Verb.REMOVE, server("10.96.0.1")))

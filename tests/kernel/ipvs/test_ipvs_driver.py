@@ -282,7 +282,9 @@ def server_of(operation: Operation, servers: Sequence[VirtualServer]) -> Virtual
 
 
 @pytest.mark.kernel
-def test_virtual_servers_of_another_network_namespace_hide_none_of_ours(new_network_namespace: Callable[[], None]) -> None:
+def test_virtual_servers_of_another_network_namespace_do_not_hide_our_virtual_servers(
+    new_network_namespace: Callable[[], None],
+) -> None:
     """Beside virtual servers of another namespace, the listing of Linux 6.1 skips half of ours."""
     servers = [server(f"10.96.{number // 250}.{number % 250 + 1}") for number in range(600)]
     desired = [operation for one in servers for operation in operations(Verb.ADD, one, real(one, "10.1.0.1"))]
@@ -406,7 +408,7 @@ def test_a_namespace_without_virtual_servers_is_empty(driver: ipvs.IpvsDriver) -
 
 
 @pytest.mark.kernel
-def test_an_object_that_another_program_removed_is_gone_and_a_refused_one_was_never_added(driver: ipvs.IpvsDriver) -> None:
+def test_objects_that_another_program_removed_or_the_kernel_refused_are_absent(driver: ipvs.IpvsDriver) -> None:
     one, two = server("10.96.0.1"), server("fd00:96::1")
     driver.apply(operations(Verb.ADD, one, two, server("10.96.0.2", scheduler="dice")))
     assert driver.observe().keys() == {one.key, two.key}

@@ -116,14 +116,14 @@ def test_the_hashed_flag_is_never_sent() -> None:
 
 
 @given(st.lists(real_servers() | virtual_servers(), max_size=8))
-def test_messages_of_a_mixed_run_are_those_of_each_alone(items: list[RealServers | VirtualServer]) -> None:
+def test_a_mixed_run_sends_the_same_messages_as_each_operation_alone(items: list[RealServers | VirtualServer]) -> None:
     operations = [Operation(Verb.ADD, item) for item in items]
     alone = [encode(operation, first=100 + index)[0] for index, operation in enumerate(operations)]
     assert encode(*operations, first=100) == alone
 
 
 @given(st.lists(real_servers(), min_size=1, max_size=8, unique_by=lambda item: item.key), virtual_servers())
-def test_several_real_servers_are_encoded_as_each_would_be_alone(items: list[RealServers], last: VirtualServer) -> None:
+def test_several_real_servers_are_encoded_like_single_ones(items: list[RealServers], last: VirtualServer) -> None:
     key = items[0].virtual_server
     several = RealServers(key, EvenWeights.of([item.key for item in items if item.key.address.family is key.address.family]))
     alone = [*one_by_one([Operation(Verb.ADD, several)]), Operation(Verb.ADD, last)]

@@ -370,7 +370,7 @@ def _refusing(_asking: socket.socket, _level: int, _option: int, _question: byte
 
 
 @pytest.mark.kernel
-def test_a_real_server_in_place_of_another_is_seen_by_the_whole_reading_alone(driver: ipvs.IpvsDriver) -> None:
+def test_an_exchanged_real_server_is_noticed_only_by_a_whole_reading(driver: ipvs.IpvsDriver) -> None:
     assert clean(driver.apply(operations(Verb.ADD, ONE, real(ONE, "10.244.0.1"))))
     driver.observe()
     ipvsadm("-a", "-t", "10.96.0.1:80", "-r", "10.244.0.9:8080", "-m")

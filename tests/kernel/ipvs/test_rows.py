@@ -196,7 +196,7 @@ def test_an_unknown_format_of_counters_is_an_error(text: str, tmp_path: pathlib.
         reader.totals()
 
 
-def test_counters_of_the_node_that_are_not_there_are_told(tmp_path: pathlib.Path) -> None:
+def test_missing_counters_of_the_node_are_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(KernelError, match="No such file"):
         ipvs_rows.TrafficReader(CountingKernel().connect, totals=tmp_path / "none").totals()
 

@@ -141,7 +141,7 @@ def test_thousands_of_addresses_are_bound_and_unbound(driver: addresses.AddressD
 
 
 @pytest.mark.kernel
-def test_all_addresses_go_with_the_device_which_is_made_anew(driver: addresses.AddressDriver) -> None:
+def test_all_addresses_vanish_with_the_device_which_is_made_again(driver: addresses.AddressDriver) -> None:
     many = [Address(b"\xfd" + number.to_bytes(15, "big")) for number in range(addresses.MANY_REMOVALS)]
     absent = parse_address("fd00:96::1")
     assert clean(apply(driver, Verb.ADD, Device(DEVICE), BoundAddresses(tuple(many))))
@@ -165,7 +165,7 @@ def test_the_device_stays_while_it_has_an_address_that_is_to_stay(driver: addres
 
 
 @pytest.mark.parametrize("refused", [17, 16], ids=["removal", "addition"])
-def test_a_device_that_cannot_be_made_anew_is_a_failure_of_its_addresses(refused: int) -> None:
+def test_a_device_that_cannot_be_recreated_is_a_failure_of_its_addresses(refused: int) -> None:
     many = [Address((0x0A600000 + number).to_bytes(4, "big")) for number in range(addresses.MANY_REMOVALS)]
     is_there = True
 

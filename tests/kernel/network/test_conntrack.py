@@ -67,9 +67,7 @@ def removed(outcomes: list[Outcome]) -> list[int]:
 
 @pytest.mark.kernel
 @FAMILIES
-def test_flows_to_real_servers_that_are_gone_are_deleted_and_exactly_those(
-    driver: conntrack.ConntrackDriver, family: Family
-) -> None:
+def test_exactly_the_flows_to_removed_real_servers_are_deleted(driver: conntrack.ConntrackDriver, family: Family) -> None:
     flow(family, 1, 5)
     flow(family, 2, 6)
     flow(family, 3, 6)
@@ -260,7 +258,7 @@ def test_memory_does_not_depend_on_the_number_of_flows(*, stale: bool) -> None:
     assert peak < 2_000_000
 
 
-def test_a_stale_flow_is_deleted_before_the_next_part_is_asked_for() -> None:
+def test_a_stale_flow_is_deleted_before_the_next_part_is_requested() -> None:
     order: list[str] = []
 
     class Ordered(fake_netlink.FakeSocket):

@@ -128,7 +128,7 @@ def test_our_routes_that_others_change_are_an_event_and_other_routes_none(listen
             assert listener.read() == (notify.RoutesChanged(),)
 
 
-def test_a_listener_for_another_protocol_number_has_its_routes_alone(device: str) -> None:
+def test_a_listener_for_another_protocol_number_reports_only_its_own_routes(device: str) -> None:
     ip("link", "set", "lo", "up")
     with notify.ChangeListener(device=device, route_protocol=77) as listener:
         listener.read()

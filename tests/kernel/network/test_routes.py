@@ -138,9 +138,7 @@ def test_removing_a_route_leaves_the_kernel_s_own_of_an_address(driver: routes.R
 
 
 @pytest.mark.parametrize("address", ["10.96.0.1", "fd00:96::1"])
-def test_a_route_of_another_program_in_the_place_of_ours_is_a_failure_with_the_remedy(
-    driver: routes.RouteDriver, address: str
-) -> None:
+def test_a_foreign_route_in_the_place_of_our_route_is_a_failure_with_the_remedy(driver: routes.RouteDriver, address: str) -> None:
     run_ip("route", "add", "local", address, "dev", "lo", "table", "local", "protocol", "250", "metric", "1024")
     run_ip("route", "add", "local", "10.96.0.2", *OURS)
     failed, known = apply(driver, Verb.ADD, LocalRoutes.of(parse_address(address)), LocalRoutes.of(OTHER_V4))

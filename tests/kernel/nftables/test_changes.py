@@ -180,7 +180,7 @@ def test_a_kernel_that_sends_no_notifications_is_no_error() -> None:
     changes.close()
 
 
-def test_a_new_port_of_ours_is_filtered() -> None:
+def test_our_new_port_is_filtered() -> None:
     ports: set[int] = set()
     failing = Failing()
     changes = NftChanges(ports, lambda: cast("Any", failing))

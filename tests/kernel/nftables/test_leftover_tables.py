@@ -45,7 +45,7 @@ def is_left(table: NftTable) -> bool:
 
 
 @PLACES
-def test_kube_proxys_table_is_recognised_and_goes_and_all_others_stay(place: TablePlace) -> None:
+def test_kube_proxys_table_is_recognised_and_removed_and_all_other_tables_stay(place: TablePlace) -> None:
     load("table ip nat { chain services { }\n }\ntable inet kube-proxy { }\n" + kube_proxys(IPV4) + kube_proxys(IPV6))
     subject = LeftoverTables()
     table = subject.read(place)
@@ -134,7 +134,7 @@ def test_only_a_kernel_without_nf_tables_has_certainly_no_table(
 @pytest.mark.parametrize(
     ("files", "may_have"), [({}, True), ({"modules.builtin": "", "modules.dep": "kernel/nf_tables.ko:"}, False)]
 )
-def test_a_kernel_that_would_have_to_load_nf_tables_is_not_asked(
+def test_a_kernel_that_would_have_to_load_nf_tables_is_not_queried(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], *, may_have: bool
 ) -> None:
     def asked(*_: object) -> Any:

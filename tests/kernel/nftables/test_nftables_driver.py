@@ -227,7 +227,7 @@ def test_a_set_of_another_shape_is_replaced_with_its_entries_and_rules(driver: N
     assert driver.rules.observe(Family.IPV4) == every_rule(Family.IPV4).in_force
 
 
-def test_rules_of_another_shaped_set_stay_as_they_are_if_no_others_are_asked_for(
+def test_rules_of_a_set_of_another_shape_stay_unless_other_rules_are_desired(
     driver: NftDriver,
 ) -> None:
     wanted = Operation(Verb.SET, every_rule(Family.IPV4))

@@ -220,7 +220,7 @@ def test_rules_of_other_programs_in_a_base_chain_are_described_beside_our_jumps(
         ),
     ],
 )
-def test_jumps_that_no_packet_meets_as_they_were_written_have_a_reason(driver: NftRulesDriver, harm: str, reason: str) -> None:
+def test_jumps_that_no_packet_reaches_have_a_reason(driver: NftRulesDriver, harm: str, reason: str) -> None:
     wanted = every_rule(Family.IPV4)
     apply(driver, Verb.SET, wanted)
     nft(harm)
@@ -230,7 +230,7 @@ def test_jumps_that_no_packet_meets_as_they_were_written_have_a_reason(driver: N
     assert observed != wanted.in_force
 
 
-def test_a_rule_without_a_text_in_a_chain_of_ours_is_described(driver: NftRulesDriver) -> None:
+def test_a_rule_without_a_text_in_our_chain_is_described(driver: NftRulesDriver) -> None:
     apply(driver, Verb.SET, few_rules(Family.IPV4))
     name = "IPv4-nat-KUBE-LOAD-BALANCER"
     nft("add", "rule", "inet", "ipvsproxy", name, "counter", "return")
@@ -324,9 +324,7 @@ def test_a_failed_write_changes_nothing(driver: NftRulesDriver) -> None:
     assert driver.observe(Family.IPV4).chains == {}
 
 
-def test_a_host_whose_rules_change_all_the_time_gets_its_rules_as_well(
-    driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_whose_rules_change_all_the_time_gets_our_rules(driver: NftRulesDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     generations = itertools.count(1)
     monkeypatch.setattr(nft_message, "generation", lambda _: next(generations))
     assert apply(driver, Verb.SET, few_rules(Family.IPV4)).error == ""

@@ -83,7 +83,7 @@ def test_repeating_an_addition_or_a_removal_is_no_error(driver: NftSetsDriver) -
     assert (gone.error, gone.surprise) == ("", True)
 
 
-def test_a_set_of_another_kind_is_not_ours(driver: NftSetsDriver) -> None:
+def test_a_set_of_another_kind_is_not_one_of_our_sets(driver: NftSetsDriver) -> None:
     nft("add", "table", "inet", "ipvsproxy")
     nft("add", "set", "inet", "ipvsproxy", CLUSTER, "{ type inet_service ; }")
     (outcome,) = apply(driver, Verb.ADD, IP_SETS[CLUSTER])
@@ -302,7 +302,7 @@ RANGES = "KUBE-LOAD-BALANCER-SOURCE-CIDR"
         ("KUBE-LOOP-BACK", "10.0.0.7 . udplite . 80 . 10.0.0.7"),
     ],
 )
-def test_an_element_that_is_no_entry_of_ours_is_observed_and_removed(driver: NftSetsDriver, name: str, element: str) -> None:
+def test_a_foreign_element_in_our_set_is_observed_and_removed(driver: NftSetsDriver, name: str, element: str) -> None:
     ours = an_entry_of(IP_SETS[name])
     apply(driver, Verb.ADD, IP_SETS[name], ours)
     nft("add", "element", "inet", "ipvsproxy", name, f"{{ {element} }}")
@@ -374,7 +374,7 @@ def test_a_set_in_use_is_not_removed(driver: NftSetsDriver) -> None:
     assert (outcome.errno, outcome.error) == (errno.EBUSY, "remove set KUBE-CLUSTER-IP: the set is in use by a rule")
 
 
-def test_the_table_goes_with_its_last_set_unless_somebody_else_has_a_chain_in_it(driver: NftSetsDriver) -> None:
+def test_our_table_is_removed_with_its_last_set_unless_another_program_has_a_chain_in_it(driver: NftSetsDriver) -> None:
     apply(driver, Verb.ADD, IP_SETS[CLUSTER])
     apply(driver, Verb.REMOVE, IP_SETS[CLUSTER])
     assert nft("list", "tables") == ""
@@ -385,7 +385,7 @@ def test_the_table_goes_with_its_last_set_unless_somebody_else_has_a_chain_in_it
 
 
 @pytest.mark.parametrize("garbled", range(5, 8))
-def test_a_key_with_other_padding_is_no_entry_of_ours(garbled: int) -> None:
+def test_a_key_with_other_padding_is_not_one_of_our_entries(garbled: int) -> None:
     ip_set = IP_SETS["KUBE-CLUSTER-IP"]
     entry = SetEntry(ip_set.name, parse_address("10.0.0.1"), Protocol.TCP, 80)
     encoded = nft_sets.encode(ip_set, entry)
@@ -396,7 +396,7 @@ def test_a_key_with_other_padding_is_no_entry_of_ours(garbled: int) -> None:
     assert str(nft_sets.decode(ip_set, bytes(strange), data, comment)) == f"element {strange.hex()}"
 
 
-def test_every_key_has_the_length_that_the_kernel_is_told() -> None:
+def test_every_key_has_the_length_that_its_set_declares() -> None:
     for ip_set in IP_SETS.values():
         encoded = nft_sets.encode(ip_set, an_entry_of(ip_set))
         key, data, comment = nft_message.read_element(message.Attributes(encoded, 4, len(encoded)))

@@ -83,7 +83,7 @@ def test_sets_of_scopes_stay_desired_when_the_node_is_put_again_as_far_as_it_ser
     assert {ip_set for ip_set in tables.sets.desired if ip_set.kind in SCOPE_KINDS} == {scoped[Family.IPV4]}
 
 
-def test_a_reading_includes_the_sets_of_scopes_of_the_families_in_use_although_nobody_desires_them() -> None:
+def test_a_reading_includes_the_undesired_sets_of_scopes_of_the_families_in_use() -> None:
     tables = new_claims()
     tables.put_node({Family.IPV4}, [], None)
     assert sorted(Survey(tables).subjects()[0]) == sorted(

@@ -257,7 +257,7 @@ def test_a_client_sent_to_another_node_is_masqueraded_during_a_policy_change_wha
     each_failure(change)
 
 
-def test_a_policy_that_was_changed_meanwhile_waits_with_endpoints_elsewhere_until_every_service_has_spoken() -> None:
+def test_a_policy_changed_during_a_restart_waits_with_remote_endpoints_until_every_service_has_been_put() -> None:
     node = simulation.SimulatedNode()
     node.put(*shop(Protocol.TCP, local=True))
     node.sync()

@@ -154,7 +154,7 @@ def test_node_ports_are_known_by_our_set_and_the_hosts_addresses() -> None:
 WITH_NODE_PORT = builders.service("web", builders.service_port(80, node_port=30080)), web("10.244.0.1")[1]
 
 
-def test_a_foreign_virtual_server_like_a_node_port_of_ours_does_not_become_ours_after_the_first_reading() -> None:
+def test_a_foreign_virtual_server_like_our_node_port_does_not_become_ours_after_the_first_reading() -> None:
     node = simulation.SimulatedNode()
     node.put(*WITH_NODE_PORT)
     node.sync()
@@ -206,9 +206,7 @@ def test_a_fresh_process_that_cannot_read_a_part_forgets_no_object_of_its_predec
 
 
 @pytest.mark.parametrize(("number", "pauses"), [(ITEMS_AT_ONCE - 1, 0), (ITEMS_AT_ONCE, 3), (2 * ITEMS_AT_ONCE, 6)])
-def test_a_poll_of_many_virtual_servers_pauses_while_it_recalls_drains_finds_changes_and_compares(
-    number: int, pauses: int
-) -> None:
+def test_a_poll_of_many_virtual_servers_lets_other_tasks_run_in_each_of_its_phases(number: int, pauses: int) -> None:
     node = simulation.SimulatedNode()
     keys = [builders.frontend(builders.CLUSTER_IP, port) for port in range(1, number + 1)]
     node.put_state(examples.state(examples.OLD, *keys))
@@ -374,7 +372,7 @@ def test_unchanged_sets_and_addresses_stay_observed() -> None:
     assert SetEntries.of(examples.entry(SetKind.CLUSTER_IP, KEY)) in lost
 
 
-def test_node_ports_are_ours_by_the_addresses_that_were_read_last() -> None:
+def test_ownership_of_node_ports_depends_on_the_addresses_that_were_read_last() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend(builders.NODE_ADDRESS, 30001)
     node.kernel.sets["KUBE-NODE-PORT-TCP"].entries.add(SetEntry("KUBE-NODE-PORT-TCP", port=30001))

@@ -67,16 +67,16 @@ def test_virtual_servers_in_excluded_ranges_stay() -> None:
     assert len(todo.witnesses) == 2
 
 
-def test_a_kernel_without_objects_of_ours_needs_no_removal() -> None:
+def test_a_kernel_without_our_objects_needs_no_removal() -> None:
     assert cleanup.plan(EMPTY, OURS, ()).operations == ()
     assert cleanup.plan(Observation(), OURS, ()).operations == ()
 
 
-def test_a_family_without_rules_of_ours_is_left_alone() -> None:
+def test_a_family_without_our_rules_is_left_alone() -> None:
     assert cleanup.plan(kernel_with(jumps=()), OURS, ()).rules == ()
 
 
-def test_witnesses_go_only_if_every_virtual_server_of_ours_is_known() -> None:
+def test_witnesses_are_removed_only_if_all_our_virtual_servers_are_known() -> None:
     assert cleanup.may_remove_witnesses(EMPTY)
     for lacking in ("virtual_servers", "sets", "addresses", "routes", "interface_addresses"):
         assert not cleanup.may_remove_witnesses(dataclasses.replace(EMPTY, **{lacking: None}))  # type: ignore[arg-type]  # names of fields

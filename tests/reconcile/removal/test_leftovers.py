@@ -67,7 +67,7 @@ def test_chains_of_ipvsproxy_the_kubelet_and_network_plug_ins_are_not_of_the_ipt
     assert not leftovers.is_of_iptables_mode(ChainKey(*key))
 
 
-def test_chains_of_the_iptables_mode_go_with_their_references_and_ours_stay_in_the_used_variant() -> None:
+def test_chains_of_the_iptables_mode_are_removed_with_their_references_and_our_chains_stay() -> None:
     skeleton = {THEIR_SERVICES: 3, SERVICE: 1, ENDPOINT: 0, OUR_FIREWALL: 2}
     rules = LeftRules(chains=skeleton, references=(THEIR_REFERENCE, THEIR_REFERENCE))
     assert leftovers.removal(rules, USED) == Removal(
@@ -85,7 +85,7 @@ def test_our_own_chains_in_the_unused_variant_are_removed_as_well() -> None:
     assert not USED.concerns(OURS)
 
 
-def test_the_iptables_mode_s_own_jumps_to_a_chain_of_ours_go_and_ours_stay() -> None:
+def test_jumps_of_the_iptables_mode_to_our_chain_are_removed_and_our_jumps_stay() -> None:
     foreign = reference(OUTPUT, OUR_FIREWALL, "kubernetes load balancer firewall", "-m conntrack --ctstate NEW")
     ours = reference(INPUT, OUR_FIREWALL, "kube-proxy firewall rules")
     rules = LeftRules(chains={OUR_FIREWALL: 1}, references=(foreign, ours))
@@ -132,7 +132,7 @@ def test_the_chain_that_marks_for_masquerading_keeps_its_rules_while_a_network_p
     assert leftovers.removal(LeftRules(chains={marks: 1}), scope) == Removal(emptied=(marks,), deleted=(marks,))
 
 
-def test_nothing_goes_while_a_chain_of_ours_leads_to_one_that_is_to_go() -> None:
+def test_no_leftover_chain_is_removed_while_one_of_our_chains_jumps_to_a_leftover_chain() -> None:
     rules = LeftRules(chains={THEIR_SERVICES: 2, SERVICE: 1}, references=(THEIR_REFERENCE, reference(OURS, SERVICE)))
     removal = leftovers.removal(rules, USED)
     assert (removal.references, removal.emptied, removal.deleted) == ((), (), ())

@@ -243,7 +243,7 @@ def test_endpoints_have_a_slow_start_whatever_the_weights_of_older_endpoints() -
     assert sorted(weights(node).values()) == [1] * 4 + [OWN] * 4
 
 
-def test_a_process_that_only_reads_goes_by_the_weights_in_the_kernel_each_time() -> None:
+def test_a_process_that_only_reads_uses_the_weights_in_the_kernel_each_time() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     reader = node._new_reconciler()

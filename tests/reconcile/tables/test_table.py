@@ -150,7 +150,7 @@ def test_an_owned_virtual_server_stays_ours_without_its_witness() -> None:
     assert pending(numbers) == ["key"]
 
 
-def test_the_ownership_of_a_key_that_vanished_and_returned_is_judged_anew() -> None:
+def test_the_ownership_of_a_key_that_vanished_and_returned_is_judged_again() -> None:
     numbers = table()
     list(numbers.observing({"key": 1}, ours("key")))
     list(numbers.observing({}, ours("key")))
@@ -270,7 +270,7 @@ def test_a_change_to_the_desired_value_is_no_drift() -> None:
     assert numbers.drifted == 0
 
 
-def test_a_key_that_is_noticed_alone_counts_as_well() -> None:
+def test_a_change_noticed_by_its_key_alone_counts_as_well() -> None:
     numbers = table()
     numbers.replace(OLD, {}, {"key": (OLD, 1)})
     numbers.notice("key", 3)

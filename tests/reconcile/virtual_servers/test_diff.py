@@ -80,7 +80,7 @@ def test_a_desired_real_server_gets_its_weight_back() -> None:
         assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
 
 
-def test_a_desired_real_server_with_another_forwarding_method_is_set_anew() -> None:
+def test_a_desired_real_server_with_another_forwarding_method_is_set_again() -> None:
     result = operations(examples.virtual_server(KEY, ONE), examples.observed({ONE: NOT_MASQUERADED}), over=False)
     assert result == [Operation(Verb.SET, RealServers.of(KEY, ONE, 1))]
 

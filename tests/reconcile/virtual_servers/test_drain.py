@@ -150,7 +150,7 @@ def test_beginning_again_does_not_move_the_deadline() -> None:
     assert drains.see({ONE: BUSY}, 160, deadline_s=60) == [ONE]
 
 
-def test_connections_that_are_asked_for_are_due_then_or_earlier() -> None:
+def test_connections_requested_for_a_time_are_due_then_or_earlier() -> None:
     drains = Judged(ONE)
     drains.see({ONE: BUSY}, 100)
     drains.ask(KEY, 1000)

@@ -59,7 +59,7 @@ def test_a_list_page_is_its_objects_with_version_and_continuation() -> None:
     assert (page.resource_version, page.continue_token) == ("77", "next")
 
 
-def test_an_item_by_itself_is_an_event_and_none_while_it_is_cut_off() -> None:
+def test_an_item_of_a_list_is_an_event_only_once_it_is_complete() -> None:
     item = json.dumps(SERVICE).encode()
     event = decode.decode_item(ObjectKind.SERVICE, item)
     assert isinstance(event, Put)

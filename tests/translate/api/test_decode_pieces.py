@@ -117,7 +117,7 @@ def test_an_item_that_breaks_its_shape_costs_itself_only() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_a_list_without_items_has_a_version_all_the_same(body: bytes, size: int) -> None:
+def test_a_list_without_items_still_has_a_version(body: bytes, size: int) -> None:
     assert read(pieces_of(body, size)) == ([], decode.ListPage((), "77", ""))
 
 

@@ -87,7 +87,7 @@ def parse_named(named: dict[str, str]) -> tuple[ServiceAnnotations, list[Skipped
 THOUSAND = [f"n{number}" for number in range(1000)]
 
 
-def test_a_service_with_annotations_of_others_has_none_of_ours() -> None:
+def test_a_service_with_foreign_annotations_has_none_of_our_annotations() -> None:
     parsed, skipped = parse_named({"kubectl.kubernetes.io/last-applied-configuration": "{}"})
     assert parsed is NO_ANNOTATIONS
     assert skipped == []
@@ -188,7 +188,7 @@ def test_new_connections_resume_below_the_lower_threshold() -> None:
     assert len(skipped) == 2
 
 
-def test_names_of_kube_router_mean_the_same_and_ours_come_first() -> None:
+def test_kube_routers_annotations_mean_the_same_and_our_annotations_have_precedence() -> None:
     aliases = {
         "kube-router.io/service.scheduler": "sh",
         "kube-router.io/service.schedflags": "flag-2",

@@ -42,7 +42,7 @@ def test_the_name_of_a_service_may_begin_with_a_digit() -> None:
     assert named.cluster_addresses == _service().cluster_addresses
 
 
-def test_a_service_that_is_not_served_is_named_all_the_same() -> None:
+def test_list_names_a_service_that_is_not_served() -> None:
     service = _service({"type": "ExternalName"}, metadata={"uid": "u-1"})
     assert (service.name, service.uid, service.options.type) == (NAME, "u-1", ServiceType.EXTERNAL_NAME)
 
@@ -51,7 +51,7 @@ def test_a_service_without_a_type_is_a_cluster_ip() -> None:
     assert _service().options.type is ServiceType.CLUSTER_IP
 
 
-def test_a_service_of_a_type_from_the_future_is_served_as_cluster_ip_and_says_so() -> None:
+def test_a_service_of_an_unknown_type_is_served_as_cluster_ip_with_a_reason() -> None:
     service = _service({"type": "Tunnel"})
     assert service.options.type is ServiceType.CLUSTER_IP
     assert service.cluster_addresses == builders.addresses("10.96.0.10")

@@ -250,7 +250,7 @@ def test_a_wrong_weight_of_a_slice_leaves_its_endpoints_as_they_are() -> None:
 CILIUM = "service.cilium.io/weight"
 
 
-def test_no_new_connections_may_be_asked_for_by_ciliums_name() -> None:
+def test_ciliums_annotation_may_request_weight_zero() -> None:
     parsed = _weighty_slice(" 0", CILIUM)
     assert [one.conditions.weight for one in parsed.endpoints] == [0, 0]
     assert _reasons(parsed) == []

@@ -55,7 +55,7 @@ def test_a_local_policy_for_internal_or_external_traffic_leaves_the_other_kind_a
     assert _codes(builders.service(internal_local=True), both)["10.244.1.1"] == ("other_node", "")
 
 
-def test_a_slice_without_the_port_says_so() -> None:
+def test_an_endpoint_of_a_slice_without_the_port_is_explained() -> None:
     (port,) = _explain(
         builders.service("web", builders.service_port(80, name="http")),
         builders.endpoint_slice(endpoint("10.244.0.1"), ports=[builders.endpoint_port(name="https")]),

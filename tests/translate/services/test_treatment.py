@@ -157,7 +157,7 @@ def test_weights_of_slices_do_not_count_where_the_operator_does_not_allow_them()
     assert weights(state) == {NEAR: 0, FAR: 0}
 
 
-def test_slow_start_has_weights_to_climb() -> None:
+def test_slow_start_has_a_range_of_weights() -> None:
     state = state_of(annotated(scheduler="wlc", slow_start_s=30), SLICE)
     assert (weights(state), state.rare.slow_start_s) == ({NEAR: 100, FAR: 100}, 30)
     canary = weighty(endpoint_slice(endpoint("10.244.2.9", OTHER_NODE), suffix="canary"), 2)
@@ -291,7 +291,7 @@ def test_the_second_scope_has_the_annotated_settings_of_its_service() -> None:
         ),
     ],
 )
-def test_with_affinity_the_second_scope_goes_by_the_address_of_the_client(
+def test_with_affinity_the_second_scope_chooses_by_the_address_of_the_client(
     values: dict[str, Any], settings: VirtualServerSettings
 ) -> None:
     (scope,) = state_of(scoped(affinity_s=600, **values), SLICE, settings=SCOPED).rare.scopes
