@@ -49,7 +49,12 @@ class Trial:
     """A run of the script, whose commands are the stand-ins in a folder. The command with ``failing`` in its words fails."""
 
     def __init__(
-        self, folder: pathlib.Path, *options: str, failing: str = NOTHING, tools: tuple[str, ...] = ("docker", "kind")
+        self,
+        folder: pathlib.Path,
+        *options: str,
+        failing: str = NOTHING,
+        tools: tuple[str, ...] = ("docker", "kind"),
+        script: pathlib.Path = SCRIPT,
     ) -> None:
         self._folder, binaries = folder, folder / "bin"
         binaries.mkdir()
@@ -61,7 +66,7 @@ class Trial:
         for name in ("bash", "basename", "cat", "cp", "dirname", "mktemp", "rm", "sed"):
             (binaries / name).symlink_to(shutil.which(name) or name)
         environment = {"PATH": str(binaries), "HOME": os.environ["HOME"], "TMPDIR": str(folder)}
-        done = subprocess.run((SCRIPT, *options), env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run((script, *options), env=environment, capture_output=True, text=True, check=False)
         self.status, self.said = done.returncode, done.stdout + done.stderr
 
     @property
@@ -90,6 +95,21 @@ def test_the_trial_on_kind_makes_a_cluster_without_kube_proxy_and_applies_our_ma
     assert yaml.safe_load(files["/var/lib/kube-proxy/config.conf"])["conntrack"] == {"maxPerCore": 0}
     server = yaml.safe_load(files["/var/lib/kube-proxy/kubeconfig.conf"])["clusters"][0]["cluster"]["server"]
     assert server == "https://ipvsproxy-control-plane:6443"
+
+
+def test_the_trial_on_kind_uses_the_loaded_image_although_the_manifests_name_a_registry(tmp_path: pathlib.Path) -> None:
+    shutil.copytree(ROOT / "manifests", tmp_path / "copy/manifests")
+    (tmp_path / "copy/scripts").mkdir()
+    base = tmp_path / "copy/manifests/base/kustomization.yaml"
+    named = "  - name: ipvsproxy\n"
+    assert named in base.read_text()
+    base.write_text(base.read_text().replace(named, f"{named}    newName: registry.example.com/ipvsproxy\n"))
+    trial = Trial(tmp_path, script=pathlib.Path(shutil.copy(SCRIPT, tmp_path / "copy/scripts")))
+    assert trial.status == 0, trial.said
+    (daemon_set,) = (item for item in trial.read("applied.yaml") if item["kind"] == "DaemonSet")
+    pod = daemon_set["spec"]["template"]["spec"]
+    assert {one["image"] for one in (*pod["initContainers"], *pod["containers"])} == {"ipvsproxy:0.1.0"}
+    assert "registry.example.com" in base.read_text(), "the repository's own manifests stay"
 
 
 def test_the_trial_on_kind_loads_the_image_before_the_manifests_and_checks_every_node_after_them(tmp_path: pathlib.Path) -> None:
