@@ -213,6 +213,18 @@ def test_components_change_what_they_say(tmp_path: pathlib.Path) -> None:
     assert mounted == {volume["name"] for volume in pod["volumes"]} == {"config", "modules", "scratch"}
 
 
+@pytest.mark.parametrize("folder", ["cleanup", "overlays/cleanup-on-all-nodes"])
+def test_the_cleanup_takes_the_component_for_hosts_with_selinux(tmp_path: pathlib.Path, folder: str) -> None:
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    with (tmp_path / "manifests/cleanup/kustomization.yaml").open("a") as file:
+        file.write("components:\n  - ../components/selinux\n")
+    (built,) = build(folder, tmp_path / "manifests")
+    assert errors(built, model_of(built), built["kind"]) == []
+    pod = built["spec"]["template"]["spec"]
+    (cleaning,) = (one for one in (*pod.get("initContainers", ()), *pod["containers"]) if "args" in one)
+    assert cleaning["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+
+
 def test_the_cleanup_of_all_nodes_is_that_of_one_as_an_init_container() -> None:
     (job,), (daemon_set,) = build("cleanup"), build("overlays/cleanup-on-all-nodes")
     one, all_nodes = job["spec"]["template"]["spec"], daemon_set["spec"]["template"]["spec"]
