@@ -146,6 +146,7 @@ def test_every_command_of_the_migration_works_as_printed(surroundings: Surroundi
     calls = pathlib.Path(surroundings["calls"]).read_text()
     for folder in ("beside-kube-proxy", "replace-kube-proxy", "cleanup-on-all-nodes", "own-configuration"):
         assert f"apply -k manifests/overlays/{folder}" in calls
+    assert "get nodes -l kubernetes.io/os=linux,!service-proxy " in calls, "no pod would ever come to any other node"
     over, back = "app.kubernetes.io/component=proxy", "k8s-app=kube-proxy"
     for node in ("worker-1", "worker-2"):
         for given, label, times in (("service-proxy=ipvsproxy", over, 1), ("service-proxy-", back, 2)):
@@ -155,6 +156,14 @@ def test_every_command_of_the_migration_works_as_printed(surroundings: Surroundi
                 f"kubectl -n kube-system wait pod -l {label} --field-selector spec.nodeName={node} --for=condition=Ready"
             )
             assert calls.count(one_node) >= times, "each node is waited for before the next one is touched"
+
+
+def test_the_wait_for_a_pod_that_never_comes_ends_with_a_failure(tmp_path: pathlib.Path) -> None:
+    (ready,) = (part for part in blocks("migration.md") if "ready() {" in part)
+    stands_in = 'kubectl() { [[ $* != *" wait "* ]]; }; sleep() { echo slept; }\n'
+    script = f"{stands_in}{ready.partition('NODE=')[0]}ready worker-1 k8s-app=kube-proxy || echo gave up\n"
+    done = subprocess.run(("bash", "-c", script), cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == [*["slept"] * 60, "gave up"]
 
 
 @pytest.mark.kernel
