@@ -141,7 +141,7 @@ async def test_a_terminal_that_is_too_small_does_no_harm(node: PageNode, columns
         await asyncio.to_thread(act, port)
 
 
-async def test_top_prints_one_picture_on_a_terminal_that_only_writes_lines(node: PageNode) -> None:
+async def test_top_refuses_a_terminal_that_only_writes_lines(node: PageNode) -> None:
     def act(port: int) -> None:
         with _top(80, 24, f"--server=http://127.0.0.1:{port}", environment={"TERM": "dumb"}) as terminal:
             assert terminal.end() == 2

@@ -74,7 +74,7 @@ def test_an_operation_on_several_objects_becomes_one_for_each_in_its_place(sever
     assert [plan.count_objects(item) for item in alone] == [1] * len(alone)
 
 
-def test_failed_real_servers_without_a_failed_virtual_server_are_retried_together() -> None:
+def test_failed_real_servers_are_retried_together_and_other_objects_one_by_one() -> None:
     several = [Operation(Verb.ADD, item) for item in (RealServers(FRONTEND, BACKENDS), SetEntries("KUBE-IPVS-IPS", ENTRIES))]
     assert list(plan.as_tried_again(several)) == [several[0], *(Operation(Verb.ADD, SetEntries.of(entry)) for entry in ENTRIES)]
 

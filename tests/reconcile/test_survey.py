@@ -199,7 +199,7 @@ def test_a_reading_is_requested_for_the_desired_sets_and_settings(node: simulati
     assert sysctls == [simulation.SYSCTL.path]
 
 
-def test_a_reading_in_parts_counts_drift_once_and_keeps_newcomers_until_it_is_concluded(node: simulation.SimulatedNode) -> None:
+def test_a_reading_in_parts_counts_drift_once_and_keeps_unknown_objects_until_its_end(node: simulation.SimulatedNode) -> None:
     reconciler = node.reconciler
     assert reconciler.observer.has_observed_all
     node.kernel.virtual_servers.clear()

@@ -20,7 +20,7 @@ def test_each_subject_has_its_own_rate_limit_and_the_oldest_is_forgotten() -> No
     assert [limits.take(subject, 0) for subject in ("b", "a")] == [False, True]
 
 
-async def test_a_wait_with_a_bound_says_whether_it_was_over_before() -> None:
+async def test_a_bounded_wait_returns_whether_the_event_came_in_time() -> None:
     event = asyncio.Event()
     assert not await timing.comes_within(0.01, event.wait())
     asyncio.get_running_loop().call_soon(event.set)

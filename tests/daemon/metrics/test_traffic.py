@@ -251,7 +251,7 @@ async def test_counters_that_are_missing_from_one_reading_are_not_counted_twice(
     assert (await scene.scrape())[f"ipvsproxy_service_connections_total{{{HTTP}}}"] == 9
 
 
-async def test_a_booking_that_stops_in_the_middle_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_counting_traffic_that_stops_in_the_middle_counts_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipvsproxy.daemon.metrics.traffic.ROWS_AT_ONCE", 1)
     services = [builders.service(f"s{number}", cluster=[f"10.96.0.{number}"]) for number in range(1, 6)]
     scene = Scene(*services)

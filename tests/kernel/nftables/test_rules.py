@@ -342,7 +342,7 @@ def test_a_rule_on_an_unknown_set_is_an_error_of_this_rule_set_alone(driver: Nft
 
 
 @FAMILIES
-def test_a_trial_of_a_module_leaves_nothing_behind(family: Family, fresh_namespace: None) -> None:
+def test_trying_whether_a_family_is_usable_leaves_no_rules_behind(family: Family, fresh_namespace: None) -> None:
     with contextlib.closing(NftRulesDriver(chains=(), jumps=())) as made:
         assert made.try_writing(family) is None
         assert made.usable(family) is None

@@ -317,7 +317,7 @@ def test_an_object_that_appears_in_a_part_stays_until_the_reading_is_over_and_is
     assert [kind_of(one.item) for one in node.plan().operations] == ["virtual_server"]
 
 
-def test_a_whole_reading_leaves_no_newcomer() -> None:
+def test_after_a_whole_reading_no_object_counts_as_new() -> None:
     node = running("10.244.0.1")
     stray = builders.frontend("10.96.9.9", 80)
     node.kernel.addresses.add(stray.address)

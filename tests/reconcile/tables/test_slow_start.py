@@ -155,7 +155,7 @@ def test_turning_slow_start_off_gives_an_endpoint_its_full_weight_at_once() -> N
     assert KEY not in node.kernel.virtual_servers
 
 
-def test_drift_of_a_climbing_weight_is_repaired_to_the_weight_of_the_time() -> None:
+def test_drift_of_a_weight_in_slow_start_is_repaired_to_the_present_weight() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     node.sync()
@@ -177,7 +177,7 @@ def test_an_endpoint_of_weight_one_or_zero_has_no_slow_start() -> None:
         assert node.reconciler.next_s() is None
 
 
-def test_a_process_that_only_reads_desires_the_weights_on_their_way_up() -> None:
+def test_a_process_that_only_reads_desires_the_weights_of_slow_start() -> None:
     node = running(1)
     node.put(web(), pods(1, 2))
     node.sync()

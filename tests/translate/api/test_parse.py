@@ -73,7 +73,7 @@ def test_an_external_name_is_not_served_even_with_a_cluster_ip() -> None:
     assert service.not_served == Skipped("spec.type", "ExternalName: a DNS matter", invalid=False)
 
 
-def test_a_service_that_has_no_cluster_ip_yet_is_not_served_yet() -> None:
+def test_a_service_without_a_cluster_ip_is_not_served_yet() -> None:
     not_served = _service({"clusterIP": ""}).not_served
     assert not_served == Skipped("spec.clusterIP", "no cluster IP has been allotted", invalid=False)
 
