@@ -407,7 +407,8 @@ def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Find
     services = store.services.values()
     read = rivals.read(service_checks.ports_of(services))
     collisions = service_checks.collisions(services, seen, addresses, read, settings)
-    return list(service_checks.judge(services, settings, collisions, read.unknown or found.unreadable))
+    scopes = service_checks.judge_scopes(settings, seen) if found.observation else ()
+    return [*scopes, *service_checks.judge(services, settings, collisions, read.unknown or found.unreadable)]
 
 
 async def _source(config: Config) -> tuple[Finding, Store]:

@@ -11,8 +11,9 @@ from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.state import Role
+from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.services import refusal, treatment
-from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
 from ipvsproxy.translate.view import NodeView
 
 MOST_COLLISIONS = 20
@@ -39,6 +40,20 @@ def judge(
         yield warn("collisions", f"{len(found) - MOST_COLLISIONS} more of them", "ipvsproxy explain has those of each Service")
     if services and not found and not unknown:
         yield ok("collisions", "no program, rule or interface of this host takes packets of a Service")
+
+
+def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
+    """Whether second scopes know the pods of this node, in the mode that recognises them by their ranges."""
+    if settings.scopes is not TrafficScopes.API or settings.detect_local is not LocalMode.CLUSTER_CIDR:
+        return
+    for family in sorted(settings.families & {network.family for network in settings.cluster_networks}):
+        if not any(skeleton.local_pod_networks(family, settings, view)):
+            yield warn(
+                "scopes",
+                f"no {family.label} range shows which pods are on this node, so they reach only its endpoints at external "
+                "addresses and node ports with externalTrafficPolicy Local, as with kube-proxy",
+                "use --detect-local-mode=InterfaceNamePrefix, unless the network plug-in makes a bridge with the first pod",
+            )
 
 
 def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterator[Finding]:

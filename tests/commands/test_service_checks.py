@@ -14,7 +14,7 @@ from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Service
-from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
 from tests.support import builders
 
 SERVICES = (
@@ -50,6 +50,33 @@ def test_where_packets_are_masqueraded_anyway_the_range_does_not_matter() -> Non
     assert not (_judge(SERVICES, _settings("10.244.0.0/16", masquerade_all=True)))
     assert not (_judge(SERVICES, _settings("10.244.0.0/16", mode=LocalMode.NODE_CIDR)))
     assert not (_judge(SERVICES, _settings()))
+
+
+@pytest.mark.parametrize(
+    ("networks", "node_addresses", "expected"),
+    [
+        ((), ("172.18.0.2", "10.244.1.1"), ["IPv4", "IPv6"]),
+        (("10.244.1.0/24", "fd00:244:0:1::/64"), ("172.18.0.2", "10.244.1.1"), ["IPv6"]),
+        (("10.244.1.0/24", "fd00:244:0:1::/64"), ("172.18.0.2", "10.244.1.1", "fd00:244:0:1::1"), []),
+    ],
+)
+def test_scopes_whose_pods_no_range_shows_to_be_here_are_named(
+    networks: tuple[str, ...], node_addresses: tuple[str, ...], expected: list[str]
+) -> None:
+    settings = dataclasses.replace(_settings("10.244.0.0/16", "fd00:244::/56"), scopes=TrafficScopes.API)
+    view = dataclasses.replace(
+        builders.node_view(),
+        pod_networks=builders.networks(*networks),
+        elsewhere=frozenset(map(parse_address, node_addresses)),
+        connected=(),
+    )
+    found = list(service_checks.judge_scopes(settings, view))
+    assert [(one.level, one.topic, one.text.split()[1]) for one in found] == [(Level.WARN, "scopes", label) for label in expected]
+    for other in (
+        dataclasses.replace(settings, scopes=TrafficScopes.KUBE_PROXY),
+        dataclasses.replace(settings, detect_local=LocalMode.INTERFACE_NAME_PREFIX),
+    ):
+        assert not list(service_checks.judge_scopes(other, view))
 
 
 WEB = builders.service("web", builders.service_port(80, node_port=30080), external=["192.168.0.10"])
