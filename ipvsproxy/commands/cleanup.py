@@ -22,7 +22,7 @@ from ipvsproxy.kernel.ipvs.ipvs_driver import AbsentIpvs
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.model.net import Family, Network
-from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of
+from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of, one_by_one
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
@@ -252,7 +252,7 @@ def render_text(result: Result, *, dry_run: bool) -> str:
     """The result for people: every problem, and every object in a dry run, else the number of each kind."""
     done = [outcome.operation for outcome in result.outcomes.values() if not outcome.error]
     left = [name for name, error in result.left.items() if not error]
-    removed = [kind_of(operation.item) for operation in done if operation.verb is Verb.REMOVE]
+    removed = [kind_of(operation.item) for operation in one_by_one(done) if operation.verb is Verb.REMOVE]
     counts = Counter([*removed, *(["rules"] * len(left))])
     number = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     # If there is a problem, perhaps nothing was read.

@@ -26,7 +26,8 @@ from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.rules import NftRulesDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
-from ipvsproxy.model.net import Family
+from ipvsproxy.model.kernel import LocalRoutes
+from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, LeftRules, Reference
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetKind
@@ -102,6 +103,12 @@ def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
     assert kernel.applied == []
     assert cleanup.render_text(result, dry_run=False) == "removed: nothing, there was nothing of ours\n"
     assert cleanup.render_text(result, dry_run=True) == "would remove: nothing, there is nothing of ours\n"
+
+
+def test_the_summary_counts_each_route_of_an_operation() -> None:
+    result = cleanup.Result()
+    result.add([Outcome(Operation(Verb.REMOVE, LocalRoutes.of(*map(parse_address, ("10.96.0.1", "10.96.0.2")))))])
+    assert cleanup.render_text(result, dry_run=False) == "removed: 2 route\n"
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
