@@ -207,7 +207,7 @@ async def test_the_program_follows_the_objects_of_the_server_and_leaves_the_kern
         assert {row for row in last["virtual_servers"] if "10.96.0.9" in row} == {"TCP 10.96.0.9:80", "UDP 10.96.0.9:53"}
         assert not [row for row in last["virtual_servers"] if "10.96.0.1:" in row]
         assert await program.stop() == 0
-    assert "the kernel stays as it is" in program.log[-1]
+        assert "the kernel stays as it is" in program.log[-1]
     assert read_state() == last
 
 

@@ -19,7 +19,7 @@ import yaml
 
 from ipvsproxy.model.rules import Backend
 from tests.packets.nf_tables import NEEDS_NF_TABLES
-from tests.support.program import Program
+from tests.support.program import STARTER, Program
 
 ROOT = pathlib.Path(__file__).parents[1]
 KUBECTL = """\
@@ -104,7 +104,9 @@ def surroundings(
         subprocess.run(("ip", *command.split()), check=True)
     pathlib.Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
     (tmp_path / "log").touch()
-    with Program(folder, tmp_path / "log", f"--config={tools / 'config.conf'}", "--hostname-override=demo-node") as program:
+    with Program(
+        folder, tmp_path / "log", f"--config={tools / 'config.conf'}", "--hostname-override=demo-node", starter=STARTER
+    ) as program:
         program.wait_until_synced()
         yield {"folder": str(tmp_path), "calls": str(tools / "calls")}
 
