@@ -198,11 +198,11 @@ def _log_slow(bucket: Bucket) -> None:
 
 
 async def logging_wait(step: str, work: Awaitable[T]) -> T:
-    """Await a step of the start, or of a reload; returns its result. Logs once if it takes longer than ``SLOW_S``.
+    """Await a step of the start; returns its result. Logs once if it takes longer than ``SLOW_S``.
 
     Steps after the start are calls of the kernel's thread, which reports slow calls itself.
     """
-    hint = "the start or reload changes nothing before this step ends"
+    hint = "the start changes nothing before this step ends"
     tell = functools.partial(log.warning, "start_step_waits", step=step, after_s=SLOW_S, hint=hint)
     waits = asyncio.get_running_loop().call_later(SLOW_S, tell)
     try:
@@ -225,7 +225,7 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
                 "start_step_failed",
                 error=str(error),
                 retry_in_s=delay_s,
-                hint="the start or reload changes nothing before this step succeeds",
+                hint="the start changes nothing before this step succeeds",
             )
             await asyncio.sleep(delay_s)
     try:
