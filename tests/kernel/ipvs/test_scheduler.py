@@ -142,7 +142,7 @@ def test_virtual_servers_of_other_programs_at_the_probe_address_stay(driver: Ipv
 @pytest.mark.parametrize("name", ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq", "mh"])
 @pytest.mark.parametrize("address", ["10.96.0.1", "fd00:10:96::1"])
 def test_a_service_has_the_scheduler_with_its_flags(driver: IpvsDriver, name: str, address: str) -> None:
-    """As in kube-proxy: mh includes the port, no other scheduler has a flag."""
+    """The scheduler mh includes the port, as in kube-proxy, and falls back; no other scheduler has a flag."""
     family = parse_address(address).family
     served = builders.service(cluster=[address])
     other = builders.service("sticky", builders.service_port(81), cluster=[address], affinity_timeout_s=60)
@@ -162,8 +162,8 @@ def test_a_service_has_the_scheduler_with_its_flags(driver: IpvsDriver, name: st
             )
             assert observed.real_servers == dict.fromkeys(virtual_server.real_servers, 1)
     shown = f"[{address}]" if family is Family.IPV6 else address
-    flags = " -b flag-2" if name == "mh" else ""
-    lines = listing().replace("-b mh-port", "-b flag-2").splitlines()
+    flags = " -b flag-1,flag-2" if name == "mh" else ""
+    lines = listing().replace("-b mh-fallback,mh-port", "-b flag-1,flag-2").splitlines()
     assert f"-A -t {shown}:80 -s {name}{flags}" in [line.strip() for line in lines]
     (sticky,) = [line for line in lines if line.startswith(f"-A -t {shown}:81")]
     assert f"-s {name} -p 60" in sticky
