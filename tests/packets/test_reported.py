@@ -157,22 +157,28 @@ def test_k3s_servicelb_hides_nodes_without_a_way_out(laboratory: lab.Lab, tmp_pa
     assert (outcomes == {ANSWERED}) is (way_out != "none"), outcomes
 
 
+ARP_DEFAULTS = ("net.ipv4.conf.all.arp_ignore=0", "net.ipv4.conf.all.arp_announce=0")
+
+
 @pytest.mark.parametrize(("strict", "announced"), [(False, False), (True, False), (True, True)])
 def test_strict_arp_leaves_the_answer_to_the_node_that_announces(
     laboratory: lab.Lab, tmp_path: Path, *, strict: bool, announced: bool
 ) -> None:
     """MetalLB in layer 2 answers by itself, kube-vip has the address on an interface of its leader: here on ``eth0``."""
     balancer = cluster.address("balancer 1", Family.IPV4)
+    laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)  # a program without the flag leaves them as they are
     with cluster.Cluster(laboratory, tmp_path, f"--ipvs-strict-arp={str(strict).lower()}") as running:
         running.have([cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True))
+        assert balancer in running.local_addresses()
         laboratory.ip("client", f"route add {balancer}/32 dev lan", "neighbour flush dev lan")
         if announced:
             laboratory.ip("node", f"address add {balancer}/32 dev eth0")
         try:
             outcome = laboratory.probe("client", "TCP", balancer, 80, timeout_s=5.0).outcome
+            seen = [laboratory.run(place, "ip", "neighbour") for place in ("client", "node")]
         finally:
             laboratory.ip("client", f"route delete {balancer}/32 dev lan")
             if announced:
                 laboratory.ip("node", f"address delete {balancer}/32 dev eth0")
-            laboratory.run("node", "sysctl", "-w", "net.ipv4.conf.all.arp_ignore=0", "net.ipv4.conf.all.arp_announce=0")
-    assert (outcome == ANSWERED) is (announced or not strict), outcome
+            laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)
+    assert (outcome == ANSWERED) is (announced or not strict), (outcome, seen)
