@@ -21,8 +21,9 @@ from tests.support.cluster import Cluster, service
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
 
 WITHIN_S = patience.seconds(90.0)
-ANSWERED_WITHIN_S = patience.seconds(1.0)
-STOPPED_WITHIN_S = patience.seconds(2.0)
+ANSWERED_WITHIN_S = patience.seconds(5.0)
+STOPPED_WITHIN_S = patience.seconds(15.0)
+"""These bounds tell an answer from none on a busy machine; how fast the program is on an idle one, scripts/bench tells."""
 DESCRIPTORS = 256
 SERVICES = 150
 """The number of Services; with two listeners each, they need more descriptors than the process has."""
