@@ -187,14 +187,12 @@ def test_every_alert_has_a_severity_a_summary_a_test_and_a_page(rule: Object) ->
 
 
 def test_every_alert_keeps_cluster_and_node_and_names_the_node() -> None:
-    of_all_nodes = {"IpvsproxyConflict"}  # the same on every node: one alert, not a thousand
     for rule in RULES:
-        kept = {"cluster"} if rule["alert"] in of_all_nodes else {"cluster", "node"}
         for labels in re.findall(r"\bby \(([^)]*)\)", rule["expr"]):
-            assert kept <= set(WORD.findall(labels)), rule["alert"]
+            assert {"cluster", "node"} <= set(WORD.findall(labels)), rule["alert"]
         for labels in re.findall(r"\bon \(([^)]*)\)", rule["expr"]):
             assert "cluster" in WORD.findall(labels), rule["alert"]
-        assert ("or $labels.node $labels.instance" in rule["annotations"]["summary"]) is (rule["alert"] not in of_all_nodes)
+        assert "or $labels.node $labels.instance" in rule["annotations"]["summary"], rule["alert"]
 
 
 def test_every_query_of_the_dashboard_is_limited_by_its_variables() -> None:
