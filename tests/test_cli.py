@@ -256,13 +256,13 @@ def test_inspecting_commands_take_the_flags_of_run(
         (["plan", "--nope"], "'--nope': unknown flag"),
         (["plan", "--output=xml"], "--output: 'xml' must be one of text, json"),
         (["plan", "--proxy-mode=iptables"], "--proxy-mode: 'iptables' is a mode that ipvsproxy does not support"),
-        (["explain"], "explain: needs namespace/name | address:port\n"),
-        (["explain", "--kubeconfig", "default/web"], "explain: needs namespace/name | address:port\n"),
+        (["explain"], "explain: needs [namespace/]name | address[:port]\n"),
+        (["explain", "--kubeconfig", "default/web"], "explain: needs [namespace/]name | address[:port]\n"),
         (
             ["explain", "default/web", "--v=2", "default/dns"],
-            "explain: takes one namespace/name | address:port, not 2: 'default/web', 'default/dns'\n",
+            "explain: takes one [namespace/]name | address[:port], not 2: 'default/web', 'default/dns'\n",
         ),
-        (["explain", "default/web", "--", "--v=2"], "explain: takes one namespace/name | address:port, not 2"),
+        (["explain", "default/web", "--", "--v=2"], "explain: takes one [namespace/]name | address[:port], not 2"),
         (["explain", "--masquerade-all", "true", "default/web"], "--masquerade-all: takes its value after an equals sign"),
         (["verify", "demo/web"], "'demo/web': is neither a flag nor a command"),
     ],
@@ -275,10 +275,10 @@ def test_inspecting_commands_refuse_unknown_arguments(
     assert f"ipvsproxy: {sentence}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("subject", ["web", ""])
+@pytest.mark.parametrize("subject", ["a/b/c", ""])
 def test_an_invalid_subject_is_refused(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "--v=1", subject]) == 2
-    assert f"ipvsproxy: explain: {subject!r} is none of namespace/name, address:port" in capsys.readouterr().err
+    assert f"ipvsproxy: explain: {subject!r} is none of namespace/name, name, address:port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [name for name in commands.COMMANDS if name not in ("run", "cleanup")])

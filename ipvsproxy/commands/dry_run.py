@@ -126,7 +126,7 @@ async def _serve(config: Config, signals: lifecycle.Signals) -> int:
     source = await sources.make(config, metrics.watch_restarted, metrics.requested)
     try:
         async with inspection.readable_kernel(config) as kernel:
-            node = await inspection.inspect(config, kernel)
+            node = await inspection.inspect(config, kernel, source)
             await _serve_on(node, source, metrics, signals)
     except KernelError as error:
         raise CannotStartError(error) from error

@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ipvsproxy.commands import inspection, service_checks
@@ -16,15 +17,16 @@ from ipvsproxy.model.net import Address, Family, Protocol, host_port, parse_addr
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.service import ObjectKind, Service, ServiceName
 from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
-from ipvsproxy.store.objects import Complaint
+from ipvsproxy.store.objects import Complaint, Store
+from ipvsproxy.translate.api.targets import Targets
 from ipvsproxy.translate.view import NodeView
 
 FOUND = 0
 UNKNOWN = 1
 """Exit status if there is no such Service, and no virtual server at the address."""
 
-_NAME = re.compile(r"[^/\s]+/[^/\s]+")
-_PARTS = ("services", "notUsed", "unclaimed")
+_NAME = re.compile(r"([^/\s:]+/)?[^/\s:]+")
+_PARTS = ("services", "pods", "notUsed", "unclaimed")
 """The parts of a document; all are empty for an unknown subject."""
 
 
@@ -46,7 +48,7 @@ Subject = ServiceName | Place
 
 
 def parse_subject(text: str) -> Subject:
-    """Read ``namespace/name``, ``address``, ``address:port`` or ``[v6]:port``.
+    """Read ``namespace/name``, ``name``, ``address``, ``address:port`` or ``[v6]:port``. A bare name gets an empty namespace.
 
     Raises:
         ValueError: it is none of these.
@@ -59,8 +61,14 @@ def parse_subject(text: str) -> Subject:
     if text.count(":") > 1:
         return Place(parse_address(text), 0)
     if _NAME.fullmatch(text):
-        return ServiceName(*text.split("/"))
-    raise ValueError(f"{text[:80]!r} is none of namespace/name, address:port, [IPv6 address]:port")
+        namespace, _, name = text.rpartition("/")
+        return ServiceName(namespace, name)
+    raise ValueError(f"{text[:80]!r} is none of namespace/name, name, address:port, [IPv6 address]:port")
+
+
+def _is_named(subject: Subject, name: str) -> bool:
+    """Whether ``namespace/name`` is the name of the subject; a subject without a namespace is of any."""
+    return isinstance(subject, ServiceName) and name in (str(subject), f"{name.partition('/')[0]}/{subject}")
 
 
 ReadRivals = Callable[[Collection[tuple[Protocol, int]]], Rivals]
@@ -70,8 +78,9 @@ async def describe(
     node: Inspected,
     subject: Subject,
     read_rivals: ReadRivals = lambda _ports: Rivals(),
+    targets: Targets = MappingProxyType({}),
 ) -> Document:
-    """The explanation as a document.
+    """The explanation as a document. ``targets`` are the pods behind all endpoints.
 
     ``read_rivals`` reads which programs and rules of this host also take packets to ports.
 
@@ -82,8 +91,8 @@ async def describe(
     changes = await comparison.read()
     survey = comparison.survey
     if isinstance(subject, ServiceName):
-        keys = list(_keys_of(comparison, subject))
-        names = [subject] if subject in node.store.services else []
+        names = sorted(name for name in node.store.services if _is_named(subject, str(name)))
+        keys = [key for name in names for key in _keys_of(comparison, name)]
     else:
         keys = [key for key in survey.virtual_server_keys() if subject.matches(key)]
         names = sorted({desired.owner.service for key in keys if (desired := survey.sides(key).desired)})
@@ -103,13 +112,23 @@ async def describe(
         view=comparison.view,
         counts=counts,
         is_carried=comparison.carried.__contains__,
+        targets=targets,
     )
+    behind = _behind(subject, node.store, targets)
     return {
         **inspection.head("explain", node.config.node_name),
         "zone": comparison.view.zone,
         "services": [{**explainer.service(name, set(keys)), **_colliding(name, collisions)} for name in names],
+        "pods": [
+            {
+                "target": pod or None,
+                "address": str(address),
+                "services": [_serving(name, pod, address, explainer, comparison) for name in sorted(services)],
+            }
+            for (pod, address), services in sorted(behind.items())
+        ],
         "notUsed": [
-            *_rejected(subject, changes.complaints, node.store.services),
+            *_rejected(subject, changes.complaints, set(map(str, names))),
             *([] if keys else _unserved_loopback(subject, node.store.services.values(), comparison.view)),
         ],
         "unclaimed": [explainer.unclaimed(key) for key in keys if not survey.sides(key).desired],
@@ -126,12 +145,43 @@ def _addresses(service: Service) -> Sequence[Address]:
     return (*service.cluster_addresses, *options.external_addresses, *options.load_balancer_addresses)
 
 
-def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[ServiceName]) -> Iterator[Document]:
+def _behind(subject: Subject, store: Store, targets: Targets) -> Mapping[tuple[str, Address], set[ServiceName]]:
+    """The Services that have an endpoint of this name or address, by the endpoint's name (empty if unknown) and address."""
+    address = subject.address if isinstance(subject, Place) else None
+    found: dict[tuple[str, Address], set[ServiceName]] = {}
+    for (service, key), target in targets.items():
+        if key.address == address or _is_named(subject, target.name):
+            found.setdefault((target.name, key.address), set()).add(service)
+    named = set().union(*found.values())
+    if address is not None:
+        for service in store.services:
+            if service not in named and any(address in one.each_address for one in store.slices_of(service)):
+                found.setdefault(("", address), set()).add(service)
+    return found
+
+
+def _serving(name: ServiceName, pod: str, address: Address, explainer: Explainer, comparison: Comparison) -> Document:
+    """Whether a Service uses a pod, by port; ``reason`` says why none of its ports has the pod as an endpoint."""
+    if name not in comparison.store.services:
+        return {"service": str(name), "ports": [], "reason": _NOT_ASKED_FOR}
+    document = explainer.service(name, set(_keys_of(comparison, name)))
+    ports = [
+        {**{field: port[field] for field in ("name", "protocol", "port", "family")}, "endpoint": one, "traffics": _traffics(port)}
+        for port in document["ports"]
+        for one in port["endpoints"]
+        if one["address"] == str(address) and one["target"] in (pod or None, None)
+    ]
+    reasons = [one["reason"] for one in (*document["notUsed"], *document["slicesNotUsed"])]
+    return {"service": str(name), "ports": ports, "reason": "" if ports else "; ".join(reasons)}
+
+
+def _rejected(subject: Subject, complaints: Iterable[Complaint], known: Collection[str]) -> Iterator[Document]:
     """Why an object of this name is not used at all. The document shows unused parts of a known Service with that Service."""
     for complaint in complaints:
-        if complaint.kind is ObjectKind.SERVICE and complaint.name == str(subject) and (complaint.where or subject not in known):
+        is_shown = complaint.name in known and not complaint.where
+        if complaint.kind is ObjectKind.SERVICE and _is_named(subject, complaint.name) and not is_shown:
             for one in complaint.skipped:
-                yield {"object": f"Service {subject}", "field": one.field, "reason": one.reason, "where": complaint.where}
+                yield {"object": f"Service {complaint.name}", "field": one.field, "reason": one.reason, "where": complaint.where}
 
 
 def _unserved_loopback(subject: Subject, services: Iterable[Service], view: NodeView) -> Iterator[Document]:
@@ -158,10 +208,11 @@ def run(config: Config, subject: Subject) -> int:
     """``ipvsproxy explain``; returns the exit status."""
 
     async def answer(node: Inspected) -> Answer:
-        document = await describe(node, subject, rivals.read)
-        is_known = document["notUsed"] or document["unclaimed"]
+        targets, problems = await node.targets()
+        document = await describe(node, subject, rivals.read, targets)
+        is_known = document["notUsed"] or document["unclaimed"] or document["pods"]
         is_served = any(one["ports"] or isinstance(subject, ServiceName) for one in document["services"])
-        return Answer(document, FOUND if is_known or is_served else UNKNOWN)
+        return Answer(document, FOUND if is_known or is_served else UNKNOWN, problems)
 
     return inspection.run(config, answer, lambda document: render(document, str(subject)))
 
@@ -187,12 +238,14 @@ _NOT_ASKED_FOR = (
 def render(document: Document, subject: str) -> Iterator[str]:
     """The lines of a document about this subject."""
     if not any(document[part] for part in _PARTS):
-        yield f"{subject}: no Service of this name, and no virtual server at this address"
+        yield f"{subject}: no Service or endpoint of this name, and no virtual server or endpoint at this address"
         if _NAME.fullmatch(subject):
             yield f"  {_NOT_ASKED_FOR}"
     yield from _not_used(document["notUsed"])
     for service in document["services"]:
         yield from _service(service)
+    for pod in document["pods"]:
+        yield from _pod(pod)
     for one in document["unclaimed"]:
         yield f"{one['virtualServer']}: {one['reason']}"
         yield from _kernel(one["kernel"], "  ")
@@ -217,6 +270,21 @@ def _service(service: Document) -> Iterator[str]:
         yield "  no virtual server: nothing is served here"
     for port in service["ports"]:
         yield from _port(service["service"], port, service["sourceRanges"])
+
+
+def _pod(pod: Document) -> Iterator[str]:
+    """What an endpoint serves, and why not."""
+    yield f"endpoint {pod['target']} ({pod['address']})" if pod["target"] else f"endpoint {pod['address']}"
+    for service in pod["services"]:
+        for port in service["ports"]:
+            name = f" {port['name']!r}" if port["name"] else ""
+            verdicts = {traffic: _verdict(port["endpoint"], traffic) for traffic in port["traffics"]}
+            if len(set(verdicts.values())) > 1:
+                verdicts = {traffic: f"{verdict} for traffic to {_TRAFFIC[traffic]}" for traffic, verdict in verdicts.items()}
+            words = "; ".join(dict.fromkeys(verdicts.values()))
+            yield f"  {service['service']} port{name} {port['protocol']} {port['port']}, {port['family']}: {words}"
+        if not service["ports"]:
+            yield f"  {service['service']}: OUT: {service['reason'] or 'no virtual server of this Service is on this node'}"
 
 
 def _not_used(parts: Iterable[Document]) -> Iterator[str]:
@@ -299,17 +367,15 @@ def _kernel(kernel: Document | None, indent: str) -> Iterator[str]:
         weight = "" if one["weight"] is None else f" weight {one['weight']}"
         if weight and one["ownWeight"] not in (None, one["weight"]):
             weight += f" of {one['ownWeight']}"
-        yield f"{indent}  -> {one['realServer']}{weight}{counts}{state}"
+        name = f" ({one['target']})" if one["target"] else ""
+        yield f"{indent}  -> {one['realServer']}{name}{weight}{counts}{state}"
     for name in kernel["missing"]:
         yield f"{indent}  -> {name} MISSING"
 
 
 def _endpoints(port: Document) -> Iterator[str]:
     """One list for each kind of traffic, or one list for all kinds if their endpoints are the same."""
-    endpoints = port["endpoints"]
-    traffics = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
-    if port["clusterScope"] and port["clusterScope"]["virtualServer"]:
-        traffics.append("cluster")
+    endpoints, traffics = port["endpoints"], _traffics(port)
     if all(one["internal"] == one[traffic] for one in endpoints for traffic in traffics):
         traffics = traffics[:1]
     if not endpoints:
@@ -318,10 +384,22 @@ def _endpoints(port: Document) -> Iterator[str]:
         to = _TRAFFIC[traffic]
         yield "    endpoints:" if len(traffics) == 1 else f"    endpoints for traffic to {to}:"
         for one in endpoints:
-            where = f" on {one['node']}" if one["node"] else ""
+            name = f"{one['target']} " if one["target"] else ""
             number = f" port {one['port']}" if one["port"] else ""
-            verdict = "in" if one[traffic]["used"] else f"OUT: {one[traffic]['reason']}{_hints(one, one[traffic]['code'])}"
-            yield f"      {one['address']}{number}{where}: {verdict}"
+            where = f" on {one['node']}" if one["node"] else ""
+            zone = f" in {one['zone']}" if one["zone"] else ""
+            yield f"      {name}{one['address']}{number}{where}{zone}: {_verdict(one, traffic)}"
+
+
+def _traffics(port: Document) -> list[str]:
+    """The kinds of traffic that a port has."""
+    traffics = sorted({one["traffic"] for one in port["virtualServers"]}, reverse=True)
+    return [*traffics, "cluster"] if port["clusterScope"] and port["clusterScope"]["virtualServer"] else traffics
+
+
+def _verdict(endpoint: Document, traffic: str) -> str:
+    use = endpoint[traffic]
+    return "in" if use["used"] else f"OUT: {use['reason']}{_hints(endpoint, use['code'])}"
 
 
 def _hints(one: Document, code: str) -> str:

@@ -45,6 +45,7 @@ from ipvsproxy.reconcile.reconciler import Reconciler
 from ipvsproxy.store.objects import Changes, Guard, Store
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate import view as views
+from ipvsproxy.translate.api.targets import Targets
 from ipvsproxy.translate.settings import Settings
 
 CANNOT_TELL = 2
@@ -141,6 +142,14 @@ class Inspected:
     store: Store
     kernel: KernelThread[ReadableKernel]
     choices: Choices
+    source: sources.Source
+
+    async def targets(self) -> tuple[Targets, Sequence[str]]:
+        """The pods behind endpoints, and why they cannot be named."""
+        try:
+            return await self.source.targets(), ()
+        except sources.ApiError as error:
+            return {}, [f"the names of pods cannot be read: {error}"]
 
 
 def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
@@ -186,12 +195,12 @@ def execute(
 async def _run(config: Config, answer: Callable[[Inspected], Awaitable[Answer]]) -> Answer:
     source = await sources.make(config)
     async with readable_kernel(config) as kernel:
-        node = await inspect(config, kernel)
+        node = await inspect(config, kernel, source)
         async with following(source, node.store):
             return await answer(node)
 
 
-async def inspect(config: Config, kernel: KernelThread[NodeKernel]) -> Inspected:
+async def inspect(config: Config, kernel: KernelThread[NodeKernel], source: sources.Source) -> Inspected:
     """This node, with an empty store.
 
     Raises:
@@ -200,7 +209,7 @@ async def inspect(config: Config, kernel: KernelThread[NodeKernel]) -> Inspected
     programs = await kernel.call(readable_programs)
     choices = requirements.choices(config, programs, await asyncio.to_thread(expected_scheduler, config.translation.scheduler))
     store = Store(started_s=time.time(), guard=Guard(config.guard_percent))
-    return Inspected(config=config, store=store, kernel=kernel, choices=choices)
+    return Inspected(config=config, store=store, kernel=kernel, choices=choices, source=source)
 
 
 def expected_scheduler(configured: str) -> str:

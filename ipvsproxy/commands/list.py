@@ -205,16 +205,12 @@ async def _read(config: Config) -> Answer:
 
 async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> Answer:
     source = await sources.make(config)
-    node = await inspection.inspect(config, kernel)
+    node = await inspection.inspect(config, kernel, source)
     async with inspection.following(source, node.store):
-        problem, targets = "", {}
-        try:
-            targets = dict(await source.targets())
-        except sources.ApiError as error:
-            problem = f"the names of pods cannot be read: {error}"
+        targets, problems = await node.targets()
         rows = await kernel.call(lambda _: ipvs_rows.read())
         document = await describe(node, rows, targets)
-    return _unnamed(document, [problem]) if problem else Answer(document)
+    return _unnamed(document, problems) if problems else Answer(document)
 
 
 def _unnamed(document: Document, problems: Sequence[str]) -> Answer:

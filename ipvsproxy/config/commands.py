@@ -67,15 +67,16 @@ Exit status: 0 equal, 1 different, 2 state unknown.
 )
 _EXPLAIN = _inspecting(
     "explain",
-    "show how this node serves a Service or an address, and why",
+    "show how this node serves a Service, a pod or an address, and why",
     """\
-Shows for a Service (namespace/name) or an address (10.96.0.1:443, [fd00::1]:443, or without a port): its virtual
-servers and their owners, which endpoints are used or not and why, which traffic is masqueraded and by which rule,
-and the observed state with its connections. The Service or address may stand anywhere among the flags.
+Shows for a Service (namespace/name, or a name in all namespaces) or an address (10.96.0.1:443, [fd00::1]:443, or
+without a port): its virtual servers and their owners, which endpoints are used or not and why, which traffic is
+masqueraded and by which rule, and the observed state with its connections. For a pod (its name or address): which
+Services it serves, and why not. The subject may stand anywhere among the flags.
 
-Exit status: 0 explained, 1 unknown Service or address, 2 state unknown.
+Exit status: 0 explained, 1 unknown Service, pod or address, 2 state unknown.
 """,
-    "namespace/name | address:port",
+    "[namespace/]name | address[:port]",
 )
 _LIST = _inspecting(
     "list",

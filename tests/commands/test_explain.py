@@ -14,6 +14,7 @@ from ipvsproxy.model.net import Protocol, parse_address
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, Thresholds
 from ipvsproxy.model.service import ApiObject, ObjectKind, Rejected, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, ConnectionCounts, VirtualServerSettings
+from ipvsproxy.translate.api.targets import Target, Targets
 from ipvsproxy.translate.settings import Settings, TrafficScopes
 from tests.support import builders, memory_node
 from tests.support.builders import OTHER_NODE, endpoint
@@ -26,20 +27,29 @@ WEB = (
     builders.endpoint_slice(endpoint("10.244.0.1"), endpoint("10.244.0.2", ready=False), endpoint("10.244.1.1", OTHER_NODE)),
 )
 CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
+NO_TARGETS: Targets = {}
+WEB_NAME = ServiceName("default", "web")
+PODS: Targets = {
+    (WEB_NAME, builders.backend("10.244.0.1")): Target("default/web-a", "node-a"),
+    (WEB_NAME, builders.backend("10.244.0.2")): Target("default/web-b", "node-a"),
+    (ServiceName("default", "hidden"), builders.backend("10.244.0.2")): Target("default/web-b", "node-a"),
+}
+"""What the EndpointSlices name; ``hidden`` is headless."""
 
 
-async def _explain(kernel: FakeKernel, subject: str, *objects: ApiObject) -> Document:
-    return await explain.describe(inspected(kernel, *objects), explain.parse_subject(subject))
+async def _explain(kernel: FakeKernel, subject: str, *objects: ApiObject, targets: Targets = NO_TARGETS) -> Document:
+    return await explain.describe(inspected(kernel, *objects), explain.parse_subject(subject), targets=targets)
 
 
-async def _text(kernel: FakeKernel, subject: str, *objects: ApiObject) -> list[str]:
-    return list(explain.render(await _explain(kernel, subject, *objects), subject))
+async def _text(kernel: FakeKernel, subject: str, *objects: ApiObject, targets: Targets = NO_TARGETS) -> list[str]:
+    return list(explain.render(await _explain(kernel, subject, *objects, targets=targets), subject))
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("demo/web", "demo/web"),
+        ("web", "web"),
         ("10.96.0.1:443", "10.96.0.1:443"),
         ("10.96.0.1", "10.96.0.1"),
         ("[fd00::1]:443", "[fd00::1]:443"),
@@ -51,7 +61,7 @@ def test_a_subject_of_explain_is_a_service_or_an_address(text: str, shown: str) 
     assert str(explain.parse_subject(text)) == shown
 
 
-@pytest.mark.parametrize("text", ["web", "", "a/b/c", "10.96.0.1:x", "10.96.0:1:2:3:4", "1.2.3:80", "[fd00::g]:1", "/web"])
+@pytest.mark.parametrize("text", ["", "a/b/c", "10.96.0.1:x", "10.96.0:1:2:3:4", "1.2.3:80", "[fd00::g]:1", "/web"])
 def test_explain_refuses_anything_but_a_service_or_an_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not|is none of"):
         explain.parse_subject(text)
@@ -105,6 +115,59 @@ async def test_explain_shows_collisions_with_a_service() -> None:
     assert set(asked) == {(Protocol.TCP, 80), (Protocol.TCP, 30080)}
 
 
+async def test_endpoints_and_real_servers_have_the_names_of_their_pods_before_their_addresses() -> None:
+    lines = await _text(await synced_kernel(*WEB), "default/web", *WEB, targets=PODS)
+    assert "        -> 10.244.0.1:8080 (default/web-a) weight 1, connections: 0 active, 0 inactive" in lines
+    assert "      default/web-a 10.244.0.1 port 8080 on node-a: in" in lines
+    assert "      10.244.1.1 port 8080 on node-b: in" in lines
+
+
+async def test_an_endpoint_is_shown_with_its_zone() -> None:
+    zoned = builders.endpoint_slice(endpoint("10.244.0.1", zone="zone-a"))
+    assert "      10.244.0.1 port 8080 on node-a in zone-a: in" in await _text(
+        await synced_kernel(*WEB[:2], zoned), "default/web", *WEB[:2], zoned
+    )
+
+
+async def test_a_bare_name_is_searched_for_in_all_namespaces() -> None:
+    other = builders.service("web", namespace="other", cluster=["10.96.0.11"])
+    lines = await _text(await synced_kernel(*WEB, other), "web", *WEB, other)
+    assert [line for line in lines if line.startswith("Service ")] == [
+        "Service default/web (ClusterIP)",
+        "Service other/web (ClusterIP)",
+    ]
+    assert await _text(await synced_kernel(*WEB), "we", *WEB) == await _text(FakeKernel(), "we")
+
+
+@pytest.mark.parametrize("subject", ["default/web-b", "web-b", "10.244.0.2", "10.244.0.2:8080"])
+async def test_a_pod_is_found_by_name_and_address_with_the_services_that_it_serves_and_why_not(subject: str) -> None:
+    lines = await _text(await synced_kernel(*WEB), subject, *WEB, targets=PODS)
+    assert lines[0] == "endpoint default/web-b (10.244.0.2)"
+    assert lines[1].startswith("  default/hidden: OUT: the API server is not asked for headless Services")
+    assert lines[2:] == ["  default/web port TCP 80, IPv4: OUT: it is not ready"]
+    assert (await _text(await synced_kernel(*WEB), "web-a", *WEB, targets=PODS))[1] == "  default/web port TCP 80, IPv4: in"
+
+
+async def test_a_pod_without_a_name_is_found_by_its_address() -> None:
+    assert await _text(await synced_kernel(*WEB), "10.244.1.1", *WEB) == [
+        "endpoint 10.244.1.1",
+        "  default/web port TCP 80, IPv4: in",
+    ]
+
+
+async def test_the_verdicts_of_a_pod_are_told_apart_where_traffic_differs() -> None:
+    local = builders.service("web", builders.service_port(80, node_port=30080), external_local=True)
+    lines = await _text(await synced_kernel(WEB[0], local, WEB[2]), "10.244.1.1", WEB[0], local, WEB[2])
+    assert lines[1].startswith("  default/web port TCP 80, IPv4: in for traffic to the cluster IP; OUT: it is on another node")
+    assert lines[1].endswith("for traffic to all other addresses")
+
+
+async def test_a_pod_of_a_family_that_its_service_lacks_serves_it_not() -> None:
+    stray = builders.endpoint_slice(endpoint("fd00::1"), suffix="v6")
+    lines = await _text(await synced_kernel(*WEB), "fd00::1", *WEB, stray)
+    assert lines == ["endpoint fd00::1", "  default/web: OUT: the Service has no cluster IP of IPv6"]
+
+
 async def test_a_service_without_a_cluster_ip_is_named_with_the_field() -> None:
     headless = builders.with_options(
         builders.service("web", cluster=[]), not_served=Skipped("spec.clusterIP", "headless", invalid=False)
@@ -125,7 +188,7 @@ async def test_a_service_without_a_cluster_ip_is_named_with_the_field() -> None:
 
 async def test_an_unknown_name_is_answered_with_the_other_services() -> None:
     lines = await _text(FakeKernel(), "default/none", WEB[0])
-    assert lines[0] == "default/none: no Service of this name, and no virtual server at this address"
+    assert lines[0] == "default/none: no Service or endpoint of this name, and no virtual server or endpoint at this address"
     assert "spec.clusterIP None" in lines[1]
 
 
@@ -147,7 +210,7 @@ async def test_a_node_port_on_loopback_is_explained_with_the_addresses_that_answ
 
 async def test_a_loopback_port_that_is_no_node_port_is_unknown() -> None:
     (line,) = await _text(await synced_kernel(*WEB), "127.0.0.1:80", *WEB)
-    assert line == "127.0.0.1:80: no Service of this name, and no virtual server at this address"
+    assert line == "127.0.0.1:80: no Service or endpoint of this name, and no virtual server or endpoint at this address"
 
 
 async def test_masquerading_names_rule_and_set() -> None:
@@ -261,7 +324,7 @@ async def test_explain_reports_an_unknown_name_or_address() -> None:
     document = await _explain(await synced_kernel(*WEB), "default/none", *WEB)
     assert document["services"] == document["unclaimed"] == []
     assert list(explain.render(document, "default/none"))[:1] == [
-        "default/none: no Service of this name, and no virtual server at this address"
+        "default/none: no Service or endpoint of this name, and no virtual server or endpoint at this address"
     ]
 
 

@@ -36,7 +36,7 @@ WEB = (
 async def inspected(kernel: FakeKernel, *flags: str) -> Inspected:
     config = loading.from_flags(f"--hostname-override={builders.THIS_NODE}", *flags)
     as_real: NodeKernel = cast("NodeKernel", kernel)  # it is asked for no more than the kernel in memory has
-    return await inspection.inspect(config, KernelThread(memory_node.InlineExecutor(), as_real))
+    return await inspection.inspect(config, KernelThread(memory_node.InlineExecutor(), as_real), EmptySource())
 
 
 @pytest.mark.parametrize(

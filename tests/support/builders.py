@@ -91,9 +91,10 @@ def endpoint(
     terminating: bool = False,
     zones: Iterable[str] = (),
     nodes: Iterable[str] = (),
+    zone: str = "",
 ) -> Endpoint:
     """An endpoint. ``zones`` and ``nodes`` are its hints."""
-    conditions = Conditions(ready, serving, terminating, node, frozenset(zones), frozenset(nodes))
+    conditions = Conditions(ready, serving, terminating, node, frozenset(zones), frozenset(nodes), zone)
     return Endpoint(parse_address(address), conditions)
 
 

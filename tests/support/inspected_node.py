@@ -5,6 +5,7 @@ import asyncio
 from ipvsproxy.commands.inspection import Inspected
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Choices, EngineSettings
+from ipvsproxy.daemon.sources.directory import DirectorySource
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.service import ApiObject, ObjectKind
@@ -27,6 +28,7 @@ def inspected(
     store.deliver([memory_node.put(item) for item in objects], 0)
     store.deliver([memory_node.listed(kind, objects) for kind in ObjectKind], 0)
     return Inspected(
+        source=DirectorySource("/nowhere"),
         config=load.load(["--proxy-mode=ipvs"], hostname=builders.THIS_NODE, read_file=no_file),
         store=store,
         kernel=KernelThread(memory_node.InlineExecutor(), kernel),

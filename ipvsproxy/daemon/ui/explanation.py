@@ -5,6 +5,7 @@ survey.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
@@ -20,6 +21,7 @@ from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.marks import MarkedPort
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import trace
+from ipvsproxy.translate.api.targets import Targets
 from ipvsproxy.translate.services import explain
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import GRACE_S, NodeView
@@ -64,8 +66,12 @@ class Explainer:
         counts: Counts,
         is_carried: Callable[[Address], bool] = lambda _: True,
         rates: Callable[[VirtualServerKey, RealServerKey], Document] = lambda _key, _real_server: {},
+        targets: Targets = MappingProxyType({}),
     ) -> None:
-        """``is_carried`` says whether the node has an address. ``rates`` are further fields of a real server."""
+        """``is_carried`` says whether the node has an address. ``rates`` are further fields of a real server.
+
+        ``targets`` are the pods behind the endpoints of these Services, as far as they are known.
+        """
         self._survey = survey
         self._store = store
         self._translation = translation
@@ -73,6 +79,7 @@ class Explainer:
         self._counts = counts
         self._is_carried = is_carried
         self._rates = rates
+        self._targets = targets
 
     def service(self, name: ServiceName, keys: Collection[VirtualServerKey]) -> Document:
         """A known Service that has been translated; of its virtual servers only these."""
@@ -135,7 +142,8 @@ class Explainer:
                 described["kernel"] = yield from self._kernel(frontend.virtual_server.key, frontend.virtual_server)
             yield
         for number, one in enumerate(use.endpoints, 1):
-            port["endpoints"].append(_endpoint(one))
+            endpoint = RealServerKey.of(one.endpoint.address, one.port)
+            port["endpoints"].append(_endpoint(one) | {"target": self._target(indexed.service.name, endpoint)})
             port["hairpinSet"] = port["hairpinSet"] or indexed.hairpins.get(
                 (use.port.protocol, one.endpoint.address, one.port), ""
             )
@@ -211,12 +219,14 @@ class Explainer:
         counts = self._counts.get(key) or {}
         real_servers = desired.real_servers if desired else frozenset(observed.real_servers)
         weights = desired.weights if desired else observed.real_servers
+        owned = self._survey.sides(key).desired
         described: list[Document] = []
         for number, (one, weight) in enumerate(list(observed.real_servers.items()), 1):
             described.append(
                 _real_server(one, weight, counts.get(one), weights)
                 | _limits((observed.thresholds or {}).get(one, NO_THRESHOLDS))
                 | self._rates(key, one)
+                | {"target": self._target(owned.owner.service, one) if owned else None}
             )
             if number % ENDPOINTS_AT_ONCE == 0:
                 yield
@@ -228,6 +238,11 @@ class Explainer:
             "realServers": described,
             "missing": sorted(str(one) for one in real_servers - observed.real_servers.keys()),
         }
+
+    def _target(self, service: ServiceName, key: RealServerKey) -> str | None:
+        """The name of the pod behind an endpoint; None if it is not known."""
+        target = self._targets.get((service, key))
+        return target.name or None if target else None
 
     def unclaimed(self, key: VirtualServerKey) -> Document:
         """A virtual server that is desired by no Service."""

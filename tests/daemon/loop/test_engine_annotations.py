@@ -7,6 +7,7 @@ import structlog.testing
 
 from ipvsproxy.commands.inspection import Comparison, Inspected
 from ipvsproxy.config.settings import Choices
+from ipvsproxy.daemon.sources.directory import DirectorySource
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, Annotation, ServiceAnnotations
 from ipvsproxy.model.service import Service
@@ -138,6 +139,7 @@ async def test_a_command_loads_no_module_and_finds_no_difference_during_a_slow_s
             store=node.store,
             kernel=KernelThread(memory_node.InlineExecutor(), node.kernel),
             choices=Choices(node.engine.choices.settings, Settings(), Policy()),
+            source=DirectorySource("/nowhere"),
         )
         comparison = Comparison(seen, clock=node._now)
         for _ in range(2):
