@@ -38,6 +38,7 @@ OTHER_SETTINGS = {
     "metricsBindAddress": "0.0.0.0:10249",
     "maxUnavailable": "5%",
 }
+RUNS = ("DaemonSet", "Job")
 OF_THE_OPERATOR = ("PodMonitor", "PrometheusRule")
 SCALARS: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (int, float)}
 
@@ -213,11 +214,22 @@ def test_components_change_what_they_say(tmp_path: pathlib.Path) -> None:
     assert mounted == {volume["name"] for volume in pod["volumes"]} == {"config", "modules", "scratch"}
 
 
+@pytest.mark.parametrize("folder", [folder for folder in BUILT if folder != "monitoring"])
+def test_one_field_pins_the_image_of_every_container_by_digest(tmp_path: pathlib.Path, folder: str) -> None:
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    pinned = f"registry.example.com/ipvsproxy:0.1.0@sha256:{'0' * 64}"
+    with (tmp_path / "manifests/components/image/kustomization.yaml").open("a") as file:
+        file.write(f"    newName: registry.example.com/ipvsproxy\n    digest: sha256:{'0' * 64}\n")
+    templates = [item["spec"]["template"]["spec"] for item in build(folder, tmp_path / "manifests") if item["kind"] in RUNS]
+    images = [one["image"] for pod in templates for one in (*pod.get("initContainers", ()), *pod["containers"])]
+    assert set(images) == {pinned}
+
+
 @pytest.mark.parametrize("folder", ["cleanup", "overlays/cleanup-on-all-nodes"])
 def test_the_cleanup_takes_the_component_for_hosts_with_selinux(tmp_path: pathlib.Path, folder: str) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     with (tmp_path / "manifests/cleanup/kustomization.yaml").open("a") as file:
-        file.write("components:\n  - ../components/selinux\n")
+        file.write("  - ../components/selinux\n")
     (built,) = build(folder, tmp_path / "manifests")
     assert errors(built, model_of(built), built["kind"]) == []
     pod = built["spec"]["template"]["spec"]

@@ -25,7 +25,7 @@ from ipvsproxy.translate.api import fields, schema
 ROOT = pathlib.Path(__file__).parents[1]
 MANIFESTS = ROOT / "manifests"
 OVERLAYS = ("beside-kube-proxy", "cleanup-on-all-nodes", "own-configuration", "replace-kube-proxy")
-COMPONENTS = ("labelled-nodes", "nftables-only", "scraped-as-kube-proxy", "selinux")
+COMPONENTS = ("image", "labelled-nodes", "nftables-only", "scraped-as-kube-proxy", "selinux")
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 Object = dict[str, Any]
@@ -206,7 +206,7 @@ def test_the_cleanup_has_the_privileges_of_the_serving_container_and_its_command
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
     assert [volume for volume in _pod(_base())["volumes"] if volume["name"] in mounted] == pod["volumes"]
-    assert _kustomization("cleanup")["images"] == _kustomization("base")["images"]
+    assert _kustomization("cleanup")["components"] == _kustomization("base")["components"] == ["../components/image"]
     assert container["command"] == ["ipvsproxy", "cleanup"]
     for given, dry_run in ((container["args"], False), (["--dry-run=true"], True)):
         config = load.load(["--cleanup", *given], hostname="node-1", read_file=lambda _: b"", command="cleanup")
@@ -274,7 +274,7 @@ def test_the_image_has_the_version_of_the_package() -> None:
     labels = dict(word.split("=", 1) for word in shlex.split(label))
     assert labels["org.opencontainers.image.version"] == version
     assert labels["org.opencontainers.image.licenses"] == importlib.metadata.metadata("ipvsproxy")["License-Expression"]
-    assert _kustomization("base")["images"] == [{"name": _container(_base())["image"], "newTag": version}]
+    assert _kustomization("components/image")["images"] == [{"name": _container(_base())["image"], "newTag": version}]
 
 
 @pytest.mark.parametrize("program", [*iptables.COMMANDS.values(), "modprobe"])

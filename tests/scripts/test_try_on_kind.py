@@ -100,10 +100,11 @@ def test_the_trial_on_kind_makes_a_cluster_without_kube_proxy_and_applies_our_ma
 def test_the_trial_on_kind_uses_the_loaded_image_although_the_manifests_name_a_registry(tmp_path: pathlib.Path) -> None:
     shutil.copytree(ROOT / "manifests", tmp_path / "copy/manifests")
     (tmp_path / "copy/scripts").mkdir()
-    base = tmp_path / "copy/manifests/base/kustomization.yaml"
+    base = tmp_path / "copy/manifests/components/image/kustomization.yaml"
     named = "  - name: ipvsproxy\n"
     assert named in base.read_text()
     base.write_text(base.read_text().replace(named, f"{named}    newName: registry.example.com/ipvsproxy\n"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path / "copy")
     trial = Trial(tmp_path, script=pathlib.Path(shutil.copy(SCRIPT, tmp_path / "copy/scripts")))
     assert trial.status == 0, trial.said
     (daemon_set,) = (item for item in trial.read("applied.yaml") if item["kind"] == "DaemonSet")
