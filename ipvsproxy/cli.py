@@ -1,5 +1,6 @@
 """The command line: ``ipvsproxy [COMMAND] [flags]``. The default command is ``run``, so that kube-proxy's command lines work."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import io
@@ -8,15 +9,17 @@ import pathlib
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 
-from ipvsproxy.config import commands, file, load
+from ipvsproxy.config import catalogue, commands, file, load
 from ipvsproxy.config.option import ConfigError, Given, Problem, Source
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import complain
 from ipvsproxy.daemon.loop import garbage
+from ipvsproxy.kernel import instance
 
+_OF_COMMANDS = frozenset(option.key for option in catalogue.OF_COMMANDS)
 OK = 0
 WRONG_USE = 2
 """Exit status when flags or file are wrong: nothing was programmed, and a restart does not help."""
@@ -40,7 +43,7 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
     is_implied = command.implied == "--cleanup" or (command.implied and not {"mode", "config"} & given.keys())
     options = [command.implied, *arguments] if is_implied else arguments
 
-    def read() -> Config:
+    def read(options: Sequence[str] = options) -> Config:
         return load.load(
             options,
             hostname=socket.gethostname(),
@@ -50,13 +53,33 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
         )
 
     try:
-        config = read()
+        config = _as_running(command, read, given, arguments) or read()
         if command.name == "run":
             return _run(config, read)
         module = load_module(f"ipvsproxy.commands.{command.name}")
         return int(module.run(config, *_subject(command, module, words)))
     except ConfigError as error:
         return _refuse(*error.problems)
+
+
+def _as_running(
+    command: commands.Command, read: Callable[[Sequence[str]], Config], given: Collection[str], arguments: Sequence[str]
+) -> Config | None:
+    """The configuration of the ipvsproxy that runs here, for a command that inspects it and got no flag of ``run``."""
+    has_flags = not _OF_COMMANDS.issuperset(given)
+    if command.implied != "--proxy-mode=ipvs" or has_flags or not (running := instance.running()):
+        return None
+    which = f"process {running.process}" if running.process else "in another container"
+    if running.arguments is None:
+        if command.name != "top":  # which needs none of its files
+            complain(f"ipvsproxy runs in a container ({which}): give its flags and files, or run this command there")
+        return None
+    with contextlib.suppress(ConfigError):  # not reported: its values are those of another program
+        first = 1 if running.arguments[:1] == ["run"] else 0
+        config = read([*running.arguments[first:], *arguments])
+        complain(f"with the flags of the ipvsproxy that runs here ({which})")
+        return config
+    return None
 
 
 def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]) -> Sequence[object]:

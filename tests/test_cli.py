@@ -15,6 +15,8 @@ import pytest
 from ipvsproxy import cli
 from ipvsproxy.config import commands
 from ipvsproxy.config.settings import Config
+from ipvsproxy.kernel import instance
+from ipvsproxy.kernel.instance import Running
 
 
 class Modules:
@@ -210,6 +212,14 @@ def test_writing_comes_before_a_clean_up_and_that_before_a_preparation(
     assert (len(served), len(cleaned)) == (status == 7, status == 1)
 
 
+@pytest.fixture(autouse=True)
+def running(monkeypatch: pytest.MonkeyPatch) -> list[Running]:
+    """The ipvsproxy that runs on this host: none, unless a test appends it."""
+    found: list[Running] = []
+    monkeypatch.setattr(instance, "running", lambda: next(iter(found), None))
+    return found
+
+
 @pytest.fixture
 def inspections(modules: Modules) -> list[tuple[str, str, bool]]:
     """Calls of commands that only inspect: name, subject, JSON. They end with status 3."""
@@ -273,6 +283,46 @@ def test_inspecting_commands_refuse_unknown_arguments(
     assert cli.main(arguments) == 2
     assert inspections == []
     assert f"ipvsproxy: {sentence}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["list"], ["explain", "demo/web"], ["list", "-o", "json"], ["explain", "--", "demo/web"]])
+def test_a_command_without_flags_has_those_of_the_ipvsproxy_that_runs_here(
+    modules: Modules, running: list[Running], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    used: list[str] = []
+
+    def inspect(config: Config, *_: object) -> int:
+        used.append(config.source.manifests)
+        return 0
+
+    modules.functions |= {"commands.list": inspect, "commands.explain": inspect}
+    for arguments in (["--proxy-mode=ipvs", "--manifests=/a"], ["run", "--proxy-mode=ipvs", "--manifests=/a"]):
+        running[:] = [Running(7, arguments)]
+        assert cli.main(words) == 0
+        assert capsys.readouterr().err == "ipvsproxy: with the flags of the ipvsproxy that runs here (process 7)\n"
+    assert cli.main([*words[:1], "--manifests=/b", *words[1:]]) == 0
+    assert used == ["/a", "/a", "/b"]
+
+
+def test_the_flags_of_a_running_ipvsproxy_that_cannot_be_used_are_never_shown(
+    inspections: list[tuple[str, str, bool]], running: list[Running], capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.append(Running(7, ["--proxy-mode=ipvs", "--future=secret", "--config=/absent/secret"]))
+    assert cli.main(["list"]) == 3
+    assert capsys.readouterr().err == ""
+    assert inspections == [("list", "", False)]
+
+
+@pytest.mark.parametrize(("process", "which"), [(7, "process 7"), (0, "in another container")])
+def test_a_command_says_where_to_run_it_if_ipvsproxy_runs_in_a_container(
+    inspections: list[tuple[str, str, bool]], running: list[Running], process: int, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.append(Running(process, None))
+    assert cli.main(["list"]) == 3
+    assert f"ipvsproxy runs in a container ({which}): give its flags and files, or run" in capsys.readouterr().err
+    assert cli.main(["top"]) == 3
+    assert capsys.readouterr().err == ""
+    assert len(inspections) == 2
 
 
 @pytest.mark.parametrize("subject", ["a/b/c", ""])

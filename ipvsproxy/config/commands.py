@@ -39,7 +39,8 @@ def _help_of(option: Option) -> str:
 
 _COMMON = """
 
-Use the flags and the file of ipvsproxy run. Without a file, --proxy-mode=ipvs is implied.
+Use the flags and the file of ipvsproxy run, or none where it runs: those of the running process count then.
+Without a file, --proxy-mode=ipvs is implied.
 The command changes nothing. Some queries make the kernel load a module, which cannot be avoided.
 """
 

@@ -6,9 +6,12 @@ share its name, it needs no file, and it vanishes with its process, however the 
 
 import contextlib
 import os
+import pathlib
 import socket
 import struct
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ipvsproxy.kernel.base.errors import KernelError
 
@@ -58,6 +61,39 @@ class Instance:
         self._socket.close()
 
 
+class Running(NamedTuple):
+    """The ipvsproxy of this network namespace.
+
+    ``process`` is 0 if this process cannot see it, as from another container. ``arguments`` follow the program's name on its
+    command line; None if the files that they name may be other files for this process, because its mount namespace is another.
+    """
+
+    process: int
+    arguments: Sequence[str] | None
+
+
+def running(name: str = NAME) -> Running | None:
+    """The process that has the name, if it is an ipvsproxy; None also if this process may not know that."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
+        asking.settimeout(ANSWER_WITHIN_S)
+        asking.connect(name)
+        process, user = _owner(asking)
+        if user not in (0, os.geteuid()):
+            return None
+        if not process or not pathlib.Path(f"/proc/{process}/ns/mnt").samefile("/proc/self/ns/mnt"):
+            return Running(process, None)
+        words = [os.fsdecode(word) for word in pathlib.Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[:-1]]
+        programs = [place for place, word in enumerate(words) if pathlib.PurePath(word).stem == "ipvsproxy"]
+        return Running(process, words[programs[0] + 1 :]) if programs else None
+    return None
+
+
+def _owner(connected: socket.socket) -> tuple[int, int]:
+    """The process and the user that listen at the other end; the process is 0 if it cannot be seen."""
+    process, user, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return process, user
+
+
 def _describe_squatter(name: str) -> str:
     """A description of the process that has the name, if that process cannot be an ipvsproxy.
 
@@ -75,8 +111,7 @@ def _describe_squatter(name: str) -> str:
                 if time.monotonic() > deadline_s:
                     return "a process that does not answer"
                 time.sleep(_BETWEEN_TRIES_S)
-        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(credentials)
+        process, user = _owner(asking)
     if user not in (0, os.geteuid()):
         return f"a process of user {user}"
     which = f" (process {process})" if process else " (in another container)"

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import select
 import socket
 import struct
@@ -32,6 +33,41 @@ def test_the_second_process_gets_the_name_of_the_first_one() -> None:
             f"another ipvsproxy (process {os.getpid()}) is running in this network namespace; stop it first"
         )
     instance.Instance(NAME).close()
+
+
+def test_the_arguments_of_the_running_process_can_be_read(tmp_path: pathlib.Path) -> None:
+    assert instance.running(NAME) is None
+    program = tmp_path / "ipvsproxy"
+    program.write_text(HOLD)
+    command = (sys.executable, program, NAME.removeprefix("\0"), "--config=a file.yaml")
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(pathlib.Path.cwd())},
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        found = instance.running(NAME)
+        holder.kill()
+    assert found == instance.Running(holder.pid, [NAME.removeprefix("\0"), "--config=a file.yaml"])
+
+
+def test_a_program_of_another_name_or_user_is_no_running_ipvsproxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(instance.Instance(NAME)):
+        assert instance.running(NAME) is None  # this process is pytest
+        monkeypatch.setattr(instance, "_owner", lambda _: (os.getpid(), 4711))
+        assert instance.running(NAME) is None
+
+
+def test_the_files_of_a_process_in_another_container_are_not_taken_for_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(instance.Instance(NAME)):
+        monkeypatch.setattr(instance, "_owner", lambda _: (0, 0))
+        assert instance.running(NAME) == instance.Running(0, None)
+        monkeypatch.setattr(instance, "_owner", lambda _: (7, 0))
+        monkeypatch.setattr(pathlib.Path, "samefile", lambda *_: False)
+        assert instance.running(NAME) == instance.Running(7, None)
 
 
 def test_a_process_that_is_killed_gives_the_lock_back() -> None:
