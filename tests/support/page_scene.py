@@ -71,7 +71,8 @@ def notable() -> Iterator[ApiObject]:
         ports=[builders.endpoint_port(8443, name="https")],
     )
     yield builders.service("empty", namespace="shop", cluster=["10.96.0.70"])
-    yield builders.service("late", namespace="shop", cluster=["10.96.0.71"])
+    ports = [service_port(9090, name="metrics-scraper"), service_port(8443, name="grpc-management")]
+    yield builders.service("late", *ports, namespace="shop", cluster=["10.96.0.71"])
     yield builders.endpoint_slice(in_zone(endpoint("10.244.0.71", ready=False)), namespace="shop", service="late")
     yield builders.service(
         "thief", namespace="shop", cluster=["10.96.0.72"], external=["203.0.113.44"], created_s=builders.CREATED_S + 9

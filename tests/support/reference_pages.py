@@ -40,6 +40,7 @@ ENDPOINTS: Sequence[tuple[str, str, Status, str]] = (
         ),
     ),
     ("health, 10256", "/livez", Status.EXTENDED, "as above"),
+    ("metrics, 10249", "/", Status.OWN, "links to the paths below"),
     ("metrics, 10249", "/metrics", Status.EXTENDED, "the series below"),
     ("metrics, 10249", "/metrics/slis", Status.SAME, ""),
     ("metrics, 10249", "/healthz", Status.SAME, "also `/healthz/ping`, `?verbose`"),

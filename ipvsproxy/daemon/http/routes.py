@@ -20,7 +20,7 @@ from ipvsproxy.config.settings import Config, Format, Servers
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.health import Health
-from ipvsproxy.daemon.http.server import BAD_REQUEST, JSON, NOT_ACCEPTABLE, OK, TEXT, UNAVAILABLE, Answer, Handler, Request
+from ipvsproxy.daemon.http.server import BAD_REQUEST, HTML, JSON, NOT_ACCEPTABLE, OK, TEXT, UNAVAILABLE, Answer, Handler, Request
 
 Page = Callable[[Request], Answer | Awaitable[Answer]]
 """Answers a request for one path."""
@@ -79,6 +79,7 @@ class MetricsRoutes:
         self._started_s = time.time()
         self._checks = 0
         self._pages: Mapping[str, Page] = {
+            "/": self._index,
             "/metrics": self._metrics,
             "/metrics/slis": self._slis,
             "/healthz": self._ping,
@@ -95,6 +96,13 @@ class MetricsRoutes:
         if self.ui and self.config().servers.ui and f"{request.path}/".startswith(UI):
             return await self.ui(request)
         return await respond(self._pages, request)
+
+    def _index(self, _request: Request) -> Answer:
+        # Relative: a proxy may have put something before it.
+        paths = (UI, *SHOWN_PATHS) if self.ui and self.config().servers.ui else SHOWN_PATHS
+        links = "".join(f'<li><a href="{path[1:]}">{path}</a>\n' for path in paths)
+        page = f"<!doctype html><html lang=en><title>ipvsproxy</title><h1>ipvsproxy</h1><ul>\n{links}</ul>\n"
+        return Answer(OK, page.encode(), HTML)
 
     def _metrics(self, request: Request) -> Awaitable[Answer]:
         return self.expose(request.headers.get("accept", ""), request.headers.get("accept-encoding", ""))

@@ -28,6 +28,7 @@ NOT_ACCEPTABLE = 406
 UNAVAILABLE = 503
 JSON = {"Content-Type": "application/json", "X-Content-Type-Options": "nosniff"}
 TEXT = {"Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff"}
+HTML = {"Content-Type": "text/html; charset=utf-8", "X-Content-Type-Options": "nosniff"}
 CONNECTIONS = 64
 """The largest number of connections of each of the two servers. Each server has a sixteenth of the descriptors at most."""
 IDLE_S = 75.0

@@ -202,6 +202,7 @@ class Board:
             **described(service, row),
             **counters.described(self._counted.rates.of(name)),
             "activeConnections": active.active if active else None,
+            "inactiveConnections": active.inactive if active else None,
             "history": {"connectionsPerSecond": connections, "bytesPerSecond": traffic},
         }
 

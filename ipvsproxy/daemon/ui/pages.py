@@ -278,7 +278,11 @@ class Pages:
         if name not in self._sources.store.services or name not in survey.states:  # gone while the kernel was read
             raise RefusedError(404, f"there is no Service {text}")
         counted = [one for servers in opened.counts.values() for one in servers.values()]
-        row = {**table.describe(name), "activeConnections": sum(one.active for one in counted)}
+        row = {
+            **table.describe(name),
+            "activeConnections": sum(one.active for one in counted),
+            "inactiveConnections": sum(one.inactive for one in counted),
+        }
         keys = set(counters.keys_of(survey, name))
         steps = counters.timed(explainer.describing(name, keys), self._processor_clock)
         document, took_s = await in_slices(steps, self._clock)

@@ -161,6 +161,20 @@ async def test_health_checks_of_the_metrics_server_are_counted_and_delete_resets
         assert (await http_client.ask(port, "/metrics/slis", method="DELETE")).body == b""
 
 
+async def test_the_first_page_of_the_metrics_server_links_its_paths() -> None:
+    async def show(_request: server.Request) -> server.Answer:
+        return routes.OK_PAGE
+
+    async with _metrics(Node(ui=show)) as port:
+        first = (await http_client.ask(port, "/")).body.decode()
+        paths = re.findall('href="(.*?)">/', first)
+        assert "ui/" in paths
+        assert "metrics/slis" in paths
+        assert {(await http_client.ask(port, f"/{path}")).status for path in paths} == {200}
+    async with _metrics(Node(None, "--ui=false", ui=show)) as port:
+        assert "ui/" not in (await http_client.ask(port, "/")).body.decode()
+
+
 async def test_flagz_and_statusz_are_for_people() -> None:
     async with _metrics(Node()) as port:
         flags = (await http_client.ask(port, "/flagz")).body.decode()

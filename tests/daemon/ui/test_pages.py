@@ -161,6 +161,7 @@ async def test_a_row_shows_addresses_ports_endpoints_and_traffic() -> None:
             "packetsPerSecond": None,
             "bytesPerSecond": None,
             "activeConnections": None,
+            "inactiveConnections": None,
             "history": None,
         }
         for _ in range(3):
@@ -168,7 +169,7 @@ async def test_a_row_shows_addresses_ports_endpoints_and_traffic() -> None:
             told = await node.ask("services")
         (row,) = told["services"]
         assert row["connectionsPerSecond"] == pytest.approx(10, rel=0.9)
-        assert row["activeConnections"] == 7
+        assert (row["activeConnections"], row["inactiveConnections"]) == (7, 1)
         assert len(row["history"]["bytesPerSecond"]) > 0
         assert told["sampleSeconds"] > 0
 
@@ -292,7 +293,8 @@ async def test_the_page_shows_a_service_as_explain_does_with_rates_and_zones() -
     assert (first["active"], first["inactive"], first["state"]) == (3, 4, "serving")
     assert first["connectionsPerSecond"] == pytest.approx(25, rel=0.9)
     assert {one["from"] for one in cluster["masquerade"]} == {"pod of this node", "this host", "outside of the cluster"}
-    assert (told["row"]["name"], told["row"]["activeConnections"]) == ("default/web", 3)
+    row = told["row"]
+    assert (row["name"], row["activeConnections"], row["inactiveConnections"]) == ("default/web", 3, 4)
 
 
 @in_virtual_time

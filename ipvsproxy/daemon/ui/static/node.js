@@ -1,6 +1,6 @@
 // The node: whether everything is in force and why not, what is left to do, and the last quarter of an hour.
 
-import { chip, clock, count, date, el, figure, patch, plot, seconds, whole } from "./parts.js";
+import { chip, date, el, figure, patch, plot, seconds, whole } from "./parts.js";
 
 const CLOCK_S = 1;
 
@@ -97,7 +97,7 @@ function* details(answer) {
       el(
         "tr",
         {},
-        el("td", {}, clock(sync.endedAt), sync.isAudit ? " (audit)" : ""),
+        el("td", { class: "when" }, date(sync.endedAt), sync.isAudit ? " (audit)" : ""),
         [sync.services, sync.done, sync.failed, sync.pending].map((number) => el("td", { class: "number" }, whole(number))),
         [sync.waitedSeconds, sync.readSeconds, sync.translatedSeconds, sync.appliedSeconds].map((time) => el("td", { class: "number" }, seconds(time))),
       ),
@@ -128,13 +128,13 @@ function* details(answer) {
     fact("Kernel", answer.kernel.release),
     fact("Scheduler", answer.kernel.scheduler),
     answer.kernel.families.map((family) =>
-      fact(family.family, `${holder(family.iptables)}, ${family.healthy ? "in time" : "late"}${family.updatedAt ? `, complete at ${clock(family.updatedAt)}` : ""}`),
+      fact(family.family, `${holder(family.iptables)}, ${family.healthy ? "in time" : "late"}${family.updatedAt ? `, complete at ${date(family.updatedAt)}` : ""}`),
     ),
     fact("Changes", answer.healthy ? "in time" : "late: /livez fails"),
     fact("Load balancers", answer.eligible ? "are welcome" : "are turned away: /healthz fails"),
     fact("Oldest change", answer.oldestChangeAgeSeconds ? `waits for ${seconds(answer.oldestChangeAgeSeconds)}` : "none waits"),
   );
-  yield el("p", { class: "note" }, `${count(answer.services, "Service")} known; figures at ${clock(answer.now)}.`);
+  yield el("p", { class: "note" }, `Figures of ${date(answer.now)}.`);
 }
 
 /** What holds the rules of a family: nftables, or a variant of iptables. */

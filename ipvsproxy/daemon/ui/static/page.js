@@ -13,6 +13,7 @@ const pages = { node, services, service, events };
 const main = document.getElementById("main");
 const lost = document.getElementById("lost");
 const help = document.getElementById("help");
+const verdict = document.getElementById("verdict");
 const viewer = name();
 
 let shown = null; // the module of the page, with what it keeps
@@ -108,22 +109,36 @@ async function poll() {
 }
 
 function found() {
+  if (isStale()) head();
   answered = Date.now();
   lost.hidden = true;
   document.body.classList.remove("stale");
 }
 
 function gone() {
-  write(lost, `The node has not answered since ${clock(answered / 1000)}. What you see is old; asking again every second.`);
-  lost.hidden = false;
-  document.body.classList.add("stale");
+  warn(`The node has not answered since ${clock(answered / 1000)}. What you see is old; asking again every second.`, true);
 }
 
 function refused(error) {
-  answered = Date.now();
-  write(lost, error.message);
+  warn(error.message, error.status !== 404);
+  if (!isStale()) answered = Date.now();
+}
+
+function warn(sentence, stale) {
+  write(lost, sentence);
   lost.hidden = false;
-  document.body.classList.toggle("stale", error.status !== 404);
+  document.body.classList.toggle("stale", stale);
+  if (stale) judge("off", `not known since ${clock(answered / 1000)}`, sentence);
+}
+
+function isStale() {
+  return document.body.classList.contains("stale");
+}
+
+function judge(kind, text, title) {
+  write(verdict, text);
+  verdict.className = `chip ${kind}`;
+  verdict.title = title;
 }
 
 async function head() {
@@ -131,11 +146,10 @@ async function head() {
   if (document.hidden) return;
   try {
     const answer = await ask("node", { since: Date.now() / 1000 + 86400 });
-    const verdict = document.getElementById("verdict");
     write(document.getElementById("node-name"), answer.node);
-    write(verdict, answer.inForce ? "✓ in force" : "✗ not in force");
-    verdict.className = `chip ${answer.inForce ? "good" : "bad"}`;
-    verdict.title = answer.inForce ? "everything that the API asks for is in force on this node" : answer.reasons.join("\n");
+    if (isStale()) return; // until the page itself has an answer
+    if (answer.inForce) judge("good", "✓ in force", "everything that the API asks for is in force on this node");
+    else judge("bad", "✗ not in force", answer.reasons.join("\n"));
   } catch {
     // the page itself says it
   }

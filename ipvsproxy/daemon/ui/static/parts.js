@@ -79,16 +79,17 @@ export function seconds(value) {
   return value < 172800 ? `${(value / 3600).toFixed(1)} h` : `${(value / 86400).toFixed(0)} d`;
 }
 
-export function clock(at) {
-  return new Date(at * 1000).toLocaleTimeString([], { hour12: false });
+// Times as in the log: ISO, in UTC.
+export function date(at) {
+  return `${new Date(at * 1000).toISOString().slice(0, 19)}Z`;
 }
 
-export function date(at) {
-  return new Date(at * 1000).toLocaleString([], { hour12: false });
+export function clock(at) {
+  return `${date(at).slice(11, 19)} UTC`;
 }
 
 export function count(number, one, several = `${one}s`) {
-  return `${number} ${number === 1 ? one : several}`;
+  return `${whole(number)} ${number === 1 ? one : several}`;
 }
 
 // A chip tells by its word and its mark; its colour only repeats it.

@@ -61,7 +61,7 @@ function* facts(answer) {
     tile("Endpoints", figure(row.endpoints.ready), `${row.endpoints.draining} draining, ${row.endpoints.unused} unused`),
     tile("Connections", figure(row.connectionsPerSecond), "per second", row.history.connectionsPerSecond),
     tile("Traffic", figure(row.bytesPerSecond), "bytes per second", row.history.bytesPerSecond),
-    tile("Open", figure(row.activeConnections), "connections"),
+    tile("Open connections", figure(row.activeConnections), `active, ${figure(row.inactiveConnections)} inactive`),
   );
   if (row.problems.length) yield el("ul", { class: "reasons" }, row.problems.map((problem) => el("li", {}, `! ${problem}`)));
   const left = [

@@ -1,9 +1,10 @@
 // The table of all Services. The server searches, sorts and cuts it into pages; only rows that have changed are drawn again.
 
-import { el, figure, spark, whole, write } from "./parts.js";
+import { count, el, figure, spark, whole, write } from "./parts.js";
 
 const HEADS = [
   { title: "Service", sort: "name" },
+  { title: "Problem", sort: "problems" },
   { title: "Type" },
   { title: "Addresses" },
   { title: "Ports" },
@@ -12,7 +13,6 @@ const HEADS = [
   { title: "Open", kind: "number" },
   { title: "Packets/s", sort: "packets", kind: "number" },
   { title: "Bytes/s", sort: "bytes", kind: "number" },
-  { title: "Wrong", sort: "problems" },
 ];
 const TYPED_MS = 200;
 
@@ -111,7 +111,7 @@ export function open(main, where, { ask, refresh }) {
       }),
     );
     place([...rows.values()].map((row) => row.element));
-    write(told, answer.matching === answer.total ? `${whole(answer.total)} Services` : `${whole(answer.matching)} of ${whole(answer.total)} Services match`);
+    write(told, answer.matching === answer.total ? count(answer.total, "Service") : `${whole(answer.matching)} of ${count(answer.total, "Service")}`);
     write(number, `Page ${whole(answer.page)} of ${whole(answer.pages)}`);
     previous.disabled = answer.page <= 1;
     next.disabled = answer.page >= answer.pages;
@@ -157,15 +157,15 @@ function fill(element, row) {
   const { ready, draining, unused } = row.endpoints;
   const cells = [
     ["Service", "name", link(element, row.name)],
+    ["Problem", "problem", row.problems.length ? row.problems.map((problem) => el("span", {}, `! ${problem}`)) : row.served ? "" : el("small", {}, `not served: ${row.notServed}`)],
     ["Type", "", row.type],
     ["Addresses", "address", row.addresses.slice(0, 2).join("\n") + more(2, row.addressCount)],
-    ["Ports", "", row.ports.slice(0, 2).map(portText).join(", ") + more(2, row.portCount)],
+    ["Ports", "ports", row.ports.slice(0, 2).map(portText).join("\n") + more(2, row.portCount)],
     ["Endpoints", "number", endpoints(ready, draining, unused)],
     ["Connections/s", "number", [spark(row.history.connectionsPerSecond, "connections per second lately"), el("span", {}, figure(row.connectionsPerSecond))]],
-    ["Open", "number", figure(row.activeConnections)],
+    ["Open", "number", [figure(row.activeConnections), row.inactiveConnections ? el("small", {}, ` ${figure(row.inactiveConnections)} inactive`) : null]],
     ["Packets/s", "number", figure(row.packetsPerSecond)],
     ["Bytes/s", "number", [spark(row.history.bytesPerSecond, "bytes per second lately"), el("span", {}, figure(row.bytesPerSecond))]],
-    ["Wrong", "wrong", row.problems.length ? row.problems.map((problem) => el("span", {}, `! ${problem}`)) : row.served ? "" : el("small", {}, `not served: ${row.notServed}`)],
   ];
   cells.forEach(([label, kind, content], index) => {
     const cell = element.children[index] || element.appendChild(el(index ? "td" : "th", { "data-label": label, class: kind, scope: index ? null : "row" }));
@@ -182,8 +182,8 @@ function link(element, name) {
 
 function endpoints(ready, draining, unused) {
   return [
-    el("span", {}, `${ready} ready`),
-    draining ? el("span", { class: "warn" }, ` ${draining} draining`) : null,
-    unused ? el("small", {}, ` ${unused} unused`) : null,
+    el("span", {}, `${whole(ready)} ready`),
+    draining ? el("small", { class: "warn" }, ` ${whole(draining)} draining`) : null,
+    unused ? el("small", {}, ` ${whole(unused)} unused`) : null,
   ];
 }
