@@ -7,6 +7,7 @@ import contextlib
 import os
 import pathlib
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -44,6 +45,18 @@ ON_DEMAND = (
 )
 """What the kernel loads by itself when a test writes a rule that needs it: rules of neighbours, above all."""
 
+TOOLS = (
+    *"ip ipset ipvsadm nft conntrack sysctl mount umount sleep cat true sh bash".split(),  # noqa: SIM905 - as above
+    *(
+        f"{family}-{variant}{ending}"
+        for family in ("iptables", "ip6tables")
+        for variant in VARIANTS
+        for ending in ("", "-save", "-restore")
+    ),
+)
+"""Programs of the system that tests start often. Links to them come first in PATH, because each folder in which a program is
+looked for in vain costs a guest as much as its start: user-mode Linux copies the address space of the caller."""
+
 PASSED_NAMES = frozenset({"VIRTUAL_ENV", "TERM", "CI", "LANG"})
 PASSED_PREFIXES = ("PYTHON", "HYPOTHESIS", "IPVSPROXY_")
 
@@ -70,6 +83,9 @@ def directory(command: list[str], mounts: list[str], iptables: str | None) -> It
         lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
         lines += [f"cd {shlex.quote(str(pathlib.Path.cwd()))} || exit", f"exec {shlex.join(command)}"]
         (control / "command").write_text("\n".join(lines) + "\n")
+        for tool in TOOLS:
+            if path := shutil.which(tool, path=processes.SYSTEM_PATH):
+                (control / "bin" / tool).symlink_to(path)
         if iptables:
             program, _ = VARIANTS[iptables]
             for tool in ("iptables", "ip6tables"):

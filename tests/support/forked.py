@@ -17,7 +17,7 @@ _context = multiprocessing.get_context("forkserver")
 
 def prepare() -> None:
     """Start the process that forks, in the network namespace of this thread, unless it runs already."""
-    _context.set_forkserver_preload(["tests.support.preloaded", *(suite for suite in _SUITES if suite in sys.modules)])
+    _context.set_forkserver_preload([*(suite for suite in _SUITES if suite in sys.modules), "tests.support.preloaded"])
     forkserver.ensure_running()
 
 
