@@ -66,6 +66,8 @@ def _as_running(
     command: commands.Command, read: Callable[[Sequence[str]], Config], given: Collection[str], arguments: Sequence[str]
 ) -> Config | None:
     """The configuration of the ipvsproxy that runs here, for a command that inspects it and got no flag of ``run``."""
+    if command.name == "fleet":  # which asks with the rights of its caller, not with those of this node
+        return None
     has_flags = not _OF_COMMANDS.issuperset(given)
     if command.implied != "--proxy-mode=ipvs" or has_flags or not (running := instance.running()):
         return None

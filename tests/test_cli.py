@@ -304,6 +304,19 @@ def test_a_command_without_flags_has_those_of_the_ipvsproxy_that_runs_here(
     assert used == ["/a", "/a", "/b"]
 
 
+def test_fleet_never_asks_with_the_kubeconfig_of_the_ipvsproxy_that_runs_here(modules: Modules, running: list[Running]) -> None:
+    used: list[str] = []
+
+    def ask(config: Config) -> int:
+        used.append(config.source.kubeconfig)
+        return 0
+
+    modules.functions["commands.fleet"] = ask
+    running.append(Running(7, ["--proxy-mode=ipvs", "--kubeconfig=/of-the-node"]))
+    assert cli.main(["fleet"]) == 0
+    assert used == [""]
+
+
 def test_the_flags_of_a_running_ipvsproxy_that_cannot_be_used_are_never_shown(
     inspections: list[tuple[str, str, bool]], running: list[Running], capsys: pytest.CaptureFixture[str]
 ) -> None:

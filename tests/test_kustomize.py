@@ -225,6 +225,16 @@ def test_one_field_pins_the_image_of_every_container_by_digest(tmp_path: pathlib
     assert set(images) == {pinned}
 
 
+def test_the_role_for_fleet_has_two_rights_in_one_namespace_and_nobody_has_it_yet(tmp_path: pathlib.Path) -> None:
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    (tmp_path / "manifests/chosen").mkdir()
+    (tmp_path / "manifests/chosen/kustomization.yaml").write_text("resources: [../base]\ncomponents: [../components/fleet]\n")
+    (role,) = (item for item in build("chosen", tmp_path / "manifests") if item["metadata"]["name"] == "ipvsproxy-fleet")
+    assert errors(role, model_of(role), "Role") == []
+    assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "kube-system")
+    assert [(rule["resources"], rule["verbs"]) for rule in role["rules"]] == [(["pods"], ["list"]), (["pods/proxy"], ["get"])]
+
+
 @pytest.mark.parametrize("folder", ["cleanup", "overlays/cleanup-on-all-nodes"])
 def test_the_cleanup_takes_the_component_for_hosts_with_selinux(tmp_path: pathlib.Path, folder: str) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")

@@ -25,7 +25,7 @@ from ipvsproxy.translate.api import fields, schema
 ROOT = pathlib.Path(__file__).parents[1]
 MANIFESTS = ROOT / "manifests"
 OVERLAYS = ("beside-kube-proxy", "cleanup-on-all-nodes", "own-configuration", "replace-kube-proxy")
-COMPONENTS = ("image", "labelled-nodes", "nftables-only", "scraped-as-kube-proxy", "selinux")
+COMPONENTS = ("fleet", "image", "labelled-nodes", "nftables-only", "scraped-as-kube-proxy", "selinux")
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 Object = dict[str, Any]
@@ -80,6 +80,7 @@ def test_every_manifest_is_yaml_and_listed_in_a_kustomization_or_a_patch() -> No
     listed |= {"cleanup/kustomization.yaml", "monitoring/kustomization.yaml", "monitoring/rules.test.yaml"}
     listed |= {f"overlays/{name}/kustomization.yaml" for name in OVERLAYS}
     listed |= {f"components/{name}/kustomization.yaml" for name in COMPONENTS}
+    listed.add("components/fleet/role.yaml")
     found = {str(path.relative_to(MANIFESTS)) for path in MANIFESTS.rglob("*.yaml")}
     assert {name for name in found if not name.startswith(("demo/", "examples/", "patches/"))} == listed
     assert all(all(_read(name)) for name in found)

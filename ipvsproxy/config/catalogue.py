@@ -426,6 +426,12 @@ OF_COMMANDS = tuple(
         Option("server", "", Kind.TEXT, "", "URL", to="top.server", command="top").explained(
             "The metrics server of an ipvsproxy, in place of the configured address."
         ),
+        Option("namespace", "", Kind.TEXT, "kube-system", "NAME", to="fleet.namespace", command="fleet").explained(
+            "The namespace of the pods (default kube-system). Also -n."
+        ),
+        Option(
+            "selector", "", Kind.TEXT, "app.kubernetes.io/name=ipvsproxy", "LABELS", to="fleet.selector", command="fleet"
+        ).explained("The labels of the pods (default app.kubernetes.io/name=ipvsproxy)."),
     )
 )
 """Options that are no settings of ``run``, so that no file has them."""

@@ -24,25 +24,26 @@ class Command(NamedTuple):
     implied: str = "--proxy-mode=ipvs"
 
 
-def _inspecting(name: str, summary: str, text: str, subject: str = "") -> Command:
-    """A command that only inspects this node."""
-    own = [option for option in catalogue.OF_COMMANDS if option.command == name]
-    options = "".join(map(_help_of, (*own, catalogue.BY_KEY["output"])))
-    words = f"{name} <{subject}>" if subject else name
-    return Command(name, summary, f"ipvsproxy {words} [--output=text|json] [flags]\n\n{text}{options}{_COMMON}", subject)
-
-
-def _help_of(option: Option) -> str:
-    value = "" if option.kind is Kind.BOOLEAN else f" {option.placeholder or option.kind.placeholder}"
-    return f"\n  --{option.flag}{value}\n        {option.help}"
-
-
 _COMMON = """
 
 Use the flags and the file of ipvsproxy run, or none where it runs: those of the running process count then.
 Without a file, --proxy-mode=ipvs is implied.
 The command changes nothing. Some queries make the kernel load a module, which cannot be avoided.
 """
+
+
+def _inspecting(name: str, summary: str, text: str, subject: str = "", flags: str = _COMMON) -> Command:
+    """A command that changes nothing. ``flags`` says which flags of ``run`` it uses."""
+    own = [option for option in catalogue.OF_COMMANDS if option.command == name]
+    options = "".join(map(_help_of, (*own, catalogue.BY_KEY["output"])))
+    words = f"{name} <{subject}>" if subject else name
+    return Command(name, summary, f"ipvsproxy {words} [--output=text|json] [flags]\n\n{text}{options}{flags}", subject)
+
+
+def _help_of(option: Option) -> str:
+    value = "" if option.kind is Kind.BOOLEAN else f" {option.placeholder or option.kind.placeholder}"
+    return f"\n  --{option.flag}{value}\n        {option.help}"
+
 
 _RUN = Command("run", "", "", implied="")
 _PLAN = _inspecting(
@@ -100,6 +101,33 @@ filter, and open a Service with its endpoints; h shows all keys, q quits. Asks o
 
 Exit status: 0 shown, 2 no ipvsproxy answers.
 """,
+    flags="""
+
+Of the flags and the file of ipvsproxy run, only --metrics-bind-address and --ui matter.
+The command changes nothing, and does not ask the kernel.
+""",
+)
+_FLEET = _inspecting(
+    "fleet",
+    "show which nodes differ, by the health of the ipvsproxy of each node",
+    """\
+Asks the ipvsproxy of every node through the API server, and shows nodes that do not answer, are not in force,
+late or drifting, or have another version or configuration than most nodes. Runs wherever a kubeconfig is:
+--kubeconfig, else $KUBECONFIG, else ~/.kube/config, else the service account of a pod. The caller needs the right
+to list pods and to get pods/proxy in one namespace.
+
+Exit status: 0 all well, 1 some nodes differ, 2 the nodes could not be asked.
+""",
+    flags="""
+
+Of the flags and the file of ipvsproxy run, only --kubeconfig, --master and the port of --healthz-bind-address
+matter. The command changes nothing.
+
+Examples:
+  ipvsproxy fleet
+  ipvsproxy fleet --kubeconfig=admin.conf --output=json
+  ipvsproxy fleet --selector=k8s-app=kube-proxy     ipvsproxy in the DaemonSet of kube-proxy
+""",
 )
 _DOCTOR = _inspecting(
     "doctor",
@@ -139,7 +167,7 @@ Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
 )
 
 COMMANDS: Mapping[str, Command] = {
-    command.name: command for command in (_RUN, _PLAN, _VERIFY, _EXPLAIN, _LIST, _TOP, _DOCTOR, _CLEANUP)
+    command.name: command for command in (_RUN, _PLAN, _VERIFY, _EXPLAIN, _LIST, _TOP, _FLEET, _DOCTOR, _CLEANUP)
 }
 """All commands but ``completion``, by name."""
 
@@ -213,7 +241,7 @@ Prints the script with which a shell completes commands, flags and their values:
 """
 _PATHS: Mapping[str, str] = {"FILE": "FILE", "DIR": "DIRECTORY"}
 """The names of what shtab completes, by placeholder."""
-_SHORT: Mapping[str, tuple[str, ...]] = {"v": ("-v",), "output": ("-o", "--output")}
+_SHORT: Mapping[str, tuple[str, ...]] = {"v": ("-v",), "output": ("-o", "--output"), "namespace": ("-n", "--namespace")}
 _BASH_EQUALS = """
 _ipvsproxy() {
     local typed=("${COMP_WORDS[@]:0:COMP_CWORD+1}") word

@@ -8,6 +8,8 @@ program reads that section.
 
 import dataclasses
 import difflib
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 
@@ -269,6 +271,12 @@ def document(config: Config) -> Document:
             section = below
         section[name] = _plain(option, value)
     return root
+
+
+def digest(config: Config) -> str:
+    """A short digest of the configuration, equal on nodes that are configured alike: a node's own name and IP do not count."""
+    shared = {key: value for key, value in document(config).items() if key not in ("hostnameOverride", "bindAddress")}
+    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def flags_of(config: Config) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from ipvsproxy.config import catalogue, file, validate
 from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, Source, Value, quoted
 from ipvsproxy.config.settings import Config
 
-_SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output"}
+_SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output", "n": "namespace"}
 _APPENDED = frozenset((Kind.LIST, Kind.GATES, Kind.PATTERNS))
 
 

@@ -45,6 +45,14 @@ class TopOptions:
     server: str = ""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """The pods that ``fleet`` asks: their namespace, and the selector of their labels."""
+
+    namespace: str = "kube-system"
+    selector: str = "app.kubernetes.io/name=ipvsproxy"
+
+
 class ListenAddress(NamedTuple):
     """The address and port on which a server listens."""
 
@@ -139,8 +147,8 @@ class Config:
     (0.0.0.0, ::) leaves the choice of the primary address to the Node object. ``node_name`` is the override or the host's name,
     in lower case. ``oom_score_adj`` is -1000..1000. ``config_file`` and ``write_config_to`` are paths, empty when not given. With
     ``write_config_to``, ``cleanup`` or ``init_only`` (the first one counts), the process does only that task. ``dry_run``,
-    ``output``, ``only`` and ``top`` belong to commands: they are no settings, and no file has them. If ``only`` is ``own``,
-    ``cleanup`` removes only the objects that kube-proxy does not know.
+    ``output``, ``only``, ``top`` and ``fleet`` belong to commands: they are no settings, and no file has them. If ``only`` is
+    ``own``, ``cleanup`` removes only the objects that kube-proxy does not know.
 
     ``without_effect`` names the options that differ from their default and have no effect here; ``notices`` tell the operator
     about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing a file. Two
@@ -167,6 +175,7 @@ class Config:
     output: Format = Format.TEXT
     only: str = ""
     top: TopOptions = TopOptions()
+    fleet: FleetOptions = FleetOptions()
     without_effect: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     notices: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     values: Mapping[str, Value] = dataclasses.field(default_factory=dict, compare=False)

@@ -143,6 +143,7 @@ def resolve(
         conntrack=ConntrackChoices(**fields["conntrack"]),
         logging=settings.Logging(**fields["logging"]),
         top=settings.TopOptions(**fields["top"] | {"server": _top_server(values)}),
+        fleet=settings.FleetOptions(**fields["fleet"]),
         without_effect=tuple(_without_effect(given)),
         notices=tuple(values.notices),
         values=_file_values(values, bind_address, servers),

@@ -302,3 +302,10 @@ def test_head_and_a_few_values_are_as_kube_proxy_writes_them() -> None:
     assert document["conntrack"]["tcpEstablishedTimeout"] == "24h0m0s"
     assert document["ipvs"]["minSyncPeriod"] == "1s"
     assert document["configSyncPeriod"] == "15m0s"
+
+
+def test_the_digest_is_equal_on_nodes_that_differ_only_in_name_and_address() -> None:
+    digest = file.digest(from_flags("--hostname-override=n1", "--bind-address=192.0.2.1"))
+    assert digest == file.digest(from_flags("--hostname-override=n2", "--bind-address=192.0.2.2"))
+    assert len(digest) == 12
+    assert digest not in {file.digest(from_flags(f"--{one}")) for one in ("ipvs-scheduler=wrr", "ui=false", "manifests=/m")}

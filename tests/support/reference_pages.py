@@ -36,7 +36,7 @@ ENDPOINTS: Sequence[tuple[str, str, Status, str]] = (
         Status.EXTENDED,
         (
             "503 before the first sync; `waitingForFirstLists` until then, `staleWatches`, `unreadable`, `unmetSettings`, "
-            "`leftovers`"
+            "`leftovers`; with `?verbose` also version, digest of the configuration, pending objects and last drift"
         ),
     ),
     ("health, 10256", "/livez", Status.EXTENDED, "as above"),

@@ -46,7 +46,8 @@ class Health:
     ``stale`` are the kinds whose watch has been silent for too long, ``missing`` the kinds without a complete first list.
     ``unreadable`` has a sentence for each part of the kernel that cannot be read. ``unmet_settings`` are the indispensable kernel
     settings that have another value, with that value. ``leftovers`` has a sentence for each place where obsolete rules or sets
-    resist removal.
+    resist removal. ``pending`` counts the objects that differed from their desired state after the last sync, ``drifted_s`` is
+    when objects that another program had changed were last found, None if never.
 
     Times are in seconds since the epoch.
     """
@@ -60,6 +61,8 @@ class Health:
     unreadable: Collection[str] = ()
     unmet_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     leftovers: Collection[str] = ()
+    pending: int = 0
+    drifted_s: float | None = None
 
     @property
     def updated_s(self) -> float | None:
@@ -99,6 +102,8 @@ class Status:
         self._updated: dict[Family, float] = {}
         self._unmet_settings: Mapping[str, str] = {}
         self._is_stopping = False
+        self._pending = 0
+        self._drifted_s: float | None = None
 
     def note(self, reason: str, message: str) -> None:
         """Replace the notice with this reason; an empty message takes it away."""
@@ -128,6 +133,9 @@ class Status:
         """A sync has ended."""
         now_s = self.wall_clock()
         self._unmet_settings = summary.unmet_settings
+        self._pending = summary.report.pending
+        if summary.drifted:
+            self._drifted_s = now_s
         for family in self.families:
             if family not in summary.lacking:
                 self._incomplete_since_s.pop(family, None)
@@ -177,6 +185,8 @@ class Status:
             unreadable=self.unreadable(),
             leftovers=self.leftovers(),
             unmet_settings=self._unmet_settings,
+            pending=self._pending,
+            drifted_s=self._drifted_s,
             families={
                 family: FamilyHealth(updated_s=self._updated[family], is_healthy=not self._is_late(family))
                 for family in self.families

@@ -49,12 +49,18 @@ async def respond(pages: Mapping[str, Page], request: Request) -> Answer:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def health_server(health: Callable[[], Health], on_healthz: Callable[[int], None], on_livez: Callable[[int], None]) -> Handler:
-    """The health server. ``on_healthz`` and ``on_livez`` are called with the status of each answer."""
+def health_server(
+    config: Callable[[], Config], health: Callable[[], Health], on_healthz: Callable[[int], None], on_livez: Callable[[int], None]
+) -> Handler:
+    """The health server. ``on_healthz`` and ``on_livez`` are called with the status of each answer.
 
-    def page(render: Callable[[Health], Answer], on_answer: Callable[[int], None]) -> Page:
-        def answer(_request: Request) -> Answer:
-            answer = render(health())
+    ``config`` returns the configuration in force. ``?verbose`` adds the answer for ``ipvsproxy fleet``.
+    """
+
+    def page(render: Callable[..., Answer], on_answer: Callable[[int], None]) -> Page:
+        def answer(request: Request) -> Answer:
+            now = health()
+            answer = render(now, **({"ipvsproxy": _for_fleet(now, config())} if "verbose" in request.query else {}))
             on_answer(answer.status)
             return answer
 
@@ -144,17 +150,28 @@ def servers(listen: Servers, health: Handler, metrics: Handler) -> Iterator[Coro
             yield server.serve(name, *where, answer, hard_fail=listen.bind_hard_fail)
 
 
-def healthz(health: Health) -> Answer:
+def healthz(health: Health, **more: object) -> Answer:
     """``/healthz``: whether load balancers should send traffic to this node."""
-    return _health(health, is_fine=health.is_healthy and health.is_eligible, eligible={"nodeEligible": health.is_eligible})
+    eligible = {"nodeEligible": health.is_eligible}
+    return _health(health, is_fine=health.is_healthy and health.is_eligible, eligible=eligible, more=more)
 
 
-def livez(health: Health) -> Answer:
+def livez(health: Health, **more: object) -> Answer:
     """``/livez``: whether this process works in time."""
-    return _health(health, is_fine=health.is_healthy, eligible={})
+    return _health(health, is_fine=health.is_healthy, eligible={}, more=more)
 
 
-def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool]) -> Answer:
+def _for_fleet(health: Health, config: Config) -> Mapping[str, object]:
+    """What may distinguish this process from those of other nodes. Of the configuration, there is only a digest."""
+    return {
+        "version": importlib.metadata.version("ipvsproxy"),
+        "configuration": file.digest(config),
+        "pending": health.pending,
+        "lastDrift": NEVER if health.drifted_s is None else render_time(health.drifted_s),
+    }
+
+
+def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool], more: Mapping[str, object]) -> Answer:
     # A healthy node is up to date, however long ago its last change was.
     updated_s = health.now_s if is_fine else health.updated_s
     status = {
@@ -172,6 +189,7 @@ def _health(health: Health, *, is_fine: bool, eligible: Mapping[str, bool]) -> A
         **({"unreadable": sorted(health.unreadable)} if health.unreadable else {}),
         **({"unmetSettings": dict(health.unmet_settings)} if health.unmet_settings else {}),
         **({"leftovers": sorted(health.leftovers)} if health.leftovers else {}),
+        **more,
     }
     return Answer(OK if is_fine else UNAVAILABLE, json.dumps(document, separators=(",", ":")).encode(), JSON)
 

@@ -107,7 +107,7 @@ class KubernetesSource(source.Source):
         self._api_servers: frozenset[RealServerKey] = frozenset()
         self._deliver: Deliver = lambda _events: None
         self._reflectors = {
-            kind: reflector.Reflector(kind, resource, self._connect, self, self._pace) for kind, resource in resources.items()
+            kind: reflector.Reflector(kind, resource, self.connect, self, self._pace) for kind, resource in resources.items()
         }
 
     @property
@@ -146,7 +146,7 @@ class KubernetesSource(source.Source):
             ApiError: the list could not be read.
         """
         query = self._slices.list_query(reflector.ANY_VERSION, limit=0)
-        async with self._connect() as connection, contextlib.aclosing(connection.body(query)) as pieces:
+        async with self.connect() as connection, contextlib.aclosing(connection.body(query)) as pieces:
             body = b"".join([piece async for piece in pieces])
         try:
             return targets.of_list(body)
@@ -159,7 +159,7 @@ class KubernetesSource(source.Source):
         Raises:
             ApiError: the object was not created.
         """
-        async with self._connect() as connection:
+        async with self.connect() as connection:
             await connection.post(path, body)
 
     def listed(self, kind: ObjectKind, objects: int) -> None:
@@ -188,7 +188,12 @@ class KubernetesSource(source.Source):
             log.warning("watch_failed", **event, error=message, hint=hint)
 
     @contextlib.asynccontextmanager
-    async def _connect(self) -> AsyncIterator["_HttpConnection"]:
+    async def connect(self) -> AsyncIterator["HttpConnection"]:
+        """A connection with newly read credentials.
+
+        Raises:
+            ApiError: the credentials cannot be read now.
+        """
         try:
             async with asyncio.timeout(CREDENTIALS_TIMEOUT_S):
                 configuration = await self._credentials.read()
@@ -200,7 +205,7 @@ class KubernetesSource(source.Source):
         self._server = configuration.host or ""
         try:
             self._found(*await _addresses_of(configuration))
-            yield _HttpConnection(transport, configuration, self._on_request, self._found)
+            yield HttpConnection(transport, configuration, self._on_request, self._found)
         finally:
             await transport.close()
 
@@ -239,8 +244,8 @@ async def _follow(each: reflector.Reflector, deliver: Deliver) -> None:
 
 
 @dataclasses.dataclass(eq=False)
-class _HttpConnection:
-    """A ``Connection`` over the transport of the library."""
+class HttpConnection:
+    """An ``ApiConnection`` over the transport of the library. All methods raise only ApiError."""
 
     transport: credentials.RESTClientObject
     configuration: credentials.Configuration
@@ -252,18 +257,35 @@ class _HttpConnection:
         token = self.configuration.api_key.get("BearerToken", "").strip()
         self._headers = HEADERS | ({"Authorization": token} if token else {})
 
+    async def answer(self, path: str, most_bytes: int) -> tuple[int, bytes]:
+        """Status and body of an answer that may come from any program behind the API server. No redirect is followed.
+
+        Raises ApiError with GARBLED if the body is longer.
+        """
+        async with self._response(path, ANSWER_TIMEOUT_S, follow=False) as response:
+            body = bytearray()
+            with _reading(ANSWER_TIMEOUT_S):
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) > most_bytes:
+                        raise ApiError(Trouble.GARBLED, f"the answer is longer than {most_bytes} bytes")
+            return response.status, bytes(body)
+
     async def body(self, path: str) -> AsyncGenerator[bytes, None]:
+        """As ``ApiConnection`` says."""
         async with self._request(path, ANSWER_TIMEOUT_S) as response:
             with _reading(ANSWER_TIMEOUT_S):
                 async for piece in response.content.iter_any():
                     yield piece
 
     async def post(self, path: str, body: Mapping[str, object]) -> None:
+        """Create an object."""
         async with self._request(path, ANSWER_TIMEOUT_S, "POST", body) as response:
             with _reading(ANSWER_TIMEOUT_S):
                 await response.read()
 
     async def stream(self, path: str, idle_s: float) -> AsyncGenerator[bytes, None]:
+        """As ``ApiConnection`` says."""
         async with self._request(path, idle_s) as response:
             _keep_alive(response, self.on_peer)
             yield b""
@@ -276,18 +298,34 @@ class _HttpConnection:
     async def _request(
         self, path: str, idle_s: float, method: str = "GET", body: Mapping[str, object] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        async with self._response(path, idle_s, method, body) as response:
+            if response.status not in (200, 201):
+                with _reading(idle_s):
+                    answer = await response.content.read(credentials.LONGEST_MESSAGE << 4)
+                message = status_message(answer) or response.reason or ""
+                raise ApiError.of_status(response.status, message, _seconds(response.headers.get("Retry-After", "")))
+            yield response
+
+    @contextlib.asynccontextmanager
+    async def _response(
+        self, path: str, idle_s: float, method: str = "GET", body: Mapping[str, object] | None = None, *, follow: bool = True
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_TIMEOUT_S, sock_read=idle_s)
         began_s = time.monotonic()
         code = ""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                response: aiohttp.ClientResponse = await self.transport.request(
+                # Not by the transport's own method, which follows redirects.
+                response: aiohttp.ClientResponse = await self.transport.pool_manager.request(
                     method,
                     self._host + path,
-                    headers=dict(self._headers),
-                    body=body,
-                    _preload_content=False,
-                    _request_timeout=timeout,
+                    headers=self._headers,
+                    json=body,
+                    timeout=timeout,
+                    allow_redirects=follow,
+                    proxy=self.transport.proxy,
+                    proxy_headers=self.transport.proxy_headers,
+                    server_hostname=self.transport.server_hostname,
                 )
             code = str(response.status)
         except TimeoutError as error:
@@ -300,11 +338,6 @@ class _HttpConnection:
             if code:  # Not after a cancellation by us.
                 self.on_request(urllib.parse.urlsplit(self._host).netloc, code, time.monotonic() - began_s, method)
         async with response:
-            if response.status not in (200, 201):
-                with _reading(idle_s):
-                    answer = await response.content.read(credentials.LONGEST_MESSAGE << 4)
-                message = _status_message(answer) or response.reason or ""
-                raise ApiError.of_status(response.status, message, _seconds(response.headers.get("Retry-After", "")))
             yield response
 
 
@@ -335,10 +368,11 @@ def _keep_alive(response: aiohttp.ClientResponse, on_peer: Callable[[_SocketAddr
         on_peer((peer[0], peer[1]))
 
 
-def _status_message(answer: bytes) -> str:
+def status_message(answer: bytes) -> str:
+    """The message of the API server's Status; empty if the answer has none."""
     try:
         return str(json.loads(answer)["message"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return ""
 
 

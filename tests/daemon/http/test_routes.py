@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import re
 from collections.abc import AsyncIterator, Coroutine
 
 import pytest
 
+from ipvsproxy.config import file
 from ipvsproxy.config.settings import ListenAddress, Servers
 from ipvsproxy.daemon.base import log
 from ipvsproxy.daemon.http import health_check_node_ports, routes, server
@@ -16,6 +18,7 @@ from ipvsproxy.daemon.http.routes import MetricsRoutes
 from ipvsproxy.daemon.metrics.figures import Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
 from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.store.objects import Store
@@ -41,7 +44,9 @@ class Node:
         self.metrics = Metrics()
         config = loading.from_flags("--ipvs-scheduler=wrr", *flags)
         self.config = dataclasses.replace(config, servers=servers or config.servers)
-        self.answer_health = routes.health_server(self.status.health, self.metrics.healthz, self.metrics.livez)
+        self.answer_health = routes.health_server(
+            lambda: self.config, self.status.health, self.metrics.healthz, self.metrics.livez
+        )
         self.metrics_routes = MetricsRoutes(lambda: self.config, self.metrics.expose, ui)
         reconciler = Reconciler(Policy())
         sources = Sources(survey=reconciler.survey, store=Store(started_s=0), status=self.status, clock=self.clock)
@@ -276,6 +281,27 @@ def test_leftovers_are_in_the_health_body_and_turn_no_load_balancer_away() -> No
     answer = routes.healthz(dataclasses.replace(_of_node(), leftovers=("what the other backend holds of ours stays: EBUSY",)))
     assert answer.status == 200
     assert json.loads(answer.body)["leftovers"] == ["what the other backend holds of ours stays: EBUSY"]
+
+
+async def test_verbose_health_tells_version_digest_pending_objects_and_drift_and_plain_health_does_not() -> None:
+    node = Node()
+    node.sync()
+    async with _health(node) as port:
+        plain = json.loads((await http_client.ask(port, "/healthz")).body)
+        first = json.loads((await http_client.ask(port, "/healthz?verbose")).body)
+        node.status.synced(
+            dataclasses.replace(summary(report=Report(done={}, failed={}, errors=(), pending=2)), drifted={"address": 1})
+        )
+        second = json.loads((await http_client.ask(port, "/livez?verbose")).body)
+    me = first.pop("ipvsproxy")
+    assert plain == first
+    assert me == {
+        "version": importlib.metadata.version("ipvsproxy"),
+        "configuration": file.digest(node.config),
+        "pending": 0,
+        "lastDrift": "0001-01-01T00:00:00Z",
+    }
+    assert second["ipvsproxy"] == me | {"pending": 2, "lastDrift": "2026-11-21T10:00:00Z"}
 
 
 def test_livez_does_not_say_whether_the_node_is_eligible() -> None:

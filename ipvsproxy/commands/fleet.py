@@ -1,0 +1,298 @@
+"""``ipvsproxy fleet``: which nodes differ, by the health of each node's ipvsproxy, read through the pod proxy of the API server.
+
+Rule 1: two rights in one namespace are enough: to list pods, and to get pods/proxy.
+Rule 2: whatever answers may be broken or hostile. Time, bytes and types of an answer are bounded, and no redirect is followed,
+because the caller's credentials would go with it.
+Rule 3: a node is left out of no answer. Without an answer, the reason is reported.
+"""
+
+import asyncio
+import datetime as dt
+import enum
+import os
+import pathlib
+import urllib.parse
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from ipvsproxy.commands import inspection
+from ipvsproxy.commands.inspection import Answer, Document
+from ipvsproxy.config.settings import Config
+from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.sources import reflector
+from ipvsproxy.daemon.sources.credentials import SourceError, one_line
+from ipvsproxy.daemon.sources.source import ApiError
+from ipvsproxy.daemon.sources.watch import HttpConnection, KubernetesSource, status_message
+
+ALL_WELL, DIFFERENT = 0, 1
+PARALLEL = 64
+"""The most nodes that are asked at the same time: more would take many seats of the API server's priority and fairness."""
+TIMEOUT_S = 5.0
+"""The longest wait for the whole answer of a node."""
+MOST_BYTES = 64 << 10
+"""The longest answer of a node that is read."""
+RECENT = dt.timedelta(minutes=10)
+"""A node is drifting for this time after another program's changes were last found."""
+ROLE = "the right to list pods and to get pods/proxy is needed there; docs/commands.md has a Role"
+_GONE = ("Succeeded", "Failed")
+
+
+class Trouble(enum.StrEnum):
+    """What distinguishes a node, in the words of the output."""
+
+    NO_ANSWER = "no answer"
+    NOT_IN_FORCE = "not in force"
+    LATE = "late"
+    STALE = "stale watch"
+    NO_TRAFFIC = "no traffic"
+    DRIFTING = "drifting"
+    LEFTOVERS = "leftovers"
+    VERSION = "other version"
+    CONFIGURATION = "other configuration"
+
+
+_Time = Annotated[dt.datetime, msgspec.Meta(tz=True)]
+_Word = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class _Family(msgspec.Struct, rename="camel"):
+    last_updated: _Word
+    healthy: bool
+
+
+class _Program(msgspec.Struct, rename="camel"):
+    version: _Word
+    configuration: _Word
+    pending: int
+    last_drift: _Time
+
+
+class Health(msgspec.Struct, rename="camel"):
+    """The answer of ``/healthz?verbose``. An ipvsproxy that is older than this command has no ``ipvsproxy``."""
+
+    current_time: _Time
+    healthy: bool
+    node_eligible: bool
+    status: dict[str, _Family] = {}
+    stale_watches: list[str] = []
+    waiting_for_first_lists: list[str] = []
+    unreadable: list[str] = []
+    unmet_settings: dict[str, str] = {}
+    leftovers: list[str] = []
+    ipvsproxy: _Program | None = None
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    deletion_timestamp: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _PodPart(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+    phase: str = ""
+
+
+class Pod(msgspec.Struct):
+    """The fields that are used of a pod. ``spec`` has its node, ``status`` its phase."""
+
+    metadata: _Metadata
+    spec: _PodPart
+    status: _PodPart
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether another pod may have its place."""
+        return bool(self.metadata.deletion_timestamp) or self.status.phase in _GONE
+
+
+class _PodList(msgspec.Struct):
+    metadata: _Metadata
+    items: list[Pod]
+
+
+class Node(NamedTuple):
+    """A node, and what is wrong with it without regard to the others. Version and configuration are empty if unknown."""
+
+    name: str
+    pod: str
+    version: str = ""
+    configuration: str = ""
+    troubles: tuple[tuple[Trouble, str], ...] = ()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered as an ipvsproxy does."""
+        return any(trouble is Trouble.NO_ANSWER for trouble, _ in self.troubles)
+
+
+def run(config: Config) -> int:
+    """``ipvsproxy fleet``; returns the exit status."""
+    return inspection.execute(config, _answer(config), render, "the state of the nodes is unknown")
+
+
+async def _answer(config: Config) -> Answer:
+    options = config.fleet
+    if config.source.manifests or config.servers.health is None:
+        raise CannotStartError("fleet needs an API server, and the port of the health servers in --healthz-bind-address")
+    source = KubernetesSource(node_name="", kubeconfig=_kubeconfig(config), master=config.source.api_server)
+    try:
+        await source.check()
+        async with source.connect() as connection:
+            pods = await list_pods(connection, options.namespace, options.selector)
+            nodes = await ask(connection, options.namespace, pods, config.servers.health.port)
+    except (SourceError, ApiError, msgspec.MsgspecError) as error:
+        raise CannotStartError(f"{options.namespace}: {one_line(str(error))}", ROLE) from error
+    if not nodes:
+        raise CannotStartError(f"no pod in namespace {options.namespace} has the labels {options.selector}")
+    if all(node.is_silent for node in nodes):
+        raise CannotStartError(f"none of {_count(len(nodes), 'pod')} answers; {nodes[0].pod}: {nodes[0].troubles[0][1]}", ROLE)
+    document = describe(options.namespace, nodes)
+    return Answer(document, DIFFERENT if document["differing"] else ALL_WELL)
+
+
+def _kubeconfig(config: Config) -> str:
+    """The caller's: of the flag or file, else as kubectl finds it; empty without any, which means the pod's service account."""
+    if config.source.kubeconfig or config.source.api_server:
+        return config.source.kubeconfig
+    paths = os.environ.get("KUBECONFIG", "").split(os.pathsep)
+    usual = pathlib.Path("~/.kube/config").expanduser()
+    return next(filter(None, paths), str(usual) if usual.exists() else "")
+
+
+async def list_pods(connection: HttpConnection, namespace: str, selector: str) -> Sequence[Pod]:
+    """The pods with these labels; of a node with several ones, those that are to stay.
+
+    Raises:
+        ApiError: the list could not be read.
+    """
+    resource = reflector.Resource(f"/api/v1/namespaces/{urllib.parse.quote(namespace, safe='')}/pods", selector)
+    pods: list[Pod] = []
+    token = ""
+    while True:
+        query = resource.list_query(reflector.LATEST, limit=reflector.PAGE_ITEMS, continue_token=token)
+        page = msgspec.json.decode(b"".join([piece async for piece in connection.body(query)]), type=_PodList)
+        pods += page.items
+        token = page.metadata.continue_
+        if not token:
+            break
+    staying = {pod.spec.node_name for pod in pods if not pod.is_gone}
+    return [pod for pod in pods if not pod.is_gone or pod.spec.node_name not in staying]
+
+
+async def ask(
+    connection: HttpConnection, namespace: str, pods: Iterable[Pod], port: int, timeout_s: float = TIMEOUT_S
+) -> Sequence[Node]:
+    """What each pod's ipvsproxy says of its node, by the names of the nodes."""
+    slots = asyncio.Semaphore(PARALLEL)
+
+    async def one(pod: Pod) -> Node:
+        async with slots:
+            return await _ask(connection, namespace, pod, port, timeout_s)
+
+    return sorted(await asyncio.gather(*map(one, pods)))
+
+
+async def _ask(connection: HttpConnection, namespace: str, pod: Pod, port: int, timeout_s: float) -> Node:
+    name = pod.metadata.name
+    node = Node(pod.spec.node_name or f"(pod {name})", name)
+    place = f"{urllib.parse.quote(namespace, safe='')}/pods/{urllib.parse.quote(name, safe='')}:{port}"
+    if pod.is_gone or pod.status.phase != "Running":
+        state = "being deleted" if pod.metadata.deletion_timestamp else pod.status.phase or "in no phase"
+        return _silent(node, f"its pod is {state}")
+    try:
+        async with asyncio.timeout(timeout_s):
+            status, body = await connection.answer(f"/api/v1/namespaces/{place}/proxy/healthz?verbose", MOST_BYTES)
+        health = msgspec.json.decode(body, type=Health)
+    except TimeoutError:
+        return _silent(node, f"no whole answer within {timeout_s:g} s")
+    except ApiError as error:
+        return _silent(node, str(error))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _silent(node, f"status {status}: {status_message(body) or 'not the answer of an ipvsproxy'}")
+    mine = health.ipvsproxy
+    return node._replace(
+        version=mine.version if mine else "",
+        configuration=mine.configuration if mine else "",
+        troubles=tuple((trouble, one_line("; ".join(texts))) for trouble, texts in _troubles(health) if texts),
+    )
+
+
+def _silent(node: Node, why: str) -> Node:
+    return node._replace(troubles=((Trouble.NO_ANSWER, one_line(why)),))
+
+
+def _troubles(health: Health) -> Iterator[tuple[Trouble, Sequence[str]]]:
+    """What may be wrong, each with its sentences; without a sentence, it is not."""
+    mine = health.ipvsproxy
+    waits = [f"the first list of {kind} is not complete" for kind in health.waiting_for_first_lists]
+    unmet = [f"the kernel setting {path} is {value}" for path, value in health.unmet_settings.items()]
+    differing = [f"{_count(mine.pending, 'kernel object')} not as desired"] if mine and mine.pending else []
+    yield Trouble.NOT_IN_FORCE, [*waits, *health.unreadable, *unmet, *differing]
+    if not health.healthy:
+        late = [f"{family} was last in force at {one.last_updated}" for family, one in health.status.items() if not one.healthy]
+        yield Trouble.LATE, late or ["it stops, or its first sync is late"]
+    elif not health.node_eligible and not waits:
+        yield Trouble.NO_TRAFFIC, ["load balancers are turned away"]
+    yield Trouble.STALE, [f"no news of {kind} from the API server" for kind in health.stale_watches]
+    yield Trouble.LEFTOVERS, health.leftovers
+    if mine and health.current_time - mine.last_drift < RECENT:
+        yield Trouble.DRIFTING, [f"another program changed kernel objects, last found at {mine.last_drift:%Y-%m-%dT%H:%M:%SZ}"]
+
+
+def describe(namespace: str, nodes: Sequence[Node]) -> Document:
+    """The result as a document. Configurations are compared among nodes of one version: another one may have other fields."""
+    version = _usual(node.version for node in nodes)
+    usual = {one: _usual(node.configuration for node in nodes if node.version == one) for one in {node.version for node in nodes}}
+    described = [_described(node, version, usual[node.version]) for node in nodes]
+    return {
+        "version": inspection.JSON_VERSION,
+        "command": "fleet",
+        "namespace": namespace,
+        "usual": {"version": version, "configuration": usual.get(version, "")},
+        "differing": sum(bool(one["problems"]) for one in described),
+        "nodes": described,
+    }
+
+
+def _usual(values: Iterable[str]) -> str:
+    counts = Counter(filter(None, values))
+    return max(counts, key=lambda value: (counts[value], value), default="")
+
+
+def _described(node: Node, version: str, configuration: str) -> Document:
+    troubles = list(node.troubles)
+    if not node.version and not node.is_silent:
+        troubles.append((Trouble.VERSION, "unknown, because it is older than this command"))
+    elif node.version and node.version != version:
+        troubles.append((Trouble.VERSION, f"{node.version}, while most nodes have {version}"))
+    if node.configuration != configuration and not node.is_silent:
+        troubles.append((Trouble.CONFIGURATION, f"{node.configuration}, while most nodes of its version have {configuration}"))
+    return {
+        "node": node.name,
+        "pod": node.pod,
+        "version": node.version,
+        "configuration": node.configuration,
+        "problems": [{"problem": trouble.value, "detail": text} for trouble, text in troubles],
+    }
+
+
+def render(document: Document) -> Iterator[str]:
+    """The result for people: one line for each problem, then the verdict."""
+    rows = [(one["node"], row["problem"], row["detail"]) for one in document["nodes"] for row in one["problems"]]
+    if rows:
+        rows.insert(0, ("NODE", "PROBLEM", "DETAIL"))
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    for node, problem, detail in rows:
+        yield f"{node:<{widths[0]}}  {problem:<{widths[1]}}  {detail}"
+    usual, differing = document["usual"], document["differing"]
+    verdict = f"{differing} with a problem" if differing else "all in force and alike"
+    facts = f"version {usual['version'] or 'unknown'}, configuration {usual['configuration'] or 'unknown'}"
+    yield f"{_count(len(document['nodes']), 'node')}: {verdict}; {facts}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
