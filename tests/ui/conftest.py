@@ -186,6 +186,8 @@ def looking(browser: Browser, node: Running) -> Iterator[Callable[..., Page]]:
             )
             contexts.callback(context.close)
             page = context.new_page()
+            # An answer that a test alters may be under way when the test ends; closed under it, it fails the next test.
+            contexts.callback(page.unroute_all, behavior="wait")
             page.set_default_timeout(PATIENCE_MS)
             consoles.append(Console(page, at.url))
             page.goto(at.url + part)
