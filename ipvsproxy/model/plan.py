@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ipvsproxy.model import kind
 from ipvsproxy.model.kernel import KernelObject, Several
 from ipvsproxy.model.kind import KernelKind
+from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
 
@@ -26,6 +27,8 @@ class Verb(enum.StrEnum):
 
 
 Item = KernelObject | Skeleton
+WEIGHTS_SHOWN = 64
+"""The most changes of real servers in a report."""
 
 
 class Operation(NamedTuple):
@@ -126,11 +129,21 @@ class Plan(NamedTuple):
         }
 
 
+class WeightChange(NamedTuple):
+    """The weight of a real server before and after an operation; None where it does not exist."""
+
+    virtual_server: VirtualServerKey
+    key: RealServerKey
+    before: int | None
+    after: int | None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The results of one sync.
 
-    ``done`` and ``failed`` count changed objects by (verb, kind). ``errors`` are the first few failures in full. ``pending`` is
+    ``done`` and ``failed`` count changed objects by (verb, kind). ``errors`` are the first few failures in full, ``weights`` the
+    first changes of real servers, up to ``WEIGHTS_SHOWN``. ``pending`` is
     the number of keys whose two sides still differ. ``surprises`` counts outcomes with a surprise: after one, the kernel is read
     again.
     """
@@ -140,3 +153,4 @@ class Report:
     errors: tuple[Outcome, ...]
     pending: int
     surprises: int = 0
+    weights: tuple[WeightChange, ...] = ()

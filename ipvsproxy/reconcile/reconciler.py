@@ -18,13 +18,24 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Network
-from ipvsproxy.model.plan import Operation, Outcome, Plan, Report, Verb, as_tried_again, count_objects, kind_of
+from ipvsproxy.model.plan import (
+    WEIGHTS_SHOWN,
+    Operation,
+    Outcome,
+    Plan,
+    Report,
+    Verb,
+    WeightChange,
+    as_tried_again,
+    count_objects,
+    kind_of,
+)
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once, each
-from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, VirtualServerKey
+from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, RealServers, VirtualServerKey
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.kinds.kind import Circumstances, Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
@@ -235,6 +246,7 @@ class Reconciler:
         done: Counter[tuple[str, str]] = Counter()
         failed: Counter[tuple[str, str]] = Counter()
         errors: list[Outcome] = []
+        weights: list[WeightChange] = []
         surprises = 0
         of_virtual_servers = self._tables.of_virtual_servers
         of_virtual_servers.begin_settling(now)
@@ -260,11 +272,15 @@ class Reconciler:
             done[verb_and_kind] += count
             if any_failed:
                 self._retries.forget(self._identity(operation))
+            if type(item) is RealServers and len(weights) < WEIGHTS_SHOWN:
+                weights += itertools.islice(of_virtual_servers.weight_changes(verb, item), WEIGHTS_SHOWN - len(weights))
             yield from kind.settle(verb, item)
         yield from of_virtual_servers.ending_settling()
         removed = done[_REAL_SERVER_REMOVED] + of_virtual_servers.gone_with
         self._pace.note(added=done[_REAL_SERVER_ADDED], removed=removed, now=now)
-        return Report(done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises)
+        return Report(
+            done=done, failed=failed, errors=tuple(errors), pending=self.pending, surprises=surprises, weights=tuple(weights)
+        )
 
     def _trying_again(self, outcome: Outcome, now: float) -> Iterator[None]:
         is_running = outcome.errno == errno.EINPROGRESS

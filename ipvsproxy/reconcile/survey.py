@@ -194,6 +194,10 @@ class Survey:
         """The draining real servers of a virtual server, including those that only wait for their removal."""
         return self._drains.of(key)
 
+    def connections_of_drain(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
+        """The connections of a draining real server at the last reading; None if it does not drain or was not read."""
+        return self._drains.connections(key, real_server)
+
     def pending_owners(self) -> Iterator[Owner]:
         """The owner of each desired object whose two sides differ, once per object. Do not await during the iteration."""
         for table in self._tables.unequal:

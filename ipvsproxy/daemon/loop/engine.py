@@ -28,7 +28,7 @@ from ipvsproxy.daemon.loop.translator import Translator
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import Outcome, Plan, Report
+from ipvsproxy.model.plan import WEIGHTS_SHOWN, Outcome, Plan, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
@@ -413,4 +413,5 @@ def _sum(total: Report, report: Report) -> Report:
         errors=(*total.errors, *report.errors)[:ERRORS_SHOWN],
         pending=report.pending,
         surprises=total.surprises + report.surprises,
+        weights=(*total.weights, *report.weights)[:WEIGHTS_SHOWN],
     )

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from ipvsproxy.daemon.http.health import Health
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Numbers, Sources
+from ipvsproxy.daemon.ui import endpoint_changes
+from ipvsproxy.daemon.ui.endpoint_changes import Document
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import KINDS, Outcome
 from ipvsproxy.model.virtual_servers import Counters
@@ -275,8 +277,8 @@ class EventLog:
         """The events after this one, the newest first."""
         return itertools.takewhile(lambda event: event["id"] > number, reversed(self._events))
 
-    def synced(self, summary: SyncSummary, at_s: float) -> None:
-        """A sync has ended."""
+    def synced(self, summary: SyncSummary, at_s: float, endpoints: Sequence[Document] = (), more: int = 0) -> None:
+        """A sync has ended. ``endpoints`` are what ``endpoint_changes`` describes of it; it has changed ``more``."""
         report, names = summary.report, summary.changes.services
         self.syncs.appendleft(_sync(summary, at_s))
         if report.failed or not report.pending:
@@ -289,17 +291,38 @@ class EventLog:
         for text in sorted(failures - self._failing):
             self._add("failure", at_s, text)
         self._failing = failures if report.failed or report.pending else frozenset()
-        if names or report.done or report.failed:
+        if names and not (report.done or report.failed):
+            self._add_unchanged(summary, at_s)
+        elif report.done or report.failed:
             self._add(
                 "sync",
                 at_s,
-                _sentence(summary),
+                _sentence(summary, endpoint_changes.sentence(endpoints, more)),
                 services=tuple(map(str, itertools.islice(names, SERVICES_NAMED))),
                 serviceCount=len(names),
+                endpoints=endpoints,
                 operations={f"{verb} {kind}": count for (verb, kind), count in report.done.items()},
                 durationSeconds=summary.duration_s,
                 latencySeconds=summary.waited_s + summary.duration_s if names else None,
             )
+
+    def _add_unchanged(self, summary: SyncSummary, at_s: float) -> None:
+        """Add a sync that has changed nothing. It replaces the event before, if that is one as well."""
+        names, last = summary.changes.services, self._events[-1] if self._events else _NO_SYNC
+        syncs = last["unchangedSyncs"] + 1
+        self._add(
+            "sync",
+            at_s,
+            "nothing to change on this node" + (f", {syncs} times in a row" if syncs > 1 else ""),
+            services=tuple(map(str, itertools.islice(names, SERVICES_NAMED))),
+            serviceCount=len(names),
+            durationSeconds=summary.duration_s,
+            latencySeconds=summary.waited_s + summary.duration_s,
+            unchangedSyncs=syncs,
+        )
+        if syncs > 1:
+            self._events[-1]["firstId"] = last["firstId"]
+            del self._events[-2]
 
     def note(self, kind: str, subject: str, state: str, at_s: float) -> None:
         """Note the state of a subject, in words. A state that differs from the last one is an event; the first state is not."""
@@ -310,13 +333,16 @@ class EventLog:
 
     def _add(self, kind: str, at_s: float, text: str, **more: Any) -> None:
         """Add an event. ``latencySeconds`` is the time from the arrival of the oldest change to the end of the sync."""
-        head = {"id": self.last + 1, "at": at_s, "kind": kind, "text": text[:LONGEST_TEXT]}
+        number = self.last + 1
+        head = {"id": number, "firstId": number, "at": at_s, "kind": kind, "text": text[:LONGEST_TEXT]}
         self._events.append({**head, **_NO_SYNC, **more})
 
 
 _NO_SYNC: Mapping[str, Any] = {
     "services": (),
     "serviceCount": 0,
+    "unchangedSyncs": 0,
+    "endpoints": (),
     "operations": {},
     "durationSeconds": None,
     "latencySeconds": None,
@@ -330,21 +356,25 @@ def _failure(outcome: Outcome) -> str:
     return outcome.error if outcome.error.startswith(operation) else f"{operation}: {outcome.error}"
 
 
-def _sentence(summary: SyncSummary) -> str:
-    report, count = summary.report, len(summary.changes.services)
-    parts: list[str] = []
-    if count:
-        parts.append(f"{count} Service{'s' if count != 1 else ''} changed")
+def _sentence(summary: SyncSummary, endpoints: str) -> str:
+    """What has changed: ``endpoints`` in words, then the other kernel objects by number."""
+    report, names = summary.report, summary.changes.services
+    parts = [endpoints] if endpoints else [f"{len(names)} Services changed"] if len(names) > 1 else []
+    is_told = endpoints and sum(number for (_, kind), number in report.done.items() if kind == "real_server") == len(
+        report.weights
+    )
     by_verb: dict[str, dict[str, int]] = {}
     for (verb, kind), number in report.done.items():
-        by_verb.setdefault(verb, {})[kind] = number
+        if kind != "real_server" or not is_told:
+            by_verb.setdefault(verb, {})[kind] = number
     parts += [f"{_DONE[verb]} {_list(kinds)}" for verb, kinds in sorted(by_verb.items())]
     if report.failed:
         failed = sum(report.failed.values())
         parts.append(f"{failed} operation{'s' if failed != 1 else ''} failed")
     if report.pending:
         parts.append(f"{report.pending} object{'s wait' if report.pending != 1 else ' waits'}")
-    return "; ".join(parts)
+    subject = f"{next(iter(names))}: " if len(names) == 1 and not endpoints else ""
+    return subject + "; ".join(parts)
 
 
 _DONE = {"add": "added", "set": "set", "remove": "removed"}

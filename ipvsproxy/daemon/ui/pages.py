@@ -24,7 +24,7 @@ from ipvsproxy.daemon.http.server import Answer, Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import figures
 from ipvsproxy.daemon.metrics.figures import Numbers, Sampler, Sources
-from ipvsproxy.daemon.ui import board, counters, node_page
+from ipvsproxy.daemon.ui import board, counters, endpoint_changes, node_page
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower
 from ipvsproxy.daemon.ui.explanation import Explainer
@@ -143,7 +143,8 @@ class Pages:
         at_s = self._wall_clock()
         self._view = summary.view
         names = summary.changes.services
-        self._events.synced(summary, at_s)
+        weights = summary.report.weights if len(names) <= node_page.SERVICES_NAMED else ()
+        self._events.synced(summary, at_s, *endpoint_changes.describe(weights, self._sources.survey, self._sources.store))
         self._history.note_changes(len(names), summary.waited_s + summary.duration_s)
         self._numbers = None
         self._note_states(at_s)

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ipvsproxy.model.plan import Operation, Outcome, Verb
+from ipvsproxy.model.plan import Operation, Outcome, Verb, WeightChange
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
 from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.steps import each
@@ -139,6 +139,13 @@ class VirtualServers(ReconciledKind):
             self.servers.exchange(item.key, ObservedVirtualServer(item.settings, real_servers, thresholds=thresholds))
             self._changed.setdefault(item.key, None)
         return ()
+
+    def weight_changes(self, verb: Verb, item: RealServers) -> Iterator[WeightChange]:
+        """The changes of weights that ``settle`` will record for an operation."""
+        observed = self.servers.observed.get(item.virtual_server)
+        weights = observed.real_servers if observed else {}
+        after = None if verb is Verb.REMOVE else item.weight
+        return (WeightChange(item.virtual_server, key, weights.get(key), after) for key in item.keys)
 
     def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
         """Records real servers. If these are all desired and all observed real servers, both sides share one object."""

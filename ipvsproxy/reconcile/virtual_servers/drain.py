@@ -77,6 +77,11 @@ class Drains:
         """The draining real servers of a virtual server."""
         return self._drains.get(key, {}).keys()
 
+    def connections(self, key: VirtualServerKey, real_server: RealServerKey) -> ConnectionCounts | None:
+        """The connections of a draining real server at the last reading; None if it does not drain or was not read."""
+        drain = self._drains.get(key, {}).get(real_server)
+        return drain.connections if drain else None
+
     def with_connections(self) -> Iterator[Drain]:
         """The drains that have connections, or may have."""
         drains = itertools.chain.from_iterable(drains.values() for drains in self._drains.values())

@@ -33,11 +33,14 @@ def test_a_sync_with_changes_is_an_event_with_its_services_and_times() -> None:
     (event,) = log.since(0)
     assert event == {
         "id": 1,
+        "firstId": 1,
         "at": AT_S,
         "kind": "sync",
         "text": "7 Services changed; added 2 real servers; removed 1 virtual server",
         "services": ("shop/s0", "shop/s1", "shop/s2", "shop/s3", "shop/s4"),
         "serviceCount": 7,
+        "unchangedSyncs": 0,
+        "endpoints": (),
         "operations": {"add real_server": 2, "remove virtual_server": 1},
         "durationSeconds": 0.25,
         "latencySeconds": 0.75,
@@ -48,6 +51,29 @@ def test_a_sync_without_changes_is_not_counted() -> None:
     log = EventLog()
     log.synced(summaries.summary(is_audit=True), AT_S)
     assert log.last == 0
+
+
+def test_an_event_of_one_service_begins_with_its_name() -> None:
+    log = EventLog()
+    log.synced(summaries.summary(Changes(services={ServiceName("demo", "web"): 0.0}), report=_report(add_virtual_server=1)), AT_S)
+    assert _texts(log) == [("sync", "demo/web: added 1 virtual server")]
+
+
+def test_syncs_without_a_change_are_one_event_that_replaces_the_former_ones() -> None:
+    log = EventLog()
+    for number in range(3):
+        log.synced(summaries.summary(Changes(services={ServiceName("demo", f"s{number}"): 0.0})), AT_S + number)
+    (event,) = log.since(0)
+    assert event["text"] == "nothing to change on this node, 3 times in a row"
+    assert (event["id"], event["firstId"], event["at"], event["unchangedSyncs"]) == (3, 1, AT_S + 2, 3)
+    assert event["services"] == ("demo/s2",)
+    log.note("watch", "Service", "connected", AT_S)
+    log.note("watch", "Service", "stale", AT_S)
+    log.synced(summaries.summary(Changes(services={ServiceName("demo", "s"): 0.0})), AT_S)
+    assert [(one["id"], one["firstId"], one["text"]) for one in log.since(3)] == [
+        (5, 5, "nothing to change on this node"),
+        (4, 4, "Service: stale"),
+    ]
 
 
 def test_an_event_shows_drift_with_its_repair() -> None:

@@ -115,6 +115,68 @@ async def test_a_stale_or_closed_watch_is_shown_and_becomes_an_event() -> None:
         assert (await node.ask("events"))["events"][0]["text"] == "Service: not connected"
 
 
+async def _last_text(node: PageNode) -> str:
+    return str((await node.ask("events"))["events"][0]["text"])
+
+
+@in_virtual_time
+async def test_events_say_what_happened_to_which_endpoint() -> None:
+    node = _node(*WEB[:2], builders.endpoint_slice(ENDPOINTS[0], ENDPOINTS[2]))
+    async with node.reading():
+        await node.quiet(1)
+        assert (await _last_text(node)).startswith(
+            "default/web: 10.244.0.1 (node-a) added, weight 1; 10.244.1.1 (node-b) added, weight 1; added "
+        )
+        for key in node.kernel.virtual_servers:
+            node.kernel.connection_counts[key, builders.backend("10.244.1.1")] = ConnectionCounts(10, 6)
+        terminating = endpoint("10.244.1.1", OTHER_NODE, ready=False, terminating=True)
+        node.put(builders.endpoint_slice(ENDPOINTS[0], terminating))
+        await node.quiet(1)
+        assert await _last_text(node) == "default/web: 10.244.1.1 (node-b) weight 1 → 0, draining, 32 connections"
+        (event,) = (await node.ask("events", since="1"))["events"]
+        assert event["endpoints"] == [
+            {
+                "service": "default/web",
+                "address": "10.244.1.1",
+                "target": None,
+                "node": "node-b",
+                "weightBefore": 1,
+                "weightAfter": 0,
+                "draining": True,
+                "connections": 32,
+            }
+        ]
+        node.kernel.connection_counts.clear()
+        node.put(builders.endpoint_slice(ENDPOINTS[0]))
+        await node.quiet(60)
+        assert await _last_text(node) == "default/web: 10.244.1.1 removed"
+
+
+@in_virtual_time
+async def test_an_endpoint_without_connections_is_removed_in_one_event() -> None:
+    node = _node(*WEB[:2], builders.endpoint_slice(ENDPOINTS[0], ENDPOINTS[2]))
+    async with node.reading():
+        await node.quiet(1)
+        node.put(builders.endpoint_slice(ENDPOINTS[0]))
+        await node.quiet(1)
+        assert await _last_text(node) == "default/web: 10.244.1.1 removed"
+
+
+@in_virtual_time
+async def test_an_event_names_the_first_endpoints_and_counts_the_others() -> None:
+    node = _node(*WEB[:2])
+    async with node.reading():
+        await node.quiet(1)
+        node.put(builders.endpoint_slice(*(endpoint(f"10.244.0.{number}") for number in range(1, 10))))
+        await node.quiet(1)
+        text = await _last_text(node)
+        assert "10.244.0.3 (node-a) added, weight 1; 6 more endpoints" in text
+        assert "real server" not in text
+        node.put(builders.endpoint_slice(*(endpoint(f"10.244.0.{number}") for number in range(1, 200))))
+        await node.quiet(1)
+        assert "; added 380 real servers, " in await _last_text(node)
+
+
 @in_virtual_time
 async def test_rates_of_the_node_come_from_two_readings_and_only_later_points_are_sent_again() -> None:
     node = _node()
@@ -529,6 +591,7 @@ async def test_every_field_is_described() -> None:
         events = await node.ask("events")
     names = _fields(told) | _fields(told["syncs"]) | _fields(told["watches"]) | _fields(told["kernel"]) | _fields(services)
     names |= _fields(services["services"]) | _fields(service) | _fields(events) | _fields(events["events"])
+    names |= _fields([one for event in events["events"] for one in event["endpoints"]])
     names |= set(told["history"]["columns"])
     missing = {name for name in names if f"`{name}`" not in DOCUMENTED}
     assert not missing

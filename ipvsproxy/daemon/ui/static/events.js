@@ -32,6 +32,8 @@ export function open(main, _where, { ask, refresh }) {
           return refresh();
         }
         last = answer.last;
+        const isReplaced = (id) => answer.events.some((event) => event.firstId <= id && id < event.id);
+        for (const element of [...body.children]) if (isReplaced(Number(element.dataset.id))) element.remove();
         body.prepend(...answer.events.map(row));
         while (body.children.length > MOST) body.lastElementChild.remove();
         filter();
@@ -54,7 +56,7 @@ function row(event) {
   const names = event.services.map((name, index) => [index ? ", " : "", el("a", { href: `#/service/${name.split("/").map(encodeURIComponent).join("/")}` }, name)]);
   return el(
     "tr",
-    { "data-kind": event.kind },
+    { "data-kind": event.kind, "data-id": event.id },
     el("td", { "data-label": "When", class: "when" }, date(event.at)),
     el("td", { "data-label": "What" }, chip(kind, text)),
     el("td", { "data-label": "Event", class: "wide" }, event.text),

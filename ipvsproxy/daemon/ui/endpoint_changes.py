@@ -1,0 +1,83 @@
+"""What a sync has changed of endpoints, as documents and in words.
+
+An endpoint has a real server in each virtual server of its Service; here it is one, with the sum of its connections.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ipvsproxy.model.net import Address
+from ipvsproxy.model.plan import WeightChange
+from ipvsproxy.model.service import Conditions, ServiceName
+from ipvsproxy.reconcile.survey import Survey
+from ipvsproxy.store.objects import Store
+
+SHOWN = 3
+"""The most endpoints that an event describes."""
+
+Document = dict[str, Any]
+
+
+def describe(changes: Iterable[WeightChange], survey: Survey, store: Store) -> tuple[list[Document], int]:
+    """The first endpoints that have changed, and the number of the others."""
+    grouped: dict[tuple[ServiceName | None, Address], list[WeightChange]] = {}
+    for one in changes:
+        desired = survey.virtual_servers.get(one.virtual_server)
+        service = desired.owner.service if desired else None
+        grouped.setdefault((service, one.key.address), []).append(one)
+    shown = sorted(grouped.items(), key=lambda one: (str(one[0][0] or ""), one[0][1]))[:SHOWN]
+    return [_endpoint(*subject, of_one, survey, store) for subject, of_one in shown], len(grouped) - len(shown)
+
+
+def _endpoint(
+    service: ServiceName | None, address: Address, changes: Sequence[WeightChange], survey: Survey, store: Store
+) -> Document:
+    before = {(one.virtual_server, one.key): one.before for one in reversed(changes)}
+    after = {(one.virtual_server, one.key): one.after for one in changes}
+    counts = [counted for subject in after if (counted := survey.connections_of_drain(*subject))]
+    conditions = _conditions(address, service, store)
+    return {
+        "service": str(service) if service else None,
+        "address": str(address),
+        "target": None,
+        "node": conditions.node_name if conditions else "",
+        "weightBefore": max((one for one in before.values() if one is not None), default=None),
+        "weightAfter": max((one for one in after.values() if one is not None), default=None),
+        "draining": any(key in survey.draining_of(virtual_server) for virtual_server, key in after),
+        "connections": sum(one.active + one.inactive for one in counts) if counts else None,
+    }
+
+
+def _conditions(address: Address, service: ServiceName | None, store: Store) -> Conditions | None:
+    for item in store.slices_of(service) if service else ():
+        if address in (every := item.each_address):
+            return item.conditions[every.index(address)]
+    return None
+
+
+def words(endpoint: Document) -> str:
+    """``10.244.1.12 (web-7d, node-b) weight 1 → 0, draining, 32 connections``."""
+    pod = (endpoint["target"] or "").rpartition("/")[2]
+    place = ", ".join(filter(None, (pod, endpoint["node"])))
+    return f"{endpoint['address']}{f' ({place})' if place else ''} {_what(endpoint)}"
+
+
+def _what(endpoint: Document) -> str:
+    before, after, connections = endpoint["weightBefore"], endpoint["weightAfter"], endpoint["connections"]
+    if after is None:
+        return "removed"
+    text = f"added, weight {after}" if before is None else f"weight {before} → {after}"
+    if not endpoint["draining"]:
+        return text if after else f"{text}, no new connections"
+    counted = "" if connections is None else f", {connections} connection{'s' if connections != 1 else ''}"
+    return f"{text}, draining{counted}"
+
+
+def sentence(endpoints: Iterable[Document], more: int) -> str:
+    """The endpoints in words, each Service once; ``more`` endpoints are not among them."""
+    parts: list[str] = []
+    service = None
+    for one in endpoints:
+        parts.append((f"{one['service']}: " if one["service"] not in (None, service) else "") + words(one))
+        service = one["service"]
+    return "; ".join([*parts, *([f"{more} more endpoint{'s' if more != 1 else ''}"] if more else [])])
