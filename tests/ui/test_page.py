@@ -60,6 +60,33 @@ def test_the_node_page_shows_that_all_is_in_force_and_the_last_syncs(looking: Lo
     for text in ("API server", "iptables nft", "Scheduler", "EndpointSlice"):
         expect(page.get_by_text(text).first).to_be_visible()
     assert page.title() == "Node \N{EN DASH} ipvsproxy"
+    for time in page.locator("time").all_text_contents():
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", time)
+
+
+def test_plots_have_whole_axes_maximum_total_and_a_crosshair(looking: Look) -> None:
+    page = looking(PARTS["node"])
+    _is_complete(page, "node")
+    figures, times = page.locator("figure"), page.locator("figcaption small")
+    expect(figures.nth(2)).to_contain_text(re.compile(r"in [\d.]+\sMB/s · max [\d.]+\sMB/s · total [\d.]+\sGB"))
+    expect(figures.nth(1)).to_contain_text(re.compile(r"out [\d.]+\skpkt/s · max [\d.]+\skpkt/s · total [\d.]+\sMpkt"))
+    expect(figures.nth(3)).to_contain_text(re.compile(r"\d Services? · max 9 Services · total \d+ Services"))
+    assert all(tick.isdecimal() for tick in figures.nth(3).locator(".ticks span").all_text_contents())
+    box = figures.first.locator("svg").bounding_box()
+    assert box
+    minutes = []
+    for part in (0.1, 0.9):
+        page.mouse.move(box["x"] + box["width"] * part, box["y"] + 20)
+        expect(page.locator(".cross")).to_have_count(5)
+        expect(times.last).to_have_text(re.compile(r"^\d\d:\d\d:\d\d UTC$"))
+        hour, minute, *_ = (times.last.text_content() or "").split(":")
+        minutes.append(int(hour) * 60 + int(minute))
+    assert 11 <= (minutes[1] - minutes[0]) % 1440 <= 13
+    page.mouse.move(5, 5)
+    expect(times).to_have_text(["now"] * 5)
+    page.locator(".plots").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".cross")).to_have_count(5)
 
 
 def test_the_node_page_names_only_nftables_where_it_holds_the_rules(looking: Look) -> None:
@@ -133,7 +160,7 @@ def test_a_service_is_a_picture_from_clients_to_endpoints_with_reasons(looking: 
     assert page.locator("path.wire").count() == 8
     page.locator("summary").first.click()
     expect(page.locator(".rule code").first).to_contain_text("-t nat -A KUBE-SERVICES")
-    expect(ins.first).to_contain_text(re.compile(r"\d conn/s"))  # after two readings
+    expect(ins.first).to_contain_text(re.compile(r"\d\sk?conn/s"))  # after two readings
 
 
 def test_a_service_with_source_ranges_and_a_second_scope_is_explained(looking: Look) -> None:
@@ -389,8 +416,15 @@ def test_each_page_suits_everybody_in_both_themes_a_phone_and_paper(looking: Loo
         page.set_viewport_size({"width": width, "height": 780})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate("document.querySelector('header').clientHeight") < 60, "one row"
+        assert page.evaluate(_FILLED), "each row of tiles and plots fills its grid"
         for table in page.locator(".services").all() if width >= 1280 else ():
             assert table.evaluate("table => table.scrollWidth <= table.parentElement.clientWidth"), "no column is out of sight"
+
+
+_FILLED = """() => [...document.querySelectorAll(".tiles, .plots")].every(grid => {
+    const right = grid.getBoundingClientRect().right, boxes = [...grid.children].map(child => child.getBoundingClientRect());
+    return boxes.every((box, index) => box.top === boxes[index + 1]?.top || Math.abs(box.right - right) < 2);
+})"""
 
 
 # The pictures of the documentation.

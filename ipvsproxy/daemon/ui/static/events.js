@@ -1,6 +1,6 @@
 // What has happened: changes, failures, drift and its repair, the API server's and the node's health.
 
-import { chip, count, date, el, seconds, write } from "./parts.js";
+import { chip, count, el, seconds, time, write } from "./parts.js";
 
 const MARKS = { sync: ["", "change"], failure: ["bad", "✗ failure"], drift: ["warn", "! drift"], watch: ["warn", "! watch"], health: ["warn", "! health"] };
 const MOST = 500;
@@ -57,7 +57,7 @@ function row(event) {
   return el(
     "tr",
     { "data-kind": event.kind, "data-id": event.id },
-    el("td", { "data-label": "When", class: "when" }, date(event.at)),
+    el("td", { "data-label": "When" }, time(event.at)),
     el("td", { "data-label": "What" }, chip(kind, text)),
     el("td", { "data-label": "Event", class: "wide" }, event.text),
     el("td", { "data-label": "Services" }, names, event.serviceCount > event.services.length ? ` and ${event.serviceCount - event.services.length} more` : ""),

@@ -1,16 +1,29 @@
 // The node: whether everything is in force and why not, what is left to do, and the last quarter of an hour.
 
-import { chip, date, el, figure, patch, plot, seconds, whole } from "./parts.js";
+import { SPAN_S, chip, count, el, figure, patch, plot, seconds, time, whole } from "./parts.js";
 
 const CLOCK_S = 1;
+const STEP = 1 / 90; // of the crosshair: ten seconds
 
 export function open(main, _where, { ask }) {
   const top = el("div");
-  const plots = el("section", { class: "plots", "aria-label": "The last 15 minutes" });
+  const plots = el("section", { class: "plots", tabindex: "0", "aria-label": "The last 15 minutes; the arrow keys move the crosshair" });
   const below = el("div");
   main.append(el("h1", {}, "Node"), top, el("h2", {}, "The last 15 minutes"), plots, below);
   let points = [];
   let columns = [];
+  let now = 0;
+  let cursor = null; // where the crosshair of all plots stands, from 0 (15 minutes ago) to 1 (now)
+
+  for (const moved of ["pointerdown", "pointermove"]) plots.addEventListener(moved, follow);
+  plots.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && point(null));
+  plots.addEventListener("blur", () => point(null));
+  plots.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -STEP, ArrowRight: STEP }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    point((cursor ?? 1) + step);
+  });
 
   return {
     title: "Node",
@@ -19,33 +32,44 @@ export function open(main, _where, { ask }) {
       const answer = await ask("node", { since: last });
       return () => {
         columns = answer.history.columns;
-        if (last > answer.now + CLOCK_S) points = []; // the clock of the node was set back: all points are sent again
-        points = [...points, ...answer.history.points].filter((point) => point[0] > answer.now - 900).slice(-450);
+        now = answer.now;
+        if (last > now + CLOCK_S) points = []; // the clock of the node was set back: all points are sent again
+        points = [...points, ...answer.history.points].filter((point) => point[0] > now - SPAN_S).slice(-450);
         patch(top, summary(answer));
-        patch(plots, draw(answer.now));
+        patch(plots, draw());
         patch(below, details(answer));
       };
     },
   };
+
+  function follow(event) {
+    const box = event.target.closest("figure")?.querySelector("svg").getBoundingClientRect();
+    point(box ? (event.clientX - box.left) / box.width : null);
+  }
+
+  function point(to) {
+    cursor = to === null ? null : Math.max(0, Math.min(1, to));
+    if (columns.length) patch(plots, draw());
+  }
 
   function column(name) {
     const index = columns.indexOf(name);
     return points.map((point) => point[index]);
   }
 
-  function draw(now) {
+  function draw() {
     const times = column("at");
-    const line = (name, mark, ...names) => ({
-      name,
-      mark,
-      values: names.map(column).reduce((one, other) => one.map((value, index) => (value === null || other[index] === null ? null : value + other[index]))),
-    });
+    const one = (title, name, mark, more) => plot({ title, times, now, cursor, lines: [{ name: "", mark, values: column(name) }], ...more });
+    const rates = (unit) => ({ format: (value) => figure(value, `${unit}/s`), total: (value) => figure(value, unit) });
+    const both = (title, name, unit) =>
+      plot({ title, times, now, cursor, ...rates(unit), lines: ["in", "out"].map((way, index) => ({ name: way, mark: ["one", "two"][index], values: column(`${name}${["In", "Out"][index]}PerSecond`) })) });
+    const services = (value) => count(value ?? 0, "Service");
     return [
-      plot({ title: "Connections", unit: "per second", times, now, lines: [line("", "one", "connectionsPerSecond")] }),
-      plot({ title: "Packets", unit: "per second", times, now, lines: [line("in", "one", "packetsInPerSecond"), line("out", "two", "packetsOutPerSecond")] }),
-      plot({ title: "Bytes", unit: "per second", times, now, lines: [line("in", "one", "bytesInPerSecond"), line("out", "two", "bytesOutPerSecond")] }),
-      plot({ title: "Changes", unit: "Services", times, now, bars: true, lines: [line("", "one", "changes")] }),
-      plot({ title: "Latency of changes", unit: "", times, now, bars: true, format: seconds, lines: [line("", "two", "latencySeconds")] }),
+      one("Connections", "connectionsPerSecond", "one", rates("")),
+      both("Packets", "packets", "pkt"),
+      both("Bytes", "bytes", "B"),
+      one("Changes", "changes", "one", { bars: true, format: services, total: services }),
+      one("Latency of changes", "latencySeconds", "two", { bars: true, format: (value) => (value ? seconds(value) : "none"), tick: seconds }),
     ];
   }
 }
@@ -75,8 +99,8 @@ function* summary(answer) {
     tile("Drifted", whole(answer.drifted.total), kinds(answer.drifted)),
     tile("Draining", whole(answer.draining), answer.waitingRemovals ? `${answer.waitingRemovals} wait for removal` : ""),
     tile("Conflicts", whole(answer.conflicts), "", answer.conflicts ? "warn" : ""),
-    tile("Connections", figure(answer.connectionsPerSecond), "per second"),
-    tile("Traffic", figure(answer.bytesPerSecond), `bytes per second, ${figure(answer.packetsPerSecond)} packets`),
+    tile("Connections", figure(answer.connectionsPerSecond, "/s")),
+    tile("Traffic", figure(answer.bytesPerSecond, "B/s"), figure(answer.packetsPerSecond, "pkt/s")),
   );
 }
 
@@ -97,9 +121,9 @@ function* details(answer) {
       el(
         "tr",
         {},
-        el("td", { class: "when" }, date(sync.endedAt), sync.isAudit ? " (audit)" : ""),
+        el("td", {}, time(sync.endedAt), sync.isAudit ? " (audit)" : ""),
         [sync.services, sync.done, sync.failed, sync.pending].map((number) => el("td", { class: "number" }, whole(number))),
-        [sync.waitedSeconds, sync.readSeconds, sync.translatedSeconds, sync.appliedSeconds].map((time) => el("td", { class: "number" }, seconds(time))),
+        [sync.waitedSeconds, sync.readSeconds, sync.translatedSeconds, sync.appliedSeconds].map((duration) => el("td", { class: "number" }, seconds(duration))),
       ),
     ),
   );
@@ -124,17 +148,17 @@ function* details(answer) {
     "dl",
     { class: "facts" },
     fact("Node", `${answer.node}${answer.zone ? `, zone ${answer.zone}` : ""}`),
-    fact("ipvsproxy", `${answer.version}, since ${date(answer.startedAt)}`),
+    fact("ipvsproxy", `${answer.version}, since `, time(answer.startedAt)),
     fact("Kernel", answer.kernel.release),
     fact("Scheduler", answer.kernel.scheduler),
     answer.kernel.families.map((family) =>
-      fact(family.family, `${holder(family.iptables)}, ${family.healthy ? "in time" : "late"}${family.updatedAt ? `, complete at ${date(family.updatedAt)}` : ""}`),
+      fact(family.family, `${holder(family.iptables)}, ${family.healthy ? "in time" : "late"}`, family.updatedAt ? [", complete at ", time(family.updatedAt)] : null),
     ),
     fact("Changes", answer.healthy ? "in time" : "late: /livez fails"),
     fact("Load balancers", answer.eligible ? "are welcome" : "are turned away: /healthz fails"),
     fact("Oldest change", answer.oldestChangeAgeSeconds ? `waits for ${seconds(answer.oldestChangeAgeSeconds)}` : "none waits"),
   );
-  yield el("p", { class: "note" }, `Figures of ${date(answer.now)}.`);
+  yield el("p", { class: "note" }, "Figures of ", time(answer.now), ".");
 }
 
 /** What holds the rules of a family: nftables, or a variant of iptables. */
@@ -142,6 +166,6 @@ function holder(variant) {
   return variant === "nftables" ? variant : `iptables ${variant}`;
 }
 
-function fact(name, value) {
+function fact(name, ...value) {
   return el("div", {}, el("dt", {}, name), el("dd", {}, value));
 }

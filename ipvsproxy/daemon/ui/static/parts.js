@@ -1,6 +1,7 @@
 // What all pages are made of: elements, figures for people, small lines and plots.
 // Rule: text of the API becomes text nodes only. Nothing here reads HTML.
 
+export const SPAN_S = 900;
 const SVG = "http://www.w3.org/2000/svg";
 
 // An element: el("a", {class: "x", href: "#/"}, "text", child, null). Functions under "on…" are listeners; false and null are left out.
@@ -52,17 +53,15 @@ function match(known, fresh) {
   while (known.childNodes.length > wanted.length) known.lastChild.remove();
 }
 
-const LARGE = [[1e12, "T"], [1e9, "G"], [1e6, "M"]];
+const LARGE = [[1e12, 1e12, "T"], [1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"], [0, 1, ""]];
 
-export function figure(value) {
+// A figure with its unit, such as 19.2 kB/s; thousands from 10,000.
+export function figure(value, unit = "") {
   if (value === null || value === undefined) return "–";
-  const size = Math.abs(value);
-  for (const [large, unit] of LARGE) {
-    if (size >= large) return `${(value / large).toFixed(Number.isInteger(value / large) ? 0 : 1)} ${unit}`;
-  }
-  if (size >= 1e4) return `${(value / 1e3).toFixed(Number.isInteger(value / 1e3) ? 0 : 1)} k`;
-  if (size >= 100 || Number.isInteger(value)) return value.toFixed(0);
-  return size >= 10 ? value.toFixed(1) : value.toFixed(2);
+  const [, size, prefix] = LARGE.find(([least]) => Math.abs(value) >= least);
+  const scaled = value / size;
+  const digits = Number.isInteger(scaled) || (!prefix && scaled >= 100) ? 0 : prefix || scaled >= 10 ? 1 : 2;
+  return `${scaled.toFixed(digits)}\u00a0${prefix}${unit}`.replace("\u00a0/", "/").trim();
 }
 
 // A number of things, in full.
@@ -80,12 +79,12 @@ export function seconds(value) {
 }
 
 // Times as in the log: ISO, in UTC.
-export function date(at) {
-  return `${new Date(at * 1000).toISOString().slice(0, 19)}Z`;
+export function time(at) {
+  return el("time", {}, `${new Date(at * 1000).toISOString().slice(0, 19)}Z`);
 }
 
 export function clock(at) {
-  return `${date(at).slice(11, 19)} UTC`;
+  return `${new Date(at * 1000).toISOString().slice(11, 19)} UTC`;
 }
 
 export function count(number, one, several = `${one}s`) {
@@ -112,53 +111,44 @@ export function spark(figures, label) {
 }
 
 // A plot of the last quarter of an hour. ``lines`` are {name, mark, values}; a value of null interrupts its line. ``bars`` draws
-// each value as a bar from below, for counts.
-export function plot({ title, unit, times, lines, now, bars = false, format = figure }) {
-  const width = 480;
-  const height = 150;
-  const left = 66;
-  const bottom = 22;
-  const span = 900;
-  const high = height - bottom;
-  let most = 0;
-  for (const line of lines) for (const value of line.values) if (value !== null && value > most) most = value;
-  const top = nice(most) || 1;
-  const x = (at) => left + ((at - (now - span)) / span) * (width - left - 4);
-  const y = (value) => high - (value / top) * (high - 8);
-  const latest = lines.map((line) => `${line.name} ${format(line.values.length ? line.values[line.values.length - 1] : null)}`.trim());
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: now ${latest.join(", ")} ${unit}; at most ${format(most)} in 15 minutes` });
-  for (const part of [0, 0.5, 1]) {
-    picture.append(
-      svg("line", { class: "grid", x1: left, x2: width - 4, y1: y(top * part), y2: y(top * part) }),
-      svg("text", { class: "tick", x: left - 6, y: y(top * part) + 4, "text-anchor": "end" }, format(top * part)),
-    );
-  }
-  for (const minutes of [15, 10, 5, 0]) {
-    const at = x(now - minutes * 60);
-    picture.append(svg("text", { class: "tick", x: at, y: height - 4, "text-anchor": minutes === 0 ? "end" : minutes === 15 ? "start" : "middle" }, minutes ? `−${minutes} min` : "now"));
-  }
-  for (const line of lines) {
+// each value as a bar from below, for counts. ``total`` writes the sum of a line. ``cursor`` is the place of the crosshair, from 0 to 1.
+export function plot({ title, times, lines, now, cursor, format, total = null, bars = false, tick = figure }) {
+  const start = now - SPAN_S;
+  const most = lines.map((line) => Math.max(0, ...line.values));
+  const top = nice(Math.max(...most));
+  const y = (value) => (100 - (value / top) * 100).toFixed(1);
+  const later = cursor === null ? -1 : times.findIndex((at) => at - start >= cursor * SPAN_S);
+  const at = later < 0 ? times.length - 1 : later;
+  const keys = lines.map((line, index) => {
+    const sum = line.values.reduce((all, value, point) => all + value * (bars ? 1 : times[point] - (times[point - 1] ?? times[point])), 0);
+    return [`${line.name} ${format(line.values[at])}`.trim(), `max ${format(most[index])}`, total && `total ${total(sum)}`].filter(Boolean).join(" · ");
+  });
+  const picture = svg("svg", { viewBox: `0 0 ${SPAN_S} 100`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}: ${keys.join("; ")}` });
+  for (const height of [0, 50, 100]) picture.append(svg("path", { class: "grid", d: `M0,${height}H${SPAN_S}` }));
+  for (const { mark, values } of lines) {
     let path = "";
-    let pen = false;
-    line.values.forEach((value, index) => {
-      if (value === null || times[index] < now - span) {
-        pen = false;
-        return;
-      }
-      const at = x(times[index]).toFixed(1);
-      if (bars) path += value > 0 ? `M${at},${high}V${y(value).toFixed(1)}` : "";
-      else path += `${pen ? "L" : "M"}${at},${y(value).toFixed(1)}${pen ? "" : "h0.01"}`;
-      pen = true;
+    values.forEach((value, index) => {
+      const x = (times[index] - start).toFixed(1);
+      const first = index === 0 || values[index - 1] === null;
+      if (bars) path += value ? `M${x},100V${y(value)}` : "";
+      else if (value !== null) path += `${first ? "M" : "L"}${x},${y(value)}${first ? "h0.01" : ""}`;
     });
-    picture.append(svg("path", { class: `line ${line.mark} ${bars ? "bars" : ""}`, d: path }));
+    picture.append(svg("path", { class: `line ${mark} ${bars ? "bars" : ""}`, d: path }));
   }
-  const figures = lines.map((line, index) => el("span", { class: lines.length > 1 ? `key ${line.mark}` : null }, latest[index], " "));
-  return el("figure", {}, el("figcaption", {}, el("b", {}, title), " ", el("span", { class: "now" }, figures, unit)), picture);
+  if (cursor !== null && times.length) picture.append(svg("path", { class: "cross", d: `M${(times[at] - start).toFixed(1)},0V100` }));
+  return el(
+    "figure",
+    {},
+    el("figcaption", {}, el("b", {}, title), " ", el("small", {}, cursor === null || !times.length ? "now" : clock(times[at])), keys.map((text, index) => el("div", { class: lines.length > 1 ? `key ${lines[index].mark}` : null }, text))),
+    el("div", { class: "ticks", "aria-hidden": "true" }, [top, top / 2, 0].map((value) => el("span", {}, tick(value)))),
+    picture,
+    el("div", { class: "ages", "aria-hidden": "true" }, ["−15 min", "−10 min", "−5 min", "now"].map((text) => el("span", {}, text))),
+  );
 }
 
-// The next round number above.
+// The next round number above, whose half is whole where the value is.
 function nice(value) {
-  if (value <= 0) return 0;
+  if (value <= 0) return 2;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((round) => round >= value);
+  return [2, 4, 6, 10].map((step) => step * power).find((round) => round >= value);
 }

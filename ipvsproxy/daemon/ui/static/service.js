@@ -59,8 +59,8 @@ function* facts(answer) {
     "dl",
     { class: "tiles" },
     tile("Endpoints", figure(row.endpoints.ready), `${row.endpoints.draining} draining, ${row.endpoints.unused} unused`),
-    tile("Connections", figure(row.connectionsPerSecond), "per second", row.history.connectionsPerSecond),
-    tile("Traffic", figure(row.bytesPerSecond), "bytes per second", row.history.bytesPerSecond),
+    tile("Connections", figure(row.connectionsPerSecond, "/s"), "", row.history.connectionsPerSecond),
+    tile("Traffic", figure(row.bytesPerSecond, "B/s"), figure(row.packetsPerSecond, "pkt/s"), row.history.bytesPerSecond),
     tile("Open connections", figure(row.activeConnections), `active, ${figure(row.inactiveConnections)} inactive`),
   );
   if (row.problems.length) yield el("ul", { class: "reasons" }, row.problems.map((problem) => el("li", {}, `! ${problem}`)));
@@ -263,7 +263,7 @@ function endpointBox({ name, endpoint, kernel }, port, answer) {
     { class: `endpoint ${draining ? "warn" : used.length ? "" : "off"}`, "data-uses": used.join(" ") || (draining ? kinds.join(" ") : "") },
     el("span", { class: "row" }, el("b", {}, name), state),
     el("small", {}, [...conditions, ...where].filter(Boolean).join(" · ")),
-    kernel ? el("small", {}, `weight ${kernel.weight ?? "–"}${kernel.own !== null && kernel.own !== kernel.weight ? ` of ${kernel.own}` : ""} · ${kernel.most ? `at most ${kernel.most} connections · ` : ""}${figure(kernel.active)} active, ${figure(kernel.inactive)} inactive · ${figure(kernel.rate)} conn/s · ${figure(kernel.bytes)} B/s`) : null,
+    kernel ? el("small", {}, `weight ${kernel.weight ?? "–"}${kernel.own !== null && kernel.own !== kernel.weight ? ` of ${kernel.own}` : ""} · ${kernel.most ? `at most ${kernel.most} connections · ` : ""}${figure(kernel.active)} active, ${figure(kernel.inactive)} inactive · ${figure(kernel.rate, "conn/s")} · ${figure(kernel.bytes, "B/s")}`) : null,
     reasons.map((reason) => el("small", { class: "why" }, reason)),
   );
 }
