@@ -164,16 +164,17 @@ class Survey:
 
     def service_port(self, service: Service, key: VirtualServerKey) -> ServicePort | None:
         """The port of a Service that one of its virtual servers serves."""
-        protocol, number, is_node_port = key.protocol, key.port, key.address not in service.addresses
-        if isinstance(key, FirewallMark):
-            marked = self.port_of(key)
-            if marked is None:
-                return None
-            protocol, number, is_node_port = marked.protocol, marked.port, False
-        for port in service.ports:
-            if port.protocol is protocol and number == (port.node_port if is_node_port else port.port):
-                return port
-        return None
+        asked = self.port_of(key) if isinstance(key, FirewallMark) else key
+        if asked is None:
+            return None
+        ports = [port for port in service.ports if port.protocol is asked.protocol]
+        is_own = isinstance(key, FirewallMark) or key.address in service.addresses
+        if found := next((port for port in ports if is_own and port.port == asked.port), None):
+            return found
+        if isinstance(key, FirewallMark) or key.address in service.cluster_addresses:
+            return None
+        # An external or load-balancer address may be this node's own, and then has node ports, too.
+        return next((port for port in ports if port.node_port == asked.port), None)
 
     @property
     def draining(self) -> int:

@@ -97,6 +97,15 @@ async def test_a_node_port_of_the_number_of_another_port_is_not_mistaken_for_it(
     }
 
 
+async def test_a_node_port_at_an_address_that_is_also_the_load_balancers_has_its_ports_name() -> None:
+    """As k3s ServiceLB makes it: the status of a load balancer has the node's own address."""
+    port = builders.service_port(80, name="http", node_port=30080)
+    objects = (builders.node(), builders.service("web", port, load_balancer=[builders.NODE_ADDRESS]))
+    document = await _list(await synced_kernel(*objects), *objects)
+    names = {one["virtualServer"]: one["servicePort"] for one in document["virtualServers"]}
+    assert names["TCP 192.168.0.10:80"] == names["TCP 192.168.0.10:30080"] == "http"
+
+
 async def test_rows_of_other_programs_are_foreign_and_stale_rows_have_no_service() -> None:
     kernel = await synced_kernel(*WEB)
     kernel.virtual_servers[builders.frontend("192.0.2.1", 7)] = KernelVirtualServer(

@@ -254,9 +254,10 @@ def test_statistics_count_conflicts_once_and_drains_that_wait_apart_from_the_oth
 
 def test_the_survey_finds_the_service_port_of_a_virtual_server_by_address_and_by_node_port() -> None:
     first, second = builders.service_port(80, name="http", node_port=30080), builders.service_port(443, name="https")
-    service = builders.service("web", first, second, cluster=["10.96.0.1"])
+    service = builders.service("web", first, second, cluster=["10.96.0.1"], load_balancer=["192.168.0.11"])
     port_of = functools.partial(Reconciler(Policy()).survey.service_port, service)
     assert port_of(builders.frontend("10.96.0.1", 443)) == second
     assert port_of(builders.frontend("192.168.0.10", 30080)) == first
+    assert port_of(builders.frontend("192.168.0.11", 80)) == port_of(builders.frontend("192.168.0.11", 30080)) == first
     assert port_of(builders.frontend("10.96.0.1", 30080)) is None
     assert port_of(builders.frontend("10.96.0.1", 80, Protocol.UDP)) is None
