@@ -114,10 +114,11 @@ def collisions(
         for address in dict.fromkeys(_external_addresses(admitted, settings)):
             if node := view.other_nodes.get(address):
                 text = f"{address} is an address of the node {node}, which this node and its pods do not reach any more"
-                found[address] = Collision(service.name, text, refusal.WAYS_OUT)
+                found[address] = Collision(service.name, text, refusal.ways_out(admitted, address))
         for place in () if service.not_served else _places(admitted, view, settings):
             for one in _takers(place, interfaces, rivals):
-                found.setdefault((place.protocol, place.port, one), _collision(service.name, place, one, settings.backend))
+                key = one if isinstance(one, str) else (place.protocol, place.port, one)
+                found.setdefault(key, _collision(service.name, place, one, settings.backend))
         yield from found.values()
 
 

@@ -145,7 +145,9 @@ def test_programs_that_listen_where_a_service_is_served_are_named(address: str, 
 
 
 def test_an_interface_that_has_a_cluster_ip_is_named() -> None:
-    (found,) = _collisions(DNS, WEB, addresses=(*ADDRESSES, builders.interface_address("nodelocaldns", "10.96.0.53")))
+    addresses = (*ADDRESSES, builders.interface_address("nodelocaldns", "10.96.0.53"))
+    ports = (builders.service_port(53, Protocol.UDP, name="dns"), builders.service_port(53, name="dns-tcp"))
+    (found,) = _collisions(builders.service("dns", *ports, cluster=["10.96.0.53"]), WEB, addresses=addresses)
     assert found.startswith("dns: the interface nodelocaldns has the cluster IP 10.96.0.53, too, and")
 
 
@@ -154,10 +156,11 @@ def test_another_nodes_address_is_named_with_the_ways_out() -> None:
     view = dataclasses.replace(VIEW, other_nodes={other: "node-b"})
     external = builders.service("web", external=[str(other)])
     balanced = builders.service("web", load_balancer=[str(other)])
-    for service in (external, balanced):
+    for service, way, other_way in ((external, "spec.externalIPs", "ipMode"), (balanced, "ipMode: Proxy", "externalIPs")):
         (found,) = service_checks.collisions([service], view, ADDRESSES, Rivals(), Settings())
         assert found.text.startswith("192.168.0.11 is an address of the node node-b, which this node and its pods do not reach")
-        assert "ipMode: Proxy" in found.remedy
+        assert way in found.remedy
+        assert other_way not in found.remedy
         assert not list(service_checks.collisions([service], view, ADDRESSES, Rivals(), Settings(refuses_node_addresses=True)))
     assert not list(service_checks.collisions([external], view, ADDRESSES, Rivals(), Settings(external_addresses=False)))
 

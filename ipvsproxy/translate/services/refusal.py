@@ -30,10 +30,10 @@ KUBERNETES = ServiceName("default", "kubernetes")
 """The Service whose endpoints are the API servers; it is never refused."""
 KUBELET_PORT = 10250
 
-WAYS_OUT = (
-    "let the load balancer set ipMode: Proxy, give the Service the annotation ipvsproxy.io/skip-load-balancer-ips, or turn "
-    "external IPs off by the feature gate AllowServiceExternalIPs=false; --ipvs-refuse-node-addresses refuses such addresses"
-)
+_WITH_BALANCER = "let the load balancer set ipMode: Proxy, or give the Service the annotation ipvsproxy.io/skip-load-balancer-ips"
+_WITH_EXTERNAL = "take it out of spec.externalIPs, or turn external IPs off by the feature gate AllowServiceExternalIPs=false"
+_REFUSING = "--ipvs-refuse-node-addresses refuses such addresses"
+WAYS_OUT = f"for a load balancer's, {_WITH_BALANCER}; for an external IP, {_WITH_EXTERNAL}; {_REFUSING}"
 """The operator's ways out if an external or load-balancer address belongs to another node."""
 _API_SERVER = "is the address of an API server"
 _FORMER_API_SERVER = "was the address of an API server, and is refused until ipvsproxy restarts"
@@ -70,6 +70,15 @@ def admit(service: Service, view: NodeView, settings: Settings) -> tuple[Service
         ("status.loadBalancer", options.load_balancer_addresses, externals),
     )
     return without, tuple(Skipped(field, f"{one} {why[one]}") for field, those, why in fields for one in those if one in why)
+
+
+def ways_out(service: Service, address: Address) -> str:
+    """As ``WAYS_OUT``, for the fields in which this Service has the address."""
+    ways = {
+        _WITH_BALANCER: address in service.options.load_balancer_addresses,
+        _WITH_EXTERNAL: address in service.options.external_addresses,
+    }
+    return "; ".join([*(way for way, helps in ways.items() if helps), _REFUSING])
 
 
 def _why_not_cluster(address: Address, view: NodeView) -> str:
