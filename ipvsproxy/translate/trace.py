@@ -23,6 +23,7 @@ class TracedClient(enum.StrEnum):
     """Where a connection comes from."""
 
     POD = "pod of this node"
+    OTHER_POD = "pod of another node"
     HOST = "this host"
     OUTSIDE = "outside of the cluster"
 
@@ -68,6 +69,8 @@ def connection_of(client: TracedClient, key: VirtualServerKey, settings: Setting
             return TracedConnection(_OUTSIDE[key.address.family], key)
         case TracedClient.POD:
             return TracedConnection(_pod_address(key.address.family, settings, view), key, is_from_pod_interface=True)
+        case TracedClient.OTHER_POD:
+            return TracedConnection(_other_pod_address(key.address.family, settings, view), key)
         case never:
             assert_never(never)
 
@@ -78,6 +81,17 @@ def _pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
     for network in (*skeleton.local_pod_networks(family, settings, view), *view.pod_networks, *clusters):
         if network.family is family and (not clusters or any(one.contains(network.address) for one in clusters)):
             return Address((int.from_bytes(network.address, "big") + 1).to_bytes(len(network.address), "big"))
+    return _OUTSIDE[family]
+
+
+def _other_pod_address(family: Family, settings: Settings, view: NodeView) -> Address:
+    """An address in the cluster's range that a pod of this node certainly lacks; one outside if no range is known."""
+    here = [*skeleton.local_pod_networks(family, settings, view), *(one for one in view.pod_networks if one.family is family)]
+    for network in settings.cluster_networks:
+        size = 1 << (len(network.address) * 8 - network.prefix_length)
+        last = Address((int.from_bytes(network.address, "big") + max(0, size - 2)).to_bytes(len(network.address), "big"))
+        if network.family is family and not any(one.contains(last) for one in here):
+            return last
     return _OUTSIDE[family]
 
 

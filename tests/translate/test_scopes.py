@@ -184,6 +184,14 @@ def test_clients_outside_stay_with_the_first_scope_and_are_dropped_where_it_is_e
     assert not _trace(TracedClient.POD, BALANCER, 80, has_scopes=False).is_marked
 
 
+def test_a_pod_of_another_node_stays_with_the_first_scope_and_no_rule_drops_it() -> None:
+    connection = trace.connection_of(TracedClient.OTHER_POD, builders.frontend(BALANCER, 80), API, BRIDGED)
+    assert str(connection.source) == "10.244.255.254"
+    for has_local in (True, False):
+        result = _trace(TracedClient.OTHER_POD, BALANCER, 80, has_scopes=True, has_local=has_local)
+        assert (result.is_marked, result.is_masqueraded, result.is_dropped) == (False, False, False)
+
+
 @pytest.mark.parametrize("mode", [LocalMode.CLUSTER_CIDR, LocalMode.NODE_CIDR])
 def test_rules_of_scopes_name_ranges_of_their_own_family_alone(mode: LocalMode) -> None:
     ranges = builders.networks("10.244.0.0/16", "fd00:10:244::/56")

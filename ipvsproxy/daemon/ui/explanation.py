@@ -192,7 +192,11 @@ class Explainer:
             **_choices(desired.settings, desired.thresholds),
             "sourceRangesApply": is_restricted,
             "usableByThisNode": key not in indexed.refused,
-            "masquerade": [self._masquerade(client, key, has_scopes=key in indexed.scoped) for client in trace.TracedClient],
+            "masquerade": [
+                self._masquerade(client, key, has_scopes=key in indexed.scoped)
+                for client in trace.TracedClient
+                if key in indexed.scoped or client is not trace.TracedClient.OTHER_POD
+            ],
         }
 
     def _masquerade(self, client: trace.TracedClient, key: VirtualServerKey, *, has_scopes: bool) -> Document:
