@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 from ipvsproxy.model.kind import DriverName, KernelKind
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import Owner, ServiceName
+from ipvsproxy.model.service import Owner
 from ipvsproxy.model.sets import IpSet, SetCopy, SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 
@@ -148,17 +148,6 @@ class Timeouts(NamedTuple):
 
     def __str__(self) -> str:
         return f"timeouts {self.tcp_s} {self.tcp_fin_s} {self.udp_s}"
-
-
-class HealthListener(NamedTuple):
-    """The HTTP listener of a ``healthCheckNodePort``. Load balancers ask it whether this node has endpoints of the Service."""
-
-    family: Family
-    port: int
-    service: ServiceName
-
-    def __str__(self) -> str:
-        return f"health check port {self.port} ({self.family.label}) of {self.service}"
 
 
 class HealthCheckPort(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from ipvsproxy.model.kernel import Flow, HealthListener, InterfaceAddress
+from ipvsproxy.model.kernel import Flow, HealthCheckPort, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds, Weights
 from ipvsproxy.model.rules import ObservedSkeleton
@@ -46,7 +46,7 @@ class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     refused: tuple[VirtualServerKey, ...] = ()
     flows: Mapping[Flow, frozenset[RealServerKey]] = msgspec.field(default_factory=dict)
-    local_endpoints: Mapping[HealthListener, int] = msgspec.field(default_factory=dict)
+    local_endpoints: Mapping[HealthCheckPort, int] = msgspec.field(default_factory=dict)
     without_local_internal: frozenset[Family] = frozenset()
     without_local_external: frozenset[Family] = frozenset()
     skipped: tuple[Skipped, ...] = ()

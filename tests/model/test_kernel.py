@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import BoundAddresses, Device, Flow, FlowCleaning, HealthListener, Sysctl, Timeouts
+from ipvsproxy.model.kernel import BoundAddresses, Device, Flow, FlowCleaning, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.rules import ChainKey, Jump, Skeleton
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
@@ -27,7 +27,6 @@ IP = parse_address("10.0.0.1")
         (BoundAddresses.of(IP), "10.0.0.1"),
         (Sysctl("net/ipv4/ip_forward", "1"), "net/ipv4/ip_forward = 1"),
         (Timeouts(900, 120, 300), "timeouts 900 120 300"),
-        (HealthListener(Family.IPV6, 30000, ServiceName("shop", "web")), "health check port 30000 (IPv6) of shop/web"),
         (FlowCleaning(Flow(Family.IPV4, Protocol.UDP, IP, 53), frozenset()), "UDP flows to 10.0.0.1:53 (IPv4)"),
         (ChainKey("nat", "KUBE-SERVICES"), "nat/KUBE-SERVICES"),
         (Jump("nat", "OUTPUT", "KUBE-SERVICES", "portals"), "nat/OUTPUT -> KUBE-SERVICES"),

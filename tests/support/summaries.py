@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from ipvsproxy.daemon.loop.summary import SyncSummary
-from ipvsproxy.model.kernel import HealthListener
+from ipvsproxy.model.kernel import HealthCheckPort
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import Owner, ServiceName
@@ -68,7 +68,7 @@ def state(
         owner=Owner(created_s, service),
         rare=Rarities(
             local_endpoints={
-                HealthListener(family, port, service): count for family in families for port, count in (ports or {}).items()
+                HealthCheckPort(family, port): count for family in families for port, count in (ports or {}).items()
             },
             without_local_internal=frozenset(without_local_internal),
             without_local_external=frozenset(without_local_external),

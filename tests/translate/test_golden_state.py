@@ -106,21 +106,21 @@ def _state(directory: Path, profile: str, phase: str) -> State:
 def _health_rows(states: list[ServiceState], settings: Settings) -> Iterator[tuple[str, State]]:
     is_restricted = bool(settings.node_port_networks or settings.node_port_primary)
     asked = {Family.IPV4: ["172.18.0.2"] if is_restricted else ["172.18.0.2", "127.0.0.1"], Family.IPV6: ["fc00:f853:ccd::2"]}
-    counts = {listener: count for state in states for listener, count in state.rare.local_endpoints.items()}
-    for listener, count in counts.items():
+    counts = {port: (state.owner.service, count) for state in states for port, count in state.rare.local_endpoints.items()}
+    for port, (service, count) in counts.items():
         body = {
             "localEndpoints": count,
-            "service": {"name": listener.service.name, "namespace": listener.service.namespace},
+            "service": {"name": service.name, "namespace": service.namespace},
             "serviceProxyHealthy": True,
         }
-        for address in asked[listener.family]:
+        for address in asked[port.family]:
             headers = {
                 "Content-Type": "application/json",
                 "X-Content-Type-Options": "nosniff",
                 "X-Load-Balancing-Endpoint-Weight": str(count),
             }
             row = {"body": body, "code": 200 if count else 503, "headers": headers}
-            yield f"{address} port {listener.port}", row
+            yield f"{address} port {port.port}", row
 
 
 def _without_what_no_translation_shows(recorded: Mapping[str, Any]) -> State:

@@ -235,7 +235,4 @@ class NodeTables:
 
 
 def _checks(owner: Owner, state: ServiceState) -> Mapping[HealthCheckPort, HealthCheck]:
-    return {
-        HealthCheckPort(listener.family, listener.port): HealthCheck(owner, count)
-        for listener, count in state.rare.local_endpoints.items()
-    }
+    return {port: HealthCheck(owner, count) for port, count in state.rare.local_endpoints.items()}

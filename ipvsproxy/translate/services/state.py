@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from ipvsproxy.model.kernel import Flow, HealthListener
+from ipvsproxy.model.kernel import Flow, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, Network, Protocol
 from ipvsproxy.model.real_servers import RealServerKey, Weights
 from ipvsproxy.model.service import EndpointSlice, Owner, Service, ServiceOptions, ServicePort, Skipped
@@ -87,7 +87,7 @@ class Translation:
         self.addresses: dict[Address, None] = {}
         self.refused: list[VirtualServerKey] = []
         self.flows: dict[Flow, frozenset[RealServerKey]] = {}
-        self.local_endpoints: dict[HealthListener, int] = {}
+        self.local_endpoints: dict[HealthCheckPort, int] = {}
         self.without_local_internal: set[Family] = set()
         self.without_local_external: set[Family] = set()
         self.scopes: list[ClusterScope] = []
@@ -147,7 +147,7 @@ class Translation:
             local_ready |= {key.address for key, is_ready in local.items() if is_ready}
         if port_number := options.health_check_node_port:
             self._enter(SetKind.HEALTH_CHECK_NODE_PORT, port=port_number)
-            self.local_endpoints[HealthListener(family, port_number, self.service.name)] = len(local_ready)
+            self.local_endpoints[HealthCheckPort(family, port_number)] = len(local_ready)
 
     def _adding_port(
         self, port: ServicePort, endpoints: Endpoints, local: Iterable[RealServerKey], by_key: Mapping[bytes, int] | None

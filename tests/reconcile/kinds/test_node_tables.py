@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, HealthCheck, HealthCheckPort, HealthListener, Sysctl, Timeouts
+from ipvsproxy.model.kernel import DEVICE, TIMEOUTS, Device, HealthCheck, HealthCheckPort, Sysctl, Timeouts
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import ChainKey, Rule, Skeleton, Verdict
@@ -385,7 +385,7 @@ def test_every_table_is_among_the_unequal_ones_exactly_while_it_has_something_pe
 
 
 def health_checked(owner: Owner, local_endpoints: int) -> ServiceState:
-    listener = HealthListener(Family.IPV4, 30001, owner.service)
+    listener = HealthCheckPort(Family.IPV4, 30001)
     return ServiceState(owner=owner, rare=Rarities(local_endpoints={listener: local_endpoints}))
 
 

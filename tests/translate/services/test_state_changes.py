@@ -5,7 +5,7 @@ Whether tracked flows must be cleaned follows from the same states: they name th
 
 import pytest
 
-from ipvsproxy.model.kernel import HealthListener
+from ipvsproxy.model.kernel import HealthCheckPort
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import EndpointSlice, Service, ServicePort, ServiceType
 from ipvsproxy.model.sets import SetKind
@@ -112,7 +112,7 @@ def _answering(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,)) 
 def _local_count(*slices: EndpointSlice, ports: tuple[ServicePort, ...] = (P11,), name: str = "dns") -> int:
     """The number of local endpoints in a load balancer's health check of the same endpoints."""
     desired = service(name, *ports, kind=ServiceType.LOAD_BALANCER, external_local=True, health_check_node_port=30000)
-    return state_of(desired, *slices).rare.local_endpoints[HealthListener(Family.IPV4, 30000, desired.name)]
+    return state_of(desired, *slices).rare.local_endpoints[HealthCheckPort(Family.IPV4, 30000)]
 
 
 BOTH_PORTS = {"p11": 11, "p12": 12}

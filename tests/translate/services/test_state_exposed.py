@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipvsproxy.model.kernel import HealthListener
+from ipvsproxy.model.kernel import HealthCheckPort
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import Service, ServiceType
 from ipvsproxy.model.sets import SetKind
@@ -385,7 +385,7 @@ def test_a_health_check_counts_ready_endpoints_of_this_node() -> None:
         endpoint("10.180.0.1"), endpoint("10.180.0.2"), endpoint("10.180.0.3", ready=False), endpoint("10.180.1.1", OTHER_NODE)
     )
     desired = _load_balancer(external_local=True, health_port=30000)
-    assert state_of(desired, slices).rare.local_endpoints == {HealthListener(Family.IPV4, 30000, desired.name): 2}
+    assert state_of(desired, slices).rare.local_endpoints == {HealthCheckPort(Family.IPV4, 30000): 2}
     assert state_of(_load_balancer(), slices).rare.local_endpoints == {}
 
 
@@ -393,7 +393,7 @@ def test_a_health_check_counts_ready_endpoints_of_this_node() -> None:
 def test_a_health_check_counts_neither_terminating_nor_unready_endpoints() -> None:
     slices = endpoint_slice(draining("10.180.0.1"), endpoint("10.180.0.2", ready=False))
     desired = _load_balancer(external_local=True, health_port=30000)
-    assert state_of(desired, slices).rare.local_endpoints == {HealthListener(Family.IPV4, 30000, desired.name): 0}
+    assert state_of(desired, slices).rare.local_endpoints == {HealthCheckPort(Family.IPV4, 30000): 0}
 
 
 def test_a_dual_stack_load_balancer_has_a_health_check_in_each_family() -> None:
@@ -406,8 +406,8 @@ def test_a_dual_stack_load_balancer_has_a_health_check_in_each_family() -> None:
     )
     state = state_of(desired, LOCAL_AND_REMOTE)
     assert state.rare.local_endpoints == {
-        HealthListener(Family.IPV4, 30000, desired.name): 1,
-        HealthListener(Family.IPV6, 30000, desired.name): 0,
+        HealthCheckPort(Family.IPV4, 30000): 1,
+        HealthCheckPort(Family.IPV6, 30000): 0,
     }
     assert _health_ports(state) == members(SetKind.HEALTH_CHECK_NODE_PORT, state, family=Family.IPV6) == {"30000"}
 
