@@ -416,14 +416,12 @@ class Reflector:
     def _read_line(self, line: bytes, events: list[Event]) -> None:
         read = decode.decode_watch_line(self._kind, line)
         match read.event:
-            case decode.Bookmark():
+            case None:
                 if 0 < number(read.resource_version) < number(self._version):
                     raise BehindError(f"a bookmark of version {read.resource_version}, after {self._version}")
                 self._gets_bookmarks = True
                 self._version = read.resource_version or self._version
                 self._freshness.has_all_up_to(self._version)
-            case decode.Expired(message):
-                raise ApiError(Trouble.EXPIRED, message)
             case decode.ServerError(code, message):
                 raise ApiError.of_status(code, message)
             case Put() | Gone() | Rejected() as event:

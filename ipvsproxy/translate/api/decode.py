@@ -10,9 +10,6 @@ import msgspec
 from ipvsproxy.model.service import ApiObject, EndpointSliceName, Gone, ObjectKey, ObjectKind, Put, Rejected, ServiceName, Skipped
 from ipvsproxy.translate.api import parse, schema
 
-GONE = 410
-"""HTTP status, and code of an ERROR event: the resource version is too old, and the kind must be listed again."""
-
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """All errors of msgspec for bytes, also for bytes that are not JSON, or JSON nested too deeply for the interpreter."""
 
@@ -32,16 +29,6 @@ class ListPage(NamedTuple):
     continue_token: str
 
 
-class Bookmark(NamedTuple):
-    """Nothing changed up to this resource version."""
-
-
-class Expired(NamedTuple):
-    """The watch cannot continue: the kind must be listed again."""
-
-    message: str
-
-
 class ServerError(NamedTuple):
     """The server ended the watch with an error."""
 
@@ -52,7 +39,7 @@ class ServerError(NamedTuple):
 class WatchLine(NamedTuple):
     """One line of a watch. ``resource_version`` is empty if the line has none."""
 
-    event: Put | Gone | Rejected | Bookmark | Expired | ServerError
+    event: Put | Gone | Rejected | ServerError | None
     resource_version: str
 
 
@@ -194,12 +181,12 @@ def decode_watch_line(kind: ObjectKind, line: bytes) -> WatchLine:
         except UNREADABLE as error:
             raise UndecodableError(f"watch of {kind}s: {_why(error)}") from error
         message = (status.message or status.reason or "no message")[:500]
-        return WatchLine(Expired(message) if status.code == GONE else ServerError(status.code or 0, message), "")
+        return WatchLine(ServerError(status.code or 0, message), "")
     reader = _READERS[kind]
     event, metadata = reader.loose_event(decoded.object)
     version = (metadata and metadata.resource_version) or ""
     if decoded.type == "BOOKMARK" and metadata:
-        return WatchLine(Bookmark(), version)
+        return WatchLine(None, version)
     if decoded.type not in {"ADDED", "MODIFIED", "DELETED"}:
         raise UndecodableError(f"watch of {kind}s: event type {decoded.type[:32]!r} is not known")
     if decoded.type == "DELETED" and (key := reader.key(metadata)):

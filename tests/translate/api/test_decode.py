@@ -21,7 +21,7 @@ from ipvsproxy.model.service import (
     ServiceName,
 )
 from ipvsproxy.translate.api import decode, schema
-from ipvsproxy.translate.api.decode import Bookmark, Expired, ServerError, UndecodableError
+from ipvsproxy.translate.api.decode import ServerError, UndecodableError
 from tests.support import builders
 from tests.translate import strategies
 
@@ -157,7 +157,7 @@ def test_a_deletion_without_a_name_is_rejected() -> None:
 
 def test_a_bookmark_brings_a_version_only() -> None:
     item = {"kind": "Service", "metadata": {"resourceVersion": "99", "creationTimestamp": None}, "spec": {}}
-    assert _line("BOOKMARK", item) == decode.WatchLine(Bookmark(), "99")
+    assert _line("BOOKMARK", item) == decode.WatchLine(None, "99")
 
 
 def test_a_broken_object_on_a_watch_is_rejected_and_the_watch_goes_on_from_its_version() -> None:
@@ -173,7 +173,7 @@ def test_an_object_broken_down_to_its_metadata_is_rejected_without_key_or_versio
 @pytest.mark.parametrize("kind", ObjectKind)
 def test_a_version_that_is_gone_expires_the_watch(kind: ObjectKind) -> None:
     status = {"kind": "Status", "metadata": {}, "status": "Failure", "message": "too old resource version", "code": 410}
-    assert _line("ERROR", status, kind) == decode.WatchLine(Expired("too old resource version"), "")
+    assert _line("ERROR", status, kind) == decode.WatchLine(ServerError(410, "too old resource version"), "")
 
 
 @pytest.mark.parametrize(
