@@ -6,7 +6,6 @@ Rule 3: the shadow's ports differ from kube-proxy's, so that one configuration s
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import time
@@ -17,6 +16,7 @@ import structlog
 from ipvsproxy.commands import inspection
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.daemon.base.timing import comes_within
 from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.loop.summary import SyncSummary
@@ -64,9 +64,7 @@ class DryRun:
         """Compare for ever."""
         while True:
             await self.compare()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
-                    await self._changed.wait()
+            await comes_within(self._interval_s, self._changed.wait())
             await asyncio.sleep(PATIENCE_S)
 
     async def compare(self) -> None:

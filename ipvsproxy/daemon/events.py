@@ -112,7 +112,7 @@ class Recorder:
         """Queue an event for writing."""
         if self.post is None:
             return
-        event = event._replace(note=_shorten(event.note))
+        event = event._replace(note=event.note.encode()[:LONGEST_NOTE].decode(errors="ignore"))
         waiting = self._pending.get(event)
         if waiting:
             waiting.count += 1
@@ -180,10 +180,6 @@ class Recorder:
             "note": event.note,
             "type": "Warning" if event.is_warning else "Normal",
         }
-
-
-def _shorten(note: str) -> str:
-    return note.encode()[:LONGEST_NOTE].decode(errors="ignore")
 
 
 def _render_time(epoch_s: float) -> str:

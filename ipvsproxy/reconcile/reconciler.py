@@ -149,7 +149,7 @@ class Reconciler:
 
     def noting_connections(
         self, counts: Mapping[VirtualServerKey, Mapping[RealServerKey, ConnectionCounts] | None], now: float
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, None]:
         """Take in the connection counts of virtual servers with a draining real server, in steps; None for unreadable counts."""
 
         def judge(key: VirtualServerKey) -> None:

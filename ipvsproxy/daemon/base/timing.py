@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Generator, Hashable, Iterator
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Awaitable, Callable, Generator, Hashable
+from typing import Generic, TypeVar
 
 Subject = TypeVar("Subject", bound=Hashable)
 Result = TypeVar("Result")
@@ -98,24 +98,15 @@ third.
 """
 
 
-@overload
-async def in_slices(  # type: ignore[overload-overlap]  # a generator is an iterator, too
-    steps: Generator[None, None, Result], clock: Callable[[], float]
-) -> Result: ...
-
-
-@overload
-async def in_slices(steps: Iterator[None], clock: Callable[[], float]) -> None: ...
-
-
-async def in_slices(steps: Iterator[None], clock: Callable[[], float]) -> Any:
-    """Do all steps, with a pause for other tasks after each ``SLICE_S``. Returns the result of a generator."""
+async def in_slices(steps: Generator[None, None, Result], clock: Callable[[], float]) -> Result:
+    """Do all steps, with a pause for other tasks after each ``SLICE_S``. Returns their result."""
     slice_ends_s = clock() + SLICE_S
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            return end.value
+            result: Result = end.value
+            return result
         if clock() >= slice_ends_s:
             await asyncio.sleep(0)
             slice_ends_s = clock() + SLICE_S

@@ -184,7 +184,7 @@ class Translator:
             for port in item.ports:
                 yield from (RealServerKey.of(endpoint.address, port.port) for endpoint in item.endpoints)
 
-    def putting(self, names: Iterable[ServiceName]) -> Iterator[None]:
+    def putting(self, names: Iterable[ServiceName]) -> Generator[None, None, None]:
         """Pass on the desired state of Services, with a pause after ``WORK_PER_STEP``, and within a large Service."""
         work = 0
         for name in names:

@@ -15,7 +15,8 @@ import itertools
 import platform
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector, metrics_core
@@ -39,6 +40,8 @@ from ipvsproxy.model.plan import KINDS, Outcome
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import ObjectKind, ServiceName
 from ipvsproxy.model.state import ServiceState
+
+T = TypeVar("T")
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_FORMAT = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -356,17 +359,13 @@ class Metrics:
     async def _render(self, accept: str, accept_encoding: str) -> Answer:
         is_open = "application/openmetrics-text" in accept
         await asyncio.sleep(0)  # the snapshot of the tables is a slice of its own
-        counted: list[metrics_core.Metric | None] = []
         steps = gauges(self._sources, self._families) if self._sources else ()
-        await in_slices(map(counted.append, steps), self._clock)
-        self._counted.families = [one for one in counted if one]
+        self._counted.families = [one for one in await in_slices(_gathering(steps), self._clock) if one]
         families = (Families([family]) for family in self._registry.collect())
         text = _OPEN_FORMAT if is_open else prometheus_client.generate_latest
-        first: list[bytes] = []
-        page: list[bytes] = []
         # Runs in the loop, where a waiting task gets its turn after a slice. Python takes longer to interrupt another thread.
         written = (text(one).removesuffix(OPENMETRICS_END) for one in families)
-        await in_slices(map(first.append, written), self._clock)
+        first = await in_slices(_gathering(written), self._clock)
         traffic = self._traffic.render(openmetrics=is_open) if self._traffic else ()
         end = (OPENMETRICS_END,) if is_open else ()
         parts: Iterator[bytes] = itertools.chain((b"".join(first),), traffic, end)
@@ -374,8 +373,17 @@ class Metrics:
         if "gzip" in accept_encoding:
             headers["Content-Encoding"] = "gzip"
             parts = _compressed(parts)
-        await in_slices(map(page.append, parts), self._clock)
+        page = await in_slices(_gathering(parts), self._clock)
         return Answer(server.OK, b"", headers, [part for part in page if part])
+
+
+def _gathering(items: Iterable[T]) -> Generator[None, None, list[T]]:
+    """All items, with a pause after each."""
+    gathered: list[T] = []
+    for item in items:
+        gathered.append(item)
+        yield
+    return gathered
 
 
 def _compressed(parts: Iterable[bytes]) -> Iterator[bytes]:

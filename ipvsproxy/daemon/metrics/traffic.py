@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Generator, Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -195,7 +195,7 @@ class Traffic:
             del reading.left[-SERVERS_AT_ONCE:]
         return reading
 
-    def _choosing(self, reading: _Reading) -> Iterator[None]:
+    def _choosing(self, reading: _Reading) -> Generator[None, None, None]:
         """Choose the virtual servers with traffic, so that their endpoints are read.
 
         Virtual servers whose counters were not read this time are chosen as well: without its endpoints, a virtual server would
@@ -215,7 +215,7 @@ class Traffic:
         self,
         counters: Mapping[VirtualServerKey, Counters],
         endpoints: Mapping[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]],
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, None]:
         yield from self._joining(counters)
         labels = self._labels
         rows: list[Row] = []

@@ -79,7 +79,7 @@ class Board:
         for name in names:
             self._dirty.setdefault(name, False)
 
-    def refreshing(self) -> Iterator[None]:
+    def refreshing(self) -> Generator[None, None, None]:
         """Bring all rows up to date, with pauses."""
         yield from self._troubles.refreshing(self._recount)
         dirty, self._dirty = self._dirty, {}

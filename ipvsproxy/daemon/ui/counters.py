@@ -269,7 +269,7 @@ class Opened:
         self._traffic: Traffic = {}
         self._rates: dict[tuple[VirtualServerKey, RealServerKey], Rates] = {}
 
-    def taking(self, traffic: Traffic, now: float) -> Iterator[None]:
+    def taking(self, traffic: Traffic, now: float) -> Generator[None, None, None]:
         """Add another reading, with pauses."""
         seconds = 0.0 if self.read_s is None else now - self.read_s
         counts: dict[VirtualServerKey, dict[RealServerKey, ConnectionCounts]] = {}
