@@ -13,7 +13,7 @@ from ipvsproxy.kernel.ipvs.rows import MASQUERADED, RealServerRow, Rows, Virtual
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
-from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
+from ipvsproxy.model.virtual_servers import PERSISTENT, FirewallMark, VirtualServerKey
 from ipvsproxy.translate.api.targets import Targets
 
 NAME_COLUMN = 70
@@ -94,10 +94,10 @@ def _virtual_server(row: VirtualServerRow, names: _Names | None) -> Document:
         "mark": key.mark if isinstance(key, FirewallMark) else None,
         "scheduler": row.settings.scheduler,
         "schedulerFlags": row.scheduler_flags,
-        "persistentSeconds": row.settings.timeout_s if row.is_persistent else None,
+        "persistentSeconds": row.settings.timeout_s if row.settings.flags & PERSISTENT else None,
         "persistencePrefixLength": row.prefix_length,
         "persistenceEngine": row.engine or None,
-        "onePacket": row.is_one_packet,
+        "onePacket": bool(row.settings.flags & ipvs_rows.ONE_PACKET),
         **(names.virtual_server(key) if names else {}),
         "realServers": [
             {

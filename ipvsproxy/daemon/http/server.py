@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
-from aiohttp import StreamReader, abc, http, web
+from aiohttp import web
 
 from ipvsproxy.model.net import Address, Family, host_port
 
@@ -147,7 +147,7 @@ class _Connections(web.Server):
     def __init__(self, handler: Handler, room: Room) -> None:
         super().__init__(
             functools.partial(_respond, handler, room),
-            request_factory=_make_request,
+            request_factory=functools.partial(_Request, loop=asyncio.get_running_loop()),
             keepalive_timeout=IDLE_S,
             lingering_time=0,
             auto_decompress=False,
@@ -174,16 +174,6 @@ class _Request(web.BaseRequest):
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         """Remove the header with the versions of Python and aiohttp. aiohttp calls this before it sends headers."""
         response.headers.popall("Server", None)
-
-
-def _make_request(
-    message: http.RawRequestMessage,
-    payload: StreamReader,
-    protocol: web.RequestHandler,
-    writer: abc.AbstractStreamWriter,
-    task: "asyncio.Task[None]",
-) -> web.BaseRequest:
-    return _Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 def _begin(answer: Answer, method: str) -> web.StreamResponse:

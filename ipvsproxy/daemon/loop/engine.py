@@ -8,9 +8,9 @@ Rule 3: one sync at a time; changes that arrive meanwhile belong to the next one
 
 import asyncio
 import dataclasses
-import functools
 import itertools
 import math
+import operator
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -297,7 +297,7 @@ class Engine:
         """
         for name in sorted(self._translator.unknown_schedulers):
             try:
-                why_missing = await self.kernel.call(functools.partial(_why_unusable, name))
+                why_missing = await self.kernel.call(operator.methodcaller("why_unusable", name))
             except KernelError as error:
                 self._translator.note_scheduler(name, f"the scheduler {name} is not known yet: {error}", now, for_now=True)
             else:
@@ -374,10 +374,6 @@ class Engine:
         settings = self.choices.settings
         self._reader.adopt(self._translator.settings.families, settings.audit_interval_s, settings.drift_check_interval_s)
         self._translator.put_node()
-
-
-def _why_unusable(scheduler: str, kernel: Kernel) -> str:
-    return kernel.why_unusable(scheduler)
 
 
 class _Applied(NamedTuple):

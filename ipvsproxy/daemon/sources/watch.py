@@ -211,14 +211,11 @@ class KubernetesSource(source.Source):
 
     def _found(self, *servers: _SocketAddress) -> None:
         """Deliver the addresses of API servers that are new."""
-        new = frozenset(map(_as_real_server, servers)) - self._api_servers
+        found = (RealServerKey.of(parse_address(host.partition("%")[0]), port) for host, port in servers)
+        new = frozenset(found) - self._api_servers
         if new:
             self._api_servers |= new
             self._deliver((ApiServersFound(new),))
-
-
-def _as_real_server(place: _SocketAddress) -> RealServerKey:
-    return RealServerKey.of(parse_address(place[0].partition("%")[0]), place[1])
 
 
 async def _addresses_of(configuration: credentials.Configuration) -> Collection[_SocketAddress]:

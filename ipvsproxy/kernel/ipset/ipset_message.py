@@ -93,17 +93,6 @@ def _encoded(command: int, family: int, attributes: list[Any], flags: int) -> by
     return message.encode(request, _SUBSYSTEM | command, netlink.REQUEST | flags)
 
 
-def protocol_query() -> bytes:
-    """The question which versions of the protocol the kernel speaks."""
-    return _encoded(ipset.IPSET_CMD_PROTOCOL, _ANY_FAMILY, [], 0)
-
-
-def type_query(set_type: SetType, family: Family) -> bytes:
-    """The question which revisions of a set type the kernel knows."""
-    attributes = [["IPSET_ATTR_TYPENAME", set_type.value], ["IPSET_ATTR_FAMILY", _family(set_type, family)]]
-    return _encoded(ipset.IPSET_CMD_TYPE, family, attributes, 0)
-
-
 def creation(ip_set: IpSet, revision: int, *, name: str = "", capacity: int = SET_CAPACITY) -> bytes:
     """The message that creates a set, with the set's own name if ``name`` is empty. Fails if a set of that name exists."""
     if ip_set.type is SetType.PORT:
@@ -285,7 +274,7 @@ def protocols(channel: netlink.Channel) -> Range:
         KernelError: the kernel has no ipset, or did not answer.
     """
     action = "ask for the protocol of ipset"
-    data, start, end = channel.ask(protocol_query(), action)
+    data, start, end = channel.ask(_encoded(ipset.IPSET_CMD_PROTOCOL, _ANY_FAMILY, [], 0), action)
     with netlink.parsing(action):
         found = message.Attributes(data, start + message.NETFILTER_HEADER, end)
         newest = _byte(found.payload(PROTOCOL))
@@ -299,8 +288,9 @@ def revisions(channel: netlink.Channel, set_type: SetType, family: Family) -> Ra
         KernelError: the kernel has no ipset, or did not answer.
     """
     action = f"find {set_type}"
+    attributes = [["IPSET_ATTR_TYPENAME", set_type.value], ["IPSET_ATTR_FAMILY", _family(set_type, family)]]
     try:
-        data, start, end = channel.ask(type_query(set_type, family), action)
+        data, start, end = channel.ask(_encoded(ipset.IPSET_CMD_TYPE, family, attributes, 0), action)
     except KernelError as error:
         if error.errno < OWN_ERRORS:
             raise

@@ -109,7 +109,10 @@ def decide(evidence: Mapping[Variant, Evidence], default: Variant) -> VariantCho
         reason = "our rules are already in it"
     else:
         return VariantChoice(
-            iptables.COMMANDS, default, "it is the variant in PATH", other_than(default) if _both_ours(evidence) else None
+            iptables.COMMANDS,
+            default,
+            "it is the variant in PATH",
+            other_than(default) if all(one.ours for one in evidence.values()) else None,
         )
     other = other_than(variant)
     return VariantChoice(commands(variant), variant, reason, other if evidence[other].ours else None)
@@ -172,7 +175,3 @@ def _default(programs: dict[str, Program]) -> Variant:
 def other_than(variant: Variant) -> Variant:
     """The other variant."""
     return Variant.LEGACY if variant is Variant.NF_TABLES else Variant.NF_TABLES
-
-
-def _both_ours(evidence: Mapping[Variant, Evidence]) -> bool:
-    return all(one.ours for one in evidence.values())

@@ -275,12 +275,6 @@ def prefix_length(family: Family, netmask: bytes) -> int:
     return int.from_bytes(netmask, "big").bit_count()
 
 
-def network_length(family: Family, netmask: bytes) -> int:
-    """The prefix length of a netmask as the kernel sends it; 0 if the netmask covers a single address."""
-    length = prefix_length(family, netmask)
-    return 0 if length == family.bits else length
-
-
 def _shape(key: VirtualServerKey) -> Shape:
     return Shape(key.address.family, by_mark=type(key) is FirewallMark)
 

@@ -116,16 +116,6 @@ class VirtualServerRow(NamedTuple):
         names = _FLAG_NAMES.get(self.settings.scheduler, ("flag-1", "flag-2", "flag-3"))
         return [name for name, flag in zip(names, SCHEDULER_FLAGS, strict=True) if self.settings.flags & flag]
 
-    @property
-    def is_one_packet(self) -> bool:
-        """Whether each packet is scheduled on its own."""
-        return bool(self.settings.flags & ONE_PACKET)
-
-    @property
-    def is_persistent(self) -> bool:
-        """Whether the virtual server has session affinity."""
-        return bool(self.settings.flags & PERSISTENT)
-
 
 class Rows(NamedTuple):
     """The whole table in the order that ipvsadm intends (ipvsadm's own comparison overflows).
@@ -172,7 +162,9 @@ class NetlinkTable:
 
     def rows(self) -> list[NetlinkRow]:
         """The rows of all virtual servers."""
-        return self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", _rows_of)
+        return self._gather(
+            ipvs_message.Encoder.all_services, "list the virtual servers", lambda parts: filter(None, map(row_of, parts))
+        )
 
     def real_servers(self, key: VirtualServerKey) -> list[RealServerRow]:
         """The real servers of a virtual server; none if the virtual server does not exist."""
@@ -338,10 +330,6 @@ def row_of(part: Part) -> NetlinkRow | None:
     return None
 
 
-def _rows_of(parts: Iterable[Part]) -> Iterator[NetlinkRow]:
-    return filter(None, map(row_of, parts))
-
-
 def real_server_of(part: Part) -> RealServerRow:
     """The real server in a message.
 
@@ -400,8 +388,8 @@ def address_of(family: int, packed: bytes) -> Address:
 def settings_of(family: Family, scheduler: bytes, flags: int, timeout_s: int, netmask: bytes) -> VirtualServerSettings:
     """The settings in a row; virtual servers with equal settings share one object."""
     name = scheduler.split(b"\0", 1)[0].decode(errors="replace")
-    prefix_length = ipvs_message.network_length(family, netmask) if flags & PERSISTENT else 0
-    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, prefix_length)
+    length = ipvs_message.prefix_length(family, netmask) if flags & PERSISTENT else family.bits
+    return VirtualServerSettings(name, flags & ~HASHED, timeout_s, length % family.bits)  # 0: a single address
 
 
 def observed(settings: VirtualServerSettings, real_servers: Sequence[RealServerValues]) -> ObservedVirtualServer:

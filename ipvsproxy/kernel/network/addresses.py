@@ -99,7 +99,8 @@ class AddressDriver:
 
     def _dump(self) -> tuple[list[netlink.Reply], dict[int, _Link]]:
         # Addresses first: an interface that vanishes in between takes its addresses along, and a new interface had none yet.
-        replies = self._channel.dump(_address_query(), "list the addresses")
+        query = message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
+        replies = self._channel.dump(query, "list the addresses")
         return replies, {link.number: link for link in self._links()}
 
     def _read(self, replies: Iterable[netlink.Reply], links: Mapping[int, _Link]) -> ObservedAddresses:
@@ -245,10 +246,6 @@ def _link_message(command: int, name: str, flags: int) -> bytes:
         attributes.append(["IFLA_LINKINFO", {"attrs": [["IFLA_INFO_KIND", KIND]]}])
     link["attrs"] = attributes
     return message.encode(link, command, netlink.REQUEST | flags)
-
-
-def _address_query() -> bytes:
-    return message.encode(ifaddrmsg(), RTM_GETADDR, netlink.REQUEST | netlink.DUMP)
 
 
 def _address_template(verb: Verb, size: int) -> message.Template:

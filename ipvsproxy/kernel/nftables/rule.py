@@ -261,7 +261,9 @@ def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
             yield reject()
         case Verdict.ACCEPT if table == "nat":
             yield payload(Base.NETWORK, _OFFSETS[family][Side.DESTINATION], family.bits // 8)
-            yield destination_nat(family)
+            yield _expression(
+                "nat", integer(1, 1), integer(2, family), integer(3, _register())
+            )  # the address in the first registers
         case Verdict():
             yield verdict(_VERDICTS[target])
         case JumpTo(chain):
@@ -376,11 +378,6 @@ def reject() -> bytes:
 def masquerade(*, fully_random: bool) -> bytes:
     """Replace the source address."""
     return _expression("masq", integer(1, 1 << 4) if fully_random else b"")
-
-
-def destination_nat(family: Family) -> bytes:
-    """Set the destination to the address in the first registers, which ends the search for another destination."""
-    return _expression("nat", integer(1, 1), integer(2, family), integer(3, _register()))
 
 
 def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:

@@ -224,7 +224,10 @@ class NftRulesDriver:
         """
         skeleton = operation.item
         assert isinstance(skeleton, Skeleton)  # noqa: S101 - the caller has checked
-        return self._put(skeleton, listing) if operation.verb is not Verb.REMOVE else self._removal(skeleton, listing)
+        if operation.verb is not Verb.REMOVE:
+            return self._put(skeleton, listing)
+        present = [name for name in self._names(skeleton.family) if name in listing.hooks]
+        return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
 
     def flushing(self, families: Collection[Family], listing: TableListing) -> list[Message]:
         """The messages that remove all rules of these families from the existing chains."""
@@ -276,10 +279,6 @@ class NftRulesDriver:
                 for jump in skeleton.jumps
             ),
         ]
-
-    def _removal(self, skeleton: Skeleton, listing: TableListing) -> list[Message]:
-        present = [name for name in self._names(skeleton.family) if name in listing.hooks]
-        return [*map(nft.flushing, present), *map(nft.chain_removal, present)]
 
     def _names(self, family: Family) -> list[str]:
         """The names of all our chains, the base chains first."""

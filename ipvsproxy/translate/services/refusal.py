@@ -106,10 +106,6 @@ def _why_not_external(service: Service, address: Address, view: NodeView, settin
         return "lies in the range of the cluster's pods"
     if ports or former_ports:
         return _API_SERVER if ports else _FORMER_API_SERVER
-    return _why_not_of_node(address, view, settings)
-
-
-def _why_not_of_node(address: Address, view: NodeView, settings: Settings) -> str:
     node = view.other_nodes.get(address) if settings.refuses_node_addresses else None
     return f"is an address of the node {node} (--ipvs-refuse-node-addresses)" if node else ""
 
