@@ -12,12 +12,12 @@ Rule 5: the other backend is removed last, as one place of all families, because
 its removals itself.
 """
 
-import abc
 import asyncio
 import contextlib
 import dataclasses
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -62,8 +62,16 @@ class Examined(NamedTuple):
     foreign: str = ""
 
 
-class Remains(abc.ABC):
-    """The rules that another proxy may have left in one place, and how they are found and removed. All calls block."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Remains:
+    """The rules that another proxy may have left in one place, and how they are found and removed. All calls block.
+
+    ``fingerprint`` changes with what is in the place; None if the kernel shows none. ``look`` and ``remove`` raise KernelError.
+    """
+
+    fingerprint: Callable[[], object]
+    look: Callable[[], Examined]
+    remove: Callable[[Removal], None]
 
     def __call__(self, known: Examined | None = None, *, may_remove: bool) -> Examined:
         """Examine the place and, with ``may_remove``, clear it; returns ``known`` if nothing has changed since that examination.
@@ -83,75 +91,35 @@ class Remains(abc.ABC):
             return examined._replace(failure=str(error))
         return examined._replace(is_removed=True)
 
-    @abc.abstractmethod
-    def fingerprint(self) -> object:
-        """A fingerprint that changes with what is in the place; None if the kernel shows none."""
-
-    @abc.abstractmethod
-    def look(self) -> Examined:
-        """Find the rules and sets that are left in this place.
-
-        Raises:
-            KernelError: the place could not be read just now.
-        """
-
-    @abc.abstractmethod
-    def remove(self, removal: Removal) -> None:
-        """Remove the rules and sets that were found.
-
-        Raises:
-            KernelError: some of the rules or sets remain.
-        """
-
-
-class _RulesLeft(Remains):
-    """Rules in a variant of iptables."""
-
-    def __init__(self, rules: LeftoverRules, place: RulesPlace) -> None:
-        self._rules, self._place = rules, place
-        self._scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
-
-    def fingerprint(self) -> object:
-        return self._rules.fingerprint(self._place)
-
-    def look(self) -> Examined:
-        observed = self._rules.read(self._place, self._scope.concerns)
-        removal, hidden = leftovers.removal(observed, self._scope), observed.hidden & leftovers.TABLES
-        return Examined(None, removal, failure=removal.held_back, hidden=iptables.describe_hidden(hidden) if hidden else "")
-
-    def remove(self, removal: Removal) -> None:
-        self._rules.remove(self._place, removal)
-
-
-class _TableLeft(Remains):
-    """A table of kube-proxy's nftables mode."""
-
-    def __init__(self, tables: LeftoverTables, place: TablePlace) -> None:
-        self._tables, self._place = tables, place
-
-    def fingerprint(self) -> object:
-        return self._tables.fingerprint(self._place)
-
-    def look(self) -> Examined:
-        table = self._tables.read(self._place)
-        why_foreign = leftover_tables.why_foreign(table) if table else ""
-        foreign = f"the table {self._place.table} is not kube-proxy's, since {why_foreign}" if why_foreign else ""
-        return Examined(None, leftover_tables.removal(table), foreign=foreign)
-
-    def remove(self, removal: Removal) -> None:
-        del removal
-        self._tables.remove(self._place, lambda found: not leftover_tables.why_foreign(found))
-
 
 def of_iptables(rules: LeftoverRules, places: Collection[RulesPlace]) -> dict[AnyPlace, Remains]:
     """What may be left in places of iptables."""
-    return {place: _RulesLeft(rules, place) for place in places}
+
+    def look(place: RulesPlace) -> Examined:
+        scope = leftovers.scope(skeleton.CHAINS, skeleton.JUMPS, is_used=place.is_used)
+        observed = rules.read(place, scope.concerns)
+        removal, hidden = leftovers.removal(observed, scope), observed.hidden & leftovers.TABLES
+        return Examined(None, removal, failure=removal.held_back, hidden=iptables.describe_hidden(hidden) if hidden else "")
+
+    return {
+        place: Remains(partial(rules.fingerprint, place), partial(look, place), partial(rules.remove, place)) for place in places
+    }
 
 
 def of_nftables(tables: LeftoverTables) -> dict[AnyPlace, Remains]:
     """What may be left in kube-proxy's tables of both families."""
+
+    def look(place: TablePlace) -> Examined:
+        table = tables.read(place)
+        why_foreign = leftover_tables.why_foreign(table) if table else ""
+        foreign = f"the table {place.table} is not kube-proxy's, since {why_foreign}" if why_foreign else ""
+        return Examined(None, leftover_tables.removal(table), foreign=foreign)
+
+    def remove(place: TablePlace, _removal: Removal) -> None:
+        tables.remove(place, lambda found: not leftover_tables.why_foreign(found))
+
     places = [TablePlace(family, leftover_tables.NAME) for family in Family]
-    return {place: _TableLeft(tables, place) for place in places}
+    return {place: Remains(partial(tables.fingerprint, place), partial(look, place), partial(remove, place)) for place in places}
 
 
 def announce(remains: Mapping[AnyPlace, Remains]) -> None:
@@ -269,12 +237,8 @@ class Leftovers:
         state.due_s = self.clock() + retry.delay_s(state.failures)
         if state.failures < patience:
             return
-        if place is None:
-            self._log_once(
-                place, state, OTHER_BACKEND_RESISTS, error=error, hint="another attempt follows; packets meet its rules"
-            )
-        else:
-            self._log_once(place, state, RESISTS, error=error, hint="another attempt follows; packets meet these rules meanwhile")
+        event, those = (OTHER_BACKEND_RESISTS, "its rules") if place is None else (RESISTS, "these rules meanwhile")
+        self._log_once(place, state, event, error=error, hint=f"another attempt follows; packets meet {those}")
 
     def _take_in_used(self, state: _State, used: Collection[str]) -> None:
         """Note the sets of the other backend that rules still use."""
