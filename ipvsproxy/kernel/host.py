@@ -171,38 +171,22 @@ def missing_privileges(
     """
     has = iptables_process.capabilities(proc)
     if not has >> iptables_process.NET_ADMIN & 1:
-        return (
-            Missing(
-                "this process may not change the network (it has no CAP_NET_ADMIN)",
-                "run it as root, in a container with privileged: true, or with CAP_NET_ADMIN after --init-only",
-            ),
-        )
+        what = "this process may not change the network (it has no CAP_NET_ADMIN)"
+        return (Missing(what, "run it as root, in a container with privileged: true, or with CAP_NET_ADMIN after --init-only"),)
     if runs_iptables and not has >> iptables_process.NET_RAW & 1 and not library.exists():
-        return (
-            Missing(
-                "this process cannot run iptables (it has no CAP_NET_RAW)",
-                "grant it; or use the image of ipvsproxy, or install with a C compiler: then it is not needed",
-            ),
-        )
+        what = "this process cannot run iptables (it has no CAP_NET_RAW)"
+        return (Missing(what, "grant it; or use the image of ipvsproxy, or install with a C compiler: then it is not needed"),)
     return ()
 
 
 def missing_features(proc: pathlib.Path = pathlib.Path("/proc")) -> tuple[Missing, ...]:
     """The features that the kernel lacks. Call ``load_modules`` first."""
     if not (proc / "thread-self/net/ip_vs").exists():
-        return (
-            Missing(
-                "this kernel has no IPVS (/proc/net/ip_vs does not exist)",
-                "run modprobe ip_vs on the host, or mount its /lib/modules into the container, or use a kernel with CONFIG_IP_VS",
-            ),
-        )
+        remedy = "run modprobe ip_vs on the host, or mount its /lib/modules into the container, or use a kernel with CONFIG_IP_VS"
+        return (Missing("this kernel has no IPVS (/proc/net/ip_vs does not exist)", remedy),)
     if not (proc / "sys/net/ipv4/vs/conntrack").exists():
-        return (
-            Missing(
-                "IPVS cannot track connections in this kernel (net.ipv4.vs.conntrack does not exist)",
-                "use a kernel with CONFIG_IP_VS_NFCT, without which masquerading does not work",
-            ),
-        )
+        what = "IPVS cannot track connections in this kernel (net.ipv4.vs.conntrack does not exist)"
+        return (Missing(what, "use a kernel with CONFIG_IP_VS_NFCT, without which masquerading does not work"),)
     return ()
 
 

@@ -217,21 +217,16 @@ async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
     Raises:
         CannotStartError: the kernel has not answered within about ``sum(DELAYS_S)`` seconds.
     """
-    for delay_s in DELAYS_S:
+    for delay_s in (*DELAYS_S, None):
         try:
             return await ask()
         except KernelError as error:
-            log.warning(
-                "start_step_failed",
-                error=str(error),
-                retry_in_s=delay_s,
-                hint="the start changes nothing before this step succeeds",
-            )
+            if delay_s is None:
+                raise CannotStartError(error) from error
+            hint = "the start changes nothing before this step succeeds"
+            log.warning("start_step_failed", error=str(error), retry_in_s=delay_s, hint=hint)
             await asyncio.sleep(delay_s)
-    try:
-        return await ask()
-    except KernelError as error:
-        raise CannotStartError(error) from error
+    raise AssertionError("the last attempt has returned or raised")
 
 
 async def demand_usable_node(kernel: KernelThread[NodeKernel], local_mode: LocalMode) -> Mapping[Family, Program]:

@@ -1,5 +1,6 @@
-"""``KernelError``, the only error class of ``kernel/``."""
+"""``KernelError``, the only error class of ``kernel/``, and blocks that pass over some of its numbers."""
 
+import contextlib
 import os
 
 
@@ -15,3 +16,13 @@ class KernelError(Exception):
         self.errno = errno
         self.detail = detail or os.strerror(errno)
         super().__init__(f"{action}: {self.detail}")
+
+
+class Tolerated(contextlib.AbstractContextManager[None]):
+    """In the ``with`` block, an error with one of these numbers ends the block only: for an object that may be absent."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        return isinstance(error, KernelError) and error.errno in self._numbers

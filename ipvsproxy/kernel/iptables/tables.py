@@ -21,7 +21,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import modules, netlink, sockets
 from ipvsproxy.kernel.base import nft_message as nft
-from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
@@ -156,17 +156,15 @@ def has_chain(family: Family, concerns: Callable[[ChainKey], bool]) -> bool:
         KernelError: the chains could not be read.
     """
     action = f"read the chains of {family.label}"
-    try:
-        with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
-            parts = channel.dump(nft.chains_query(family), action)
-    except KernelError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        modules.note_no_nf_tables()
-        return False
-    with netlink.parsing(action):
-        found = map(nft.read, parts)
+    with (
+        Tolerated(errno.EINVAL),
+        contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel,
+        netlink.parsing(action),
+    ):
+        found = map(nft.read, channel.dump(nft.chains_query(family), action))
         return any(concerns(ChainKey(one.text(nft.NFTA_CHAIN_TABLE), one.text(nft.NFTA_CHAIN_NAME))) for one in found)
+    modules.note_no_nf_tables()
+    return False
 
 
 def host_ports_before_services(variants: Mapping[Family, str]) -> tuple[str, ...]:
@@ -223,9 +221,6 @@ class RuleChanges:
 
 
 def _fingerprint(family: Family, table: str) -> bytes:
-    try:
+    with Tolerated(*([errno.ENOENT] if table in OPTIONAL_TABLES else [])):
         return digest(family, table)
-    except KernelError as error:
-        if table not in OPTIONAL_TABLES or error.errno != errno.ENOENT:
-            raise
-        return b""
+    return b""

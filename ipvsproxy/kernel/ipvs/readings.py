@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from ipvsproxy.kernel.base import sockets
-from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.real_servers import RealServerKey
@@ -265,12 +265,9 @@ class SockoptReader(FamilyReader[bytes]):
         question = bytearray(_SERVERS_AT + room * _REAL_SERVER_ENTRY.size)
         question[: _NAME.size] = name
         _ROOM.pack_into(question, _NAME.size, room)
-        try:
+        with Tolerated(errno.ESRCH):
             return self._answer(_GET_DESTINATIONS, question)[_SERVERS_AT:]
-        except KernelError as error:
-            if error.errno == errno.ESRCH:
-                return None
-            raise
+        return None
 
     def _interpret(self, key: VirtualServerKey, row: bytes, real_servers: bytes) -> ObservedVirtualServer | None:
         _, scheduler, flags, timeout_s, netmask, _ = _ROW.unpack(row)

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from pyroute2.netlink import NETLINK_GENERIC
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
@@ -183,16 +183,12 @@ class NetlinkTable:
     def virtual_server(self, key: VirtualServerKey) -> ObservedVirtualServer | None:
         """A virtual server; None if it does not exist."""
         action = f"read {key}"
-        try:
-            reply = self.channel.ask(self.encoder.service(key), action)
-        except KernelError as error:
-            if error.errno == errno.ESRCH:
-                return None
-            raise
-        row = row_of(ipvs_message.attributes(reply))
-        if row is None:
-            raise KernelError(action=action, detail="the answer is incomplete")
-        return observed(settings_of(key.address.family, *row[1:]), [one[:5] for one in self.real_servers(key)])
+        with Tolerated(errno.ESRCH):
+            row = row_of(ipvs_message.attributes(self.channel.ask(self.encoder.service(key), action)))
+            if row is None:
+                raise KernelError(action=action, detail="the answer is incomplete")
+            return observed(settings_of(key.address.family, *row[1:]), [one[:5] for one in self.real_servers(key)])
+        return None
 
     def read(self) -> Rows:
         """The whole table. Virtual servers of a protocol that no Service has are left out."""

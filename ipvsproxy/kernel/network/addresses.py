@@ -14,7 +14,7 @@ from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, Device, InterfaceAddress
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
@@ -198,15 +198,11 @@ class AddressDriver:
         return messages
 
     def _find(self) -> _Link | None:
-        try:
-            reply = self._channel.ask(_link_message(RTM_GETLINK, self._device, 0), f"find {self._device}")
-        except KernelError as error:
-            if error.errno == errno.ENODEV:
-                return None
-            raise
-        link = _parse_link(reply)
-        self._require_dummy(link)
-        return link
+        with Tolerated(errno.ENODEV):
+            link = _parse_link(self._channel.ask(_link_message(RTM_GETLINK, self._device, 0), f"find {self._device}"))
+            self._require_dummy(link)
+            return link
+        return None
 
     def _links(self) -> list[_Link]:
         query = ifinfmsg()

@@ -21,7 +21,7 @@ from pyroute2.netlink.rtnl import RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL, LocalRoutes
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, one_by_one, outcomes
@@ -100,11 +100,8 @@ class RouteDriver:
     def _dump(self) -> list[netlink.Reply]:
         replies: list[netlink.Reply] = []
         for family in Family:
-            try:
+            with Tolerated(errno.ENOENT, errno.EAFNOSUPPORT):  # there is no such table, or no such family
                 replies += self._channel.dump(self._query(family), f"list the {family.label} routes")
-            except KernelError as error:
-                if error.errno not in (errno.ENOENT, errno.EAFNOSUPPORT):  # there is no such table, or no such family
-                    raise
         return replies
 
     def _read(self, replies: Iterable[netlink.Reply]) -> AbstractSet[Address]:

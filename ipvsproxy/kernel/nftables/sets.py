@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ipvsproxy.kernel.base import message, netlink, sets
 from ipvsproxy.kernel.base import nft_message as nft
-from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.base.nft_message import Message, SetShape
 from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
@@ -143,13 +143,10 @@ class NftSetsDriver(SetsDriver):
     def _dump(self, name: str, *, header_only: bool = False) -> Sequence[netlink.Reply] | None:
         """The parameters of a set, then its elements."""
         action = f"list the set {name}"
-        try:
+        with Tolerated(errno.ENOENT):
             header = self._channel.ask(nft.set_query(name), action)
             return [header] if header_only else [header, *self._elements(name, action)]
-        except KernelError as error:
-            if error.errno == errno.ENOENT:
-                return None
-            raise
+        return None
 
     def _elements(self, name: str, action: str) -> Sequence[netlink.Reply]:
         """The elements of a set, in messages.
@@ -213,16 +210,12 @@ def remove_empty_table(channel: netlink.Channel) -> None:
     """
     action = "read the table inet ipvsproxy"
     generation = nft.generation(channel)
-    try:
+    with Tolerated(errno.ENOENT):
         channel.ask(nft.table_query(), action)
-        present = channel.dump(nft.sets_query(), action)
-    except KernelError as error:
-        if error.errno == errno.ENOENT:
-            return
-        raise
-    chains = channel.dump(nft.chains_query(), action) if not present else ()
-    if not present and all(nft.read(chain).text(nft.NFTA_CHAIN_TABLE) != nft.TABLE for chain in chains):
-        nft.run(channel, [nft.table_removal()], generation)
+        if not channel.dump(nft.sets_query(), action):
+            chains = channel.dump(nft.chains_query(), action)
+            if all(nft.read(chain).text(nft.NFTA_CHAIN_TABLE) != nft.TABLE for chain in chains):
+                nft.run(channel, [nft.table_removal()], generation)
 
 
 class _Part(NamedTuple):

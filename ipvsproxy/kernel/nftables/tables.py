@@ -24,7 +24,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
-from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.base.nft_message import Message
 from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
 from ipvsproxy.kernel.nftables import rule as nft_rule
@@ -88,14 +88,9 @@ def names(channel: netlink.Channel) -> list[TableName]:
         KernelError: the tables could not be read.
     """
     action = "read the tables of nf_tables"
-    try:
-        parts = channel.dump(nft.tables_query(), action)
-    except KernelError as error:
-        if error.errno in ABSENT:
-            return []
-        raise
-    with netlink.parsing(action):
-        return [_table_name(part) for part in parts]
+    with Tolerated(*ABSENT), netlink.parsing(action):
+        return [_table_name(part) for part in channel.dump(nft.tables_query(), action)]
+    return []
 
 
 def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
@@ -125,12 +120,9 @@ def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
 
 
 def _answer(channel: netlink.Channel, family: int, name: str) -> netlink.Reply | None:
-    try:
+    with Tolerated(*ABSENT):
         return channel.ask(nft.table_query(name, family), f"read the table {family_name(family)} {name}")
-    except KernelError as error:
-        if error.errno in ABSENT:
-            return None
-        raise
+    return None
 
 
 def has_own_table() -> bool:
@@ -150,20 +142,14 @@ def own_table(channel: netlink.Channel) -> TableContent | None:
         KernelError: the table could not be read.
     """
     action = f"read the table inet {nft.TABLE}"
-    try:
-        listed = table(channel, nft.INET, nft.TABLE)
-        with netlink.parsing(action):
+    with Tolerated(*ABSENT), netlink.parsing(action):  # the table may be removed meanwhile
+        if listed := table(channel, nft.INET, nft.TABLE):
             found = [nft.read(part) for part in channel.dump(nft.sets_query(), action)]
             sets = [one.text(nft.NFTA_SET_NAME) for one in found if one.text(nft.NFTA_SET_TABLE) == nft.TABLE]
-    except KernelError as error:  # the table may be removed meanwhile
-        if error.errno in ABSENT:
-            return None
-        raise
-    if listed is None:
-        return None
-    chains = [name for name in listed.chains if name.startswith(OUR_CHAINS)]
-    ours = [name for name in sets if name in IP_SETS]
-    return TableContent(chains, ours, has_others=len(chains) < len(listed.chains) or len(ours) < len(sets))
+            chains = [name for name in listed.chains if name.startswith(OUR_CHAINS)]
+            ours = [name for name in sets if name in IP_SETS]
+            return TableContent(chains, ours, has_others=len(chains) < len(listed.chains) or len(ours) < len(sets))
+    return None
 
 
 def family_name(family: int) -> str:
