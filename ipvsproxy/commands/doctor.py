@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.commands import inspection, service_checks
-from ipvsproxy.commands.finding import Finding, Level, fail, ok, warn
+from ipvsproxy.commands.service_checks import Finding, Level, fail, ok, warn
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
@@ -18,7 +18,7 @@ from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, NftTable
 from ipvsproxy.model.virtual_servers import FirewallMark
-from ipvsproxy.reconcile.removal import leftover_tables, leftovers
+from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.reconcile.virtual_servers import ownership
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import skeleton, view
@@ -325,7 +325,7 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
         text = f"it is unknown what some rules do to packets of Services: {'; '.join(facts.unread_tables)}"
         yield warn("firewall", text, "run doctor again, or look at nft list ruleset and iptables-save")
     chains = sum(map(leftovers.is_of_iptables_mode, facts.chains))
-    named = [table for table in facts.tables if table.name == leftover_tables.NAME]
+    named = [table for table in facts.tables if table.name == leftovers.TABLE_NAME]
     tables = list(filter(_is_kube_proxys, named))
     stop = "stop that kube-proxy: run then removes them, once its own rules are in force; so does ipvsproxy cleanup"
     if chains:
@@ -333,7 +333,7 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
     if tables:
         yield warn("kube-proxy", f"there are tables of its nftables mode ({', '.join(map(str, tables))})", stop)
     for table in named:
-        if why := leftover_tables.why_foreign(table):
+        if why := leftovers.why_foreign(table):
             remedy = "it is left alone; if no program needs it, remove it with nft delete table"
             yield warn("kube-proxy", f"the table {table} has its name only: {why}", remedy)
     if not chains and not named and not facts.unread_tables:
@@ -364,7 +364,7 @@ def _firewalls(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_kube_proxys(table: NftTable) -> bool:
-    return table.name == leftover_tables.NAME and not leftover_tables.why_foreign(table)
+    return table.name == leftovers.TABLE_NAME and not leftovers.why_foreign(table)
 
 
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:

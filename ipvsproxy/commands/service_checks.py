@@ -1,10 +1,11 @@
 """Why Services cannot be reached on this node although each is programmed correctly, for ``doctor`` and ``explain``."""
 
+import enum
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.commands.finding import Finding, ok, warn
 from ipvsproxy.kernel.rivals import PortRule, Rivals, Socket
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
@@ -15,6 +16,32 @@ from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.services import refusal, treatment
 from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
 from ipvsproxy.translate.view import NodeView
+
+
+class Level(enum.StrEnum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Finding(NamedTuple):
+    """The answer to one question. ``remedy`` is empty if there is nothing to do."""
+
+    level: Level
+    topic: str
+    text: str
+    remedy: str = ""
+
+
+ok = functools.partial(Finding, Level.OK)
+"""All is well."""
+warn = functools.partial(Finding, Level.WARN)
+"""``run`` corrects it, or the operator should know it."""
+fail = functools.partial(Finding, Level.FAIL)
+"""Traffic cannot flow."""
+
 
 MOST_COLLISIONS = 20
 """The number of collisions that ``doctor`` names."""

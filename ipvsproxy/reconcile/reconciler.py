@@ -42,7 +42,7 @@ from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.observation import observer
 from ipvsproxy.reconcile.observation.drift import Drifts, News
 from ipvsproxy.reconcile.operations import pace, retry
-from ipvsproxy.reconcile.tables.marks import MarkedPort
+from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.virtual_servers import drain, ownership
 
 _REAL_SERVER_ADDED = (Verb.ADD, "real_server")

@@ -17,7 +17,7 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.kinds.kind import DescribeRule, Difference, Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
-from ipvsproxy.reconcile.tables.marks import MarkedPort
+from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict, Table
 from ipvsproxy.reconcile.virtual_servers import ownership, precedence
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.commands import doctor
-from ipvsproxy.commands.finding import Finding, Level, ok, warn
+from ipvsproxy.commands.service_checks import Finding, Level, ok, warn
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.backends import BackendChoice

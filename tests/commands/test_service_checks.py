@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.commands import service_checks
-from ipvsproxy.commands.finding import Finding, Level
+from ipvsproxy.commands.service_checks import Finding, Level
 from ipvsproxy.kernel.rivals import PortRule, Rivals, Socket, port_rules, sockets
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Protocol, parse_address, parse_network

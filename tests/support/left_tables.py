@@ -11,9 +11,9 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
-from ipvsproxy.reconcile.removal.leftover_tables import COMMENT, NAME
+from ipvsproxy.reconcile.removal.leftovers import TABLE_COMMENT, TABLE_NAME
 
-IPV4, IPV6 = (TablePlace(family, NAME) for family in Family)
+IPV4, IPV6 = (TablePlace(family, TABLE_NAME) for family in Family)
 
 CHAINS: Mapping[str, BaseChain | None] = {
     "filter-input": BaseChain("filter", "input", -110),
@@ -25,7 +25,7 @@ CHAINS: Mapping[str, BaseChain | None] = {
     "service-ULMVA6XW-ns1/svc1/tcp/p80": None,
 }
 MAPS = frozenset({"service-ips", "service-nodeports", "no-endpoint-services"})
-LEFT = NftTable(family="ip", name=NAME, comment=COMMENT, chains=CHAINS, maps=MAPS)
+LEFT = NftTable(family="ip", name=TABLE_NAME, comment=TABLE_COMMENT, chains=CHAINS, maps=MAPS)
 
 
 def nftables_mode(family: Family, *, served: Mapping[tuple[str, int], tuple[str, int]], refused: Mapping[str, int] = {}) -> str:
@@ -55,8 +55,8 @@ def nftables_mode(family: Family, *, served: Mapping[tuple[str, int], tuple[str,
         for n, (pod, pod_port) in enumerate(served.values())
     )
     return f"""\
-table {ip} {NAME} {{
-        comment "{COMMENT}"
+table {ip} {TABLE_NAME} {{
+        comment "{TABLE_COMMENT}"
         set cluster-ips {{ type {kind}; comment "Active ClusterIPs"; {clusters} }}
         map firewall-ips {{ {service}; comment "destinations that are subject to LoadBalancerSourceRanges"; }}
         map no-endpoint-services {{ {service}; comment "vmap to drop or reject packets to services with no endpoints"; {reject} }}

@@ -31,7 +31,7 @@ from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Removal
 from ipvsproxy.reconcile.operations import retry
-from ipvsproxy.reconcile.removal import leftover_tables, leftovers
+from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.translate import skeleton
 
 REMOVED, GONE = "leftover_rules_removed", "leftover_rules_gone"
@@ -111,14 +111,14 @@ def of_nftables(tables: LeftoverTables) -> dict[AnyPlace, Remains]:
 
     def look(place: TablePlace) -> Examined:
         table = tables.read(place)
-        why_foreign = leftover_tables.why_foreign(table) if table else ""
+        why_foreign = leftovers.why_foreign(table) if table else ""
         foreign = f"the table {place.table} is not kube-proxy's, since {why_foreign}" if why_foreign else ""
-        return Examined(None, leftover_tables.removal(table), foreign=foreign)
+        return Examined(None, leftovers.removal_of_table(table), foreign=foreign)
 
     def remove(place: TablePlace, _removal: Removal) -> None:
-        tables.remove(place, lambda found: not leftover_tables.why_foreign(found))
+        tables.remove(place, lambda found: not leftovers.why_foreign(found))
 
-    places = [TablePlace(family, leftover_tables.NAME) for family in Family]
+    places = [TablePlace(family, leftovers.TABLE_NAME) for family in Family]
     return {place: Remains(partial(tables.fingerprint, place), partial(look, place), partial(remove, place)) for place in places}
 
 

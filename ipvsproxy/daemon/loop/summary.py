@@ -9,7 +9,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Report
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.state import ServiceState
-from ipvsproxy.reconcile.tables.marks import MarkedPort
+from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import Changes
 from ipvsproxy.translate.view import NodeView

@@ -35,7 +35,7 @@ from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import ServiceName
 from ipvsproxy.model.virtual_servers import NO_CONNECTIONS, ConnectionCounts, Counters, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.survey import Survey
-from ipvsproxy.reconcile.tables.marks import MarkedPort
+from ipvsproxy.reconcile.tables.scopes import MarkedPort
 
 SAMPLE_S = 2.0
 SHARE = 0.007

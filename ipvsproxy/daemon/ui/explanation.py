@@ -18,7 +18,7 @@ from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
 from ipvsproxy.model.state import ClusterScope, Frontend, Role
 from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.survey import Survey
-from ipvsproxy.reconcile.tables.marks import MarkedPort
+from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import trace
 from ipvsproxy.translate.api.targets import Targets

@@ -1,6 +1,8 @@
-"""Leftover rules, to be removed once our rules are in force: of kube-proxy's iptables mode, and our own in the unused variant.
+"""What is left of kube-proxy's iptables and nftables modes, and our own rules in the unused variant of iptables.
 
-Names and comments are those of pkg/proxy/iptables/proxier.go and cleanup.go (kubernetes/kubernetes).
+It is removed once our rules are in force. Names and comments are those of pkg/proxy/iptables/proxier.go, cleanup.go, and
+pkg/proxy/nftables/proxier.go (kubernetes/kubernetes). The chains and maps of the nftables mode are in each version from 1.29 on,
+among others. ``kube-proxy --cleanup`` removes its table by its name alone.
 
 Rule 1: a chain is removed if only the iptables mode has a chain of this name, or if it is our chain in the unused variant.
 Rule 2: a rule of a built-in chain is removed if kube-proxy, or ipvsproxy, writes a rule with its target and comment there.
@@ -9,15 +11,17 @@ rules as well: port mappings of network plug-ins lead to it, and our rules masqu
 Rule 4: nothing is removed while a used chain of ours leads to a leftover chain: then our rules are not in force.
 Rule 5: if rules have come back ``FREE_RETURNS`` times, a running program writes them. From then on, they are removed once every
 ``PATIENCE_S``.
+Rule 6: a table is kube-proxy's if it has the family, the name, and all of these chains and maps, each base chain at its hook. A
+comment must be kube-proxy's; versions of nft before 0.9.7 write none. Any other table of that name is left alone.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from typing import NamedTuple
 
-from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, Removal
+from ipvsproxy.model.rules import ChainKey, Jump, LeftRules, NftTable, Removal
 
 FREE_RETURNS = 2
 PATIENCE_S = 600.0
@@ -133,3 +137,40 @@ class Returns:
         """Whether rules that are observed here now were removed so often lately that a running program must write them."""
         last = self._removed.get(place)
         return last is not None and last.times >= FREE_RETURNS and now - last.last_s <= CALM_S
+
+
+TABLE_NAME = "kube-proxy"
+TABLE_COMMENT = "rules for kube-proxy"
+
+_BASE_CHAINS: Mapping[str, tuple[str, str]] = {
+    "nat-prerouting": ("nat", "prerouting"),
+    "nat-output": ("nat", "output"),
+    "nat-postrouting": ("nat", "postrouting"),
+}
+_TABLE_CHAINS = ("services", "masquerading")
+_TABLE_MAPS = ("service-ips", "service-nodeports")
+
+
+def removal_of_table(table: NftTable | None) -> Removal:
+    """The removal of a table with all of its chains, if the table is kube-proxy's; otherwise an empty removal."""
+    if table is None or why_foreign(table):
+        return Removal()
+    chains = tuple(ChainKey(table.name, name) for name in table.chains)
+    return Removal(emptied=chains, deleted=chains)
+
+
+def why_foreign(table: NftTable) -> str:
+    """Why a table with kube-proxy's name is not kube-proxy's; empty if it is kube-proxy's."""
+    if table.comment not in ("", TABLE_COMMENT):
+        return f"its comment is {table.comment!r}"
+    for name, (kind, hook) in _BASE_CHAINS.items():
+        place = table.chains.get(name)
+        if place is None or (place.kind, place.hook) != (kind, hook):
+            return f"it has no chain {name} of type {kind} at the hook {hook}"
+    for name in _TABLE_CHAINS:
+        if name not in table.chains:
+            return f"it has no chain {name}"
+    for name in _TABLE_MAPS:
+        if name not in table.maps:
+            return f"it has no map {name}"
+    return ""

@@ -16,7 +16,7 @@ from ipvsproxy.kernel.iptables.leftover_rules import NO_SUBSYSTEM
 from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
-from ipvsproxy.reconcile.removal import leftover_tables
+from ipvsproxy.reconcile.removal import leftovers
 from tests.support.left_tables import IPV4, IPV6, nftables_mode
 
 pytestmark = [
@@ -41,7 +41,7 @@ def kube_proxys(place: TablePlace) -> str:
 
 
 def is_left(table: NftTable) -> bool:
-    return not leftover_tables.why_foreign(table)
+    return not leftovers.why_foreign(table)
 
 
 @PLACES
@@ -56,7 +56,7 @@ def test_kube_proxys_table_is_recognised_and_removed_and_all_other_tables_stay(p
     assert table.chains["services"] is None
     assert "service-ips" in table.maps
     assert "cluster-ips" not in table.maps
-    assert leftover_tables.why_foreign(table) == ""
+    assert leftovers.why_foreign(table) == ""
     before = listed()
     fingerprint = subject.fingerprint(place)
     subject.remove(place, is_left)
@@ -72,7 +72,7 @@ def test_a_table_that_is_not_kube_proxys_is_not_removed(place: TablePlace) -> No
     subject = LeftoverTables()
     table = subject.read(place)
     assert table is not None
-    assert leftover_tables.why_foreign(table)
+    assert leftovers.why_foreign(table)
     subject.remove(place, is_left)
     assert place.table in listed()
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ipvsproxy.model.rules import BaseChain, ChainKey, NftTable, Removal
-from ipvsproxy.reconcile.removal import leftover_tables
+from ipvsproxy.reconcile.removal import leftovers
 from tests.support.left_tables import LEFT
 
 
@@ -15,17 +15,17 @@ def without(chain: str) -> NftTable:
 
 def test_a_table_of_kube_proxy_goes_as_a_whole() -> None:
     keys = tuple(ChainKey("kube-proxy", name) for name in LEFT.chains)
-    assert leftover_tables.why_foreign(LEFT) == ""
-    assert leftover_tables.removal(LEFT) == Removal(emptied=keys, deleted=keys)
-    assert leftover_tables.removal(LEFT).is_needed
+    assert leftovers.why_foreign(LEFT) == ""
+    assert leftovers.removal_of_table(LEFT) == Removal(emptied=keys, deleted=keys)
+    assert leftovers.removal_of_table(LEFT).is_needed
 
 
 def test_versions_of_nft_that_write_no_comment_make_kube_proxys_table_as_well() -> None:
-    assert leftover_tables.why_foreign(dataclasses.replace(LEFT, comment="")) == ""
+    assert leftovers.why_foreign(dataclasses.replace(LEFT, comment="")) == ""
 
 
 def test_where_no_table_is_there_is_nothing_to_remove() -> None:
-    assert leftover_tables.removal(None) == Removal()
+    assert leftovers.removal_of_table(None) == Removal()
 
 
 @pytest.mark.parametrize(
@@ -46,5 +46,5 @@ def test_where_no_table_is_there_is_nothing_to_remove() -> None:
     ],
 )
 def test_a_table_of_another_shape_is_left_alone(table: NftTable, why: str) -> None:
-    assert leftover_tables.why_foreign(table) == why
-    assert leftover_tables.removal(table) == Removal()
+    assert leftovers.why_foreign(table) == why
+    assert leftovers.removal_of_table(table) == Removal()

@@ -11,7 +11,7 @@ from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.model.sets import IP_SETS, MarkedEntry, SetEntries, mark_entry
 from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark, RealServers, VirtualServer, VirtualServerSettings
 from tests.reconcile import simulation
-from tests.reconcile.tables.test_marks import node_with, plan_additions
+from tests.reconcile.tables.test_scopes import node_with, plan_additions
 from tests.support import builders
 
 SERVICES = 6

@@ -23,7 +23,7 @@ from ipvsproxy.reconcile.kinds.kind import Circumstances
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.reconciler import Policy
 from ipvsproxy.reconcile.removal import cleanup
-from ipvsproxy.reconcile.tables.marks import MarkedPort, Marks, spread
+from ipvsproxy.reconcile.tables.scopes import MarkedPort, Marks, spread
 from ipvsproxy.reconcile.virtual_servers.drain import Drains
 from ipvsproxy.translate.settings import TrafficScopes
 from tests.reconcile.simulation import SimulatedNode
