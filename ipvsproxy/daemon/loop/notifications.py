@@ -1,8 +1,7 @@
 """Notifies the loop of what other programs change: addresses, interfaces, local routes, our table of nftables."""
 
 import asyncio
-from collections.abc import Collection, Iterable
-from typing import assert_never
+from collections.abc import Collection
 
 import structlog
 
@@ -10,7 +9,6 @@ from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network import notify
 from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.model.kernel import DEVICE
 
 
 async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_protocol: int) -> None:
@@ -29,32 +27,17 @@ async def follow_interfaces(engine: Engine, own_ports: Collection[int], route_pr
 
         def read() -> None:
             try:
-                changes = listener.read()
+                for change in listener.read():
+                    (engine.kernel_changed if change is notify.Change.OURS else engine.interfaces_changed)()
             except KernelError as error:
                 loop.remove_reader(listener.fileno())  # else it would be called again at once
                 broken.set_exception(error)
-            else:
-                _pass_on(engine, changes)
 
         loop.add_reader(listener.fileno(), read)
         try:
             await broken
         finally:
             loop.remove_reader(listener.fileno())
-
-
-def _pass_on(engine: Engine, changes: Iterable[notify.Change]) -> None:
-    for change in changes:
-        match change:
-            case notify.AddressAppeared(address=item) | notify.AddressVanished(address=item):
-                if item.interface == DEVICE:
-                    engine.kernel_changed()
-                else:
-                    engine.interfaces_changed()
-            case notify.DeviceVanished() | notify.RoutesChanged() | notify.Overrun():
-                engine.kernel_changed()
-            case never:
-                assert_never(never)
 
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()

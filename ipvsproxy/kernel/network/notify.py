@@ -7,17 +7,17 @@ mistaken for a reply. Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_
 """
 
 import contextlib
+import enum
 import errno
 import socket
 import struct
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, Self
+from typing import Self
 
 from ipvsproxy.kernel.base import message, sockets
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
-from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL, InterfaceAddress
-from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.kernel import DEVICE, ROUTE_PROTOCOL
 
 RECEIVE_BUFFER = 16 << 20
 """The size in bytes of the queue of events. An event takes about 1 KiB of it, so 10,000 addresses at once cause no overrun."""
@@ -31,37 +31,19 @@ _ROUTE = struct.Struct("=BBBBBBBBI")  # rtmsg: family, lengths, tos, table, prot
 _ROUTE_PROTOCOL = 5
 _UP = 0x1  # IFF_UP
 _ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix length, flags, scope, index
-_IFLA_IFNAME, _IFA_ADDRESS, _IFA_LOCAL = 3, 1, 2
+_IFLA_IFNAME = 3
 _DATAGRAM = 1 << 16
 
 
-class AddressAppeared(NamedTuple):
-    """An address is on an interface now. IPv6 addresses appear again whenever their lifetime or state changes."""
+class Change(enum.Enum):
+    """What other programs have changed.
 
-    address: InterfaceAddress
+    OURS: our device, its addresses or our local routes, or they may have: ``lo`` went down or lost an address, or events were
+    lost. OTHER_ADDRESSES: addresses of another interface; IPv6 addresses whose lifetime or state changes count, too.
+    """
 
-
-class AddressVanished(NamedTuple):
-    """An address is no longer on its interface."""
-
-    address: InterfaceAddress
-
-
-class DeviceVanished(NamedTuple):
-    """The device of the service addresses was deleted or renamed, and its addresses are gone."""
-
-    name: str
-
-
-class RoutesChanged(NamedTuple):
-    """Our local routes were added or removed, or the kernel may have removed them because ``lo`` went down or lost an address."""
-
-
-class Overrun(NamedTuple):
-    """Events were lost: anything may have changed."""
-
-
-Change = AddressAppeared | AddressVanished | DeviceVanished | RoutesChanged | Overrun
+    OURS = enum.auto()
+    OTHER_ADDRESSES = enum.auto()
 
 
 def open_socket() -> socket.socket:
@@ -134,7 +116,7 @@ class ChangeListener:
                 if error.errno != errno.ENOBUFS:
                     raise _broken(error) from error
                 self._names.clear()
-                changes.append(Overrun())
+                changes.append(Change.OURS)
         return tuple(changes)
 
     def _ask_for_names(self) -> None:
@@ -164,11 +146,16 @@ class ChangeListener:
                 if kind in (_NEWLINK, _DELLINK) and end - body >= _LINK.size:
                     yield from self._link(kind, port, data, body, end)
                 elif kind in (_NEWADDR, _DELADDR) and end - body >= _ADDRESS.size:
-                    yield from self._address(kind, port, data, body, end)
-                elif kind in (_NEWROUTE, _DELROUTE) and end - body >= _ROUTE.size:
-                    yield from self._route(port, data, body)
+                    yield from self._address(kind, port, data, body)
+                elif (
+                    kind in (_NEWROUTE, _DELROUTE)
+                    and end - body >= _ROUTE.size
+                    and data[body + _ROUTE_PROTOCOL] == self._route_protocol
+                    and port not in self._own_ports
+                ):
+                    yield Change.OURS
         except OSError:
-            yield Overrun()  # the content of the message is lost
+            yield Change.OURS  # the content of the message is lost
 
     def _link(self, kind: int, port: int, data: bytes, body: int, end: int) -> Iterator[Change]:
         _, _, index, flags, changed = _LINK.unpack_from(data, body)
@@ -181,34 +168,23 @@ class ChangeListener:
             self._names.pop(index, None)
         gone = kind == _DELLINK or before != name
         if gone and before == self._device and port not in self._own_ports:
-            yield DeviceVanished(before)
+            yield Change.OURS
         if index == LOOPBACK_INDEX and changed & _UP and not flags & _UP:
-            yield RoutesChanged()
+            yield Change.OURS
 
-    def _address(self, kind: int, port: int, data: bytes, body: int, end: int) -> Iterator[Change]:
-        if port in self._own_ports:
-            return
-        family, prefix_length, _, _, index = _ADDRESS.unpack_from(data, body)
-        attributes = message.attributes(data, body + _ADDRESS.size, end)
-        # On a point-to-point link IFA_ADDRESS is the other end, and IFA_LOCAL is ours. IPv6 mostly has no IFA_LOCAL.
-        at = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
-        if at is None or family not in tuple(Family) or at[1] - at[0] != Family(family).bits // 8:
-            return
-        address = InterfaceAddress(self._name(index), Address(data[slice(*at)]), prefix_length)
-        yield AddressAppeared(address) if kind == _NEWADDR else AddressVanished(address)
-        if index == LOOPBACK_INDEX and kind == _DELADDR:
-            yield RoutesChanged()
-
-    def _route(self, port: int, data: bytes, body: int) -> Iterator[Change]:
-        if data[body + _ROUTE_PROTOCOL] == self._route_protocol and port not in self._own_ports:
-            yield RoutesChanged()
+    def _address(self, kind: int, port: int, data: bytes, body: int) -> Iterator[Change]:
+        if port not in self._own_ports:
+            *_, index = _ADDRESS.unpack_from(data, body)
+            yield Change.OURS if self._name(index) == self._device else Change.OTHER_ADDRESSES
+            if index == LOOPBACK_INDEX and kind == _DELADDR:
+                yield Change.OURS
 
     def _name(self, index: int) -> str:
         # The list of names comes in parts, and events may come between them.
         try:
             return self._names.get(index) or socket.if_indextoname(index)
         except OSError:
-            return f"if{index}"
+            return ""
 
 
 def _filter_of(ports: Collection[int], route_protocol: int) -> list[bytes]:
