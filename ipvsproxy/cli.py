@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 
 from ipvsproxy.config import catalogue, commands, file, load
-from ipvsproxy.config.option import ConfigError, Given, Problem, Source
+from ipvsproxy.config.option import ConfigError, Given, Problem, Source, quoted, suggestion
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import complain
 from ipvsproxy.daemon.loop import garbage
@@ -29,8 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Execute a command line, given without the program's name; returns the exit status."""
     _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    is_named = bool(arguments) and (arguments[0] == "completion" or arguments[0] in commands.COMMANDS)
-    name = arguments.pop(0) if is_named else "run"
+    name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "run"
+    if name not in (known := (*commands.COMMANDS, "completion")):
+        return _refuse(Problem(Source(quoted(name)), f"is no command{suggestion(name, known)}"))
     return complete(arguments) if name == "completion" else execute(commands.COMMANDS[name], arguments)
 
 

@@ -5,6 +5,7 @@ Flags and files have their own tests; serving is replaced.
 
 import functools
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -13,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from ipvsproxy import cli
-from ipvsproxy.config import commands
+from ipvsproxy.config import catalogue, commands, load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel import instance
 from ipvsproxy.kernel.instance import Running
@@ -139,9 +140,16 @@ def test_wrong_file_is_named_with_its_line(tmp_path: pathlib.Path, capsys: pytes
     assert f"ipvsproxy: {path}:4: oomScoreAdj: 'x' must be a whole number\n" in capsys.readouterr().err
 
 
-def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["frobnicate", "--proxy-mode=ipvs"]) == 2
-    assert "ipvsproxy: 'frobnicate': is neither a flag nor a command\n" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("word", "hint"), [("frobnicate", ""), ("verfy", "; did you mean verify?"), ("Doctor", "; did you mean doctor?")]
+)
+def test_unknown_command_is_refused_with_the_one_that_may_be_meant(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([word]) == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == f"ipvsproxy: {word!r}: is no command{hint}"
+    assert last.startswith("ipvsproxy: nothing was changed")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["--nope", "--help"]])
@@ -350,7 +358,29 @@ def test_each_command_has_its_own_help(command: str, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert text.startswith(f"ipvsproxy {command} ")
     assert "Exit status: 0" in text
+    assert "only --metrics-bind-address matters" in text or command != "top"
     assert max(map(len, text.splitlines())) <= 115
+
+
+@pytest.mark.parametrize("command", commands.COMMANDS)
+def test_each_example_of_help_is_a_command_line_that_is_accepted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    examples = re.findall(r"^  ipvsproxy (.*)$", capsys.readouterr().out.partition("Examples:")[2], re.MULTILINE)
+    assert len(examples) > 1
+    for example in examples:
+        words = example.split()
+        arguments = words if command == "run" else words[1:]
+        assert command in ("run", words[0])
+        assert load.parse(arguments, command, takes_words=command == "explain").problems == ()
+
+
+def test_help_shows_the_values_of_each_enumeration() -> None:
+    texts = {name: command.help or commands.render_help() for name, command in commands.COMMANDS.items()}
+    for option in filter(lambda one: one.choices, catalogue.BY_FLAG.values()):
+        assert (
+            f"--{option.flag} {'|'.join(option.choices)}"
+            in texts[option.command or ("top" if option.flag == "output" else "run")]
+        )
 
 
 def test_dry_run_never_serves(served: list[Config], modules: Modules) -> None:

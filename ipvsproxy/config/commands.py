@@ -32,16 +32,18 @@ The command changes nothing. Some queries make the kernel load a module, which c
 """
 
 
-def _inspecting(name: str, summary: str, text: str, subject: str = "", flags: str = _COMMON) -> Command:
-    """A command that changes nothing. ``flags`` says which flags of ``run`` it uses."""
+def _inspecting(name: str, summary: str, text: str, *examples: str, subject: str = "", flags: str = _COMMON) -> Command:
+    """A command that changes nothing. ``flags`` says which flags of ``run`` it uses; ``examples`` are arguments."""
     own = [option for option in catalogue.OF_COMMANDS if option.command == name]
     options = "".join(map(_help_of, (*own, catalogue.BY_KEY["output"])))
     words = f"{name} <{subject}>" if subject else name
-    return Command(name, summary, f"ipvsproxy {words} [--output=text|json] [flags]\n\n{text}{options}{flags}", subject)
+    shown = "".join(f"  ipvsproxy {name} {example}\n" for example in examples)
+    head = f"ipvsproxy {words} [--output=text|json] [flags]"
+    return Command(name, summary, f"{head}\n\n{text}{options}{flags}\nExamples:\n{shown}", subject)
 
 
 def _help_of(option: Option) -> str:
-    value = "" if option.kind is Kind.BOOLEAN else f" {option.placeholder or option.kind.placeholder}"
+    value = "" if option.kind is Kind.BOOLEAN else f" {option.shown}"
     return f"\n  --{option.flag}{value}\n        {option.help}"
 
 
@@ -55,6 +57,8 @@ would apply now, in their order, each with its Service.
 
 Exit status: 0 plan shown, 2 state unknown.
 """,
+    "--config=/var/lib/kube-proxy/config.conf --hostname-override=node-1",
+    "--manifests=manifests/demo --hostname-override=demo-node",
 )
 _VERIFY = _inspecting(
     "verify",
@@ -66,6 +70,8 @@ Draining real servers are no difference. Virtual servers of others are listed, a
 
 Exit status: 0 equal, 1 different, 2 state unknown.
 """,
+    "--config=/var/lib/kube-proxy/config.conf --hostname-override=node-1",
+    "--kubeconfig=admin.conf --cluster-cidr=10.244.0.0/16 --output=json",
 )
 _EXPLAIN = _inspecting(
     "explain",
@@ -78,7 +84,10 @@ Services it serves, and why not. The subject may stand anywhere among the flags.
 
 Exit status: 0 explained, 1 unknown Service, pod or address, 2 state unknown.
 """,
-    "[namespace/]name | address[:port]",
+    "demo/web",
+    "10.96.0.80:80 --output=json",
+    "web-7d4b9 --kubeconfig=admin.conf",
+    subject="[namespace/]name | address[:port]",
 )
 _LIST = _inspecting(
     "list",
@@ -90,20 +99,26 @@ Without the API server the table is printed without names.
 
 Exit status: 0 printed with names, 2 names or table could not be read.
 """,
+    "--kubeconfig=admin.conf",
+    "--manifests=manifests/demo --output=json",
 )
 _TOP = _inspecting(
     "top",
     "show a running ipvsproxy live in the terminal",
     """\
 Shows what the ipvsproxy of this node does: whether everything is in force, and its Services by rate. Keys sort,
-filter, and open a Service with its endpoints; h shows all keys, q quits. Asks only the daemon's metrics server
-(--metrics-bind-address), so no privilege is needed.
+filter, and open a Service with its endpoints; h shows all keys, q quits. The screen needs a terminal, and the
+extra ipvsproxy[top]; --once and --output=json need neither. Asks only the daemon's metrics server, so no privilege
+is needed.
 
 Exit status: 0 shown, 2 no ipvsproxy answers.
 """,
+    "--sort=bytes --filter=demo/",
+    "--once",
+    "--server=http://127.0.0.1:10249 --output=json",
     flags="""
 
-Of the flags and the file of ipvsproxy run, only --metrics-bind-address and --ui matter.
+Of the flags and the file of ipvsproxy run, only --metrics-bind-address matters, which says where that server is.
 The command changes nothing, and does not ask the kernel.
 """,
 )
@@ -118,15 +133,12 @@ to list pods and to get pods/proxy in one namespace.
 
 Exit status: 0 all well, 1 some nodes differ, 2 the nodes could not be asked.
 """,
+    "--kubeconfig=admin.conf",
+    "--selector=k8s-app=kube-proxy --output=json",
     flags="""
 
 Of the flags and the file of ipvsproxy run, only --kubeconfig, --master and the port of --healthz-bind-address
 matter. The command changes nothing.
-
-Examples:
-  ipvsproxy fleet
-  ipvsproxy fleet --kubeconfig=admin.conf --output=json
-  ipvsproxy fleet --selector=k8s-app=kube-proxy     ipvsproxy in the DaemonSet of kube-proxy
 """,
 )
 _DOCTOR = _inspecting(
@@ -138,6 +150,8 @@ ports, timeouts and the API server. Each line is ok, warn or fail, with a remedy
 
 Exit status: 0 no line is fail, 1 some line is fail, 2 wrong flags.
 """,
+    "--config=/var/lib/kube-proxy/config.conf --hostname-override=node-1",
+    "--kubeconfig=admin.conf --output=json",
 )
 
 _CLEANUP = Command(
@@ -162,6 +176,11 @@ families. Objects of other programs stay. No API server is needed. Refused while
 Of the other flags --config, --ipvs-exclude-cidrs and --ipvs-route-protocol matter: virtual servers in those ranges stay,
 and local routes are ours by that number.
 Exit status: 0 clean (or a dry run), 1 something is left, 2 wrong flags.
+
+Examples:
+  ipvsproxy cleanup --dry-run
+  ipvsproxy cleanup --ipvs-exclude-cidrs=192.0.2.0/24
+  ipvsproxy cleanup --only=own
 """,
     implied="--cleanup",
 )
@@ -191,6 +210,11 @@ Other commands, each with its own --help:
             print the script for shell completion
 With --dry-run, run changes nothing: it runs beside a kube-proxy and reports differences by log and metrics,
 on ports 10356 and 10349 instead of 10256 and 10249.
+
+Examples:
+  ipvsproxy --config=/var/lib/kube-proxy/config.conf --hostname-override=node-1
+  ipvsproxy --proxy-mode=ipvs --kubeconfig=proxy.conf --cluster-cidr=10.244.0.0/16 --dry-run
+  ipvsproxy --proxy-mode=ipvs --manifests=manifests/demo --hostname-override=demo-node
 """
 
 
@@ -210,7 +234,7 @@ def render_help() -> str:
 
 def _option_lines(option: Option) -> Iterator[str]:
     dashes = "-" if option.flag == "v" else "--"
-    value = "" if option.kind is Kind.BOOLEAN else f" {option.placeholder or option.kind.placeholder}"
+    value = "" if option.kind is Kind.BOOLEAN else f" {option.shown}"
     star = " *" if option.overrides_file else ""
     field = f"  [{option.field}]" if option.field else ""
     yield f"  {dashes}{option.flag}{value}{star}{field}"
@@ -224,7 +248,12 @@ def _facts(option: Option) -> str:
     facts = [f"default {option.default}"] if option.default and option.default != "false" else []
     if option.file_default is not None:
         facts.append(f"in a file {option.file_default}")
-    if option.allowed and option.status is not Status.WITHOUT_EFFECT and (option.maximum or option.minimum != 0):
+    if (
+        option.allowed
+        and not option.choices
+        and option.status is not Status.WITHOUT_EFFECT
+        and (option.maximum or option.minimum != 0)
+    ):
         facts.append(option.allowed)
     return f"({'; '.join(facts)})" if facts else ""
 

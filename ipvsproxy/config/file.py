@@ -7,7 +7,6 @@ program reads that section.
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import re
@@ -27,6 +26,7 @@ from ipvsproxy.config.option import (
     parse_level,
     parse_number,
     quoted,
+    suggestion,
 )
 from ipvsproxy.config.settings import Config
 
@@ -120,9 +120,8 @@ class Content:
 
     def _unknown(self, path: str, key: yaml.ScalarNode, prefix: str) -> None:
         names = {name.removeprefix(prefix) for name in (*_FIELDS, *_SECTIONS) if name.startswith(prefix)}
-        close = difflib.get_close_matches(key.value[:60], [name for name in names if "." not in name], n=1)
         source = self._source(path if len(path) <= 80 else f"{path[:77]}...", key)  # noqa: PLR2004 - one line
-        text = f"unknown field, not used{f'; did you mean {close[0]}?' if close else ''}"
+        text = f"unknown field, not used{suggestion(key.value, [name for name in names if '.' not in name])}"
         if path.startswith(f"{OWN_SECTION}."):
             self.problems.append(Problem(source, text.replace(", not used", ""), path))
         else:

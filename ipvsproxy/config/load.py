@@ -9,12 +9,11 @@ at the first error), hence our own loop.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.config import catalogue, file, validate
-from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, Source, Value, quoted
+from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, Source, Value, quoted, suggestion
 from ipvsproxy.config.settings import Config
 
 _SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output", "n": "namespace"}
@@ -63,7 +62,7 @@ def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool =
         switch = option if option.implied_value else None
         source = Source(f"--{name}")
         if value is None and not option.implied_value:
-            example = next(iter(option.choices), "") or option.default or option.placeholder or option.kind.placeholder
+            example = next(iter(option.choices), "") or option.default or option.shown
             problems.append(Problem(source, f"needs a value, such as --{name}={example}", option.key))
             continue
         text = option.implied_value if value is None else value
@@ -107,9 +106,7 @@ def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Proble
     plain = name.lstrip("-")
     if plain in known:
         return Problem(Source(quoted(written)), f"unknown flag; write --{plain}")
-    close = difflib.get_close_matches(plain[:60], known, n=1)
-    hint = f"; did you mean --{close[0]}?" if close else ""
-    return Problem(Source(quoted(written)), f"unknown flag{hint}")
+    return Problem(Source(quoted(written)), f"unknown flag{suggestion(plain, known, '--')}")
 
 
 def load(

@@ -5,6 +5,7 @@ ValueError with a text that completes "must be ...".
 """
 
 import csv
+import difflib
 import enum
 import fractions
 import re
@@ -18,6 +19,13 @@ Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
 def quoted(text: str) -> str:
     """The text as an error shows it: in quotes, on one line, cut after 80 characters."""
     return repr(text if len(text) <= 80 else text[:77] + "...")  # noqa: PLR2004 - as the docstring says
+
+
+def suggestion(text: str, known: Iterable[str], dashes: str = "") -> str:
+    """A question for the end of an error about an unknown word; empty if no known word is close to it."""
+    by_lower = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(text[:60].lower(), by_lower, n=1)
+    return f"; did you mean {dashes}{by_lower[close[0]]}?" if close else ""
 
 
 INT32 = range(-(2**31), 2**31)
@@ -251,6 +259,11 @@ class Option(NamedTuple):
         return self.field or self.flag
 
     @property
+    def shown(self) -> str:
+        """What ``--help`` shows as the value."""
+        return "|".join(self.choices) or self.placeholder or self.kind.placeholder
+
+    @property
     def implied_value(self) -> str:
         """The value that the flag without a value implies; empty means that the next word is the value."""
         return "true" if self.kind is Kind.BOOLEAN else self.implied
@@ -278,7 +291,7 @@ class Option(NamedTuple):
     def allowed(self) -> str:
         """The allowed values, for an error or ``--help``; empty if the kind alone describes them."""
         if self.choices:
-            return f"one of {', '.join(self.choices)}"
+            return f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0]
         if self.above is not None:
             return f"greater than {self._bound(self.above)}"
         if self.minimum is not None and self.maximum is not None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ipvsproxy.config import catalogue, settings
-from ipvsproxy.config.option import Given, Problem, Source, Status, Value, quoted, render_duration
+from ipvsproxy.config.option import Given, Problem, Source, Status, Value, quoted, render_duration, suggestion
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Sysctl, Timeouts
@@ -172,7 +172,9 @@ def _check_bounds(values: Values) -> None:
         if (option.choices and (value or option.command) and value not in option.choices) or (
             isinstance(value, int | float) and not isinstance(value, bool) and not option.allows(value)
         ):
-            values.refuse(key, f"{quoted(value) if isinstance(value, str) else option.written(value)} must be {option.allowed}")
+            hint = suggestion(value, option.choices) if isinstance(value, str) and len(option.choices) > 1 else ""
+            given = quoted(value) if isinstance(value, str) else option.written(value)
+            values.refuse(key, f"{given} must be {option.allowed}{hint}")
         if option.deprecated:
             values.notices.append(f"{values.source(key)}: deprecated; {option.deprecated}")
     version = values.get("showHiddenMetricsForVersion", str)

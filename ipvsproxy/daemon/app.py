@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -135,6 +136,7 @@ class _Node:
             log.warning("configuration_notice", notice=warning)
         log.info(
             "starting",
+            version=importlib.metadata.version("ipvsproxy"),
             node=config.node_name,
             scheduler=engine.translation.scheduler,
             families=[family.label for family in self.programs],

@@ -26,6 +26,7 @@ from ipvsproxy.model.sets import SetType
 
 MODPROBE_TIMEOUT_S = 30
 """The longest run of modprobe. Loading modules early is optional, so a modprobe that hangs is killed."""
+_NOT_FOUND = re.compile(r"Module (\S+) not found")
 
 MODULES = (
     "ip_vs",
@@ -141,7 +142,7 @@ def modules_of_older_kernels(version: tuple[int, int], state: Callable[[str], Mo
 
 
 def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.Path("/sys")) -> str:
-    """Load all absent modules by one call of modprobe. Returns the complaints of modprobe for the log.
+    """Load all absent modules by one call of modprobe. Returns the complaints of modprobe in one sentence.
 
     A complaint does not prove that a module is missing: it may be built in, or the kernel may load it later.
     """
@@ -159,7 +160,11 @@ def load_modules(modules: Sequence[str] = MODULES, sys: pathlib.Path = pathlib.P
         return f"modprobe was killed because it did not end within {MODPROBE_TIMEOUT_S} s"
     except OSError as error:
         return f"{path}: {error.strerror}"
-    return "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    names = [match[1] for line in lines if (match := _NOT_FOUND.search(line))]
+    others = [line for line in lines if not _NOT_FOUND.search(line)]
+    said = [*([f"it finds no module {', '.join(names)}"] if names else []), *others]
+    return f"modprobe says: {'; '.join(said)}" if said else ""
 
 
 def missing_privileges(

@@ -118,6 +118,13 @@ def test_wrong_values_are_reported() -> None:
     assert loading.problems_of_flags("-o", "xml") == ["--output: 'xml' must be one of text, json"]
 
 
+def test_a_wrong_value_of_an_enumeration_comes_with_the_nearest_one() -> None:
+    (problem,) = loading.problems_of_flags("--detect-local-mode=nodecidr")
+    assert problem.endswith(", InterfaceNamePrefix; did you mean NodeCIDR?")
+    (problem,) = loading.problems_of_flags("--only=owm", command="cleanup")
+    assert problem == "--only: 'owm' must be own"
+
+
 def test_output_and_dry_run_flags_count_beside_a_file() -> None:
     config = loading.from_file("", "-o", "json", "--dry-run")
     assert (config.dry_run, config.as_json, config.notices) == (True, True, ())

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import importlib.metadata
 import os
 import pathlib
 import signal
@@ -210,7 +211,8 @@ def test_a_scheduler_that_the_kernel_lacks_is_logged_and_replaced(
         assert run(configured(f"--manifests={tmp_path}", f"--ipvs-scheduler={configured_scheduler}")) == 0
     is_replaced = configured_scheduler == "nosuch"
     used = "rr" if is_replaced else configured_scheduler
-    assert [entry["scheduler"] for entry in logged if entry["event"] == "starting"] == [used]
+    (starting,) = (entry for entry in logged if entry["event"] == "starting")
+    assert (starting["scheduler"], starting["version"]) == (used, importlib.metadata.version("ipvsproxy"))
     replaced = [(entry["reason"], entry["used"]) for entry in logged if entry["event"] == "scheduler_not_used"]
     assert replaced == ([("no scheduler nosuch", "rr")] if is_replaced else [])
     message = "no scheduler nosuch; rr is used instead"
@@ -473,11 +475,11 @@ def test_a_missing_requirement_is_named_with_its_remedy(
 def test_the_message_of_modprobe_is_shown_with_a_missing_feature(
     bare: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bare.setattr(host, "load_modules", lambda *_: "modprobe: module ip_vs not found")
+    bare.setattr(host, "load_modules", lambda *_: "modprobe says: it finds no module ip_vs")
     bare.setattr(host, "missing_features", lambda: MISSING)
     assert refusal(configured(f"--manifests={tmp_path}"), capsys) == [
         "it is not there: get it",
-        "modprobe says: modprobe: module ip_vs not found",
+        "modprobe says: it finds no module ip_vs",
     ]
 
 

@@ -95,12 +95,17 @@ def test_ipvs_without_connection_tracking_is_reported(proc: pathlib.Path) -> Non
 
 
 def test_all_missing_modules_are_loaded_by_one_call(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (
+        *(f"modprobe: WARNING: Module {name} not found in directory /lib/modules/6.1" for name in ("ip_vs", "dummy")),
+        "EPERM",
+    )
+    said = "".join(f'echo "{line}" >&2\n' for line in lines)
     program = tmp_path / "modprobe"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\necho "FATAL: Module ip_vs not found." >&2\nexit 1\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\n{said}exit 1\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "module/xt_set").mkdir(parents=True)
-    assert host.load_modules(("ip_vs", "xt_set", "dummy"), tmp_path) == "FATAL: Module ip_vs not found."
+    assert host.load_modules(("ip_vs", "xt_set", "dummy"), tmp_path) == "modprobe says: it finds no module ip_vs, dummy; EPERM"
     assert (tmp_path / "arguments").read_text() == "-a ip_vs dummy\n"
 
 

@@ -143,7 +143,7 @@ async def choose_backend(asked: Backend) -> ChosenBackend:
     )
     missing = host.missing_features()
     if missing:
-        raise CannotStartError(*missing, *((f"modprobe says: {complaint}",) if complaint else ()))
+        raise CannotStartError(*missing, *filter(None, [complaint]))
     if asked is not Backend.IPTABLES:
         log.info("rules_backend_chosen", backend=choice.backend.value, reason=choice.reason)
     if not runs_iptables:
