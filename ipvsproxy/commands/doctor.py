@@ -280,13 +280,18 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
     if same:
         text = f"rules of other programs write the bits {bits:#x} of packet marks, so packets may come to a wrong Service: "
         remedy = "choose bits that nobody else writes by --ipvs-scope-mark-bits"
-        yield fail("marks", text + "; ".join(same), remedy)
+        yield fail("marks", text + _some(same), remedy)
     if others:
         text = "rules of other programs write other bits of packet marks before IPVS: "
         remedy = "clients of this node whose packets meet them reach the endpoints of kube-proxy's IPVS mode"
-        yield warn("marks", text + "; ".join(others), remedy)
+        yield warn("marks", text + _some(others), remedy)
     if not same and not others:
         yield ok("marks", f"no rule of another program writes packet marks before IPVS; the bits {bits:#x} are ours")
+
+
+def _some(rules: Sequence[str], most: int = 3) -> str:
+    """The first of these rules, and the number of the others: Calico has some for each pod."""
+    return "; ".join([*rules[:most], *([f"{len(rules) - most} more"] if rules[most:] else [])])
 
 
 def _ports(facts: Facts, config: Config) -> Iterator[Finding]:

@@ -403,6 +403,7 @@ SAME_BITS = MarkRule("-t mangle -A PREROUTING -j CONNMARK --restore-mark --nfmas
         ((), Level.OK, "no rule of another program"),
         ((OTHER_BITS,), Level.WARN, OTHER_BITS.text),
         ((SAME_BITS,), Level.FAIL, SAME_BITS.text),
+        ((OTHER_BITS,) * 9, Level.WARN, f"{OTHER_BITS.text}; 6 more"),
     ],
 )
 def test_rules_that_write_marks_before_ipvs_are_named(rules: tuple[MarkRule, ...], level: Level, text: str) -> None:
