@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ipvsproxy.model.net import Family
-from tests.packets.questions import ANSWERED
-from tests.support import cluster, lab
+from tests.packets.questions import ANSWERED, ATTEMPTS
+from tests.support import cluster, lab, neighbours
 from tests.support.cluster import service
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
@@ -182,3 +182,33 @@ def test_strict_arp_leaves_the_answer_to_the_node_that_announces(
                 laboratory.ip("node", f"address delete {balancer}/32 dev eth0")
             laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)
     assert (outcome == ANSWERED) is (announced or not strict), (outcome, seen)
+
+
+@pytest.mark.parametrize("scopes", ["kube-proxy", "api"])
+def test_calico_changes_nothing_but_the_second_scope_of_pods(laboratory: lab.Lab, tmp_path: Path, scopes: str) -> None:
+    """IPVS compares whole marks, and Felix marks packets of pods before it. Packets of the host keep theirs."""
+    flags = [f"--ipvs-traffic-scopes={scopes}", "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cni"]
+    balanced = service("local", 1, "p1", "r1", protocols=["TCP"], balancer=True, externalTrafficPolicy="Local")
+    web = service("web", 2, "p1", "r1", protocols=["TCP"], node_port=30002)
+    asked = [(who, "balancer 1", 80) for who in ("p2", "host", "client")]
+    asked += [("p2", "cluster 2", 80), ("host", "cluster 2", 80), ("p2", "node", 30002), ("client", "node", 30002)]
+
+    def answers() -> list[lab.Result]:
+        return [laboratory.probe(who, "TCP", cluster.address(to, Family.IPV4), port, count=ATTEMPTS) for who, to, port in asked]
+
+    with cluster.Cluster(laboratory, tmp_path, *flags) as running:
+        running.have([cluster.node()], balanced, web)
+        pod_before, *before = answers()
+        laboratory.run("node", "iptables-restore", "--noflush", stdin=neighbours.CALICO)
+        try:
+            pod, *others = answers()
+            (doctor,) = running.run("doctor")
+        finally:
+            for table, chain in (("raw", "PREROUTING"), ("nat", "POSTROUTING"), ("filter", "INPUT"), ("filter", "OUTPUT")):
+                for command in (["-D", chain, "-j", f"cali-{chain}"], ["-F", f"cali-{chain}"], ["-X", f"cali-{chain}"]):
+                    laboratory.run("node", "iptables", "-t", table, *command)
+    p1, r1 = (cluster.address(one, Family.IPV4) for one in ("p1", "r1"))
+    assert (pod_before.backends, pod.backends) == ((p1, r1) if scopes == "api" else (p1,), (p1,))
+    assert {one.outcome for one in (pod, *others)} == {ANSWERED}
+    assert others == before
+    assert ("marks: rules of other programs write other bits" in doctor.output) is (scopes == "api")

@@ -8,6 +8,9 @@ kindnet: the rules that its tests expect (package ``masq`` of kindnet), for the 
 portmap, the CNI's plug-in for host ports: the rules that its source describes, with either of its backends
 (containernetworking/plugins, plugins/meta/portmap).
 
+Felix, Calico's program on each node: its rules beside IPVS as its source describes them (projectcalico/calico, felix/rules),
+without policies, for workloads behind the interface ``cni0``. The pools of pods are a network instead of a set.
+
 flannel: the rules of its nftables mode (flannel-io/flannel, pkg/trafficmngr/nftables/nftables.go), for a node with 10.244.0.0/24.
 """
 
@@ -178,3 +181,32 @@ table inet kindnet-ipmasq {
 }
 """
 """For ``nft -f``. The chain of flannel precedes our chains."""
+
+CALICO = """\
+*raw
+:cali-PREROUTING - [0:0]
+-I PREROUTING -j cali-PREROUTING
+-A cali-PREROUTING -j MARK --set-xmark 0x0/0xf0000
+-A cali-PREROUTING -i cni+ -j MARK --set-xmark 0x40000/0x40000
+COMMIT
+*nat
+:cali-POSTROUTING - [0:0]
+-I POSTROUTING -j cali-POSTROUTING
+-A cali-POSTROUTING -s 10.244.0.0/16 ! -d 10.244.0.0/16 -j MASQUERADE
+COMMIT
+*filter
+:cali-INPUT - [0:0]
+:cali-OUTPUT - [0:0]
+-I INPUT -j cali-INPUT
+-I OUTPUT -j cali-OUTPUT
+-A cali-INPUT -j MARK --set-xmark 0x0/0xfff00000
+-A cali-INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN
+-A cali-INPUT -i cni+ -j MARK --set-xmark 0x5f500000/0xfff00000
+-A cali-INPUT ! -i cni+ -j MARK --set-xmark 0x100000/0xfff00000
+-A cali-OUTPUT -m mark --mark 0x0/0xfff00000 -j RETURN
+-A cali-OUTPUT -m mark --mark 0x5f500000/0xfff00000 -j MARK --set-xmark 0x10000/0x10000
+-A cali-OUTPUT -j MARK --set-xmark 0x0/0xfff00000
+-A cali-OUTPUT -m mark --mark 0x10000/0x10000 -j ACCEPT
+COMMIT
+"""
+"""For ``iptables-restore``. A packet to IPVS carries the mark of its interface from INPUT to OUTPUT."""
