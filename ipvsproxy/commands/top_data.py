@@ -111,6 +111,7 @@ SERVICE_COLUMNS = (
 )
 ENDPOINT_COLUMNS = (
     Column("Port", lambda one: one["port"], from_width=60),
+    Column("Pod", lambda one: one["pod"], from_width=60, gives_way=True),
     Column("Endpoint", lambda one: one["address"], gives_way=True),
     Column("Node", lambda one: one["node"], from_width=90),
     Column("Zone", lambda one: one["zone"], from_width=110),
@@ -282,10 +283,16 @@ def _endpoints(port: Document) -> Iterator[Document]:
         address = f"[{one['address']}]:{one['port']}" if ":" in one["address"] else f"{one['address']}:{one['port']}"
         state = "MISSING: not in the kernel" if address in missing else _state(one, traffics)
         is_other = one["internal"]["code"] == "duplicate"  # its real server is shown with the entry that counts
-        shown = {"port": name, "address": address, "node": one["node"], "zone": one["zone"], "state": state}
+        shown = {"port": name, "pod": _pod(one), "address": address, "node": one["node"], "zone": one["zone"], "state": state}
         yield shown | _figures([] if is_other else real_servers.pop(address, []))
     for address, seen in real_servers.items():
-        yield {"port": name, "address": address, "node": "", "zone": "", "state": seen[0]["state"], **_figures(seen)}
+        named = {"port": name, "pod": _pod(seen[0]), "address": address, "node": "", "zone": "", "state": seen[0]["state"]}
+        yield named | _figures(seen)
+
+
+def _pod(one: Document) -> str:
+    """The name of the pod behind an endpoint or real server, without its namespace, which is that of the Service."""
+    return (one.get("target") or "").rpartition("/")[2]
 
 
 def _state(endpoint: Document, traffics: Iterable[str]) -> str:

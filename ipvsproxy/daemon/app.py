@@ -277,6 +277,7 @@ class _Node:
             translation=lambda: self._engine.translation,
             source="manifests" if config.source.manifests else "API server",
             programs=lambda: self.programs,
+            targets=self.source.targets,
         )
 
     def _deliver(self, events: Sequence[Event]) -> None:

@@ -17,7 +17,7 @@ from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.model.service import Event, ObjectKind, ServiceName
 from ipvsproxy.store.objects import CONFIRMED_AFTER_S
 from ipvsproxy.translate.api.targets import Targets
 from tests.config import loading
@@ -72,7 +72,8 @@ class EmptySource(Source):
     def list_again(self, kind: ObjectKind, at_s: float) -> None:
         self.asked_again[kind] = at_s
 
-    async def targets(self) -> Targets:
+    async def targets(self, service: ServiceName | None = None) -> Targets:
+        del service
         return {}
 
     def describe(self) -> str:

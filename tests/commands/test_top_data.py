@@ -8,8 +8,9 @@ import pytest
 
 from ipvsproxy.commands import top_data
 from ipvsproxy.commands.top_data import Details
-from ipvsproxy.model.service import ApiObject, ServiceType
+from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
 from ipvsproxy.model.virtual_servers import ConnectionCounts
+from ipvsproxy.translate.api.targets import Target
 from tests.support import builders, top_pictures
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode
@@ -158,7 +159,7 @@ async def _details(node: PageNode, name: str = "default/web") -> Details:
 
 
 def _states(details: Details) -> dict[str, str]:
-    return {one.texts[1]: one.texts[-1] for one in details.endpoints}
+    return {one.texts[2]: one.texts[-1] for one in details.endpoints}
 
 
 async def test_a_picture_has_the_node_and_the_rows_in_their_order(node: PageNode) -> None:
@@ -188,12 +189,14 @@ async def test_addresses_that_the_daemon_does_not_name_are_counted() -> None:
 
 
 async def test_each_endpoint_has_the_figures_of_all_its_virtual_servers(node: PageNode) -> None:
+    node.targets[ServiceName("default", "web"), HERE] = Target("default/web-a", builders.THIS_NODE)
     node.kernel.connection_counts[CLUSTER, HERE] = ConnectionCounts(7, 3)
     node.kernel.connection_counts[builders.frontend("192.168.0.10", 30080), HERE] = ConnectionCounts(1, 2)
     details = await _details(node)
     assert details.lines[0].startswith("default/web ")
     assert details.endpoints[0].texts == [
         "80:30080/TCP http",
+        "web-a",
         "10.244.0.1:8080",
         builders.THIS_NODE,
         "",
@@ -210,7 +213,9 @@ async def test_draining_and_missing_real_servers_are_shown() -> None:
     document = await _document(*WEB)
     kernel = document["service"]["ports"][0]["virtualServers"][0]["kernel"]
     kernel["realServers"] = [one for one in kernel["realServers"] if one["realServer"] != str(THERE)]
-    kernel["realServers"].append({"realServer": str(GONE), "weight": 0, "active": 2, "inactive": 0, "state": "draining"})
+    kernel["realServers"].append(
+        {"realServer": str(GONE), "weight": 0, "active": 2, "inactive": 0, "state": "draining", "target": "default/web-z"}
+    )
     kernel["missing"] = [str(THERE)]
     details = top_data.details(document)
     assert _states(details) == {
@@ -219,7 +224,8 @@ async def test_draining_and_missing_real_servers_are_shown() -> None:
         "10.244.0.9:8080": "out: it is not ready",
         "10.244.9.9:8080": "draining",
     }
-    assert details.endpoints[-1].texts[4:6] == ["0", "2"]
+    assert details.endpoints[-1].texts[1] == "web-z"
+    assert details.endpoints[-1].texts[5:7] == ["0", "2"]
 
 
 async def _document(*objects: ApiObject, name: str = "default/web") -> dict[str, Any]:

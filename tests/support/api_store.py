@@ -181,8 +181,9 @@ def _terms(query: Mapping[str, str], name: str) -> list[str]:
 
 
 def _label_test(term: str) -> Matches:
-    if "=" in term:
-        raise StatusError(400, "BadRequest", f"unable to parse requirement: {term}")
+    name, equals, value = term.partition("=")
+    if equals:
+        return lambda item: item["metadata"].get("labels", {}).get(name) == value
     is_required, label = not term.startswith("!"), term.removeprefix("!")
     return lambda item: (label in item["metadata"].get("labels", {})) is is_required
 

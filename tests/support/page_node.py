@@ -14,15 +14,16 @@ from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics.figures import Sampler, Sources
-from ipvsproxy.daemon.sources.source import WatchStatus
+from ipvsproxy.daemon.sources.source import ApiError, WatchStatus
 from ipvsproxy.daemon.ui.pages import Pages
 from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic, TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import ApiObject, Node, ObjectKind
+from ipvsproxy.model.service import ApiObject, Node, ObjectKind, ServiceName
 from ipvsproxy.model.virtual_servers import ConnectionCounts, Counters, VirtualServerKey
+from ipvsproxy.translate.api.targets import Target, Targets
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
 from tests.support.memory_node import MemoryNode
@@ -115,6 +116,10 @@ class PageNode(MemoryNode):
 
     def __init__(self, **arguments: Any) -> None:
         watcher = _Watcher()
+        self.targets: dict[tuple[ServiceName, RealServerKey], Target] = {}
+        self.names_read: list[ServiceName] = []
+        self.names_error: ApiError | None = None
+        self.names_delay_s = 0.0
         super().__init__(watcher=watcher, **arguments)
         self.traffic = Traffic(self.kernel)
         self._began_s = time.time() - self._now()
@@ -140,9 +145,18 @@ class PageNode(MemoryNode):
             translation=lambda: self.engine.translation,
             source="API server",
             programs=lambda: dict.fromkeys(Family, PROGRAM),
+            targets=self.read_targets,
             wall_clock=self.wall_clock,
         )
         watcher.pages, watcher.status = self.pages, self.status
+
+    async def read_targets(self, service: ServiceName) -> Targets:
+        """What its source would answer about the pods of a Service; ``names_read`` has each question."""
+        self.names_read.append(service)
+        await asyncio.sleep(self.names_delay_s)
+        if self.names_error:
+            raise self.names_error
+        return {key: target for key, target in self.targets.items() if key[0] == service}
 
     def wall_clock(self) -> float:
         """Seconds since the epoch, which pass as the loop's time does."""

@@ -25,7 +25,7 @@ import yaml
 from ipvsproxy.daemon.base import inotify
 from ipvsproxy.daemon.base.timing import Backoff, comes_within
 from ipvsproxy.daemon.sources.source import Deliver, Source
-from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, ObjectKey, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.translate.api import decode, targets
 from ipvsproxy.translate.api.targets import Targets
 
@@ -227,9 +227,10 @@ class DirectorySource(Source):
         """The directory and, if it or a file cannot be read, its problem."""
         return f"directory {self._directory}" + (f": {self.problem}" if self.problem else "")
 
-    async def targets(self) -> Targets:
+    async def targets(self, service: ServiceName | None = None) -> Targets:
         """As ``Source``. A directory that cannot be read has no targets."""
-        return await asyncio.to_thread(self._targets)
+        found = await asyncio.to_thread(self._targets)
+        return {key: target for key, target in found.items() if service in (None, key[0])}
 
     def _targets(self) -> Targets:
         try:

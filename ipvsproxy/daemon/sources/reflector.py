@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol, assert_never
 
 from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.sources.source import ApiError, BehindError, Deliver, Trouble, WatchStatus
-from ipvsproxy.model.service import Event, Gone, Listed, ListStarted, ObjectKey, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import Event, Gone, Listed, ListStarted, ObjectKey, ObjectKind, Put, Rejected, ServiceName
 from ipvsproxy.translate.api import decode
 
 LONGEST_LINE_BYTES = 64 << 20
@@ -158,6 +158,12 @@ class Resource(NamedTuple):
         no limit, because with a limit the server would take the version for an exact one.
         """
         return self._query({"limit": str(limit) if limit else "", "continue": continue_token, "resourceVersion": version})
+
+    def of_service(self, name: ServiceName) -> "Resource":
+        """The EndpointSlices of one Service, where this has all of them."""
+        parent, _, plural = self.path.rpartition("/")
+        label = f"kubernetes.io/service-name={name.name},{self.label_selector}"
+        return Resource(f"{parent}/namespaces/{urllib.parse.quote(name.namespace, safe='')}/{plural}", label)
 
     def probe_query(self, version: str) -> str:
         """The query for one object at most, from the watch cache of a server that has reached this version.

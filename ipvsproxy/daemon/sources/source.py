@@ -23,7 +23,7 @@ import structlog
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
-from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.model.service import Event, ObjectKind, ServiceName
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api.targets import Targets
 
@@ -114,8 +114,8 @@ class Source(Protocol):
         """List a kind once more at this time (of a monotonic clock), or soon after, if a list may lack objects."""
         del kind, at_s
 
-    async def targets(self) -> Targets:
-        """The pods behind all endpoints, read now, for people.
+    async def targets(self, service: ServiceName | None = None) -> Targets:
+        """The pods behind all endpoints, or those of one Service, read now, for people.
 
         Raises:
             ApiError: the pods could not be read.

@@ -29,7 +29,7 @@ from ipvsproxy.daemon.sources.credentials import Credentials, SourceError
 from ipvsproxy.daemon.sources.source import ApiError, Deliver, Trouble
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.real_servers import RealServerKey
-from ipvsproxy.model.service import ApiServersFound, ObjectKind
+from ipvsproxy.model.service import ApiServersFound, ObjectKind, ServiceName
 from ipvsproxy.translate.api import targets
 from ipvsproxy.translate.api.decode import UndecodableError
 from ipvsproxy.translate.api.targets import Targets
@@ -139,17 +139,18 @@ class KubernetesSource(source.Source):
             for kind, each in self._reflectors.items():
                 group.create_task(_follow(each, deliver), name=f"watch {kind.value}")
 
-    async def targets(self) -> Targets:
-        """As ``Source``: a list of all EndpointSlices, in one piece.
+    async def targets(self, service: ServiceName | None = None) -> Targets:
+        """As ``Source``: a list of all EndpointSlices, or those of the Service, in one piece. It is decoded in a thread.
 
         Raises:
             ApiError: the list could not be read.
         """
-        query = self._slices.list_query(reflector.ANY_VERSION, limit=0)
+        resource = self._slices.of_service(service) if service else self._slices
+        query = resource.list_query(reflector.ANY_VERSION, limit=0)
         async with self.connect() as connection, contextlib.aclosing(connection.body(query)) as pieces:
             body = b"".join([piece async for piece in pieces])
         try:
-            return targets.of_list(body)
+            return await asyncio.to_thread(targets.of_list, body)
         except UndecodableError as error:
             raise ApiError(Trouble.GARBLED, str(error)) from error
 

@@ -6,11 +6,12 @@ An endpoint has a real server in each virtual server of its Service; here it is 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ipvsproxy.model.net import Address
+from ipvsproxy.model.net import Address, parse_address
 from ipvsproxy.model.plan import WeightChange
 from ipvsproxy.model.service import Conditions, ServiceName
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.store.objects import Store
+from ipvsproxy.translate.api.targets import Targets
 
 SHOWN = 3
 """The most endpoints that an event describes."""
@@ -71,6 +72,20 @@ def _what(endpoint: Document) -> str:
         return text if after else f"{text}, no new connections"
     counted = "" if connections is None else f", {connections} connection{'s' if connections != 1 else ''}"
     return f"{text}, draining{counted}"
+
+
+def name(events: Iterable[Document], targets: Targets) -> None:
+    """Write the names of pods into events, where they are known."""
+    if not targets:
+        return
+    found = {(str(service), key.address): target for (service, key), target in targets.items()}
+    for event in events:
+        for one in event["endpoints"]:
+            target = found.get((one["service"], parse_address(one["address"])))
+            if target and not one["target"]:
+                before = words(one)
+                one["target"], one["node"] = target.name or None, one["node"] or target.node
+                event["text"] = event["text"].replace(before, words(one), 1)
 
 
 def sentence(endpoints: Iterable[Document], more: int) -> str:

@@ -28,6 +28,7 @@ from ipvsproxy.daemon.ui import board, counters, endpoint_changes, node_page
 from ipvsproxy.daemon.ui.board import Board, Question, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower
 from ipvsproxy.daemon.ui.explanation import Explainer
+from ipvsproxy.daemon.ui.names import Names, ReadTargets
 from ipvsproxy.daemon.ui.node_page import EventLog, History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.iptables_driver import Program
@@ -88,12 +89,13 @@ class Pages:
         translation: Callable[[], Settings],
         source: str,
         programs: Callable[[], Mapping[Family, Program]],
+        targets: ReadTargets,
         wall_clock: Callable[[], float] = time.time,
         processor_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """``source`` and ``translation`` tell where Services come from and how; ``programs`` writes each family's rules now.
 
-        ``processor_clock`` is the processor time of the calling thread.
+        ``targets`` reads the pods of a Service. ``processor_clock`` is the processor time of the calling thread.
         """
         self._processor_clock = processor_clock
         self._sources = sources
@@ -116,6 +118,7 @@ class Pages:
         self._board: Board | None = None
         self._view: NodeView | None = None
         self._numbers: Numbers | None = None
+        self._names = Names(targets, sources.store, sources.clock)
         self._turn = asyncio.Lock()
         self._told: dict[ServiceName, tuple[float, msgspec.Raw]] = {}
         self._files: dict[str, Answer] = {}
@@ -154,6 +157,7 @@ class Pages:
         if not self._viewers.have_looked(self._clock()):
             self._board = None
             self._told.clear()
+            self._names.forget()
         elif self._board is not None:
             self._board.changed(names)
         self._counters.synced()
@@ -264,6 +268,7 @@ class Pages:
             return told[1]
         if self._view is None or name not in survey.states:
             raise RefusedError(503, f"the Service {text} has not been looked at yet; ask again in a moment")
+        targets = await self._names.of([name])
         try:
             opened = await self._counters.open(name)
         except KernelError as error:
@@ -275,6 +280,7 @@ class Pages:
             view=self._view,
             counts=opened.counts,
             rates=lambda key, real_server: counters.described(opened.rates(key, real_server)),
+            targets=targets,
         )
         if name not in self._sources.store.services or name not in survey.states:  # gone while the kernel was read
             raise RefusedError(404, f"there is no Service {text}")
@@ -311,10 +317,14 @@ class Pages:
     async def _list_events(self, query: Mapping[str, str]) -> Any:
         since = int(_number(query, "since", 0))
         self._note_states(self._wall_clock())
+        last, events = self._events.last, list(self._events.since(since))
+        unnamed = [one["service"] for event in events for one in event["endpoints"] if one["service"] and not one["target"]]
+        targets = await self._names.of(ServiceName(*name.split("/", 1)) for name in unnamed)
+        endpoint_changes.name(events, targets)
         return {
             "startedAt": self._identity.started_s,
-            "last": self._events.last,
-            "events": list(self._events.since(since)),
+            "last": last,
+            "events": events,
         }
 
 

@@ -17,7 +17,7 @@ import structlog.testing
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.sources import directory
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected
+from ipvsproxy.model.service import ApiServersFound, Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected, ServiceName
 
 DEADLINE_S = 60
 SERVICE = """\
@@ -314,7 +314,9 @@ async def test_a_deleted_file_takes_its_objects_with_it(tmp_path: pathlib.Path) 
 async def test_the_pods_behind_endpoints_are_read_from_the_files_that_can_be_read(tmp_path: pathlib.Path) -> None:
     (tmp_path / "web.yaml").write_text(manifest("web") + "---\n" + SLICE)
     (tmp_path / "broken.yaml").write_text("{")
-    found = await directory.DirectorySource(str(tmp_path)).targets()
+    source = directory.DirectorySource(str(tmp_path))
+    found = await source.targets()
+    assert (await source.targets(ServiceName("demo", "web")), await source.targets(ServiceName("demo", "dns"))) == (found, {})
     assert [(str(service), str(key), *target) for (service, key), target in found.items()] == [
         ("demo/web", "10.244.0.1:8080", "demo/web-abc", "node-a")
     ]

@@ -352,6 +352,16 @@ async def test_the_pods_behind_all_endpoints_are_listed(setup: Setup) -> None:
     assert {target.name for target in (await setup.source.targets()).values()} == {f"default/pod-{n}" for n in range(600)}
 
 
+async def test_the_pods_of_one_service_are_listed_without_the_others(setup: Setup) -> None:
+    for name, labels in (("web-1", {}), ("web-2", {"service.kubernetes.io/headless": ""}), ("dns-1", {})):
+        pod = {"addresses": ["10.244.0.1"], "targetRef": {"kind": "Pod", "name": f"pod-{name}"}}
+        item = {**endpoint_slice(name), "endpoints": [pod], "ports": [{"name": "", "port": 80}]}
+        item["metadata"]["labels"] = {"kubernetes.io/service-name": name[:3], **labels}
+        setup.server.put(ENDPOINT_SLICES, item)
+    found = await setup.source.targets(ServiceName("default", "web"))
+    assert {target.name for target in found.values()} == {"default/pod-web-1"}
+
+
 async def test_pods_that_cannot_be_listed_are_an_error(setup: Setup) -> None:
     setup.server.refuse(Refusal(500, resource=ENDPOINT_SLICES))
     with pytest.raises(ApiError, match="refused with 500"):

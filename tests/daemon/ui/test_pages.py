@@ -3,6 +3,7 @@
 Left out: how it looks (tests/ui), and what it costs (``test_cost``).
 """
 
+import asyncio
 import errno
 import functools
 import itertools
@@ -15,10 +16,12 @@ import msgspec
 import pytest
 
 from ipvsproxy.daemon.http.server import Answer, Request
-from ipvsproxy.daemon.ui import counters, pages
+from ipvsproxy.daemon.sources.source import ApiError, Trouble
+from ipvsproxy.daemon.ui import counters, names, pages
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceType, Skipped
+from ipvsproxy.model.service import ApiObject, ObjectKind, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers
+from ipvsproxy.translate.api.targets import Target
 from tests.support import builders, http_client
 from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode
@@ -175,6 +178,96 @@ async def test_an_event_names_the_first_endpoints_and_counts_the_others() -> Non
         node.put(builders.endpoint_slice(*(endpoint(f"10.244.0.{number}") for number in range(1, 200))))
         await node.quiet(1)
         assert "; added 380 real servers, " in await _last_text(node)
+
+
+WEB_NAME = ServiceName("default", "web")
+PODS = {
+    (WEB_NAME, builders.backend("10.244.0.1")): Target("default/web-a", "node-a"),
+    (WEB_NAME, builders.backend("10.244.1.1")): Target("default/web-c", "node-b"),
+}
+
+
+@in_virtual_time
+async def test_events_name_the_pods_also_of_endpoints_that_are_gone_while_somebody_looks() -> None:
+    node = _node(*WEB[:2], builders.endpoint_slice(ENDPOINTS[0], ENDPOINTS[2]))
+    node.targets.update(PODS)
+    async with node.reading():
+        await node.quiet(1)
+        assert (await _last_text(node)).startswith(
+            "default/web: 10.244.0.1 (web-a, node-a) added, weight 1; 10.244.1.1 (web-c, node-b) added, weight 1; added "
+        )
+        del node.targets[WEB_NAME, builders.backend("10.244.1.1")]
+        node.put(builders.endpoint_slice(ENDPOINTS[0]))
+        await node.quiet(1)
+        assert await _last_text(node) == "default/web: 10.244.1.1 (web-c, node-b) removed"
+
+
+@in_virtual_time
+async def test_an_opened_service_has_the_names_of_its_pods_which_are_read_again_after_a_change() -> None:
+    node = _node()
+    node.targets.update(PODS)
+    async with node.reading():
+        await node.quiet(1)
+        assert node.names_read == []
+        for _ in range(5):
+            (port, *_) = (await node.ask("service", name="default/web"))["service"]["ports"]
+            await node.quiet(1)
+        assert [one["target"] for one in port["endpoints"]] == ["default/web-a", None, "default/web-c"]
+        servers = port["virtualServers"][0]["kernel"]["realServers"]
+        assert {one["realServer"]: one["target"] for one in servers} == {
+            "10.244.0.1:8080": "default/web-a",
+            "10.244.1.1:8080": "default/web-c",
+        }
+        assert node.names_read == [WEB_NAME]
+        node.targets[WEB_NAME, builders.backend("10.244.0.2")] = Target("default/web-b", "node-a")
+        node.put(builders.endpoint_slice(*ENDPOINTS, endpoint("10.244.0.9")))
+        await node.quiet(1)
+        (port, *_) = (await node.ask("service", name="default/web"))["service"]["ports"]
+        assert [one["target"] for one in port["endpoints"]] == ["default/web-a", "default/web-b", "default/web-c", None]
+        assert node.names_read == [WEB_NAME] * 2
+        await node.quiet(200)
+        assert node.pages._names._readings == {}, "nobody looks any more"
+
+
+@in_virtual_time
+async def test_names_that_cannot_be_read_leave_addresses_and_are_asked_for_rarely() -> None:
+    node = _node()
+    node.names_error = ApiError(Trouble.UNREACHABLE, "no route")
+    async with node.reading():
+        await node.quiet(1)
+        for _ in range(19):
+            (port, *_) = (await node.ask("service", name="default/web"))["service"]["ports"]
+            assert [one["target"] for one in port["endpoints"]] == [None, None, None]
+            await node.quiet(1)
+        assert len(node.names_read) == 2
+
+
+@in_virtual_time
+async def test_an_answer_waits_once_for_names_that_do_not_come() -> None:
+    node = _node()
+    node.names_delay_s = 30
+    node.targets.update(PODS)
+    async with node.reading():
+        await node.quiet(1)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for _ in range(5):
+            await node.ask("service", name="default/web")
+        assert loop.time() - began_s == pytest.approx(names.WAIT_S, abs=0.5)
+        await node.quiet(30)
+        (port, *_) = (await node.ask("service", name="default/web"))["service"]["ports"]
+        assert port["endpoints"][0]["target"] == "default/web-a"
+
+
+@in_virtual_time
+async def test_names_of_a_few_services_are_kept() -> None:
+    many = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(1, 20)]
+    node = _node(WEB[0], *many)
+    async with node.reading():
+        await node.quiet(1)
+        for service in many:
+            await node.ask("service", name=str(service.name))
+        assert len(node.pages._names._readings) == names.MOST
 
 
 @in_virtual_time

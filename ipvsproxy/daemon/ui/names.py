@@ -1,0 +1,87 @@
+"""The pods behind endpoints, of the Services that viewers look at.
+
+Rule 1: the daemon keeps no names, because serving needs none, and those of 100,000 endpoints take some ten megabytes. They are
+read from the source for one Service while it is looked at, and forgotten with the last viewer.
+Rule 2: an answer waits for the names at most ``WAIT_S``, and only if it began to read them. Without names it shows addresses.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
+
+from ipvsproxy.daemon.sources.source import ApiError
+from ipvsproxy.model.service import EndpointSlice, ServiceName
+from ipvsproxy.store.objects import Store
+from ipvsproxy.translate.api.targets import Targets
+
+WAIT_S = 1.0
+SHORTEST_S, RETRY_S = 1.0, 10.0
+"""The shortest time between two readings of a Service, of which the first succeeded, or failed."""
+MOST = 8
+"""The most Services whose names are kept."""
+MOST_FORMER = 1000
+"""The names of former endpoints are kept up to this number, so that draining ones and events still have them."""
+ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
+"""Reads the pods behind the endpoints of a Service. Raises ApiError."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Reading:
+    """The last reading of a Service. ``slices`` are those of its beginning, by which a change is noticed."""
+
+    slices: tuple[EndpointSlice, ...] = ()
+    began_s: float = 0.0
+    has_failed: bool = True
+    targets: Targets = dataclasses.field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+
+
+class Names:
+    """Reads names, and keeps those of the last Services."""
+
+    def __init__(self, read: ReadTargets, store: Store, clock: Callable[[], float]) -> None:
+        self._read = read
+        self._store = store
+        self._clock = clock
+        self._readings: dict[ServiceName, _Reading] = {}
+
+    async def of(self, services: Iterable[ServiceName]) -> Targets:
+        """The pods behind the endpoints of the first ``MOST`` of these Services, as far as they are known by now."""
+        names = list(itertools.islice(dict.fromkeys(services), MOST))
+        begun = [task for name in names if (task := self._begin(name))]
+        if begun:
+            await asyncio.wait(begun, timeout=WAIT_S)
+        readings = [reading for name in names if (reading := self._readings.get(name))]
+        return {key: target for reading in readings for key, target in reading.targets.items()}
+
+    def forget(self) -> None:
+        """Forget all names."""
+        for reading in self._readings.values():
+            if reading.task:
+                reading.task.cancel()
+        self._readings.clear()
+
+    def _begin(self, name: ServiceName) -> asyncio.Task[None] | None:
+        """Begin to read a Service, unless its names are known or it is being read."""
+        reading = self._readings[name] = self._readings.pop(name) if name in self._readings else _Reading()
+        if len(self._readings) > MOST:
+            del self._readings[next(iter(self._readings))]
+        slices, now = self._store.slices_of(name), self._clock()
+        pause_s = RETRY_S if reading.has_failed else SHORTEST_S
+        is_known = not reading.has_failed and reading.slices is slices
+        if is_known or (reading.task and (not reading.task.done() or now < reading.began_s + pause_s)):
+            return None
+        reading.slices, reading.began_s = slices, now
+        reading.task = asyncio.create_task(self._follow(name, reading))
+        return reading.task
+
+    async def _follow(self, name: ServiceName, reading: _Reading) -> None:
+        reading.has_failed = True
+        try:
+            found = await self._read(name)
+        except ApiError:
+            return
+        reading.has_failed = False
+        former = reading.targets if len(reading.targets) < len(found) + MOST_FORMER else {}
+        reading.targets = {**former, **found}
