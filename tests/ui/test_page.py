@@ -146,6 +146,30 @@ def test_a_search_finds_a_service_by_name_address_or_port(looking: Look) -> None
         expect(page.get_by_text("No Service matches.")).to_be_visible()
 
 
+def test_services_are_filtered_by_problem_namespace_type_and_node(looking: Look) -> None:
+    page = looking("#/services?namespace=shop")
+    told, rows = page.get_by_role("status"), page.locator("tbody tr")
+    expect(told).to_have_text("7 of 10,000 Services")
+    assert page.get_by_label("Namespace").input_value() == "shop"
+    page.get_by_label("Problems only").check()
+    expect(told).to_have_text("3 of 10,000 Services")
+    expect(page.locator("tbody .problem")).to_contain_text(
+        ["it has no endpoints", "its only endpoint is not used", "it has no endpoints"]
+    )
+    page.get_by_label("Problems only").uncheck()
+    page.get_by_label("Type").select_option("LoadBalancer")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("shop/checkout")
+    page.get_by_label("Type").select_option("any")
+    page.get_by_label("Namespace").fill("")
+    page.get_by_role("searchbox", name="Node").fill("node-c")
+    expect(told).to_have_text("1 of 10,000 Services")
+    expect(rows).to_contain_text(page_scene.WEB)
+    assert page.url.endswith("#/services?node=node-c")
+    page.reload()
+    expect(told).to_have_text("1 of 10,000 Services")
+
+
 def test_a_service_is_a_picture_from_clients_to_endpoints_with_reasons(looking: Look) -> None:
     page = looking(PARTS["service"])
     _is_complete(page, "service")

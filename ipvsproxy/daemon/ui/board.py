@@ -36,10 +36,89 @@ PENDING_SEEN = 5000
 """The largest number of pending objects whose Services are searched for: at a start, all objects are pending."""
 
 
+LONGEST_QUERY = 253
+"""The most characters of a text to search for."""
+_ADDRESS_START = re.compile(r"[0-9]+\.[0-9.]*|[0-9a-f]*:[0-9a-f:.]*")
+_HOST_PORT = re.compile(r"\[([0-9a-f:.]+)\]:([0-9]{1,5})|([0-9.]+):([0-9]{1,5})")
+
+
+class Query(NamedTuple):
+    """A search whose text has been parsed. ``text`` is in lower case; ``address`` with ``port`` is ``address:port``.
+
+    The other fields are filters: a namespace, the type of a Service, the node of an endpoint, empty for any of them.
+    """
+
+    text: str = ""
+    starts_address: bool = False
+    port: int | None = None
+    address: Address | None = None
+    namespace: str = ""
+    type: str = ""
+    node: str = ""
+    only_problems: bool = False
+
+    def matches(self, service: Service, slices: Collection[EndpointSlice], *, has_problems: bool = False) -> bool:
+        """Whether a Service with these EndpointSlices matches."""
+        return (
+            self.namespace in ("", service.name.namespace)
+            and self.type in ("", service.options.type.value)
+            and (has_problems or not self.only_problems)
+            and (not self.node or any(one.node_name == self.node for item in slices for one in item.conditions))
+            and self._finds(service, slices)
+        )
+
+    def _finds(self, service: Service, slices: Iterable[EndpointSlice]) -> bool:
+        if self.text in str(service.name):  # names are in lower case
+            return True
+        if self.address is not None:
+            return self._is_at(service, slices, self.address)
+        if self.port is not None and any(self.port in (one.port, one.node_port) for one in service.ports):
+            return True
+        if not self.starts_address:
+            return False
+        pods = (endpoint.address for item in slices for endpoint in item.endpoints)
+        return any(str(address).startswith(self.text) for address in (*service.addresses, *pods))
+
+    def _is_at(self, service: Service, slices: Iterable[EndpointSlice], address: Address) -> bool:
+        if address in service.addresses:
+            return any(self.port == one.port for one in service.ports)
+        if any(self.port == one.node_port for one in service.ports):
+            return True  # of any address of the node
+        return any(
+            any(one.port == self.port for one in item.ports) and _has(item, address)
+            for item in slices
+            if item.family is address.family
+        )
+
+
+def parse_query(text: str) -> Query:
+    """Read the text of a search. Every text is valid."""
+    text = text.strip().lower()
+    if found := _HOST_PORT.fullmatch(text):
+        try:
+            address = parse_address(found[1] or found[3])
+        except ValueError:
+            return Query(text)
+        return Query(text, address=address, port=int(found[2] or found[4]))
+    return Query(
+        text,
+        starts_address=_ADDRESS_START.fullmatch(text) is not None,
+        port=int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None,  # noqa: PLR2004 - 65535
+    )
+
+
+def _has(item: EndpointSlice, address: Address) -> bool:
+    size, at = len(address), -1
+    while (at := item.addresses.find(address, at + 1)) >= 0:
+        if at % size == 0:  # else the bytes belong to two addresses
+            return True
+    return False
+
+
 class Question(NamedTuple):
     """Which rows a viewer asks for, in which order. ``page`` counts from 1."""
 
-    query: str = ""
+    query: Query = Query()
     sort: str = "name"
     descending: bool = False
     page: int = 1
@@ -61,8 +140,8 @@ class Board:
         self._dirty: dict[ServiceName, bool] = {}
         """The rows to make again, and whether the Service itself may have changed, whose addresses and ports are not remembered.
         """
-        self._matching: dict[str, set[ServiceName]] = {}
-        self._sorted: dict[tuple[str, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
+        self._matching: dict[Query, set[ServiceName]] = {}
+        self._sorted: dict[tuple[Query, str, bool], tuple[tuple[int, int], Sequence[ServiceName]]] = {}
         self._names = 0
         """The revision of the last Service that came or went."""
         self._revision = 0
@@ -109,8 +188,8 @@ class Board:
         elif not is_changed and (known.endpoints, known.problems) == (endpoints, problems):
             return False
         self._rows[service.name] = Row(endpoints, problems)
-        for text, matching in self._matching.items():
-            (matching.add if parse_query(text).matches(service, slices) else matching.discard)(name)
+        for query, matching in self._matching.items():
+            (matching.add if query.matches(service, slices, has_problems=bool(problems)) else matching.discard)(name)
         return True
 
     def finding(self, question: Question) -> Generator[None, None, Sequence[ServiceName]]:
@@ -120,7 +199,7 @@ class Board:
         known = self._sorted.pop(key, None)
         if known is None or known[0] != stamp:
             names: Collection[ServiceName] = self._rows
-            if question.query:
+            if question.query != Query():
                 if question.query not in self._matching:
                     yield from self._searching(question.query)
                 names = self._matching.get(question.query, ())
@@ -133,18 +212,18 @@ class Board:
         """A value that changes whenever the order may have changed."""
         if question.sort in ("connections", "packets", "bytes"):
             return self._revision, self._counted.rates.readings
-        if question.sort == "name" and not question.query:
+        if question.sort == "name" and question.query == Query():
             return self._names, 0
         return self._revision, 0
 
-    def _searching(self, text: str) -> Iterator[None]:
-        query, matching = parse_query(text), set[ServiceName]()
+    def _searching(self, query: Query) -> Iterator[None]:
+        matching = set[ServiceName]()
         # Rows may come and go at a pause; ``_refresh`` does not know this search yet, so it is known from the start.
-        self._matching[text] = matching
+        self._matching[query] = matching
         _forget_oldest(self._matching)
         for number, name in enumerate(list(self._rows), 1):
-            service = self._store.services.get(name)
-            if service and query.matches(service, self._store.slices_of(name)):
+            service, row = self._store.services.get(name), self._rows.get(name)
+            if service and query.matches(service, self._store.slices_of(name), has_problems=bool(row and row.problems)):
                 matching.add(name)
             if number % ROWS_AT_ONCE == 0:
                 yield
@@ -329,7 +408,13 @@ def _own_problems(service: Service, state: ServiceState | None, endpoints: Endpo
     if service.not_served or not service.ports:
         return
     if not endpoints.ready:
-        yield f"none of its {endpoints.unused} endpoints is used" if endpoints.unused else "it has no endpoints"
+        match endpoints.unused:
+            case 0:
+                yield "it has no endpoints"
+            case 1:
+                yield "its only endpoint is not used"
+            case several:
+                yield f"none of its {several} endpoints is used"
     elif state and state.rare.without_local_internal:
         yield "its cluster IP has no endpoint on this node, where internalTrafficPolicy Local keeps the traffic"
 
@@ -351,66 +436,3 @@ def described(service: Service, row: Row) -> dict[str, Any]:
         "endpoints": row.endpoints._asdict(),
         "problems": row.problems,
     }
-
-
-LONGEST_QUERY = 200
-"""The most characters of a query."""
-_ADDRESS_START = re.compile(r"[0-9]+\.[0-9.]*|[0-9a-f]*:[0-9a-f:.]*")
-_HOST_PORT = re.compile(r"\[([0-9a-f:.]+)\]:([0-9]{1,5})|([0-9.]+):([0-9]{1,5})")
-
-
-class Query(NamedTuple):
-    """A search whose text has been parsed. ``text`` is in lower case; ``address`` with ``port`` is ``address:port``."""
-
-    text: str
-    starts_address: bool = False
-    port: int | None = None
-    address: Address | None = None
-
-    def matches(self, service: Service, slices: Iterable[EndpointSlice]) -> bool:
-        """Whether a Service with these EndpointSlices matches."""
-        if self.text in str(service.name):  # names are in lower case
-            return True
-        if self.address is not None:
-            return self._is_at(service, slices, self.address)
-        if self.port is not None and any(self.port in (one.port, one.node_port) for one in service.ports):
-            return True
-        if not self.starts_address:
-            return False
-        pods = (endpoint.address for item in slices for endpoint in item.endpoints)
-        return any(str(address).startswith(self.text) for address in (*service.addresses, *pods))
-
-    def _is_at(self, service: Service, slices: Iterable[EndpointSlice], address: Address) -> bool:
-        if address in service.addresses:
-            return any(self.port == one.port for one in service.ports)
-        if any(self.port == one.node_port for one in service.ports):
-            return True  # of any address of the node
-        return any(
-            any(one.port == self.port for one in item.ports) and _has(item, address)
-            for item in slices
-            if item.family is address.family
-        )
-
-
-def parse_query(text: str) -> Query:
-    """Read a query. Every text is a valid query."""
-    text = text.strip().lower()
-    if found := _HOST_PORT.fullmatch(text):
-        try:
-            address = parse_address(found[1] or found[3])
-        except ValueError:
-            return Query(text)
-        return Query(text, address=address, port=int(found[2] or found[4]))
-    return Query(
-        text,
-        starts_address=_ADDRESS_START.fullmatch(text) is not None,
-        port=int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None,  # noqa: PLR2004 - 65535
-    )
-
-
-def _has(item: EndpointSlice, address: Address) -> bool:
-    size, at = len(address), -1
-    while (at := item.addresses.find(address, at + 1)) >= 0:
-        if at % size == 0:  # else the bytes belong to two addresses
-            return True
-    return False

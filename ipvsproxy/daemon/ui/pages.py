@@ -33,7 +33,7 @@ from ipvsproxy.daemon.ui.node_page import EventLog, History
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables.iptables_driver import Program
 from ipvsproxy.model.net import Family, parse_address
-from ipvsproxy.model.service import ServiceName
+from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.reconcile.survey import Statistics
 from ipvsproxy.translate.settings import Settings
 from ipvsproxy.translate.view import NodeView
@@ -368,11 +368,17 @@ def _question(query: Mapping[str, str]) -> Question:
         raise RefusedError(400, f"sort must be one of {', '.join(board.SORTS)}")
     if order not in ("", "asc", "desc"):
         raise RefusedError(400, "order must be asc or desc")
-    text = query.get("query", "")
-    if len(text) > board.LONGEST_QUERY:
-        raise RefusedError(400, f"query must have at most {board.LONGEST_QUERY} characters")
+    kind, problems = query.get("type", ""), query.get("problems", "")
+    if kind and kind not in list(ServiceType):
+        raise RefusedError(400, f"type must be one of {', '.join(ServiceType)}")
+    if problems not in ("", "only"):
+        raise RefusedError(400, "problems must be only")
+    texts = [query.get(name, "").strip() for name in ("query", "namespace", "node")]
+    if max(map(len, texts)) > board.LONGEST_QUERY:
+        raise RefusedError(400, f"query, namespace and node must have at most {board.LONGEST_QUERY} characters")
+    text, namespace, node = texts
     return Question(
-        query=text.strip().lower(),
+        query=board.parse_query(text)._replace(namespace=namespace, type=kind, node=node, only_problems=bool(problems)),
         sort=sort,
         descending=order == "desc" if order else sort != "name",
         page=_whole(query, "page", 1, 10**8),

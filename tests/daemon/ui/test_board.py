@@ -1,5 +1,7 @@
 """Covers which Services a search finds."""
 
+from typing import Any
+
 import pytest
 
 from ipvsproxy.daemon.ui import board
@@ -82,3 +84,17 @@ def test_a_search_does_not_match_bytes_across_two_addresses() -> None:
     across = "1.11.10.244"
     assert bytes(map(int, across.split("."))) in item.addresses
     assert not board.parse_query(f"{across}:8080").matches(WEB, [item])
+
+
+def test_filters_leave_services_of_a_namespace_a_type_a_node_and_with_problems() -> None:
+    def found(*, has_problems: bool = False, text: str = "", **filters: Any) -> bool:
+        return board.parse_query(text)._replace(**filters).matches(WEB, SLICES, has_problems=has_problems)
+
+    assert found(namespace="shop", type="LoadBalancer", node=builders.THIS_NODE)
+    assert not found(namespace="sho")
+    assert not found(type="NodePort")
+    assert not found(node=builders.OTHER_NODE)
+    assert found(only_problems=True, has_problems=True)
+    assert not found(only_problems=True)
+    assert found(text="web", namespace="shop")
+    assert not found(text="other", namespace="shop")

@@ -399,9 +399,9 @@ async def test_a_row_shows_what_is_wrong() -> None:
     assert rows["first"]["problems"] == []
     assert len(rows["second"]["problems"]) == 1
     assert rows["second"]["problems"][0].startswith("TCP 192.0.2.1:80 is served for default/first, which ")
-    assert rows["late"]["problems"] == ["none of its 1 endpoints is used"]
+    assert rows["late"]["problems"] == ["its only endpoint is not used"]
     assert rows["broken"]["problems"] == ["not used: spec.x: is odd"]
-    assert "none of its 1 endpoints is used" in rows["here"]["problems"]
+    assert "its only endpoint is not used" in rows["here"]["problems"]
 
 
 @in_virtual_time
@@ -607,7 +607,10 @@ async def test_other_methods_are_refused(method: str) -> None:
         ("services", {"size": "201"}),
         ("services", {"size": "x"}),
         ("services", {"page": "٣"}),
-        ("services", {"query": "x" * 201}),
+        ("services", {"query": "x" * 254}),
+        ("services", {"namespace": "x" * 254}),
+        ("services", {"type": "Other"}),
+        ("services", {"problems": "none"}),
         ("node", {"since": "x"}),
         ("node", {"since": "nan"}),
         ("events", {"since": "inf"}),

@@ -14,6 +14,7 @@ const HEADS = [
   { title: "Packets/s", sort: "packets", kind: "number" },
   { title: "Bytes/s", sort: "bytes", kind: "number" },
 ];
+const TYPES = ["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"];
 const TYPED_MS = 200;
 
 export function open(main, where, { ask, refresh }) {
@@ -21,8 +22,20 @@ export function open(main, where, { ask, refresh }) {
   let rows = new Map(); // by name: the row as last drawn, and its element
   let typed = null;
 
-  const query = el("input", { id: "query", type: "search", value: state.query, autocomplete: "off", spellcheck: "false", maxlength: 200, placeholder: "name, address, port, pod address", oninput: type });
-  const size = el("select", { id: "size", onchange: () => move({ size: size.value, page: 1 }) }, ["25", "50", "100", "200"].map((number) => el("option", { value: number, selected: number === state.size }, number)));
+  const text = (name, placeholder) => el("input", { id: name, name, type: "search", autocomplete: "off", spellcheck: "false", maxlength: 253, placeholder });
+  const choice = (name, values, first = null) => el("select", { id: name, name }, first && el("option", { value: "" }, first), values.map((value) => el("option", { value }, value)));
+  const label = (title, control) => el("label", {}, el("span", {}, title), control);
+  const form = el(
+    "form",
+    { class: "controls", role: "search", oninput: type, onsubmit: (event) => event.preventDefault() },
+    label("Search", text("query", "name, address, port, pod address")),
+    label("Namespace", text("namespace", "any")),
+    label("Node", text("node", "any")),
+    label("Type", choice("type", TYPES, "any")),
+    label("Rows", choice("size", ["25", "50", "100", "200"])),
+    label("Problems only", el("input", { type: "checkbox", name: "problems", value: "only" })),
+  );
+  fillForm();
   const told = el("p", { class: "told", role: "status" });
   const previous = el("button", { type: "button", onclick: () => turn(-1) }, "← Previous");
   const next = el("button", { type: "button", onclick: () => turn(1) }, "Next →");
@@ -38,7 +51,7 @@ export function open(main, where, { ask, refresh }) {
   const body = el("tbody");
   main.append(
     el("h1", {}, "Services"),
-    el("form", { class: "controls", role: "search", onsubmit: (event) => event.preventDefault() }, el("label", { for: "query" }, "Search"), query, el("label", { for: "size" }, "Rows"), size),
+    form,
     told,
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Services" }, el("table", { class: "services" }, el("caption", {}, "Services, with their endpoints and traffic now"), el("thead", {}, el("tr", {}, heads)), body)),
     el("div", { class: "controls pager" }, previous, number, next),
@@ -50,7 +63,7 @@ export function open(main, where, { ask, refresh }) {
     title: "Services",
     update(to) {
       state = read(to.query);
-      if (document.activeElement !== query) query.value = state.query;
+      fillForm();
       return true;
     },
     async fetch() {
@@ -73,7 +86,14 @@ export function open(main, where, { ask, refresh }) {
 
   function type() {
     clearTimeout(typed);
-    typed = setTimeout(() => move({ query: query.value, page: 1 }), TYPED_MS);
+    typed = setTimeout(() => move({ problems: "", ...Object.fromEntries(new FormData(form)), page: 1 }), TYPED_MS);
+  }
+
+  function fillForm() {
+    for (const control of form.elements) {
+      if (control.type === "checkbox") control.checked = state[control.name] !== "";
+      else if (control !== document.activeElement) control.value = state[control.name];
+    }
   }
 
   function sort(by) {
@@ -137,6 +157,10 @@ function read(query) {
   const sort = query.get("sort") || "name";
   return {
     query: query.get("query") || "",
+    namespace: query.get("namespace") || "",
+    node: query.get("node") || "",
+    type: query.get("type") || "",
+    problems: query.get("problems") || "",
     sort,
     order: query.get("order") || (sort === "name" ? "asc" : "desc"),
     page: query.get("page") || "1",
