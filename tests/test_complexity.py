@@ -23,11 +23,13 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
 from ipvsproxy.kernel.ipvs.ipvs_driver import IpvsDriver
 from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.service import Gone, Listed, ObjectKey, ObjectKind, Put, Service, ServiceName
 from ipvsproxy.model.sets import SetEntries
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
+from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api import decode
 from ipvsproxy.translate.services import state, topology
 from ipvsproxy.translate.settings import Settings, TrafficScopes
@@ -142,6 +144,31 @@ async def test_an_added_endpoint_is_one_message_whatever_the_size_of_the_cluster
     assert await cost_of_one_more(monkeypatch, wire(), FEW, 2) == expected
     assert await cost_of_one_more(monkeypatch, wire(), MANY, 2) == expected
     assert await cost_of_one_more(monkeypatch, wire(), FEW, 900) == expected
+
+
+def cost_of_an_address_that_changes_hands(services: int) -> int:
+    """The lines when a node appears whose address one of these Services has as an external IP, and when it goes again."""
+    store, steps, taken = Store(0), Steps(), builders.NODE_ADDRESS
+    store.deliver([memory_node.put(builders.service("hides", external=[taken]))], 0)
+    for number in range(services):
+        own = builders.service(f"web-{number}", external=[f"203.0.{number // 250}.{number % 250 + 1}"])
+        pods = builders.endpoint_slice(builders.endpoint("10.244.1.9", builders.OTHER_NODE), service=f"web-{number}")
+        store.deliver([memory_node.put(own), memory_node.put(pods)], 0)
+    there = [builders.endpoint(address, builders.OTHER_NODE) for address in (taken, "10.244.1.8")]
+    agents = [builders.endpoint_slice(one, service="agent") for one in there]
+    assert not store.other_nodes(builders.THIS_NODE)
+    store.take()
+    with steps.counting("change"):
+        for agent, expected in zip(agents, (1, 0), strict=True):
+            store.deliver([memory_node.put(agent)], 0)
+            assert len(store.other_nodes(builders.THIS_NODE)) == expected
+            store.touch_external([parse_address(taken)], 0)
+    assert store.take().services.keys() == {ServiceName("default", name) for name in ("hides", "agent")}
+    return steps.of_stages["change"].total()
+
+
+def test_an_address_that_changes_hands_costs_the_same_whatever_the_size_of_the_cluster() -> None:
+    assert cost_of_an_address_that_changes_hands(FEW) == cost_of_an_address_that_changes_hands(MANY)
 
 
 async def cost_of_a_service(wire: Wire, services: int) -> dict[str, int]:

@@ -5,64 +5,85 @@ endpoint in its network stays unknown.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 from ipvsproxy.model.net import Address
-from ipvsproxy.model.service import EndpointSlice, Node, Service
+from ipvsproxy.model.service import EndpointSlice, Node, Service, ServiceName
 
 FEW = 8
 """For at most so many addresses, a search of each slice for each address takes less time than indexing the slices."""
 
 
 class NodeAddresses:
-    """Follows Services, EndpointSlices and Nodes. Only addresses that Services ask for take memory."""
+    """Follows Services, EndpointSlices and Nodes. Only addresses that Services ask for take memory.
+
+    A change costs what it contains. A look-up searches all slices for the addresses that no Service asked for before.
+    """
 
     def __init__(self) -> None:
-        self._asked: Counter[Address] = Counter()
-        self._unknown: set[Address] = set()
-        self._nodes: dict[Address, set[str]] = {}
+        self._services: dict[Address, dict[ServiceName, None]] = {}  # in order, unlike a set
+        self._new: set[Address] = set()
+        self._nodes: dict[Address, Counter[str]] = {}  # how many endpoints and Nodes show it
+
+    def services_with(self, addresses: Iterable[Address]) -> Iterator[ServiceName]:
+        """The Services that ask for these addresses."""
+        for address in addresses:
+            yield from self._services.get(address, ())
 
     def note_service(self, before: Service | None, after: Service | None) -> None:
         """A Service has changed; None stands for a Service that does not exist."""
         former, present = _addresses(before), _addresses(after)
-        if former == present:
-            return
-        self._asked.update(present)
-        self._asked.subtract(former)
-        for address in former:
-            if self._asked[address] <= 0:
-                del self._asked[address]
-                self._nodes.pop(address, None)
-        self._unknown.update(present)
+        self._new |= present - self._services.keys()
+        if after:
+            for address in present - former:
+                self._services.setdefault(address, {})[after.name] = None
+        if before:
+            for address in former - present:
+                del self._services[address][before.name]
+                if not self._services[address]:
+                    del self._services[address]
+                    self._nodes.pop(address, None)
 
     def note_slice(self, before: EndpointSlice | None, after: EndpointSlice | None) -> None:
         """An EndpointSlice has changed; None before it came, and after it went."""
-        for one in (before, after) if self._asked else ():
-            self.note_addresses(one.each_address if one else ())
+        for item, step in ((before, -1), (after, 1)):
+            if item and not self._services.keys().isdisjoint(item.each_address):
+                self._count(_of_slice(item), step)
 
-    def note_addresses(self, addresses: Iterable[bytes]) -> None:
-        """These addresses of endpoints or nodes were added, changed or removed."""
-        if self._asked:
-            self._unknown.update(map(Address, self._asked.keys() & addresses))
+    def note_node(self, before: Node | None, after: Node) -> None:
+        """A Node has changed; None before it came."""
+        for node, step in ((before, -1), (after, 1)):
+            self._count(((address, node.name) for address in node.addresses) if node else (), step)
 
     def of_others(self, here: str, slices: Collection[EndpointSlice], nodes: Iterable[Node]) -> Mapping[Address, str]:
         """For each given address that belongs to another node, the name of that node."""
-        if self._unknown:
-            asked = self._unknown & self._asked.keys()
-            self._unknown = set()
-            for address in asked:
-                self._nodes.pop(address, None)
-            for item in slices if asked else ():
-                if len(asked) > FEW or any(item.addresses.find(address) >= 0 for address in asked):
-                    for piece, conditions in zip(item.each_address, item.conditions, strict=True):
-                        if piece in asked and conditions.node_name:
-                            self._nodes.setdefault(Address(piece), set()).add(conditions.node_name)
-            for node in nodes:
-                for address in asked.intersection(node.addresses):
-                    self._nodes.setdefault(address, set()).add(node.name)
+        asked = self._new & self._services.keys()
+        self._new = set()
+        for address in asked:
+            self._nodes.pop(address, None)
+        for item in slices if asked else ():
+            if len(asked) > FEW or any(item.addresses.find(address) >= 0 for address in asked):
+                self._count((place for place in _of_slice(item) if place[0] in asked), 1)
+        for node in nodes if asked else ():
+            self._count(((address, node.name) for address in asked.intersection(node.addresses)), 1)
         return {address: min(names) for address, names in self._nodes.items() if here not in names}
 
+    def _count(self, places: Iterable[tuple[bytes, str]], step: int) -> None:
+        for piece, name in places:
+            if name and piece in self._services:
+                names = self._nodes.setdefault(Address(piece), Counter())
+                names[name] += step
+                if not names[name]:
+                    del names[name]
+                if not names:
+                    del self._nodes[Address(piece)]
 
-def _addresses(service: Service | None) -> tuple[Address, ...]:
+
+def _of_slice(item: EndpointSlice) -> Iterator[tuple[bytes, str]]:
+    return ((piece, conditions.node_name) for piece, conditions in zip(item.each_address, item.conditions, strict=True))
+
+
+def _addresses(service: Service | None) -> AbstractSet[Address]:
     options = service.options if service else None
-    return (*options.external_addresses, *options.load_balancer_addresses) if options else ()
+    return {*options.external_addresses, *options.load_balancer_addresses} if options else set()

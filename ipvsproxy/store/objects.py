@@ -268,10 +268,8 @@ class Store:
 
     def touch_external(self, addresses: Collection[Address], now: float) -> None:
         """Mark the Services that have one of these external or load-balancer addresses for translation."""
-        for name, service in self.services.items():
-            options = service.options
-            if any(one in addresses for one in (*options.external_addresses, *options.load_balancer_addresses)):
-                self._dirty.setdefault(name, now)
+        for name in self._node_addresses.services_with(addresses):
+            self._dirty.setdefault(name, now)
 
     def touch_all(self, now: float) -> None:
         """Mark every Service for translation."""
@@ -300,7 +298,7 @@ class Store:
                 before = self._nodes.get(item.name)
                 self._nodes[item.name] = item
                 if before is None or before != item:
-                    self._node_addresses.note_addresses([*item.addresses, *(before.addresses if before else ())])
+                    self._node_addresses.note_node(before, item)
                     self._note_change(ObjectKind.NODE, None, now)
                     if item.skipped:
                         self._complain(ObjectKind.NODE, item, before)

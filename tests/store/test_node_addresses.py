@@ -74,6 +74,28 @@ def test_an_address_in_a_deleted_slice_is_no_longer_known() -> None:
     assert _others(store) == {}
 
 
+def test_an_address_stays_known_while_another_slice_or_node_has_it() -> None:
+    store = _store(_service(TAKEN), _slice(), _slice(suffix="2"), builders.node(TAKEN, name=OTHER_NODE))
+    assert _others(store) == {TAKEN: OTHER_NODE}
+    for event in (
+        Gone(ObjectKind.ENDPOINT_SLICE, EndpointSliceName("default", "agent-1")),
+        memory_node.put(_slice("10.244.1.10", suffix="2")),
+    ):
+        store.deliver([event], 0)
+        assert _others(store) == {TAKEN: OTHER_NODE}
+    store.deliver([memory_node.put(builders.node("192.168.0.12", name=OTHER_NODE))], 0)
+    assert _others(store) == {}
+
+
+def test_a_slice_that_came_before_the_look_up_of_a_new_address_counts_once() -> None:
+    store = _store(_slice())
+    store.deliver([memory_node.put(_service(TAKEN)), memory_node.put(_slice(suffix="2"))], 0)
+    assert _others(store) == {TAKEN: OTHER_NODE}
+    for suffix in "12":
+        store.deliver([Gone(ObjectKind.ENDPOINT_SLICE, EndpointSliceName("default", f"agent-{suffix}"))], 0)
+    assert _others(store) == {}
+
+
 def test_many_new_addresses_are_looked_up_at_once() -> None:
     many = [f"192.168.1.{number}" for number in range(1, FEW + 3)]
     slices = [_slice(address, f"node-{address}", address) for address in many[1:]]
