@@ -22,7 +22,7 @@ from scripts import demo_mailbox
 from tests.support import lab
 
 ROOT = Path(__file__).parents[1]
-SAMPLED_WITHIN_S = 30.0
+SAMPLED_WITHIN_S = 90.0
 """Until the page has rates, for which it reads the counters twice."""
 POD_ADDRESSES = {f"10.244.{node}.{pod}" for node in (0, 1) for pod in (11, 12)}
 POD_ADDRESSES |= {f"fd00:10:244::{pod}" for pod in (11, 12)} | {f"fd00:10:244:1::{pod}" for pod in (11, 12)}

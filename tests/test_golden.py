@@ -22,7 +22,7 @@ from ipvsproxy.model.sets import IpSet, SetKind
 from tests.packets.test_scopes import API
 from tests.support import cluster, golden_fixtures, golden_http, golden_state, lab, program, scope_rows
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kernel]
 
 SECTIONS = tuple(
     section for section in golden_state.KERNEL_SECTIONS if cluster.BACKEND is not Backend.NFTABLES or section != "iptables"

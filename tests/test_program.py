@@ -29,8 +29,8 @@ from tests.support.program import PYTHON, Program, python_environment, run_in_tu
 pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("network_namespace")]
 
 SYNCED_WITHIN_S = patience.seconds(60.0)
-ANSWERED_WITHIN_S = patience.seconds(1.0)
-ENDED_WITHIN_S = patience.seconds(2.0)
+ANSWERED_WITHIN_S = patience.seconds(5.0)
+ENDED_WITHIN_S = patience.seconds(15.0)
 LARGE = 20_000
 """The external IPs of a very large Service."""
 FLAGS = (
@@ -460,7 +460,6 @@ def has_virtual_server_at(address: str) -> bool:
     return f" {socket.inet_aton(address).hex().upper()}:" in pathlib.Path("/proc/net/ip_vs").read_text()
 
 
-@pytest.mark.timeout(300)
 async def test_the_process_answers_and_stops_on_a_signal_while_it_programs_a_very_large_service(folder: pathlib.Path) -> None:
     large = service("large", 40)
     large["spec"]["externalIPs"] = [f"11.0.{number >> 8}.{number & 255}" for number in range(LARGE)]

@@ -47,7 +47,7 @@ SETTLE_S = 0.5
 """Wait before the first reading, so that it need not be repeated: readings are slow here."""
 POLL_S = 0.2
 """The time between two readings of a spoiled section."""
-INJECTED_WITHIN_S = patience.seconds(10.0)
+INJECTED_WITHIN_S = patience.seconds(60.0)
 """Until a message comes that can fail: with a change, or with the next poll."""
 PATIENT = b"drift_returns"
 """The log event if drift is not repaired at once."""

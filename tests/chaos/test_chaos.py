@@ -140,7 +140,6 @@ def test_only_a_desired_tcp_virtual_server_may_have_a_draining_real_server() -> 
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(900)
 def test_a_short_history_passes(tmp_path: Path) -> None:
     figures = Figures()
     drawn = plan.draw(SEED, 0, LENGTH[BACKEND], BACKEND)._replace(moments=[Moment.FULL_RELOAD])

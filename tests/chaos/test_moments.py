@@ -121,7 +121,6 @@ def test_a_configuration_leads_to_the_same_cluster_whatever_its_scheduler(tmp_pa
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(800)
 @pytest.mark.parametrize("kinds", [USUAL, pytest.param(ELSEWHERE, marks=patience.THOROUGH)], ids=["usual", "elsewhere"])
 def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path, kinds: tuple[Moment, ...]) -> None:
     figures = live_through(node, tmp_path, *kinds)
@@ -131,13 +130,11 @@ def test_the_program_survives_each_bad_moment(node: lab.Lab, tmp_path: Path, kin
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(400)
 def test_a_manifest_that_cannot_be_read_for_a_moment_is_read_later(node: lab.Lab, tmp_path: Path) -> None:
     assert live_through(node, tmp_path, Trouble.UNREADABLE_FILES).troubles.total() == 1
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(BACKEND is not Backend.NFTABLES, reason="needs nf_tables")
 def test_a_start_with_nftables_under_a_held_lock_leaves_no_decision_to_old_entries(
     node: lab.Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +146,6 @@ def test_a_start_with_nftables_under_a_held_lock_leaves_no_decision_to_old_entri
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(400)
 @patience.THOROUGH
 @pytest.mark.parametrize("harm", [pytest.param(one, id=plan.name_of(one)) for one in HARMS])
 def test_the_node_heals_from_each_harm(node: lab.Lab, tmp_path: Path, harm: Harm) -> None:
@@ -157,7 +153,6 @@ def test_the_node_heals_from_each_harm(node: lab.Lab, tmp_path: Path, harm: Harm
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(400)
 @pytest.mark.skipif(BACKEND is Backend.NFTABLES, reason="some of these moments have no effect there; found with iptables")
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[patience.THOROUGH] * (kind in SLOWLY_FOUND)) for kind in FOUND])
 def test_a_program_without_the_fix_is_found(node: lab.Lab, tmp_path: Path, kind: Moment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,6 @@ def is_healthy() -> bool:
         return bool(answer.status == 200)
 
 
-@pytest.mark.timeout(180)
 def test_changes_are_served_and_drift_is_repaired_with_a_wrong_clock(tmp_path: pathlib.Path) -> None:
     objects = list(world.anchors())
     web = next(item for item in objects if item["metadata"]["name"] == "anchor")

@@ -22,9 +22,9 @@ from tests.support import golden_state, patience
 from tests.support.forked import Forked
 
 SYNC_PERIOD_S = 1
-WITHIN_S = patience.seconds(20.0)
+WITHIN_S = patience.seconds(90.0)
 """Until everything is in force after acts that failed once: a start, the end of a hanging process, and two tries."""
-SHOWN_WITHIN_S = patience.seconds(45.0)
+SHOWN_WITHIN_S = patience.seconds(120.0)
 """Until a fault is reported, or a start is given up after all its tries."""
 TOLD_WITHIN_S = 1.0
 """Until a permanent failure is reported, once everything is in force."""

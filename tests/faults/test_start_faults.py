@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults import acts, starts
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kernel]
 
 ACTS = (
     "send netfilter type 2564 dump",

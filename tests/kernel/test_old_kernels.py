@@ -258,7 +258,6 @@ def test_a_start_with_nftables_on_a_kernel_without_nat_in_inet_tables_ends_with_
 
 
 @pytest.mark.kernel
-@pytest.mark.timeout(240)
 @NEEDS_NF_TABLES
 @pytest.mark.parametrize(("starter", "is_old"), [((*old_program.STARTER, "5.4"), True), (("-m", "ipvsproxy"), False)])
 def test_pods_recognised_by_interface_are_masqueraded_where_the_kernel_does_not_know_it_behind_ipvs(

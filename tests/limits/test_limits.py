@@ -18,7 +18,7 @@ from ipvsproxy.model.rules import Backend
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kernel]
 
 WITHIN_S = patience.seconds(90.0)
 ANSWERED_WITHIN_S = patience.seconds(5.0)

@@ -9,7 +9,7 @@ from tests.packets.questions import ANSWERED, ATTEMPTS
 from tests.packets.test_scopes import API, SERVICES
 from tests.support import cluster, lab
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kernel]
 
 
 def test_a_pod_of_another_node_in_this_nodes_unused_range_is_a_client_outside(laboratory: lab.Lab, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ipvsproxy.model.net import Family
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service, slices
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kernel]
 
 by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 

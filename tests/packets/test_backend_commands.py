@@ -17,7 +17,6 @@ from tests.support.cluster import Cluster
 
 pytestmark = [
     pytest.mark.kernel,
-    pytest.mark.timeout(300),
     NEEDS_NF_TABLES,
 ]
 

@@ -23,11 +23,10 @@ from tests.support.cluster import Cluster, service
 
 pytestmark = [
     pytest.mark.kernel,
-    pytest.mark.timeout(240),
     NEEDS_NF_TABLES,
 ]
 
-HEALED_WITHIN_S = patience.seconds(40.0)
+HEALED_WITHIN_S = patience.seconds(90.0)
 SERVICES = [
     service("web", 1, "p1", "r1", balancer=True, external=True, node_port=30001),
     service("local", 2, "p1", "r1", balancer=True, node_port=30002, externalTrafficPolicy="Local"),

@@ -19,7 +19,7 @@ from tests.packets.bindings import by_family, with_addresses
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, Endpoint, Manifest, service, slices
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kernel]
 
 UDP_TIMEOUT_S = 2
 LOAD_TIMEOUT_S = 0.25

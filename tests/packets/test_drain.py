@@ -14,7 +14,7 @@ from tests.packets.bindings import with_addresses, with_routes
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.kernel]
 
 DEADLINE_S = 6
 

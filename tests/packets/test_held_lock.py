@@ -22,7 +22,7 @@ from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service
 from tests.support.lab import Probe
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300), NEEDS_NF_TABLES]
+pytestmark = [pytest.mark.kernel, NEEDS_NF_TABLES]
 
 WITHIN_S = patience.seconds(40.0)
 PROGRAMS = ("iptables-legacy", "ip6tables-legacy")

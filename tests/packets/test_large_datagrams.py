@@ -15,7 +15,7 @@ from ipvsproxy.translate.settings import Binding
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.kernel]
 
 by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 

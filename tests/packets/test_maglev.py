@@ -11,7 +11,7 @@ from ipvsproxy.model.net import Family
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, Manifest, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.kernel]
 
 by_family = pytest.mark.parametrize("family", Family, ids=lambda family: family.label)
 

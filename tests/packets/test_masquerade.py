@@ -14,7 +14,7 @@ from ipvsproxy.translate.settings import Binding
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.kernel]
 
 ATTEMPTS = 4
 POD_NETWORKS = ["10.244.0.0/24", "fd00:10:244::/64"]

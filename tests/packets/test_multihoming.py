@@ -13,7 +13,7 @@ from ipvsproxy.model.net import Family
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.kernel]
 
 FIRST, SECOND = "172.18.0.50", "172.18.1.51"
 WEB = service("web", 1, "p1", external=True, protocols=("SCTP",), externalTrafficPolicy="Local")

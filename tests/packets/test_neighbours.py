@@ -28,11 +28,10 @@ from tests.support.left_tables import nftables_mode
 
 pytestmark = [
     pytest.mark.kernel,
-    pytest.mark.timeout(300),
     NEEDS_NF_TABLES,
 ]
 
-HEALED_WITHIN_S = patience.seconds(40.0)
+HEALED_WITHIN_S = patience.seconds(90.0)
 BACKENDS = pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES], ids=str)
 NFTABLES = "--rules-backend=nftables"
 EVERYBODY = ("p1", "r1")

@@ -14,7 +14,7 @@ from tests.packets.test_scopes import API
 from tests.support import lab
 from tests.support.cluster import Cluster, Manifest, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150), NEEDS_NF_TABLES]
+pytestmark = [pytest.mark.kernel, NEEDS_NF_TABLES]
 
 RANGES = ["172.18.0.50/32", "fc00:f853:ccd::50/128"]
 

@@ -12,9 +12,9 @@ from tests.packets.bindings import by_family, with_addresses, with_routes
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.kernel]
 
-FOLLOWED_WITHIN_S = patience.seconds(20.0)
+FOLLOWED_WITHIN_S = patience.seconds(60.0)
 """One second is guaranteed; on a busy machine, user-mode Linux takes longer for the reading itself."""
 ACKNOWLEDGED_S = 0.5
 """A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""

@@ -17,7 +17,7 @@ from tests.packets.bindings import by_family
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, Manifest, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.kernel]
 
 UDP = ("UDP",)
 NODE_PORT, POD_PORT = 30001, 8053

@@ -27,7 +27,7 @@ from tests.chaos.take_overs import CLIENTS, add_second_address
 from tests.packets.nf_tables import NEEDS_NF_TABLES
 from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kernel]
 
 RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = (("p1", "TCP", "10.96.16.1", 80), ("host", "TCP", "fd00:10:96::b01", 80))

@@ -10,7 +10,7 @@ from ipvsproxy.model.net import Family, host_port, parse_address
 from tests.support import cluster, lab
 from tests.support.cluster import Cluster, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kernel]
 
 AUDIT_INTERVAL_S = 2
 FLAGS = (f"--ipvs-sync-period={AUDIT_INTERVAL_S}s",)

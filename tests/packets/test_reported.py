@@ -11,7 +11,7 @@ from tests.packets.questions import ANSWERED, ATTEMPTS
 from tests.support import cluster, lab, neighbours
 from tests.support.cluster import service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kernel]
 
 
 @pytest.mark.parametrize(

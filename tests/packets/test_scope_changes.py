@@ -19,7 +19,7 @@ from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
 from tests.support import cluster, golden_state, lab, nft_state
 from tests.support.cluster import service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kernel]
 
 
 def ask(running: cluster.Cluster, from_: str, to: str, port: int = 80, family: Family = Family.IPV4) -> lab.Result:

@@ -16,7 +16,7 @@ from tests.support import cluster, golden_state, harm, lab
 from tests.support.cluster import service
 from tests.support.program import Ended
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kernel]
 
 FOREIGN = ("ipvsadm", "-A", "-f", "4660", "-s", "wlc")
 """A virtual server of another program, whose mark uses bits of our marks."""

@@ -15,7 +15,7 @@ from tests.packets.questions import ANSWERED, ATTEMPTS, MASQUERADED, Question, R
 from tests.support import cluster, lab
 from tests.support.cluster import Endpoint, service
 
-pytestmark = [pytest.mark.kernel, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kernel]
 
 
 ALL_NODES = ("p1", "r1")

@@ -23,7 +23,7 @@ from tests.chaos.take_overs import CLIENTS, add_second_address
 from tests.packets.switching import holds
 from tests.support import cluster, golden_fixtures, golden_state, lab, patience, program, scope_rows
 
-pytestmark = [pytest.mark.kernel, pytest.mark.distribution, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kernel, pytest.mark.distribution]
 
 RECORDED: Mapping[str, Any] = golden_fixtures.recording("default", "P0")
 LONG_LIVED = ("p1", "TCP", "10.96.16.1", 80)

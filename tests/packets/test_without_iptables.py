@@ -16,7 +16,6 @@ from tests.support.cluster import Cluster, service
 
 pytestmark = [
     pytest.mark.kernel,
-    pytest.mark.timeout(240),
     NEEDS_NF_TABLES,
 ]
 

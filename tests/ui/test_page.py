@@ -23,8 +23,6 @@ from tests.support.builders import OTHER_NODE, endpoint
 from tests.support.page_node import PageNode
 from tests.ui.conftest import Running, running
 
-pytestmark = pytest.mark.timeout(300)
-
 IMAGES = Path(__file__).parents[2] / "docs/images"
 PARTS = {
     "node": "#/node",
