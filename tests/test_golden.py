@@ -20,7 +20,7 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IpSet, SetKind
 from tests.packets.test_scopes import API
-from tests.support import cluster, golden_fixtures, golden_http, golden_state, lab, program, scope_rows
+from tests.support import cluster, golden_fixtures, golden_http, golden_state, lab, patience, program, scope_rows
 
 pytestmark = [pytest.mark.kernel]
 
@@ -36,9 +36,12 @@ PROFILES = [
 """With nftables, the profile without ip6tables is left out, because nftables serves IPv6 without it."""
 SCOPED = {"default with scopes": "default"}
 """The run with second scopes, with the profile that it is compared with."""
-PHASES = dict.fromkeys(("default", *SCOPED), ("P0", "P1", "P2"))
+PHASES = {"default": ("P0", "P1", "P2")}
+"""The phases of a profile that has more than the first one."""
+ALIKE = ("masquerade-all", "masquerade-bit", "nodeport-primary", "scheduler-wrr")
+"""Their rows differ in the translation alone, which ``tests/translate`` compares with the recording as well."""
 CASES = [
-    (profile, phase, section)
+    pytest.param(profile, phase, section, marks=[patience.THOROUGH] * (profile in ALIKE))
     for profile in (*PROFILES, *SCOPED)
     for phase in PHASES.get(profile, ("P0",))
     for section in (*SECTIONS, *golden_http.SECTIONS, *(("graceful_termination",) if phase == "P1" else ()))
@@ -119,7 +122,10 @@ def _run(node: lab.Lab, profile: str, directory: Path) -> Iterator[tuple[str, St
     world, running = _start(profile, directory)
     with running:
         running.wait_until_synced()
-        yield "P0", _settle(world, running, profile, "P0")
+        state = _settle(world, running, profile, "P0")
+        if profile in SCOPED:
+            state["probes"] = _probe_all(node)
+        yield "P0", state
         if "P1" not in PHASES.get(profile, ()):
             return
         before = node.open("p1", "TCP", "10.96.16.1", 80)
@@ -164,7 +170,16 @@ def _settle(world: golden_fixtures.World, running: program.Program, profile: str
         return now_s > deadline_s or (not draining and now_s > changed_s + UNCHANGED_S)
 
     running.wait_until(is_settled, f"settled in {phase}", 2 * SETTLED_WITHIN_S)
-    return state | golden_http.read_answers(recorded)
+    answers: State = {}
+
+    def is_readable() -> bool:
+        """On a busy machine, a poll may give up a slow program; a later one reads everything."""
+        nonlocal answers
+        answers = golden_http.read_answers(recorded)
+        return "unreadable" not in str(answers["health"])
+
+    running.wait_until(is_readable, f"readable in {phase}", SETTLED_WITHIN_S)
+    return state | answers
 
 
 def _report(profile: str, phase: str, observed: State, sections: Iterable[str]) -> list[str]:
@@ -187,16 +202,15 @@ def test_state_equals_the_recording(observed: Callable[[str, str], State], profi
     assert not report, f"{len(report)} rows differ\n" + "\n".join(report)
 
 
-@pytest.mark.parametrize(("profile", "phase"), dict.fromkeys(one[:2] for one in CASES if one[0] in SCOPED))
+@pytest.mark.parametrize("profile", SCOPED)
 def test_second_scopes_are_those_of_the_recorded_services(
-    observed: Callable[[str, str], State], tmp_path: Path, profile: str, phase: str
+    observed: Callable[[str, str], State], tmp_path: Path, profile: str
 ) -> None:
     """The cluster scope of a Service port has the endpoints that kube-proxy gave to its cluster IP."""
     world = golden_fixtures.World(tmp_path)
-    for name in PHASES["default"][: PHASES["default"].index(phase) + 1]:
-        world.apply(name)
-    state = observed(profile, phase)
-    recorded = _recording(profile, phase)
+    world.apply("P0")
+    state = observed(profile, "P0")
+    recorded = _recording(profile, "P0")
     scopes = dict(_recorded_scopes(world, recorded))
     assert scopes
     assert dict(_observed_scopes(state)) == scopes
@@ -263,11 +277,16 @@ def _host(address: str) -> str:
 
 
 @pytest.fixture(scope="module", name="answers")
-def _answers(node: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mapping[str, lab.Result]]:
-    """All probes after P0 of a profile."""
+def _answers(
+    node: lab.Lab, observed: Callable[[str, str], State], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Mapping[str, lab.Result]]:
+    """All probes after P0 of a profile. The default one has a run of its own, because its next phase drains connections."""
 
     @functools.cache
     def answers(profile: str) -> Mapping[str, lab.Result]:
+        if profile in SCOPED:
+            probes: Mapping[str, lab.Result] = observed(profile, "P0")["probes"]
+            return probes
         world, running = _start(profile, tmp_path_factory.mktemp("probes"))
         with running:
             running.wait_until_synced()
@@ -308,10 +327,3 @@ def _in_recorded_form(name: str, result: lab.Result) -> Mapping[str, Any]:
     if "distinct_backends" in PROBES[name]:
         return asked | {"outcome": result.outcome, "distinct_backends": len(result.backends)}
     return asked | {"outcome": result.outcome, "backends": list(result.backends), "source_seen": list(result.sources)}
-
-
-def test_the_lab_answers_like_the_recorded_node(node: lab.Lab) -> None:
-    """Tests the lab: with kube-proxy's own state in the kernel, every probe has its recorded result."""
-    golden_state.restore_state(golden_fixtures.recording("default", "P0"))
-    answers = _probe_all(node)
-    assert {name: _in_recorded_form(name, result) for name, result in answers.items()} == PROBES

@@ -1,7 +1,7 @@
 """Faults that people report of kube-proxy's IPVS mode: their effect on packets, and the cause that ``doctor`` names."""
 
-from collections.abc import Mapping
-from pathlib import Path
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -13,76 +13,71 @@ from tests.support.cluster import service
 
 pytestmark = [pytest.mark.kernel]
 
+ARP_DEFAULTS = ("net.ipv4.conf.all.arp_ignore=0", "net.ipv4.conf.all.arp_announce=0")
+REFUSING = ("--ipvs-refuse-node-addresses",)
+Start = Callable[..., cluster.Cluster]
+
+
+@pytest.fixture(scope="module", name="start")
+def _start(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Starts the program with these flags, unless it runs with them already."""
+    directory = tmp_path_factory.mktemp("reported")
+    present: dict[tuple[str, ...], cluster.Cluster] = {}
+    with contextlib.ExitStack() as running:
+
+        def start(*flags: str) -> cluster.Cluster:
+            if flags not in present:
+                running.close()
+                present.clear()
+                laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)  # a program without the flag leaves them as they are
+                present[flags] = running.enter_context(cluster.Cluster(laboratory, directory, *flags))
+            return present[flags]
+
+        yield start
+    laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)
+
 
 @pytest.mark.parametrize(
-    ("ranges", "source", "level"),
-    [("10.0.0.0/8,fd00::/8", "cluster 1", "warn"), ("10.244.0.0/16,fd00:10:244::/48", "node", "ok  ")],
+    ("flags", "source", "level"),
+    [(("--cluster-cidr=10.0.0.0/8,fd00::/8",), "cluster 1", "warn"), ((), "node", "ok  ")],
     ids=["with the Services' range", "of pods alone"],
 )
 def test_the_host_is_not_masqueraded_where_the_cluster_cidr_has_cluster_ips(
-    laboratory: lab.Lab, tmp_path: Path, ranges: str, source: str, level: str
+    start: Start, flags: tuple[str, ...], source: str, level: str
 ) -> None:
     """The other node of the lab has a route to this one for all addresses; elsewhere, no answer comes back to a cluster IP."""
-    with cluster.Cluster(laboratory, tmp_path, f"--cluster-cidr={ranges}") as running:
-        running.have([cluster.node()], service("web", 1, "r1", protocols=["TCP"]))
-        for family in Family:
-            to = cluster.address("cluster 1", family)
-            assert laboratory.probe("host", "TCP", to, 80).sources == (cluster.address(source, family),)
-            assert laboratory.probe("p2", "TCP", to, 80).outcome == ANSWERED, family
-        (doctor,) = running.run("doctor")
-        assert any(line.startswith(f"{level}  cluster-cidr: ") for line in doctor.output.splitlines()), doctor
+    running = start(*flags)
+    running.have([cluster.node()], service("web", 1, "r1", protocols=["TCP"]))
+    for family in Family:
+        to = cluster.address("cluster 1", family)
+        assert running.lab.probe("host", "TCP", to, 80).sources == (cluster.address(source, family),)
+        assert running.lab.probe("p2", "TCP", to, 80).outcome == ANSWERED, family
+    (doctor,) = running.run("doctor")
+    assert any(line.startswith(f"{level}  cluster-cidr: ") for line in doctor.output.splitlines()), doctor
 
 
-def test_doctor_names_each_collision_with_a_node_port_and_who_gets_the_packets(laboratory: lab.Lab, tmp_path: Path) -> None:
+def test_doctor_names_each_collision_with_a_node_port_and_who_gets_the_packets(start: Start) -> None:
     """A process of the host and a NOTRACK rule; hostPort rules are those of ``test_neighbours``."""
+    running = start()
+    laboratory = running.lab
     rules = "*raw\n-A PREROUTING -d 10.96.0.1/32 -p tcp --dport 80 -j CT --notrack\nCOMMIT\n"
-    with cluster.Cluster(laboratory, tmp_path) as running:
-        running.have([cluster.node()], service("web", 1, "r1", protocols=["TCP"], node_port=30001))
-        node = cluster.address("node", Family.IPV4)
-        laboratory.serve("node", "TCP", "0.0.0.0", 30001)
-        laboratory.run("node", "iptables-restore", "--noflush", stdin=rules)
-        try:
-            answer = laboratory.probe("client", "TCP", node, 30001)
-            assert (answer.outcome, answer.backends) == (ANSWERED, (cluster.address("r1", Family.IPV4),)), (
-                "not the host's process"
-            )
-            untracked = laboratory.probe("client", "TCP", cluster.address("cluster 1", Family.IPV4), 80)
-            assert untracked.outcome != ANSWERED or untracked.sources == (cluster.address("client", Family.IPV4),)
-            doctor, explain = running.run("doctor", "explain default/web")
-        finally:
-            laboratory.run("node", "iptables", "-t", "raw", "-F", "PREROUTING")
-            laboratory.hush("node", "TCP", "0.0.0.0", 30001)
+    running.have([cluster.node()], service("web", 1, "r1", protocols=["TCP"], node_port=30001))
+    node = cluster.address("node", Family.IPV4)
+    laboratory.serve("node", "TCP", "0.0.0.0", 30001)
+    laboratory.run("node", "iptables-restore", "--noflush", stdin=rules)
+    try:
+        answer = laboratory.probe("client", "TCP", node, 30001)
+        assert (answer.outcome, answer.backends) == (ANSWERED, (cluster.address("r1", Family.IPV4),)), "not the host's process"
+        untracked = laboratory.probe("client", "TCP", cluster.address("cluster 1", Family.IPV4), 80)
+        assert untracked.outcome != ANSWERED or untracked.sources == (cluster.address("client", Family.IPV4),)
+        doctor, explain = running.run("doctor", "explain default/web")
+    finally:
+        laboratory.run("node", "iptables", "-t", "raw", "-F", "PREROUTING")
+        laboratory.hush("node", "TCP", "0.0.0.0", 30001)
     for output in (doctor.output, explain.output):
         named = [line for line in output.splitlines() if "collisions: " in line or "collides: " in line]
         assert any(f"listens at TCP {node}:30001, too" in line for line in named), output
         assert any("exempts packets to TCP 10.96.0.1:80 from connection tracking" in line for line in named), output
-
-
-@pytest.mark.parametrize("refused", [False, True], ids=["served", "refused"])
-def test_another_nodes_address_as_an_external_ip_hides_that_node(laboratory: lab.Lab, tmp_path: Path, *, refused: bool) -> None:
-    agent = service("agent", 2, "r1", protocols=["TCP"])
-    for item in agent[1:]:  # an agent in the host's network
-        item["endpoints"] = [
-            {"addresses": [cluster.address("remote", Family[item["addressType"].upper()])], "nodeName": "node-b"}
-        ]
-    both = [cluster.address("remote", family) for family in Family]
-    web = service("web", 1, "p1", protocols=["TCP"], externalIPs=both)
-    flags = ["--ipvs-refuse-node-addresses"] if refused else []
-    with cluster.Cluster(laboratory, tmp_path, *flags) as running:
-        running.have([cluster.node()], web, agent)
-        for address in both:
-            laboratory.serve("remote", "TCP", address, 7000)
-        try:
-            outcomes = {laboratory.probe(client, "TCP", address, 7000).outcome for client in ("host", "p2") for address in both}
-        finally:
-            for address in both:
-                laboratory.hush("remote", "TCP", address, 7000)
-        doctor, explain = running.run("doctor", "explain default/web")
-    assert (outcomes == {ANSWERED}) is refused, outcomes
-    hint = "not used: Service default/web spec.externalIPs" if refused else "collides: "
-    for address in both:
-        assert any(hint in line and f"{address} is an address of the node node-b" in line for line in explain.output.splitlines())
-        assert (f"{address} is an address of the node node-b" in doctor.output) is not refused
 
 
 DNS_RULES = """*raw
@@ -96,26 +91,24 @@ LINK_LOCAL = "169.254.20.10"
 
 
 @pytest.mark.parametrize("layout", ["with the cluster IP", "for IPVS"])
-def test_nodelocal_dns_needs_its_layout_for_ipvs(laboratory: lab.Lab, tmp_path: Path, layout: str) -> None:
+def test_nodelocal_dns_needs_its_layout_for_ipvs(start: Start, layout: str) -> None:
     """The interface, addresses and rules of nodelocaldns.yaml (k8s-dns-node-cache 1.26.4), without the program itself."""
-    dns = cluster.address("cluster 1", Family.IPV4)
+    running = start()
+    laboratory, dns = running.lab, cluster.address("cluster 1", Family.IPV4)
     carried = [LINK_LOCAL] if layout == "for IPVS" else [LINK_LOCAL, dns]
-    with cluster.Cluster(laboratory, tmp_path) as running:
-        running.have([cluster.node()], service("kube-dns", 1, "r1", protocols=["UDP"]))
-        laboratory.ip("node", "link add nodelocaldns type dummy", *(f"address add {one}/32 dev nodelocaldns" for one in carried))
+    running.have([cluster.node()], service("kube-dns", 1, "r1", protocols=["UDP"]))
+    laboratory.ip("node", "link add nodelocaldns type dummy", *(f"address add {one}/32 dev nodelocaldns" for one in carried))
+    for address in carried:
+        laboratory.run("node", "iptables-restore", "--noflush", stdin=DNS_RULES.format(address))
+        laboratory.serve("node", "UDP", address, 53)
+    try:
+        asked = {(client, to): laboratory.probe(client, "UDP", to, 53) for client in ("p2", "host") for to in (LINK_LOCAL, dns)}
+        (doctor,) = running.run("doctor")
+    finally:
+        laboratory.run("node", "iptables", "-t", "raw", "-F")
+        laboratory.ip("node", "link delete nodelocaldns")
         for address in carried:
-            laboratory.run("node", "iptables-restore", "--noflush", stdin=DNS_RULES.format(address))
-            laboratory.serve("node", "UDP", address, 53)
-        try:
-            asked = {
-                (client, to): laboratory.probe(client, "UDP", to, 53) for client in ("p2", "host") for to in (LINK_LOCAL, dns)
-            }
-            (doctor,) = running.run("doctor")
-        finally:
-            laboratory.run("node", "iptables", "-t", "raw", "-F")
-            laboratory.ip("node", "link delete nodelocaldns")
-            for address in carried:
-                laboratory.hush("node", "UDP", address, 53)
+            laboratory.hush("node", "UDP", address, 53)
     r1 = cluster.address("r1", Family.IPV4)
     assert {asked[client, LINK_LOCAL].backends for client in ("p2", "host")} == {(LINK_LOCAL,)}, "the cache answers"
     assert asked["p2", dns].backends == (r1,), "pods bypass the cache at the cluster IP"
@@ -128,66 +121,89 @@ def test_nodelocal_dns_needs_its_layout_for_ipvs(laboratory: lab.Lab, tmp_path: 
         assert any("exempts packets to UDP" in line for line in named), doctor.output
 
 
-WAYS_OUT: Mapping[str, tuple[list[str], Mapping[str, Any], Mapping[str, str]]] = {
-    "none": ([], {}, {}),
-    "ipMode: Proxy": ([], {"ipMode": "Proxy"}, {}),
-    "the annotation": ([], {}, {"skip-load-balancer-ips": "true"}),
-    "refusing": (["--ipvs-refuse-node-addresses"], {}, {}),
+@pytest.mark.parametrize("flags", [(), REFUSING], ids=["served", "refused"])
+def test_another_nodes_address_as_an_external_ip_hides_that_node(start: Start, flags: tuple[str, ...]) -> None:
+    running, refused = start(*flags), flags == REFUSING
+    laboratory = running.lab
+    agent = service("agent", 2, "r1", protocols=["TCP"])
+    for item in agent[1:]:  # an agent in the host's network
+        item["endpoints"] = [
+            {"addresses": [cluster.address("remote", Family[item["addressType"].upper()])], "nodeName": "node-b"}
+        ]
+    both = [cluster.address("remote", family) for family in Family]
+    web = service("web", 1, "p1", protocols=["TCP"], externalIPs=both)
+    running.have([cluster.node()], web, agent)
+    for address in both:
+        laboratory.serve("remote", "TCP", address, 7000)
+    try:
+        outcomes = {laboratory.probe(client, "TCP", address, 7000).outcome for client in ("host", "p2") for address in both}
+    finally:
+        for address in both:
+            laboratory.hush("remote", "TCP", address, 7000)
+    doctor, explain = running.run("doctor", "explain default/web")
+    assert (outcomes == {ANSWERED}) is refused, outcomes
+    hint = "not used: Service default/web spec.externalIPs" if refused else "collides: "
+    for address in both:
+        assert any(hint in line and f"{address} is an address of the node node-b" in line for line in explain.output.splitlines())
+        assert (f"{address} is an address of the node node-b" in doctor.output) is not refused
+
+
+WAYS_OUT: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any], Mapping[str, str]]] = {
+    "refusing": (REFUSING, {}, {}),
+    "none": ((), {}, {}),
+    "ipMode: Proxy": ((), {"ipMode": "Proxy"}, {}),
+    "the annotation": ((), {}, {"skip-load-balancer-ips": "true"}),
 }
 """Flags, further fields of an ingress, and annotations of the Service."""
 
 
 @pytest.mark.parametrize("way_out", WAYS_OUT)
-def test_k3s_servicelb_hides_nodes_without_a_way_out(laboratory: lab.Lab, tmp_path: Path, way_out: str) -> None:
+def test_k3s_servicelb_hides_nodes_without_a_way_out(start: Start, way_out: str) -> None:
     """ServiceLB puts the addresses of all nodes into the status of each load balancer (k3s#2804, k3s#5000)."""
     flags, ingress, annotations = WAYS_OUT[way_out]
+    running = start(*flags)
+    laboratory = running.lab
     addresses = [cluster.address(name, Family.IPV4) for name in ("node", "remote")]
     traefik, *slices = service("traefik", 1, "p1", protocols=["TCP"], balancer=True, node_port=30001, annotations=annotations)
     traefik["status"]["loadBalancer"]["ingress"] = [{"ip": one, **ingress} for one in addresses]
     agent = service("agent", 2, "r1", protocols=["TCP"])
     agent[1]["endpoints"] = [{"addresses": [addresses[1]], "nodeName": "node-b"}]
-    with cluster.Cluster(laboratory, tmp_path, *flags) as running:
-        running.have([cluster.node()], [traefik, *slices], agent)
-        laboratory.serve("remote", "TCP", addresses[1], 7000)
-        try:
-            outcomes = {laboratory.probe(client, "TCP", addresses[1], 7000).outcome for client in ("host", "p2")}
-        finally:
-            laboratory.hush("remote", "TCP", addresses[1], 7000)
-        assert laboratory.probe("client", "TCP", addresses[0], 30001).outcome == ANSWERED, "the node port is served anyway"
+    running.have([cluster.node()], [traefik, *slices], agent)
+    laboratory.serve("remote", "TCP", addresses[1], 7000)
+    try:
+        outcomes = {laboratory.probe(client, "TCP", addresses[1], 7000).outcome for client in ("host", "p2")}
+    finally:
+        laboratory.hush("remote", "TCP", addresses[1], 7000)
+    assert laboratory.probe("client", "TCP", addresses[0], 30001).outcome == ANSWERED, "the node port is served anyway"
     assert (outcomes == {ANSWERED}) is (way_out != "none"), outcomes
 
 
-ARP_DEFAULTS = ("net.ipv4.conf.all.arp_ignore=0", "net.ipv4.conf.all.arp_announce=0")
-
-
 @pytest.mark.parametrize(("strict", "announced"), [(False, False), (True, False), (True, True)])
-def test_strict_arp_leaves_the_answer_to_the_node_that_announces(
-    laboratory: lab.Lab, tmp_path: Path, *, strict: bool, announced: bool
-) -> None:
+def test_strict_arp_leaves_the_answer_to_the_node_that_announces(start: Start, *, strict: bool, announced: bool) -> None:
     """MetalLB in layer 2 answers by itself, kube-vip has the address on an interface of its leader: here on ``eth0``."""
-    balancer = cluster.address("balancer 1", Family.IPV4)
-    laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)  # a program without the flag leaves them as they are
-    with cluster.Cluster(laboratory, tmp_path, f"--ipvs-strict-arp={str(strict).lower()}") as running:
-        running.have([cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True))
-        assert balancer in running.local_addresses()
-        laboratory.ip("client", f"route add {balancer}/32 dev lan", "neighbour flush dev lan")
+    running = start(*["--ipvs-strict-arp=true"] * strict)
+    laboratory, balancer = running.lab, cluster.address("balancer 1", Family.IPV4)
+    running.have([cluster.node()], service("web", 1, "p1", protocols=["TCP"], balancer=True))
+    assert balancer in running.local_addresses()
+    laboratory.ip("client", f"route add {balancer}/32 dev lan", "neighbour flush dev lan")
+    if announced:
+        laboratory.ip("node", f"address add {balancer}/32 dev eth0")
+    try:
+        outcome = laboratory.probe("client", "TCP", balancer, 80, timeout_s=5.0).outcome
+        seen = [laboratory.run(place, "ip", "neighbour") for place in ("client", "node")]
+    finally:
+        laboratory.ip("client", f"route delete {balancer}/32 dev lan")
         if announced:
-            laboratory.ip("node", f"address add {balancer}/32 dev eth0")
-        try:
-            outcome = laboratory.probe("client", "TCP", balancer, 80, timeout_s=5.0).outcome
-            seen = [laboratory.run(place, "ip", "neighbour") for place in ("client", "node")]
-        finally:
-            laboratory.ip("client", f"route delete {balancer}/32 dev lan")
-            if announced:
-                laboratory.ip("node", f"address delete {balancer}/32 dev eth0")
-            laboratory.run("node", "sysctl", "-w", *ARP_DEFAULTS)
+            laboratory.ip("node", f"address delete {balancer}/32 dev eth0")
     assert (outcome == ANSWERED) is (announced or not strict), (outcome, seen)
 
 
 @pytest.mark.parametrize("scopes", ["kube-proxy", "api"])
-def test_calico_changes_nothing_but_the_second_scope_of_pods(laboratory: lab.Lab, tmp_path: Path, scopes: str) -> None:
+def test_calico_changes_nothing_but_the_second_scope_of_pods(start: Start, scopes: str) -> None:
     """IPVS compares whole marks, and Felix marks packets of pods before it. Packets of the host keep theirs."""
     flags = [f"--ipvs-traffic-scopes={scopes}", "--detect-local-mode=InterfaceNamePrefix", "--pod-interface-name-prefix=cni"]
+    running = start(*flags)
+    laboratory = running.lab
     balanced = service("local", 1, "p1", "r1", protocols=["TCP"], balancer=True, externalTrafficPolicy="Local")
     web = service("web", 2, "p1", "r1", protocols=["TCP"], node_port=30002)
     asked = [(who, "balancer 1", 80) for who in ("p2", "host", "client")]
@@ -196,17 +212,16 @@ def test_calico_changes_nothing_but_the_second_scope_of_pods(laboratory: lab.Lab
     def answers() -> list[lab.Result]:
         return [laboratory.probe(who, "TCP", cluster.address(to, Family.IPV4), port, count=ATTEMPTS) for who, to, port in asked]
 
-    with cluster.Cluster(laboratory, tmp_path, *flags) as running:
-        running.have([cluster.node()], balanced, web)
-        pod_before, *before = answers()
-        laboratory.run("node", "iptables-restore", "--noflush", stdin=neighbours.CALICO)
-        try:
-            pod, *others = answers()
-            (doctor,) = running.run("doctor")
-        finally:
-            for table, chain in (("raw", "PREROUTING"), ("nat", "POSTROUTING"), ("filter", "INPUT"), ("filter", "OUTPUT")):
-                for command in (["-D", chain, "-j", f"cali-{chain}"], ["-F", f"cali-{chain}"], ["-X", f"cali-{chain}"]):
-                    laboratory.run("node", "iptables", "-t", table, *command)
+    running.have([cluster.node()], balanced, web)
+    pod_before, *before = answers()
+    laboratory.run("node", "iptables-restore", "--noflush", stdin=neighbours.CALICO)
+    try:
+        pod, *others = answers()
+        (doctor,) = running.run("doctor")
+    finally:
+        for table, chain in (("raw", "PREROUTING"), ("nat", "POSTROUTING"), ("filter", "INPUT"), ("filter", "OUTPUT")):
+            for command in (["-D", chain, "-j", f"cali-{chain}"], ["-F", f"cali-{chain}"], ["-X", f"cali-{chain}"]):
+                laboratory.run("node", "iptables", "-t", table, *command)
     p1, r1 = (cluster.address(one, Family.IPV4) for one in ("p1", "r1"))
     assert (pod_before.backends, pod.backends) == ((p1, r1) if scopes == "api" else (p1,), (p1,))
     assert {one.outcome for one in (pod, *others)} == {ANSWERED}

@@ -81,7 +81,7 @@ def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = B
     if "iptables" in sections and backend is not Backend.NFTABLES:
         state["iptables"] = {}
         for label in ("v4", "v6"):
-            state["iptables"] |= parse_rules(label, _run(_iptables(label, "save")))
+            state["iptables"] |= parse_rules(label, _saved_rules(label))
     if "addresses" in sections:
         state["addresses"] = _read_addresses()
     if "sysctls" in sections:
@@ -89,17 +89,15 @@ def read_state(sections: Collection[str] = KERNEL_SECTIONS, backend: Backend = B
     return state
 
 
-def _iptables(label: str, verb: str) -> str:
-    """Return the program of the variant with this namespace's rules.
-
-    That is legacy if its tables hold rules; an empty legacy table stays once it is there.
-    """
+def _saved_rules(label: str) -> str:
+    """The rules of the variant that has some in this namespace; an empty legacy table stays once it is there."""
     program, listing = ("iptables", "ip_tables_names") if label == "v4" else ("ip6tables", "ip6_tables_names")
     path = Path("/proc/net") / listing
-    is_legacy = path.exists() and bool(path.read_text())
-    if is_legacy and Path("/sys/module/nf_tables").exists():
-        is_legacy = re.search(r"^(-A|:.* - )", _run(f"{program}-legacy-save"), re.MULTILINE) is not None
-    return f"{program}-{'legacy' if is_legacy else 'nft'}-{verb}"
+    if path.exists() and path.read_text():
+        saved = _run(f"{program}-legacy-save")
+        if not Path("/sys/module/nf_tables").exists() or re.search(r"^(-A|:.* - )", saved, re.MULTILINE):
+            return saved
+    return _run(f"{program}-nft-save")
 
 
 def parse_ipvs(text: str) -> tuple[State, State]:
@@ -246,17 +244,17 @@ def _write_sysctls(values: Mapping[str, str]) -> None:
 def clear_state() -> None:
     """Remove all that a proxy programs in this namespace: virtual servers, legacy and nft rules, sets, kube-ipvs0, routes."""
     _run("ipvsadm", "--clear")
-    for label in ("v4", "v6"):
-        program = _iptables(label, "restore")
-        if program.startswith(("iptables-legacy", "ip6tables-legacy")):
-            for table in _BUILT_IN_TABLES:
-                _run(program, "--table", table, stdin=f"*{table}\nCOMMIT\n")
+    for program, listing in (("iptables-legacy-restore", "ip_tables_names"), ("ip6tables-legacy-restore", "ip6_tables_names")):
+        path = Path("/proc/net") / listing
+        present = path.read_text().split() if path.exists() else ()
+        if tables := [name for name in _BUILT_IN_TABLES if name in present]:
+            _run(program, stdin="".join(f"*{name}\nCOMMIT\n" for name in tables))
     if Path("/sys/module/nf_tables").exists():
         _run("nft", "flush", "ruleset")
     _run("ipset", "destroy")
-    _start("ip", "link", "delete", "kube-ipvs0")
-    for option in ("-4", "-6"):
-        _start("ip", option, "route", "flush", "table", "local", "protocol", str(ROUTE_PROTOCOL))
+    flush = f"route flush table local protocol {ROUTE_PROTOCOL}\n"
+    _start("ip", "-4", "-force", "-batch", "-", stdin=f"link delete kube-ipvs0\n{flush}")
+    _start("ip", "-6", "-force", "-batch", "-", stdin=flush)
 
 
 def _set_lines(sets: Mapping[str, Any]) -> Iterable[str]:
