@@ -116,7 +116,7 @@ class Daemon:
         services = await self.get(
             "services",
             viewer=self._viewer,
-            query=question.filter,
+            **top_data.parameters(question.filter),
             sort=question.sort.value,
             order="desc" if (question.sort.value != "name") is not question.is_reversed else "asc",
             page=question.page,

@@ -1,10 +1,12 @@
 """What ``ipvsproxy top`` shows: the daemon's documents as text in lines and columns."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipvsproxy.commands.inspection import Document, printable
 from ipvsproxy.config.settings import Sort
+from ipvsproxy.model.service import ServiceType
 
 UNKNOWN = "-"
 """Stands for a figure that the daemon does not know (yet): the rates of its first seconds, for example."""
@@ -17,6 +19,27 @@ class Question(NamedTuple):
     is_reversed: bool = False
     filter: str = ""
     page: int = 1
+
+
+_TYPES = {one.lower(): one.value for one in ServiceType}
+_FILTER = re.compile(rf"(?i)(namespace|node):.+|type:({'|'.join(_TYPES)})|problems:only")
+
+
+def parameters(text: str) -> Mapping[str, str]:
+    """The parameters of ``services.json`` for a filter.
+
+    ``namespace:demo``, ``type:nodeport``, ``node:node-b`` and ``problems:only`` are filters of their own; the other words are the
+    query.
+    """
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    for word in text.split():
+        if _FILTER.fullmatch(word):
+            name, value = word.lower().split(":", 1)
+            found[name] = _TYPES[value] if name == "type" else value
+        else:
+            rest.append(word)
+    return {"query": " ".join(rest), **found}
 
 
 class Row(NamedTuple):
@@ -47,15 +70,15 @@ class Details(NamedTuple):
 class Column(NamedTuple):
     """A column of a table: its title, its text for a row, and whether figures are aligned to the right.
 
-    A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too wide for the terminal, the text of
-    a column that ``gives_way`` is cut.
+    A column is omitted if the terminal has fewer than ``from_width`` columns. If a row is too wide, its texts are cut to no less
+    than ``gives_way`` characters, those of the widest column first. With 0, a text is never cut.
     """
 
     title: str
     text: Callable[[Any], str]
     is_number: bool = False
     from_width: int = 0
-    gives_way: bool = False
+    gives_way: int = 0
 
 
 def count(value: float | None) -> str:
@@ -97,8 +120,8 @@ def _counted(endpoints: Document) -> str:
 
 
 SERVICE_COLUMNS = (
-    Column("!", lambda row: "!" if row["problems"] else ""),
-    Column("Service", lambda row: row["name"], gives_way=True),
+    Column("Service", lambda row: row["name"], gives_way=16),
+    Column("Problem", lambda row: _first(row["problems"]), gives_way=8),
     Column("Type", lambda row: row["type"], from_width=110),
     Column("Address", lambda row: _first(_addresses(row)), from_width=70),
     Column("Ports", lambda row: _first(_ports(row)), from_width=100),
@@ -107,12 +130,11 @@ SERVICE_COLUMNS = (
     Column("Conn/s", lambda row: count(row["connectionsPerSecond"]), is_number=True),
     Column("Pkt/s", lambda row: count(row["packetsPerSecond"]), is_number=True, from_width=100),
     Column("B/s", lambda row: count(row["bytesPerSecond"]), is_number=True, from_width=60),
-    Column("Wrong", lambda row: "; ".join(row["problems"]), from_width=70),
 )
 ENDPOINT_COLUMNS = (
     Column("Port", lambda one: one["port"], from_width=60),
-    Column("Pod", lambda one: one["pod"], from_width=60, gives_way=True),
-    Column("Endpoint", lambda one: one["address"], gives_way=True),
+    Column("Pod", lambda one: one["pod"], from_width=60, gives_way=16),
+    Column("Endpoint", lambda one: one["address"], gives_way=16),
     Column("Node", lambda one: one["node"], from_width=90),
     Column("Zone", lambda one: one["zone"], from_width=110),
     Column("Weight", lambda one: UNKNOWN if one["weight"] is None else str(one["weight"]), is_number=True, from_width=90),
@@ -134,9 +156,10 @@ def fitting(all_columns: Sequence[Column], rows: Sequence[Row], width: int) -> t
     widths = [max(map(len, texts)) for texts in zip([one.title for one in columns], *table, strict=True)]
     last = 0 if columns[-1].is_number else widths[-1] - LAST_SEEN
     over = sum(widths) + PADDING * len(widths) + SCROLL_BAR - max(0, last) - width
-    for index, one in enumerate(columns):
-        if one.gives_way and over > 0:
-            room = max(LEAST_CUT, widths[index] - over)
+    for index in sorted(range(len(columns)), key=lambda at: -widths[at]):
+        if columns[index].gives_way and over > 0:
+            room = max(columns[index].gives_way, widths[index] - over)
+            over -= max(0, widths[index] - room)
             for texts in table:
                 if len(texts[index]) > room:
                     texts[index] = texts[index][: room - 1] + "…"
@@ -148,8 +171,6 @@ PADDING = 2
 SCROLL_BAR = 2
 LAST_SEEN = 12
 """The number of characters of the last column that must be visible."""
-LEAST_CUT = 16
-"""A text is not cut to less than this."""
 
 
 def _first(texts: Sequence[str]) -> str:
@@ -241,7 +262,7 @@ def _service_lines(row: Document) -> Iterator[str]:
         f"{endpoints['ready']} endpoints get connections, {endpoints['draining']} drain, {endpoints['unused']} are not used; "
         f"{count(row['connectionsPerSecond'])} conn/s, {count(row['bytesPerSecond'])} B/s"
     )
-    yield from (f"wrong: {problem}" for problem in row["problems"])
+    yield from (f"problem: {problem}" for problem in row["problems"])
 
 
 def _notes(explained: Document) -> Iterator[str]:

@@ -28,11 +28,14 @@ from ipvsproxy.config.settings import Sort
 HELP = """\
 c b p    sort by connections, bytes,
          packets per second
-n w      sort by name, by what is wrong
+n w      sort by name, by problems
 r        reverse the order
+!        problems only, or all again
 > <      next page, page before
 /        filter: name, address, port,
-         pod address; Escape clears it
+         pod address; Escape clears it;
+         also namespace:demo node:a
+         type:nodeport problems:only
 Enter    open a Service: its endpoints,
          and why each is in or out
 Escape   back
@@ -53,6 +56,8 @@ FetchDetails = Callable[[str], Awaitable[Details | None]]
 """Reads one Service by its name, None if there is none; raises NoAnswerError."""
 
 
+ONLY_PROBLEMS = "problems:only"
+"""The word of a filter that leaves only Services with a problem."""
 LONGEST_FILTER = 200
 """The daemon accepts no longer filter."""
 
@@ -237,7 +242,8 @@ class MainScreen(FollowingScreen[Picture]):
         Binding("b", "sort('bytes')", "bytes"),
         Binding("p", "sort('packets')", "pkts"),
         Binding("n", "sort('name')", "name"),
-        Binding("w", "sort('problems')", "wrong"),
+        Binding("w", "sort('problems')", "problems"),
+        Binding("exclamation_mark", "only_problems", show=False),
         Binding("r", "reverse", "reverse"),
         Binding("greater_than_sign", "page(1)", show=False),
         Binding("less_than_sign", "page(-1)", show=False),
@@ -316,6 +322,13 @@ class MainScreen(FollowingScreen[Picture]):
         """Show all Services."""
         self.query_one("#filter", Input).value = ""
         self._apply_filter("")
+
+    def action_only_problems(self) -> None:
+        """Show only Services with a problem, or all again."""
+        words = self._question.filter.split()
+        text = " ".join([word for word in words if word != ONLY_PROBLEMS] + [ONLY_PROBLEMS] * (ONLY_PROBLEMS not in words))
+        self.query_one("#filter", Input).value = text
+        self._apply_filter(text)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Filter by what was typed."""

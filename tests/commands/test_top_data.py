@@ -83,17 +83,17 @@ def test_a_table_in_plain_text_is_as_wide_as_it_has_to_be() -> None:
         {**service("demo/much-longer", connections_s=None), "addresses": [], "addressCount": 0},
     ]
     assert list(top_data.table_lines(top_data.SERVICE_COLUMNS, top_pictures.picture(*rows).services)) == [
-        "!  Service           Type       Address        Ports   Ends    Active  Conn/s  Pkt/s    B/s  Wrong",
-        "!  demo/web          ClusterIP  10.96.0.80 +1  80/TCP  3+1d-2       7     1.5    100  12.3k  a; b",
-        "   demo/much-longer  ClusterIP                 80/TCP  3+1d-2       7       -    100  12.3k",
+        "Service           Problem  Type       Address        Ports   Ends    Active  Conn/s  Pkt/s    B/s",
+        "demo/web          a +1     ClusterIP  10.96.0.80 +1  80/TCP  3+1d-2       7     1.5    100  12.3k",
+        "demo/much-longer           ClusterIP                 80/TCP  3+1d-2       7       -    100  12.3k",
     ]
 
 
 @pytest.mark.parametrize(
     ("width", "titles"),
     [
-        (40, ["!", "Service", "Conn/s"]),
-        (80, ["!", "Service", "Address", "Ends", "Conn/s", "B/s", "Wrong"]),
+        (40, ["Service", "Problem", "Conn/s"]),
+        (80, ["Service", "Problem", "Address", "Ends", "Conn/s", "B/s"]),
         (120, [one.title for one in top_data.SERVICE_COLUMNS]),
     ],
 )
@@ -111,24 +111,46 @@ def _texts(width: int, *rows: dict[str, Any]) -> list[list[str]]:
 
 
 def test_a_name_is_cut_where_the_columns_behind_it_would_not_be_seen() -> None:
-    assert _cells(40, "demo/web", "demo/" + "x" * 40) == [["", "demo/web", "1.5"], ["", "demo/" + "x" * 19 + "…", "1.5"]]
-    assert _cells(40, "demo/" + "x" * 10)[0][1] == "demo/" + "x" * 10
-    assert _cells(20, "demo/" + "x" * 40)[0][1] == "demo/" + "x" * 10 + "…", "not less than this"
+    assert _cells(40, "demo/web", "demo/" + "x" * 40) == [["demo/web", "", "1.5"], ["demo/" + "x" * 13 + "…", "", "1.5"]]
+    assert _cells(40, "demo/" + "x" * 10)[0][0] == "demo/" + "x" * 10
+    assert _cells(20, "demo/" + "x" * 40)[0][0] == "demo/" + "x" * 10 + "…", "not less than this"
+
+
+@pytest.mark.parametrize(("width", "name", "problem"), [(40, 18, 8), (80, 25, 11), (140, 25, 37)])
+def test_a_problem_gives_way_before_the_name_and_can_be_seen_in_each_width(width: int, name: int, problem: int) -> None:
+    row = service("demo/" + "x" * 20, problems=["why " * 40, "more"])
+    (texts,) = _texts(width, row)
+    assert (len(texts[0]), len(texts[1])) == (name, problem)
+    assert sum(map(len, texts)) + top_data.PADDING * len(texts) + top_data.SCROLL_BAR <= width
 
 
 def test_the_last_column_needs_not_be_seen_whole() -> None:
-    row = service("demo/" + "x" * 20, problems=["why " * 40])
-    (texts,) = _texts(80, row)
-    assert texts[1] == "demo/" + "x" * 15 + "…"
-    assert texts[-1] == "why " * 40
+    row = top_pictures.endpoint("10.244.0.1:8080", reason="why " * 40)
+    _, ((*_, state),) = top_data.fitting(top_data.ENDPOINT_COLUMNS, (row,), 80)
+    assert state == "out: " + "why " * 40
 
 
 def test_control_characters_are_escaped_before_a_text_is_cut() -> None:
-    assert _cells(200, "demo/\x1b[31m\n")[0][1] == "demo/\\x1b[31m\\n"
+    assert _cells(200, "demo/\x1b[31m\n")[0][0] == "demo/\\x1b[31m\\n"
 
 
 def test_a_table_without_rows_has_no_texts() -> None:
     assert _cells(40) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("", {"query": ""}),
+        ("demo/web", {"query": "demo/web"}),
+        ("fd00:10:96:: node:Node-B", {"query": "fd00:10:96::", "node": "node-b"}),
+        ("problems:only web", {"query": "web", "problems": "only"}),
+        ("type:nodeport namespace:demo", {"query": "", "type": "NodePort", "namespace": "demo"}),
+        ("type:x problems:no node:", {"query": "type:x problems:no node:"}),
+    ],
+)
+def test_words_of_a_filter_are_parameters_of_the_daemon(text: str, asked: dict[str, str]) -> None:
+    assert top_data.parameters(text) == asked
 
 
 CLUSTER = builders.frontend(builders.CLUSTER_IP, 80)
@@ -171,7 +193,7 @@ async def test_a_picture_has_the_node_and_the_rows_in_their_order(node: PageNode
     assert (picture.matching, picture.page, picture.pages) == (1, 1, 1)
     (web,) = picture.services
     assert web.name == "default/web"
-    assert web.texts[:6] == ["", "default/web", "NodePort", "10.96.0.10", "80:30080/TCP", "2-1"]
+    assert web.texts[:6] == ["default/web", "", "NodePort", "10.96.0.10", "80:30080/TCP", "2-1"]
 
 
 async def test_a_node_that_never_synced_has_no_last_sync(node: PageNode) -> None:

@@ -142,11 +142,11 @@ async def test_each_sort_key_requests_its_order_from_the_daemon(key: str, asked:
 @pytest.mark.parametrize("size", SIZES)
 async def test_hostile_names_stay_text(size: tuple[int, int]) -> None:
     daemon = Daemon(HOSTILE)
-    daemon.details = Details((HOSTILE, f"wrong: {HOSTILE}"), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),))
+    daemon.details = Details((HOSTILE, f"problem: {HOSTILE}"), (endpoint(HOSTILE, node=HOSTILE, reason=HOSTILE),))
     async with _app(daemon).run_test(size=size) as pilot:
         await _until(pilot, top_pictures.SHOWN[:15])
         await pilot.press("enter")
-        await _until(pilot, f"out: {top_pictures.SHOWN}", f"wrong: {top_pictures.SHOWN}")
+        await _until(pilot, f"out: {top_pictures.SHOWN}", f"problem: {top_pictures.SHOWN}")
         assert all(one.isprintable() or one == "\n" for one in _shown(pilot))
 
 
@@ -203,6 +203,19 @@ async def test_the_cursor_stays_with_its_service_when_the_order_of_rows_changes(
         assert _names(pilot)[table.cursor_row] == "demo/b"
 
 
+async def test_a_key_shows_only_problems_and_all_again() -> None:
+    daemon = Daemon("demo/web")
+    async with _app(daemon).run_test() as pilot:
+        await _until(pilot, "demo/web")
+        await pilot.press("slash", *"web", "enter")
+        for wanted in ("web problems:only", "web"):
+            await pilot.press("exclamation_mark")
+            async with asyncio.timeout(PATIENCE_S):
+                while daemon.asked[-1].filter != wanted:
+                    await pilot.pause(0.01)
+            assert pilot.app.screen.query_one(Input).value == wanted
+
+
 async def test_columns_follow_the_width() -> None:
     async with _app(Daemon("demo/web")).run_test(size=(40, 15)) as pilot:
         await _until(pilot, "Conn/s")
@@ -243,4 +256,4 @@ async def test_a_column_is_as_wide_as_its_current_texts() -> None:
         assert table.virtual_size.width <= 40, "all columns can be seen"
         daemon.services = [service("demo/web")]
         await _until(pilot, "demo/web")
-        assert table.ordered_columns[1].width == len("demo/web")
+        assert table.ordered_columns[0].width == len("demo/web")

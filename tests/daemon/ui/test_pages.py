@@ -271,6 +271,17 @@ async def test_names_of_a_few_services_are_kept() -> None:
 
 
 @in_virtual_time
+async def test_a_search_for_problems_follows_them() -> None:
+    node = _node()
+    async with node.reading():
+        await node.quiet(1)
+        for ready, found in ((True, []), (False, ["default/web"]), (True, [])):
+            node.put(builders.endpoint_slice(endpoint("10.244.0.1", ready=ready)))
+            await node.quiet(1)
+            assert (await node.ask("services", query="web", problems="only"))["names"] == found
+
+
+@in_virtual_time
 async def test_rates_of_the_node_come_from_two_readings_and_only_later_points_are_sent_again() -> None:
     node = _node()
     async with node.reading():
