@@ -182,6 +182,13 @@ def test_a_service_is_a_picture_from_clients_to_endpoints_with_reasons(looking: 
     assert page.locator("path.wire").count() == 8
     page.locator("summary").first.click()
     expect(page.locator(".rule code").first).to_contain_text("-t nat -A KUBE-SERVICES")
+    page.context.grant_permissions(["clipboard-read"])
+    rules = page.locator(".rule", has_text="2 rules")
+    rules.locator("summary").click()
+    lines = rules.locator("code").all_text_contents()
+    rules.get_by_role("button", name="Copy").click()
+    assert page.evaluate("navigator.clipboard.readText()").splitlines() == lines
+    assert len(lines) == 2
     expect(ins.first).to_contain_text(re.compile(r"\d\sk?conn/s"))  # after two readings
 
 
@@ -213,7 +220,7 @@ def test_a_change_of_an_endpoint_is_seen_within_two_seconds(looking: Look, node:
         with _two_answers_after(page_scene.web_slice(without="10.244.0.12"), page, "service", node):
             gone = page.locator(".endpoint", has_text="10.244.0.12:8080")
             expect(gone).to_contain_text("! draining")
-            expect(gone).to_contain_text("its connections go on")
+            expect(gone).to_contain_text("its open connections continue")
         with _two_answers_after(page_scene.web_slice(endpoint("10.244.0.13"), without="10.244.0.12"), table, "services", node):
             expect(table.locator("tbody tr")).to_contain_text("4 ready 1 draining")
         expect(page.locator(".endpoint", has_text="10.244.0.13:8080")).to_contain_text("✓ in")
@@ -425,6 +432,11 @@ def test_the_theme_is_chosen_and_kept(looking: Look) -> None:
 def test_each_page_suits_everybody_in_both_themes_a_phone_and_paper(looking: Look, part: str) -> None:
     page = looking(PARTS[part])
     _is_complete(page, part)
+    shown = page.request.get(
+        page.url.partition("#")[0] + (page.get_by_role("link", name="JSON of this page").get_attribute("href") or "")
+    )
+    assert part in ("node", "events") or page_scene.WEB in shown.text()
+    assert shown.ok
     for theme in SCHEMES:
         page.emulate_media(color_scheme=theme)
         found = Axe().run(page)

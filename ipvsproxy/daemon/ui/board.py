@@ -343,7 +343,7 @@ class Troubles:
         for name, count in pending.items():
             if text := self._failures.get(name):
                 found.setdefault(name, []).append(f"failed: {text}")
-            found.setdefault(name, []).append(f"not in force yet: {count} kernel objects differ")
+            found.setdefault(name, []).append(f"not in force yet: {count} kernel object{'s' if count != 1 else ''}")
 
 
 PROBLEMS = 8

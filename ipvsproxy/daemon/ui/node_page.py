@@ -169,8 +169,6 @@ def describe(
     """The document of ``node.json``, with the points of the history after a time."""
     health = sources.status.health()
     reasons = list(_reasons(health, sources, statistics, events.failed))[:REASONS]
-    pending = {kind: number for kind, number in statistics.pending.items() if number}
-    drifted = {kind: number for kind, number in statistics.drifted.items() if number}
     last = history.last if history.last and health.now_s - history.last.at_s < RECENT_S else None
     return {
         "version": identity.version,
@@ -186,8 +184,8 @@ def describe(
         "services": len(sources.store.services),
         "virtualServers": sum(numbers.virtual_servers.values()),
         "realServers": sum(numbers.real_servers.values()),
-        "pending": {"total": sum(pending.values()), "byKind": pending},
-        "drifted": {"total": sum(drifted.values()), "byKind": drifted},
+        "pending": _counted(statistics.pending),
+        "drifted": _counted(statistics.drifted),
         "failed": events.failed,
         "draining": statistics.drains,
         "waitingRemovals": statistics.waiting_removals,
@@ -232,6 +230,11 @@ def _sum(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
 
 
+def _counted(numbers: Mapping[str, int]) -> dict[str, Any]:
+    kinds = {kind: number for kind, number in numbers.items() if number}
+    return {"total": sum(kinds.values()), "byKind": kinds, "text": _list(kinds)}
+
+
 def _reasons(health: Health, sources: Sources, statistics: Statistics, failed: int) -> Iterator[str]:
     if health.missing:
         yield f"the first list of {', '.join(sorted(kind.value for kind in health.missing))} is not complete"
@@ -241,10 +244,10 @@ def _reasons(health: Health, sources: Sources, statistics: Statistics, failed: i
         yield f"the kernel setting {path} is {value}"
     yield from sorted(health.unreadable)
     if failed:
-        yield f"{failed} operations failed; they are tried again"
+        yield f"{failed} operation{'s' if failed != 1 else ''} failed and will be tried again"
     for name, number in statistics.pending.items():
         if number:
-            yield f"{_count(number, name)} differ from what is desired"
+            yield f"not yet as desired: {_count(number, name)}"
     if not health.missing and (age_s := sources.status.oldest_change_age_s) > 0:
         yield f"a change has waited for {age_s:.1f} s"
 

@@ -164,8 +164,8 @@ class Pages:
 
     def _note_states(self, at_s: float) -> None:
         health = self._sources.status
-        self._events.note("health", "this node", "in time" if health.is_healthy else "changes are late", at_s)
-        self._events.note("health", "load balancers", "are welcome" if health.is_eligible else "are turned away", at_s)
+        self._events.note("health", "changes", "in time" if health.is_healthy else "late", at_s)
+        self._events.note("health", "load balancers", "accepted" if health.is_eligible else "turned away", at_s)
         for kind, watch in self._sources.watch_states().items():
             state = "stale" if watch.is_stale else "connected" if watch.is_open else "not connected"
             self._events.note("watch", kind.value, state, at_s)

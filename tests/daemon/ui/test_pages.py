@@ -66,7 +66,7 @@ async def test_the_node_page_shows_that_everything_is_in_force() -> None:
     assert (told["inForce"], told["reasons"]) == (True, [])
     assert (told["node"], told["zone"], told["source"]) == (builders.THIS_NODE, builders.ZONE, "API server")
     assert (told["services"], told["virtualServers"], told["realServers"]) == (1, 2, 4)
-    assert told["pending"] == {"total": 0, "byKind": {}}
+    assert told["pending"] == {"total": 0, "byKind": {}, "text": ""}
     assert [sync["services"] for sync in told["syncs"]] == [1]
     assert {one["family"]: one["iptables"] for one in told["kernel"]["families"]} == {"IPv4": "nft", "IPv6": "nft"}
     assert {one["kind"]: one["connected"] for one in told["watches"]} == dict.fromkeys(ObjectKind, True)
@@ -82,8 +82,8 @@ async def test_the_node_page_shows_why_not_everything_is_in_force() -> None:
         assert not told["inForce"]
         assert told["failed"] > 0
         assert told["reasons"] == [
-            f"{told['failed']} operations failed; they are tried again",
-            "2 virtual servers differ from what is desired",
+            f"{told['failed']} operations failed and will be tried again",
+            "not yet as desired: 2 virtual servers",
         ]
         (row,) = (await node.ask("services"))["services"]
         assert any(problem.startswith("failed: ") for problem in row["problems"]), row

@@ -1,6 +1,6 @@
 // What has happened: changes, failures, drift and its repair, the API server's and the node's health.
 
-import { chip, count, el, seconds, time, write } from "./parts.js";
+import { chip, count, el, seconds, time, whole, write } from "./parts.js";
 
 const MARKS = { sync: ["", "change"], failure: ["bad", "✗ failure"], drift: ["warn", "! drift"], watch: ["warn", "! watch"], health: ["warn", "! health"] };
 const MOST = 500;
@@ -13,10 +13,10 @@ export function open(main, _where, { ask, refresh }) {
   const only = el("input", { id: "only", type: "checkbox", onchange: filter });
   main.append(
     el("h1", {}, "Events"),
-    el("div", { class: "controls" }, only, el("label", { for: "only" }, "Without changes: failures, drift, health")),
+    el("div", { class: "controls" }, only, el("label", { for: "only" }, "Only failures, drift, watches and health")),
     told,
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Events" }, el("table", { class: "events" }, el("caption", {}, "Events, the newest first"), el("thead", {}, el("tr", {}, ["When", "What", "Event", "Services", "Took", "After"].map((head) => el("th", { scope: "col" }, head)))), body)),
-    el("p", { class: "note" }, "“Took” is the time of the sync; “after” is the time from the arrival of its oldest change to its end."),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Events" }, el("table", { class: "events" }, el("caption", {}, "Events, the newest first"), el("thead", {}, el("tr", {}, ["When", "What", "Event", "Services", "Took", "Latency"].map((head) => el("th", { scope: "col" }, head)))), body)),
+    el("p", { class: "note" }, "“Took” is the time of the sync; “latency” is the time from the arrival of its oldest change to its end."),
   );
 
   return {
@@ -47,7 +47,7 @@ export function open(main, _where, { ask, refresh }) {
       element.hidden = only.checked && element.dataset.kind === "sync";
       shown += !element.hidden;
     }
-    write(told, `${count(shown, "event")}${last > MOST ? `; the last ${MOST} are kept` : ""}`);
+    write(told, `${count(shown, "event")}${last > MOST ? `; only the last ${MOST} are kept` : ""}`);
   }
 }
 
@@ -60,8 +60,8 @@ function row(event) {
     el("td", { "data-label": "When" }, time(event.at)),
     el("td", { "data-label": "What" }, chip(kind, text)),
     el("td", { "data-label": "Event", class: "wide" }, event.text),
-    el("td", { "data-label": "Services" }, names, event.serviceCount > event.services.length ? ` and ${event.serviceCount - event.services.length} more` : ""),
+    el("td", { "data-label": "Services" }, names, event.serviceCount > event.services.length ? ` and ${whole(event.serviceCount - event.services.length)} more` : ""),
     el("td", { "data-label": "Took", class: "number" }, seconds(event.durationSeconds)),
-    el("td", { "data-label": "After", class: "number" }, seconds(event.latencySeconds)),
+    el("td", { "data-label": "Latency", class: "number" }, seconds(event.latencySeconds)),
   );
 }

@@ -78,10 +78,6 @@ function tile(name, value, note = "", kind = "") {
   return el("div", { class: `tile ${kind}` }, el("dt", {}, name), el("dd", {}, el("span", { class: "big" }, value), note ? el("small", {}, note) : null));
 }
 
-function kinds(counted) {
-  return Object.entries(counted.byKind).map(([kind, number]) => `${number} ${kind.replaceAll("_", " ")}`).join(", ");
-}
-
 function* summary(answer) {
   yield el(
     "p",
@@ -93,11 +89,11 @@ function* summary(answer) {
   yield el(
     "dl",
     { class: "tiles" },
-    tile("Services", whole(answer.services), `${whole(answer.virtualServers)} virtual servers, ${whole(answer.realServers)} real servers`),
-    tile("Pending", whole(answer.pending.total), kinds(answer.pending), answer.pending.total ? "warn" : ""),
-    tile("Failed", whole(answer.failed), answer.failed ? "tried again" : "", answer.failed ? "bad" : ""),
-    tile("Drifted", whole(answer.drifted.total), kinds(answer.drifted)),
-    tile("Draining", whole(answer.draining), answer.waitingRemovals ? `${answer.waitingRemovals} wait for removal` : ""),
+    tile("Services", whole(answer.services), `${count(answer.virtualServers, "virtual server")}, ${count(answer.realServers, "real server")}`),
+    tile("Pending", whole(answer.pending.total), answer.pending.text, answer.pending.total ? "warn" : ""),
+    tile("Failed", whole(answer.failed), answer.failed ? "will be tried again" : "", answer.failed ? "bad" : ""),
+    tile("Drifted", whole(answer.drifted.total), answer.drifted.total ? `${answer.drifted.text} since the start` : ""),
+    tile("Draining", whole(answer.draining), answer.waitingRemovals ? `${whole(answer.waitingRemovals)} to be removed` : ""),
     tile("Conflicts", whole(answer.conflicts), "", answer.conflicts ? "warn" : ""),
     tile("Connections", figure(answer.connectionsPerSecond, "/s")),
     tile("Traffic", figure(answer.bytesPerSecond, "B/s"), figure(answer.packetsPerSecond, "pkt/s")),
@@ -116,7 +112,7 @@ function* details(answer) {
   yield el("h2", {}, "Last syncs");
   yield table(
     "The last syncs, the newest first",
-    ["Ended", "Services", "Done", "Failed", "Left", "Waited", "Read", "Translated", "Applied"],
+    ["Ended", "Services", "Done", "Failed", "Pending", "Waited", "Read", "Translated", "Applied"],
     answer.syncs.map((sync) =>
       el(
         "tr",
@@ -155,8 +151,8 @@ function* details(answer) {
       fact(family.family, `${holder(family.iptables)}, ${family.healthy ? "in time" : "late"}`, family.updatedAt ? [", complete at ", time(family.updatedAt)] : null),
     ),
     fact("Changes", answer.healthy ? "in time" : "late: /livez fails"),
-    fact("Load balancers", answer.eligible ? "are welcome" : "are turned away: /healthz fails"),
-    fact("Oldest change", answer.oldestChangeAgeSeconds ? `waits for ${seconds(answer.oldestChangeAgeSeconds)}` : "none waits"),
+    fact("Load balancers", answer.eligible ? "accepted" : "turned away: /healthz fails"),
+    fact("Waiting changes", answer.oldestChangeAgeSeconds ? `the oldest for ${seconds(answer.oldestChangeAgeSeconds)}` : "none"),
   );
   yield el("p", { class: "note" }, "Figures of ", time(answer.now), ".");
 }

@@ -35,13 +35,21 @@ function name() {
 }
 
 // A document of the API. Its path is relative, since a proxy may have put something before it.
-async function ask(what, query = {}) {
+function path(what, query) {
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const parameters = new URLSearchParams([...given, ["viewer", viewer]]);
-  const response = await fetch(`api/${what}.json?${parameters}`, { signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store" });
+  return `api/${what}.json?${new URLSearchParams(given)}`;
+}
+
+async function ask(what, query = {}) {
+  const response = await fetch(path(what, { ...query, viewer }), { signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store" });
   const answer = await response.json();
   if (!response.ok) throw new Refused(response.status, answer.error);
   return answer;
+}
+
+function askAndLink(what, query) {
+  document.getElementById("json").href = path(what, { ...query, since: null });
+  return ask(what, query);
 }
 
 class Refused extends Error {
@@ -77,7 +85,7 @@ function go() {
     if (here) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  shown = { name: where.name, page: pages[where.name].open(main, where, { ask, refresh }) };
+  shown = { name: where.name, page: pages[where.name].open(main, where, { ask: askAndLink, refresh }) };
   document.title = `${shown.page.title} – ipvsproxy`;
   window.scrollTo(0, 0);
   refresh();

@@ -1,12 +1,12 @@
 // One Service as a picture: clients, rules, virtual servers, endpoints, and why each is in or out.
 
-import { chip, count, el, figure, patch, spark, svg } from "./parts.js";
+import { chip, count, el, figure, patch, spark, svg, whole, write } from "./parts.js";
 import { portText } from "./services.js";
 
 const SERVERS = 12; // virtual servers and endpoints of a port that are shown until more are asked for
 const ENDPOINTS = 24;
 const LINES = 400;
-const TRAFFIC = { internal: "the cluster IP", external: "all other addresses", cluster: "all other addresses, from this node" };
+const TRAFFIC = { internal: "the cluster IP", external: "external addresses", cluster: "external addresses, from this node" };
 
 export function open(main, where, { ask }) {
   const name = where.rest.join("/");
@@ -58,7 +58,7 @@ function* facts(answer) {
   yield el(
     "dl",
     { class: "tiles" },
-    tile("Endpoints", figure(row.endpoints.ready), `${row.endpoints.draining} draining, ${row.endpoints.unused} unused`),
+    tile("Endpoints", whole(row.endpoints.ready), `ready, ${whole(row.endpoints.draining)} draining, ${whole(row.endpoints.unused)} unused`),
     tile("Connections", figure(row.connectionsPerSecond, "/s"), "", row.history.connectionsPerSecond),
     tile("Traffic", figure(row.bytesPerSecond, "B/s"), figure(row.packetsPerSecond, "pkt/s"), row.history.bytesPerSecond),
     tile("Open connections", figure(row.activeConnections), `active, ${figure(row.inactiveConnections)} inactive`),
@@ -165,7 +165,7 @@ function serverRow(server, answer, key, opened, port) {
       el("small", {}, `${server.role}, ${server.scheduler}${server.schedulerFlags.length ? ` (${server.schedulerFlags.join(", ")})` : ""}`),
       kernel ? null : chip("bad", "✗ not in the kernel"),
       server.held ? null : chip("bad", `✗ served for ${server.owner}`),
-      server.waiting.length && server.held ? el("small", {}, `also wanted by ${server.waiting.join(", ")}`) : null,
+      server.waiting.length && server.held ? el("small", {}, `also desired by ${server.waiting.join(", ")}`) : null,
       server.sourceRangesApply ? el("small", {}, `only from ${answer.service.sourceRanges.join(", ")}`) : null,
       server.sourceRangesApply && !server.usableByThisNode ? el("small", {}, "not for this node itself: it is outside of these ranges") : null,
       el("small", { class: "to" }, `to ${count(used, "endpoint")}`),
@@ -176,7 +176,18 @@ function serverRow(server, answer, key, opened, port) {
 
 function rules(lines, key, opened) {
   const remember = (event) => (event.target.open ? opened.add(key) : opened.delete(key));
-  return el("details", { open: opened.has(key), ontoggle: remember }, el("summary", { "data-key": key }, count(lines.length, "rule")), el("code", {}, lines.join("\n")));
+  const copy = (event) => {
+    getSelection().selectAllChildren(event.target.nextElementSibling);
+    document.execCommand("copy"); // the clipboard of a navigator is for pages of https alone
+    write(event.target, "Copied");
+  };
+  return el(
+    "details",
+    { open: opened.has(key), ontoggle: remember },
+    el("summary", { "data-key": key }, count(lines.length, "rule")),
+    el("button", { type: "button", "data-key": `${key} copy`, onclick: copy }, "Copy"),
+    el("div", {}, lines.map((line) => el("code", {}, line))),
+  );
 }
 
 function scopeRow(scope) {
@@ -255,7 +266,7 @@ function endpointBox({ name, endpoint, kernel }, port, answer) {
   const draining = kernel && [...kernel.states].includes("draining") && !used.length;
   const waits = kernel && used.length && [...kernel.states].every((one) => one === "no new connections");
   const state = draining ? chip("warn", "! draining") : waits ? chip("warn", "! no new connections") : used.length ? chip("good", "✓ in") : chip("off", "✗ out");
-  const reasons = endpoint ? why(endpoint, kinds) : ["it is no endpoint of the Service any more; its connections go on"];
+  const reasons = endpoint ? why(endpoint, kinds) : ["no longer an endpoint of the Service; its open connections continue"];
   const conditions = endpoint ? [endpoint.ready ? "ready" : "not ready", endpoint.terminating ? "terminating" : "", endpoint.terminating && endpoint.serving ? "serving" : ""] : [];
   const where = endpoint ? [endpoint.node === answer.node ? "this node" : endpoint.node, endpoint.zone ? `zone ${endpoint.zone}` : ""] : [];
   return el(
