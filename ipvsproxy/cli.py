@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 
 from ipvsproxy.config import catalogue, commands, file, load
-from ipvsproxy.config.option import ConfigError, Given, Problem, Source, quoted, suggestion
+from ipvsproxy.config.option import ConfigError, Given, Problem, ValuePlace, quoted, suggestion
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import complain
 from ipvsproxy.daemon.loop import garbage
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else "run"
     if name not in (known := (*commands.COMMANDS, "completion")):
-        return _refuse(Problem(Source(quoted(name)), f"is no command{suggestion(name, known)}"))
+        return _refuse(Problem(ValuePlace(quoted(name)), f"is no command{suggestion(name, known)}"))
     return complete(arguments) if name == "completion" else execute(commands.COMMANDS[name], arguments)
 
 
@@ -90,7 +90,7 @@ def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]
     try:
         return [module.parse_subject(word) for word in words]
     except ValueError as error:
-        raise ConfigError([Problem(Source(command.name), str(error))]) from error
+        raise ConfigError([Problem(ValuePlace(command.name), str(error))]) from error
 
 
 def _run(config: Config, read_again: Callable[[], Config]) -> int:

@@ -60,7 +60,7 @@ ONLY_OWN_OF_IPTABLES = Extent(skeleton.SCOPE_CHAINS, skeleton.SCOPE_JUMPS, SCOPE
 """The objects that kube-proxy does not know: second scopes in iptables and ipset, all rules and sets in another backend."""
 
 
-class Node(NamedTuple):
+class NodeToClean(NamedTuple):
     """A node to clean: the kernel, functions that find all rules with a text, and the readable families.
 
     ``rules_with`` searches the rules of the kernel, and the rules of each variant of iptables that is not in use. ``left`` looks
@@ -137,7 +137,7 @@ def _clean_here(config: Config, result: Result) -> None:
 
 
 @contextlib.contextmanager
-def _this_node(route_protocol: int, backend: Backend, extent: Extent) -> Iterator[Node]:
+def _this_node(route_protocol: int, backend: Backend, extent: Extent) -> Iterator[NodeToClean]:
     skipped: list[str] = []
     if not _IP_VS.exists():
         skipped.append("virtual servers: this kernel has no IPVS loaded")
@@ -160,7 +160,7 @@ def _this_node(route_protocol: int, backend: Backend, extent: Extent) -> Iterato
             if names != commands
         ]
         left = leftovers.of_iptables(kernel.leftover_rules, kernel.leftover_rules.places(programs))
-        yield Node(
+        yield NodeToClean(
             kernel,
             [kernel.rules.rules_with, *(driver.rules_with for driver in others)],
             {} if extent.only_own else left | leftovers.of_nftables(kernel.leftover_tables),
@@ -178,7 +178,7 @@ def _unlike_sets() -> Collection[IpSet]:
 
 
 def clean(
-    node: Node, excluded: Collection[Network], node_port_ranges: Collection[Network], result: Result, *, dry_run: bool
+    node: NodeToClean, excluded: Collection[Network], node_port_ranges: Collection[Network], result: Result, *, dry_run: bool
 ) -> None:
     """Remove our objects of ``node.extent``, except for virtual servers in ``excluded`` ranges; ``dry_run`` only finds them."""
     observed = _observe(node)
@@ -208,7 +208,7 @@ def clean(
     result.notes, result.problems = list(dict.fromkeys(result.notes)), list(dict.fromkeys(result.problems))
 
 
-def _removal_of_unlike(node: Node, result: Result) -> list[Operation]:
+def _removal_of_unlike(node: NodeToClean, result: Result) -> list[Operation]:
     """The removals of sets that have our names and another shape."""
     try:
         return [Operation(Verb.REMOVE, ip_set) for ip_set in node.unlike_sets()]
@@ -217,11 +217,11 @@ def _removal_of_unlike(node: Node, result: Result) -> list[Operation]:
         return []
 
 
-def _observe(node: Node) -> Observation:
+def _observe(node: NodeToClean) -> Observation:
     return node.kernel.observe(tuple(IP_SETS), node.families, ())
 
 
-def _clear(node: Node, result: Result, *, may_remove: bool) -> None:
+def _clear(node: NodeToClean, result: Result, *, may_remove: bool) -> None:
     """Remove the rules that a proxy has left behind, or only find them."""
     for place, remains in node.left.items():
         try:
@@ -239,7 +239,7 @@ def _clear(node: Node, result: Result, *, may_remove: bool) -> None:
             result.left[name] = result.left.get(name) or ((examined.failure or kept) if may_remove else "")
 
 
-def _with_users(node: Node, outcome: Outcome) -> Outcome:
+def _with_users(node: NodeToClean, outcome: Outcome) -> Outcome:
     """The outcome; if it is the failed removal of a set, with the rules that use the set."""
     item = outcome.operation.item
     if not outcome.error or not isinstance(item, IpSet):

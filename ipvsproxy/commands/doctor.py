@@ -454,8 +454,8 @@ def run(config: Config) -> int:
     return inspection.execute(config, _answer(config), render, "not all checks could be made", failed=FAILING)
 
 
-async def _answer(config: Config) -> inspection.Answer:
+async def _answer(config: Config) -> inspection.CommandAnswer:
     findings = await examine(config)
-    return inspection.Answer(
+    return inspection.CommandAnswer(
         describe(config.node_name, findings), FAILING if any(one.level is Level.FAIL for one in findings) else FINE
     )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ipvsproxy.commands import inspection, service_checks
-from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspected
+from ipvsproxy.commands.inspection import CommandAnswer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.kernel import rivals
@@ -207,12 +207,12 @@ def _keys_of(comparison: Comparison, name: ServiceName) -> Iterable[VirtualServe
 def run(config: Config, subject: Subject) -> int:
     """``ipvsproxy explain``; returns the exit status."""
 
-    async def answer(node: Inspected) -> Answer:
+    async def answer(node: Inspected) -> CommandAnswer:
         targets, problems = await node.targets()
         document = await describe(node, subject, rivals.read, targets)
         is_known = document["notUsed"] or document["unclaimed"] or document["pods"]
         is_served = any(one["ports"] or isinstance(subject, ServiceName) for one in document["services"])
-        return Answer(document, FOUND if is_known or is_served else UNKNOWN, problems)
+        return CommandAnswer(document, FOUND if is_known or is_served else UNKNOWN, problems)
 
     return inspection.run(config, answer, lambda document: render(document, str(subject)))
 

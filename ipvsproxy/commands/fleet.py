@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Answer, Document
+from ipvsproxy.commands.inspection import CommandAnswer, Document
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import reflector
@@ -40,7 +40,7 @@ ROLE = "the right to list pods and to get pods/proxy is needed there; docs/comma
 _GONE = ("Succeeded", "Failed")
 
 
-class Trouble(enum.StrEnum):
+class Fault(enum.StrEnum):
     """What distinguishes a node, in the words of the output."""
 
     NO_ANSWER = "no answer"
@@ -70,7 +70,7 @@ class _Program(msgspec.Struct, rename="camel"):
     last_drift: _Time
 
 
-class Health(msgspec.Struct, rename="camel"):
+class HealthAnswer(msgspec.Struct, rename="camel"):
     """The answer of ``/healthz?verbose``. An ipvsproxy that is older than this command has no ``ipvsproxy``."""
 
     current_time: _Time
@@ -114,19 +114,19 @@ class _PodList(msgspec.Struct):
     items: list[Pod]
 
 
-class Node(NamedTuple):
+class FleetNode(NamedTuple):
     """A node, and what is wrong with it without regard to the others. Version and configuration are empty if unknown."""
 
     name: str
     pod: str
     version: str = ""
     configuration: str = ""
-    troubles: tuple[tuple[Trouble, str], ...] = ()
+    troubles: tuple[tuple[Fault, str], ...] = ()
 
     @property
     def is_silent(self) -> bool:
         """Whether it has not answered as an ipvsproxy does."""
-        return any(trouble is Trouble.NO_ANSWER for trouble, _ in self.troubles)
+        return any(trouble is Fault.NO_ANSWER for trouble, _ in self.troubles)
 
 
 def run(config: Config) -> int:
@@ -134,7 +134,7 @@ def run(config: Config) -> int:
     return inspection.execute(config, _answer(config), render, "the state of the nodes is unknown")
 
 
-async def _answer(config: Config) -> Answer:
+async def _answer(config: Config) -> CommandAnswer:
     options = config.fleet
     if config.source.manifests or config.servers.health is None:
         raise CannotStartError("fleet needs an API server, and the port of the health servers in --healthz-bind-address")
@@ -151,7 +151,7 @@ async def _answer(config: Config) -> Answer:
     if all(node.is_silent for node in nodes):
         raise CannotStartError(f"none of {_count(len(nodes), 'pod')} answers; {nodes[0].pod}: {nodes[0].troubles[0][1]}", ROLE)
     document = describe(options.namespace, nodes)
-    return Answer(document, DIFFERENT if document["differing"] else ALL_WELL)
+    return CommandAnswer(document, DIFFERENT if document["differing"] else ALL_WELL)
 
 
 def _kubeconfig(config: Config) -> str:
@@ -185,20 +185,20 @@ async def list_pods(connection: HttpConnection, namespace: str, selector: str) -
 
 async def ask(
     connection: HttpConnection, namespace: str, pods: Iterable[Pod], port: int, timeout_s: float = TIMEOUT_S
-) -> Sequence[Node]:
+) -> Sequence[FleetNode]:
     """What each pod's ipvsproxy says of its node, by the names of the nodes."""
     slots = asyncio.Semaphore(PARALLEL)
 
-    async def one(pod: Pod) -> Node:
+    async def one(pod: Pod) -> FleetNode:
         async with slots:
             return await _ask(connection, namespace, pod, port, timeout_s)
 
     return sorted(await asyncio.gather(*map(one, pods)))
 
 
-async def _ask(connection: HttpConnection, namespace: str, pod: Pod, port: int, timeout_s: float) -> Node:
+async def _ask(connection: HttpConnection, namespace: str, pod: Pod, port: int, timeout_s: float) -> FleetNode:
     name = pod.metadata.name
-    node = Node(pod.spec.node_name or f"(pod {name})", name)
+    node = FleetNode(pod.spec.node_name or f"(pod {name})", name)
     place = f"{urllib.parse.quote(namespace, safe='')}/pods/{urllib.parse.quote(name, safe='')}:{port}"
     if pod.is_gone or pod.status.phase != "Running":
         state = "being deleted" if pod.metadata.deletion_timestamp else pod.status.phase or "in no phase"
@@ -206,7 +206,7 @@ async def _ask(connection: HttpConnection, namespace: str, pod: Pod, port: int, 
     try:
         async with asyncio.timeout(timeout_s):
             status, body = await connection.answer(f"/api/v1/namespaces/{place}/proxy/healthz?verbose", MOST_BYTES)
-        health = msgspec.json.decode(body, type=Health)
+        health = msgspec.json.decode(body, type=HealthAnswer)
     except TimeoutError:
         return _silent(node, f"no whole answer within {timeout_s:g} s")
     except ApiError as error:
@@ -221,29 +221,29 @@ async def _ask(connection: HttpConnection, namespace: str, pod: Pod, port: int, 
     )
 
 
-def _silent(node: Node, why: str) -> Node:
-    return node._replace(troubles=((Trouble.NO_ANSWER, one_line(why)),))
+def _silent(node: FleetNode, why: str) -> FleetNode:
+    return node._replace(troubles=((Fault.NO_ANSWER, one_line(why)),))
 
 
-def _troubles(health: Health) -> Iterator[tuple[Trouble, Sequence[str]]]:
+def _troubles(health: HealthAnswer) -> Iterator[tuple[Fault, Sequence[str]]]:
     """What may be wrong, each with its sentences; without a sentence, it is not."""
     mine = health.ipvsproxy
     waits = [f"the first list of {kind} is not complete" for kind in health.waiting_for_first_lists]
     unmet = [f"the kernel setting {path} is {value}" for path, value in health.unmet_settings.items()]
     differing = [f"{_count(mine.pending, 'kernel object')} not as desired"] if mine and mine.pending else []
-    yield Trouble.NOT_IN_FORCE, [*waits, *health.unreadable, *unmet, *differing]
+    yield Fault.NOT_IN_FORCE, [*waits, *health.unreadable, *unmet, *differing]
     if not health.healthy:
         late = [f"{family} was last in force at {one.last_updated}" for family, one in health.status.items() if not one.healthy]
-        yield Trouble.LATE, late or ["it stops, or its first sync is late"]
+        yield Fault.LATE, late or ["it stops, or its first sync is late"]
     elif not health.node_eligible and not waits:
-        yield Trouble.NO_TRAFFIC, ["load balancers are turned away"]
-    yield Trouble.STALE, [f"no news of {kind} from the API server" for kind in health.stale_watches]
-    yield Trouble.LEFTOVERS, health.leftovers
+        yield Fault.NO_TRAFFIC, ["load balancers are turned away"]
+    yield Fault.STALE, [f"no news of {kind} from the API server" for kind in health.stale_watches]
+    yield Fault.LEFTOVERS, health.leftovers
     if mine and health.current_time - mine.last_drift < RECENT:
-        yield Trouble.DRIFTING, [f"another program changed kernel objects, last found at {mine.last_drift:%Y-%m-%dT%H:%M:%SZ}"]
+        yield Fault.DRIFTING, [f"another program changed kernel objects, last found at {mine.last_drift:%Y-%m-%dT%H:%M:%SZ}"]
 
 
-def describe(namespace: str, nodes: Sequence[Node]) -> Document:
+def describe(namespace: str, nodes: Sequence[FleetNode]) -> Document:
     """The result as a document. Configurations are compared among nodes of one version: another one may have other fields."""
     version = _usual(node.version for node in nodes)
     usual = {one: _usual(node.configuration for node in nodes if node.version == one) for one in {node.version for node in nodes}}
@@ -263,14 +263,14 @@ def _usual(values: Iterable[str]) -> str:
     return max(counts, key=lambda value: (counts[value], value), default="")
 
 
-def _described(node: Node, version: str, configuration: str) -> Document:
+def _described(node: FleetNode, version: str, configuration: str) -> Document:
     troubles = list(node.troubles)
     if not node.version and not node.is_silent:
-        troubles.append((Trouble.VERSION, "unknown, because it is older than this command"))
+        troubles.append((Fault.VERSION, "unknown, because it is older than this command"))
     elif node.version and node.version != version:
-        troubles.append((Trouble.VERSION, f"{node.version}, while most nodes have {version}"))
+        troubles.append((Fault.VERSION, f"{node.version}, while most nodes have {version}"))
     if node.configuration != configuration and not node.is_silent:
-        troubles.append((Trouble.CONFIGURATION, f"{node.configuration}, while most nodes of its version have {configuration}"))
+        troubles.append((Fault.CONFIGURATION, f"{node.configuration}, while most nodes of its version have {configuration}"))
     return {
         "node": node.name,
         "pod": node.pod,

@@ -157,7 +157,7 @@ def reasons_of(error: CannotStartError | KernelError) -> Sequence[str]:
     return error.reasons if isinstance(error, CannotStartError) else (str(error),)
 
 
-class Answer(NamedTuple):
+class CommandAnswer(NamedTuple):
     """The answer of a command, its exit status, and sentences about what the answer lacks."""
 
     document: Document
@@ -169,13 +169,13 @@ Render = Callable[[Document], Iterable[str]]
 """The lines of a document for people."""
 
 
-def run(config: Config, answer: Callable[[Inspected], Awaitable[Answer]], render: Render) -> int:
+def run(config: Config, answer: Callable[[Inspected], Awaitable[CommandAnswer]], render: Render) -> int:
     """Let a command read this node, and print its answer; returns the exit status."""
     return execute(config, _run(config, answer), render, "the state of this node is unknown; nothing was changed")
 
 
 def execute(
-    config: Config, work: Coroutine[None, None, Answer], render: Render, conclusion: str, *, failed: int = CANNOT_TELL
+    config: Config, work: Coroutine[None, None, CommandAnswer], render: Render, conclusion: str, *, failed: int = CANNOT_TELL
 ) -> int:
     """Do the work of a command, and print its answer; returns the exit status.
 
@@ -192,7 +192,7 @@ def execute(
     return answer.status
 
 
-async def _run(config: Config, answer: Callable[[Inspected], Awaitable[Answer]]) -> Answer:
+async def _run(config: Config, answer: Callable[[Inspected], Awaitable[CommandAnswer]]) -> CommandAnswer:
     source = await sources.make(config)
     async with readable_kernel(config) as kernel:
         node = await inspect(config, kernel, source)

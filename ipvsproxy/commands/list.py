@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspected
+from ipvsproxy.commands.inspection import CommandAnswer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
-from ipvsproxy.kernel.ipvs.rows import MASQUERADED, RealServerRow, Rows, VirtualServerRow
+from ipvsproxy.kernel.ipvs.rows import MASQUERADED, IpvsTable, RealServerRow, VirtualServerRow
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
@@ -20,7 +20,7 @@ NAME_COLUMN = 70
 """The width of ipvsadm's row for an IPv4 real server; names follow in the same line."""
 
 
-async def describe(node: Inspected, rows: Rows, targets: Targets) -> Document:
+async def describe(node: Inspected, rows: IpvsTable, targets: Targets) -> Document:
     """The table with names. ``rows`` were read a moment ago.
 
     Raises:
@@ -72,7 +72,7 @@ def _state(row: RealServerRow, *, is_desired: bool) -> str:
     return "not desired" if row.weight else "draining"
 
 
-def table(node_name: str, rows: Rows, names: _Names | None = None) -> Document:
+def table(node_name: str, rows: IpvsTable, names: _Names | None = None) -> Document:
     """The table as a document; of a node whose Services are not known, without names."""
     return {
         **inspection.head("list", node_name),
@@ -187,7 +187,7 @@ def run(config: Config) -> int:
     return inspection.execute(config, _read(config), render, "nothing can be said about this node, and nothing was changed")
 
 
-async def _read(config: Config) -> Answer:
+async def _read(config: Config) -> CommandAnswer:
     """The table, and why names are missing in it.
 
     Raises:
@@ -203,15 +203,17 @@ async def _read(config: Config) -> Answer:
         return _unnamed(table(config.node_name, rows), problems)
 
 
-async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> Answer:
+async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> CommandAnswer:
     source = await sources.make(config)
     node = await inspection.inspect(config, kernel, source)
     async with inspection.following(source, node.store):
         targets, problems = await node.targets()
         rows = await kernel.call(lambda _: ipvs_rows.read())
         document = await describe(node, rows, targets)
-    return _unnamed(document, problems) if problems else Answer(document)
+    return _unnamed(document, problems) if problems else CommandAnswer(document)
 
 
-def _unnamed(document: Document, problems: Sequence[str]) -> Answer:
-    return Answer(document, inspection.CANNOT_TELL, (*problems, "names are missing above; what the kernel holds is complete"))
+def _unnamed(document: Document, problems: Sequence[str]) -> CommandAnswer:
+    return CommandAnswer(
+        document, inspection.CANNOT_TELL, (*problems, "names are missing above; what the kernel holds is complete")
+    )

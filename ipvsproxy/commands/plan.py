@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Answer, Document, Inspected, UnknownStateError
+from ipvsproxy.commands.inspection import CommandAnswer, Document, Inspected, UnknownStateError
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.reader import ReadableKernel
@@ -209,5 +209,5 @@ def run(config: Config) -> int:
     return inspection.run(config, _answer, render)
 
 
-async def _answer(node: Inspected) -> Answer:
-    return Answer(describe(node.config.node_name, await plan(node)))
+async def _answer(node: Inspected) -> CommandAnswer:
+    return CommandAnswer(describe(node.config.node_name, await plan(node)))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel.rivals import PortRule, Rivals, Socket
+from ipvsproxy.kernel.rivals import BoundSocket, PortRule, Rivals
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.rules import Backend
@@ -164,7 +164,7 @@ def _places(service: Service, view: NodeView, settings: Settings) -> Iterator[_P
             yield _Place(Role.NODE_PORT, port.protocol, address, port.node_port)
 
 
-def _takers(place: _Place, interfaces: Mapping[Address, str], rivals: Rivals) -> Iterator[Socket | PortRule | str]:
+def _takers(place: _Place, interfaces: Mapping[Address, str], rivals: Rivals) -> Iterator[BoundSocket | PortRule | str]:
     """Sockets and rules, and the name of an interface that has a cluster IP."""
     if place.role is Role.CLUSTER_IP and place.address in interfaces:
         yield interfaces[place.address]
@@ -181,9 +181,9 @@ def _takers(place: _Place, interfaces: Mapping[Address, str], rivals: Rivals) ->
             yield rule
 
 
-def _collision(service: ServiceName, place: _Place, taker: Socket | PortRule | str, backend: Backend) -> Collision:
+def _collision(service: ServiceName, place: _Place, taker: BoundSocket | PortRule | str, backend: Backend) -> Collision:
     match taker:
-        case Socket(program=program):
+        case BoundSocket(program=program):
             text = f"{program} listens at {place}, too, and is out of reach there: the packets go to the Service"
             remedy = "let the program listen on another port, or give the Service another one"
         case PortRule(exempts=True):

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ipvsproxy.commands import inspection
-from ipvsproxy.commands.inspection import Answer, Comparison, Document, Inspected
+from ipvsproxy.commands.inspection import CommandAnswer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.translate.view import GRACE_S
@@ -88,7 +88,7 @@ def run(config: Config) -> int:
     return inspection.run(config, _answer, render)
 
 
-async def _answer(node: Inspected) -> Answer:
+async def _answer(node: Inspected) -> CommandAnswer:
     comparison = Comparison(node)
     differences = await lasting_differences(comparison, SECOND_READING_S + node.config.engine.min_interval_s)
-    return Answer(describe(node.config.node_name, comparison, differences), DIFFERENT if differences else EQUAL)
+    return CommandAnswer(describe(node.config.node_name, comparison, differences), DIFFERENT if differences else EQUAL)

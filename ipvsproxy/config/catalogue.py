@@ -6,7 +6,7 @@ kubernetes/kubernetes), in the order in which they are written to a file.
 
 from collections.abc import Mapping
 
-from ipvsproxy.config.option import Kind, Option, Status
+from ipvsproxy.config.option import Kind, Likeness, Option
 from ipvsproxy.config.settings import Format, Sort
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
@@ -34,7 +34,7 @@ CONFIGURATION = (
     ),
     Option("help", "", Kind.BOOLEAN, "false", overrides_file=True).explained("Print this help and exit; also -h."),
     Option(
-        "feature-gates", "featureGates", Kind.GATES, "", to="translation.external_addresses", status=Status.EXTENDED
+        "feature-gates", "featureGates", Kind.GATES, "", to="translation.external_addresses", status=Likeness.EXTENDED
     ).explained("AllowServiceExternalIPs=false ignores externalIPs. Any other gate is accepted without effect."),
     Option("proxy-mode", "mode", Kind.TEXT, "", "MODE").explained(
         "Must be ipvs; kube-proxy would take an absent mode for iptables."
@@ -279,13 +279,13 @@ SERVERS = (
         "10249",
         minimum=0,
         maximum=65535,
-        status=Status.EXTENDED,
+        status=Likeness.EXTENDED,
         deprecated="use --metrics-bind-address",
     ).explained("Deprecated. 0 turns the metrics server off; any other number is the port if --metrics-bind-address has none."),
     Option("bind-address-hard-fail", "bindAddressHardFail", Kind.BOOLEAN, "false", to="servers.bind_hard_fail").explained(
         "Exit if one of these addresses cannot be bound."
     ),
-    Option("profiling", "enableProfiling", Kind.BOOLEAN, "false", to="logging.profiling", status=Status.PARTIAL).explained(
+    Option("profiling", "enableProfiling", Kind.BOOLEAN, "false", to="logging.profiling", status=Likeness.PARTIAL).explained(
         "Let PUT /debug/flags/v of the metrics server change -v at run time. There is no Go profiler."
     ),
 )
@@ -385,7 +385,7 @@ OPTIONS: Mapping[str, tuple[Option, ...]] = {
     "Configuration and commands": CONFIGURATION,
     "Where Services come from": SOURCE,
     "ipvsproxy's own options": tuple(
-        option._replace(field=f"ipvsproxy.{option.field}", status=Status.OWN, overrides_file=True) for option in OWN
+        option._replace(field=f"ipvsproxy.{option.field}", status=Likeness.OWN, overrides_file=True) for option in OWN
     ),
     "This node": NODE,
     "IPVS": IPVS,
@@ -396,13 +396,13 @@ OPTIONS: Mapping[str, tuple[Option, ...]] = {
     "Health and metrics": SERVERS,
     "Logging": LOGGING,
     "Accepted without effect, so that existing command lines work": tuple(
-        option._replace(help=why, status=Status.WITHOUT_EFFECT) for why, options in WITHOUT_EFFECT.items() for option in options
+        option._replace(help=why, status=Likeness.WITHOUT_EFFECT) for why, options in WITHOUT_EFFECT.items() for option in options
     ),
 }
 """The options of ``run`` by section of ``--help``, in its order."""
 
 OF_COMMANDS = tuple(
-    option._replace(status=Status.OWN, overrides_file=True)
+    option._replace(status=Likeness.OWN, overrides_file=True)
     for option in (
         Option("output", "", Kind.TEXT, "text", "text|json", to="output", choices=tuple(Format)).explained(
             "Text for people, or one JSON document with a field version (default text). Also -o."

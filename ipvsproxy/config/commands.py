@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from ipvsproxy.config import catalogue
-from ipvsproxy.config.option import Kind, Option, Status
+from ipvsproxy.config.option import Kind, Likeness, Option
 
 
 class Command(NamedTuple):
@@ -251,7 +251,7 @@ def _facts(option: Option) -> str:
     if (
         option.allowed
         and not option.choices
-        and option.status is not Status.WITHOUT_EFFECT
+        and option.status is not Likeness.WITHOUT_EFFECT
         and (option.maximum or option.minimum != 0)
     ):
         facts.append(option.allowed)

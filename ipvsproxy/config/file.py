@@ -18,11 +18,11 @@ from ipvsproxy.config import catalogue
 from ipvsproxy.config.option import (
     Given,
     Kind,
+    Likeness,
     Option,
     Problem,
-    Source,
-    Status,
     Value,
+    ValuePlace,
     parse_level,
     parse_number,
     quoted,
@@ -47,7 +47,7 @@ _SECTIONS = frozenset(field[: dot.start()] for field in _FIELDS for dot in re.fi
 Document = dict[str, "Document | object"]
 
 
-class _Loader(yaml.SafeLoader):
+class _ConfigLoader(yaml.SafeLoader):
     """YAML with a bound on nesting, because PyYAML's work at each token grows with the depth."""
 
     _depth = 0
@@ -85,7 +85,7 @@ class Content:
         for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
             node = values.get(name)
             if node is None:
-                self.problems.append(Problem(Source(name, self.path, 1), f"is missing; it must be {expected}"))
+                self.problems.append(Problem(ValuePlace(name, self.path, 1), f"is missing; it must be {expected}"))
             elif node.value != expected:
                 self.problems.append(Problem(self._source(name, node), f"{_shown(node)} must be {expected}"))
 
@@ -139,15 +139,15 @@ class Content:
         if not (option.empty_is_unset and not value):
             self.given[option.key] = Given(value, source)
 
-    def _source(self, name: str, node: yaml.Node) -> Source:
-        return Source(name, self.path, node.start_mark.line + 1)
+    def _source(self, name: str, node: yaml.Node) -> ValuePlace:
+        return ValuePlace(name, self.path, node.start_mark.line + 1)
 
 
 def read(data: bytes, path: str) -> Content:
     """Parse the content of a file; ``path`` is its name in problems."""
     content, line, problem = Content(path), 0, ""
     try:
-        root = next(yaml.compose_all(data, Loader=_Loader), None)
+        root = next(yaml.compose_all(data, Loader=_ConfigLoader), None)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         problem = f"is not YAML: {error.problem or error.context}"
@@ -162,7 +162,7 @@ def read(data: bytes, path: str) -> Content:
                 content.read_section(root)
             return content
         line, problem = 1, f"must hold a {KIND}, which is a mapping"
-    content.problems.append(Problem(Source("", path, line), problem))
+    content.problems.append(Problem(ValuePlace("", path, line), problem))
     return content
 
 
@@ -259,7 +259,7 @@ def document(config: Config) -> Document:
     root: Document = {"apiVersion": API_VERSION, "kind": KIND}
     for key, value in config.values.items():
         option = catalogue.BY_KEY[key]
-        if option.status is Status.OWN and value == option.parse(option.default):
+        if option.status is Likeness.OWN and value == option.parse(option.default):
             continue
         *sections, name = option.field.split(".")
         section = root

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.config import catalogue, file, validate
-from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, Source, Value, quoted, suggestion
+from ipvsproxy.config.option import ConfigError, Given, Kind, Option, Problem, Value, ValuePlace, quoted, suggestion
 from ipvsproxy.config.settings import Config
 
 _SHORTHANDS: Mapping[str, str] = {"v": "v", "h": "help", "o": "output", "n": "namespace"}
@@ -45,11 +45,11 @@ def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool =
         if is_over or not argument.startswith("-") or argument == "-":
             if switch and argument.lower() in ("true", "false"):
                 flag = f"--{switch.flag}"
-                problems.append(Problem(Source(flag), f"takes its value after an equals sign: {flag}={argument}"))
+                problems.append(Problem(ValuePlace(flag), f"takes its value after an equals sign: {flag}={argument}"))
             elif takes_words:
                 words.append(argument)
             else:
-                problems.append(Problem(Source(quoted(argument)), "is neither a flag nor a command"))
+                problems.append(Problem(ValuePlace(quoted(argument)), "is neither a flag nor a command"))
             continue
         name, value = _split(argument)
         option = catalogue.BY_FLAG.get(name)
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool =
             problems.append(_unknown_problem(argument, name, known))
             continue
         switch = option if option.implied_value else None
-        source = Source(f"--{name}")
+        source = ValuePlace(f"--{name}")
         if value is None and not option.implied_value:
             example = next(iter(option.choices), "") or option.default or option.shown
             problems.append(Problem(source, f"needs a value, such as --{name}={example}", option.key))
@@ -105,8 +105,8 @@ def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Proble
     written = argument.partition("=")[0]
     plain = name.lstrip("-")
     if plain in known:
-        return Problem(Source(quoted(written)), f"unknown flag; write --{plain}")
-    return Problem(Source(quoted(written)), f"unknown flag{suggestion(plain, known, '--')}")
+        return Problem(ValuePlace(quoted(written)), f"unknown flag; write --{plain}")
+    return Problem(ValuePlace(quoted(written)), f"unknown flag{suggestion(plain, known, '--')}")
 
 
 def load(
@@ -125,7 +125,7 @@ def load(
     given, problems, words = parse(arguments, command, takes_words=bool(subject))
     if subject and len(words) != 1:
         text = f"takes one {subject}, not {len(words)}: {', '.join(map(quoted, words))}" if words else f"needs {subject}"
-        problems = (Problem(Source(command), text), *problems)
+        problems = (Problem(ValuePlace(command), text), *problems)
     notices: tuple[str, ...] = ()
     readable = True
     path = str(given["config"].value) if "config" in given else ""

@@ -196,7 +196,7 @@ class Kind(enum.Enum):
         self.parse = parse
 
 
-class Status(enum.StrEnum):
+class Likeness(enum.StrEnum):
     """How an option compares with kube-proxy's."""
 
     SAME = "same"
@@ -232,7 +232,7 @@ class Option(NamedTuple):
     placeholder: str = ""
     to: str = ""
     help: str = ""
-    status: Status = Status.SAME
+    status: Likeness = Likeness.SAME
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     above: float | None = None
@@ -314,7 +314,7 @@ class Option(NamedTuple):
         )
 
 
-class Source(NamedTuple):
+class ValuePlace(NamedTuple):
     """The place of a value: a flag, or a field of a file. Lines count from 1; 0 means no line."""
 
     name: str
@@ -339,13 +339,13 @@ class Given(NamedTuple):
     """A value and its place."""
 
     value: Value
-    source: Source
+    source: ValuePlace
 
 
 class Problem(NamedTuple):
     """Why the configuration is refused. ``key`` is the ``Option.key`` of the option concerned, if there is one."""
 
-    source: Source
+    source: ValuePlace
     text: str
     key: str = ""
 

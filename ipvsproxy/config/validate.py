@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ipvsproxy.config import catalogue, settings
-from ipvsproxy.config.option import Given, Problem, Source, Status, Value, quoted, render_duration, suggestion
+from ipvsproxy.config.option import Given, Likeness, Problem, Value, ValuePlace, quoted, render_duration, suggestion
 from ipvsproxy.config.settings import Config, ListenAddress
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, PREFIX, Annotation
 from ipvsproxy.model.kernel import Sysctl, Timeouts
@@ -78,14 +78,14 @@ class Values:
             raise TypeError(f"{key} is not of type {kind.__name__}")
         return value
 
-    def source(self, key: str) -> Source:
+    def source(self, key: str) -> ValuePlace:
         """The place of the value, or the place where the user could give it."""
         if key in self.given:
             return self.given[key].source
         option = catalogue.BY_KEY[key]
-        return Source(option.field, self.config_file) if self.config_file and option.field else Source(f"--{option.flag}")
+        return ValuePlace(option.field, self.config_file) if self.config_file and option.field else ValuePlace(f"--{option.flag}")
 
-    def refuse(self, key: str, text: str, source: Source | None = None) -> None:
+    def refuse(self, key: str, text: str, source: ValuePlace | None = None) -> None:
         """Record a problem of an option; ``source`` is its place if only a part of the option is wrong."""
         self.problems.append(Problem(source or self.source(key), text, key))
         self._broken.add(key)
@@ -393,7 +393,7 @@ def _without_effect(given: Mapping[str, Given]) -> Iterable[str]:
         option = catalogue.BY_KEY[key]
         if isinstance(value, Mapping):
             yield from (f"{source.name} {name}" for name in value if name != _EXTERNAL_IPS_GATE)
-        elif option.status is Status.WITHOUT_EFFECT and value and value != option.parse(option.default):
+        elif option.status is Likeness.WITHOUT_EFFECT and value and value != option.parse(option.default):
             yield source.name
 
 

@@ -27,7 +27,7 @@ _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
 
 
-class Socket(NamedTuple):
+class BoundSocket(NamedTuple):
     """A socket that takes packets of all clients, and its program as ``name (process 123)``."""
 
     protocol: Protocol
@@ -56,7 +56,7 @@ class PortRule(NamedTuple):
 class Rivals(NamedTuple):
     """The sockets and rules that take packets, and a reason for each part that is unknown."""
 
-    sockets: tuple[Socket, ...] = ()
+    sockets: tuple[BoundSocket, ...] = ()
     rules: tuple[PortRule, ...] = ()
     unknown: tuple[str, ...] = ()
 
@@ -117,9 +117,9 @@ def _port_range(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def sockets(ports: Collection[tuple[Protocol, int]], proc: pathlib.Path = pathlib.Path("/proc")) -> Iterator[Socket]:
+def sockets(ports: Collection[tuple[Protocol, int]], proc: pathlib.Path = pathlib.Path("/proc")) -> Iterator[BoundSocket]:
     """The sockets of this network namespace that take packets to these ports, of TCP and UDP."""
-    found: dict[str, Socket] = {}
+    found: dict[str, BoundSocket] = {}
     for protocol, (table, receiving) in _RECEIVING.items():
         for path in (proc / "thread-self/net" / table, proc / "thread-self/net" / f"{table}6"):
             for line in path.read_text().splitlines()[1:] if path.exists() else ():
@@ -127,7 +127,7 @@ def sockets(ports: Collection[tuple[Protocol, int]], proc: pathlib.Path = pathli
                 address, _, port = fields[1].partition(":")
                 if fields[3] == receiving and (protocol, int(port, 16)) in ports:
                     hidden = "a process that is not visible here"
-                    found[f"socket:[{fields[9]}]"] = Socket(protocol, _address(address), int(port, 16), hidden)
+                    found[f"socket:[{fields[9]}]"] = BoundSocket(protocol, _address(address), int(port, 16), hidden)
     for process, target in _open_sockets(proc) if found else ():
         if target in found:
             found[target] = found[target]._replace(program=f"{_name(process)} (process {process.name})")

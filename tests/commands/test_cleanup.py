@@ -75,11 +75,11 @@ def clean(
     dry_run: bool = False,
     excluded: Sequence[str] = (),
 ) -> cleanup.Result:
-    node = cleanup.Node(kernel, [], examinations(left or Tables(), tables or MemoryTables()))
+    node = cleanup.NodeToClean(kernel, [], examinations(left or Tables(), tables or MemoryTables()))
     return clean_node(node, dry_run=dry_run, excluded=excluded)
 
 
-def clean_node(node: cleanup.Node, *, dry_run: bool = False, excluded: Sequence[str] = ()) -> cleanup.Result:
+def clean_node(node: cleanup.NodeToClean, *, dry_run: bool = False, excluded: Sequence[str] = ()) -> cleanup.Result:
     result = cleanup.Result()
     cleanup.clean(node, builders.networks(*excluded), EVERYWHERE, result, dry_run=dry_run)
     return result
@@ -167,7 +167,7 @@ def test_an_unreadable_part_is_a_problem_and_removes_no_witness(kernel: FakeKern
 def test_a_set_that_a_foreign_rule_uses_is_named_with_the_rule(kernel: FakeKernel) -> None:
     kernel.fail(lambda operation: operation.item == IpSet(SetKind.CLUSTER_IP, Family.IPV4), 4100)
     users = ("-A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP", "-A INPUT -m set --match-set KUBE-CLUSTER-IP-2 dst")
-    result = clean_node(cleanup.Node(kernel, [lambda text, families: [rule for rule in users if text in rule]], {}))
+    result = clean_node(cleanup.NodeToClean(kernel, [lambda text, families: [rule for rule in users if text in rule]], {}))
     (line,) = [line for line in cleanup.render_text(result, dry_run=False).splitlines() if line.startswith("failed: ")]
     assert line.endswith(": -A INPUT -m set --match-set KUBE-CLUSTER-IP dst -j DROP")
     assert not kernel.device, "one failure does not stop the rest"
@@ -297,7 +297,7 @@ def test_sets_with_our_names_are_removed_whatever_their_shape(kernel: FakeKernel
         return observe([name for name in names if name != there.name], *others)
 
     monkeypatch.setattr(kernel, "observe", without)
-    node = cleanup.Node(kernel, [], {}, unlike_sets=lambda: [there])
+    node = cleanup.NodeToClean(kernel, [], {}, unlike_sets=lambda: [there])
     shown = clean_node(node, dry_run=True)
     assert [name for name, one in shown.outcomes.items() if one.operation.item == there] == [f"remove set {there.name}"]
     result = clean_node(node)
@@ -310,7 +310,7 @@ def test_unreadable_sets_are_a_problem(kernel: FakeKernel, *, dry_run: bool) -> 
     def unread() -> list[IpSet]:
         raise KernelError(action="list the set KUBE-CLUSTER-IP", errno=errno.EIO)
 
-    result = clean_node(cleanup.Node(kernel, [], {}, unlike_sets=unread), dry_run=dry_run)
+    result = clean_node(cleanup.NodeToClean(kernel, [], {}, unlike_sets=unread), dry_run=dry_run)
     assert any("KUBE-CLUSTER-IP" in one for one in result.problems)
 
 

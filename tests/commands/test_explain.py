@@ -7,7 +7,7 @@ import pytest
 
 from ipvsproxy.commands import explain
 from ipvsproxy.commands.inspection import Document
-from ipvsproxy.kernel.rivals import Rivals, Socket
+from ipvsproxy.kernel.rivals import BoundSocket, Rivals
 from ipvsproxy.model.annotations import ALL_ANNOTATIONS, ServiceAnnotations, WeightRules
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Protocol, parse_address
@@ -102,7 +102,7 @@ async def test_external_addresses_that_the_gate_turns_off_are_named_with_their_f
 
 
 async def test_explain_shows_collisions_with_a_service() -> None:
-    listening = Socket(Protocol.TCP, parse_address("0.0.0.0"), 30080, "nginx (process 7)")
+    listening = BoundSocket(Protocol.TCP, parse_address("0.0.0.0"), 30080, "nginx (process 7)")
     asked: list[object] = []
 
     def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:

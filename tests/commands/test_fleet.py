@@ -15,7 +15,7 @@ from aiohttp import web
 
 from ipvsproxy import cli
 from ipvsproxy.commands import fleet
-from ipvsproxy.commands.fleet import Node, Trouble
+from ipvsproxy.commands.fleet import Fault, FleetNode
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import FamilyHealth, Health
@@ -150,7 +150,7 @@ async def serving(cluster: Cluster) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def asked(cluster: Cluster, timeout_s: float = PATIENT_S) -> dict[str, Node]:
+async def asked(cluster: Cluster, timeout_s: float = PATIENT_S) -> dict[str, FleetNode]:
     async with serving(cluster) as url, KubernetesSource(node_name="", master=url).connect() as connection:
         pods = await fleet.list_pods(connection, "kube-system", "app=x")
         return {node.name: node for node in await fleet.ask(connection, "kube-system", pods, 10256, timeout_s)}
@@ -203,8 +203,8 @@ async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones
         "late": ["late"],
     }
     assert document["differing"] == len(hostile)
-    assert nodes["refused"].troubles == ((Trouble.NO_ANSWER, "status 503: dial tcp: connection refused"),)
-    assert nodes["huge"].troubles == ((Trouble.NO_ANSWER, "the answer is longer than 65536 bytes"),)
+    assert nodes["refused"].troubles == ((Fault.NO_ANSWER, "status 503: dial tcp: connection refused"),)
+    assert nodes["huge"].troubles == ((Fault.NO_ANSWER, "the answer is longer than 65536 bytes"),)
     assert not any("secrets" in path for path in cluster.paths), "no redirect is followed"
     text = "\n".join(fleet.render(document))
     assert "\x1b" not in text
@@ -215,7 +215,7 @@ async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones
 async def test_silent_and_slow_nodes_end_after_the_bound_though_they_are_more_than_are_asked_at_once() -> None:
     handlers = {f"n{number}": silent if number % 2 else slow for number in range(fleet.PARALLEL * 2)}
     nodes = await asked(Cluster(handlers), timeout_s=0.2)
-    assert {node.troubles for node in nodes.values()} == {((Trouble.NO_ANSWER, "no whole answer within 0.2 s"),)}
+    assert {node.troubles for node in nodes.values()} == {((Fault.NO_ANSWER, "no whole answer within 0.2 s"),)}
 
 
 async def test_pods_that_do_not_run_are_reported_unless_another_one_has_their_node() -> None:
@@ -251,21 +251,21 @@ async def test_the_pods_are_those_with_the_labels_and_the_path_is_the_pod_proxy_
     [
         (
             healthz(me={"pending": 1}, unreadable=("list sets: EIO",), unmet_settings={"net/ipv4/ip_forward": "0"}),
-            (Trouble.NOT_IN_FORCE, "list sets: EIO; the kernel setting net/ipv4/ip_forward is 0; 1 kernel object not as desired"),
+            (Fault.NOT_IN_FORCE, "list sets: EIO; the kernel setting net/ipv4/ip_forward is 0; 1 kernel object not as desired"),
         ),
-        (healthz(me={"pending": 3}), (Trouble.NOT_IN_FORCE, "3 kernel objects not as desired")),
-        (healthz(eligible=False, missing=(ObjectKind.NODE,)), (Trouble.NOT_IN_FORCE, "the first list of Node is not complete")),
-        (healthz(healthy=False), (Trouble.LATE, "IPv4 was last in force at 2026-11-21T09:58:00Z")),
-        (healthz(eligible=False), (Trouble.NO_TRAFFIC, "load balancers are turned away")),
-        (healthz(stale=(ObjectKind.SERVICE,)), (Trouble.STALE, "no news of Service from the API server")),
-        (healthz(leftovers=("rules of kube-proxy stay: EBUSY",)), (Trouble.LEFTOVERS, "rules of kube-proxy stay: EBUSY")),
+        (healthz(me={"pending": 3}), (Fault.NOT_IN_FORCE, "3 kernel objects not as desired")),
+        (healthz(eligible=False, missing=(ObjectKind.NODE,)), (Fault.NOT_IN_FORCE, "the first list of Node is not complete")),
+        (healthz(healthy=False), (Fault.LATE, "IPv4 was last in force at 2026-11-21T09:58:00Z")),
+        (healthz(eligible=False), (Fault.NO_TRAFFIC, "load balancers are turned away")),
+        (healthz(stale=(ObjectKind.SERVICE,)), (Fault.STALE, "no news of Service from the API server")),
+        (healthz(leftovers=("rules of kube-proxy stay: EBUSY",)), (Fault.LEFTOVERS, "rules of kube-proxy stay: EBUSY")),
         (
             healthz(me={"lastDrift": routes.render_time(NOW_S - 599)}),
-            (Trouble.DRIFTING, "another program changed kernel objects, last found at 2026-11-21T09:50:01Z"),
+            (Fault.DRIFTING, "another program changed kernel objects, last found at 2026-11-21T09:50:01Z"),
         ),
     ],
 )
-async def test_each_fault_that_a_node_tells_is_named(handler: Handler, expected: tuple[Trouble, str]) -> None:
+async def test_each_fault_that_a_node_tells_is_named(handler: Handler, expected: tuple[Fault, str]) -> None:
     assert (await asked(Cluster({"n1": handler})))["n1"].troubles == (expected,)
 
 
@@ -275,14 +275,19 @@ async def test_drift_of_the_past_is_no_problem() -> None:
 
 
 def test_configurations_are_compared_among_nodes_of_one_version() -> None:
-    nodes = [Node("a", "a", "1", "x"), Node("b", "b", "1", "x"), Node("c", "c", "2", "y"), Node("d", "d", "1", "y")]
+    nodes = [
+        FleetNode("a", "a", "1", "x"),
+        FleetNode("b", "b", "1", "x"),
+        FleetNode("c", "c", "2", "y"),
+        FleetNode("d", "d", "1", "y"),
+    ]
     document = fleet.describe("kube-system", nodes)
     assert rows(document) == {"c": ["other version"], "d": ["other configuration"]}
     assert document["usual"] == {"version": "1", "configuration": "x"}
 
 
 def test_text_has_a_line_for_each_problem_and_a_verdict() -> None:
-    nodes = [Node("node-1", "p1", "1.0", "aa"), Node("node-20", "p2", troubles=((Trouble.NO_ANSWER, "silence"),))]
+    nodes = [FleetNode("node-1", "p1", "1.0", "aa"), FleetNode("node-20", "p2", troubles=((Fault.NO_ANSWER, "silence"),))]
     assert list(fleet.render(fleet.describe("kube-system", nodes))) == [
         "NODE     PROBLEM    DETAIL",
         "node-20  no answer  silence",

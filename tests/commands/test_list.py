@@ -12,7 +12,7 @@ from ipvsproxy.commands import list as listing
 from ipvsproxy.commands.inspection import Document
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.kernel import host
-from ipvsproxy.kernel.ipvs.rows import RealServerRow, Rows, VirtualServerRow
+from ipvsproxy.kernel.ipvs.rows import IpvsTable, RealServerRow, VirtualServerRow
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.real_servers import NOT_MASQUERADED
 from ipvsproxy.model.service import ApiObject, ServiceName, ServiceType
@@ -40,9 +40,9 @@ TARGETS: Targets = {
 }
 
 
-def _rows(kernel: FakeKernel) -> Rows:
+def _rows(kernel: FakeKernel) -> IpvsTable:
     """The table of a kernel as ``ipvs.rows`` reads it."""
-    return Rows("1.2.1", 4096, tuple(_virtual_servers(kernel)))
+    return IpvsTable("1.2.1", 4096, tuple(_virtual_servers(kernel)))
 
 
 def _virtual_servers(kernel: FakeKernel) -> Iterator[VirtualServerRow]:

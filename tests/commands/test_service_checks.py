@@ -9,7 +9,7 @@ import pytest
 
 from ipvsproxy.commands import service_checks
 from ipvsproxy.commands.service_checks import Finding, Level
-from ipvsproxy.kernel.rivals import PortRule, Rivals, Socket, port_rules, sockets
+from ipvsproxy.kernel.rivals import BoundSocket, PortRule, Rivals, port_rules, sockets
 from ipvsproxy.model.kernel import InterfaceAddress
 from ipvsproxy.model.net import Protocol, parse_address, parse_network
 from ipvsproxy.model.rules import Backend
@@ -138,7 +138,7 @@ def test_rules_that_take_packets_of_services_are_named() -> None:
     ],
 )
 def test_programs_that_listen_where_a_service_is_served_are_named(address: str, port: int, named: str) -> None:
-    listening = Socket(Protocol.TCP, parse_address(address), port, "nginx (process 7)")
+    listening = BoundSocket(Protocol.TCP, parse_address(address), port, "nginx (process 7)")
     found = _collisions(WEB, DNS, sockets=(listening,))
     expected = [f"web: nginx (process 7) listens at {named}, too, and is out of reach there: the packets go to the Service"]
     assert found == (expected if named else [])

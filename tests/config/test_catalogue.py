@@ -5,7 +5,7 @@ import operator
 import pytest
 
 from ipvsproxy.config import catalogue, commands
-from ipvsproxy.config.option import AT_START, Option, Status
+from ipvsproxy.config.option import AT_START, Likeness, Option
 from ipvsproxy.model.kernel import Timeouts
 from tests.config import loading
 
@@ -43,17 +43,17 @@ ALL = [option for options in catalogue.OPTIONS.values() for option in options]
 
 
 def test_catalogue_has_every_flag_of_kube_proxy_and_our_own_only() -> None:
-    flags = {option.flag for option in ALL if option.flag and option.status is not Status.OWN}
+    flags = {option.flag for option in ALL if option.flag and option.status is not Likeness.OWN}
     assert flags == set(KUBE_PROXY_FLAGS)
 
 
 def test_catalogue_has_every_field_of_the_file_and_our_own_only() -> None:
-    fields = {option.field for option in ALL if option.field and option.status is not Status.OWN}
+    fields = {option.field for option in ALL if option.field and option.status is not Likeness.OWN}
     assert fields == set(KUBE_PROXY_FIELDS)
 
 
 def test_our_own_fields_stand_in_our_own_section() -> None:
-    assert {option.field.split(".")[0] for option in ALL if option.status is Status.OWN} == {"ipvsproxy"}
+    assert {option.field.split(".")[0] for option in ALL if option.status is Likeness.OWN} == {"ipvsproxy"}
 
 
 def test_no_key_stands_for_two_options() -> None:

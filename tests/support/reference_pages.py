@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.config import catalogue
-from ipvsproxy.config.option import Option, Status
+from ipvsproxy.config.option import Likeness, Option
 from ipvsproxy.daemon.metrics.series import ALL
 from tests.test_monitoring import our_page
 
@@ -29,29 +29,29 @@ ABSENT = (
 )
 """Metrics of kube-proxy's own libraries and language, which ipvsproxy does not have."""
 
-ENDPOINTS: Sequence[tuple[str, str, Status, str]] = (
+ENDPOINTS: Sequence[tuple[str, str, Likeness, str]] = (
     (
         "health, 10256",
         "/healthz",
-        Status.EXTENDED,
+        Likeness.EXTENDED,
         (
             "503 before the first sync; `waitingForFirstLists` until then, `staleWatches`, `unreadable`, `unmetSettings`, "
             "`leftovers`; with `?verbose` also version, digest of the configuration, pending objects and last drift"
         ),
     ),
-    ("health, 10256", "/livez", Status.EXTENDED, "as above"),
-    ("metrics, 10249", "/", Status.OWN, "links to the paths below"),
-    ("metrics, 10249", "/metrics", Status.EXTENDED, "the series below"),
-    ("metrics, 10249", "/metrics/slis", Status.SAME, ""),
-    ("metrics, 10249", "/healthz", Status.SAME, "also `/healthz/ping`, `?verbose`"),
-    ("metrics, 10249", "/proxyMode", Status.SAME, "always `ipvs`"),
-    ("metrics, 10249", "/configz", Status.SAME, "our own fields in the section `ipvsproxy`"),
-    ("metrics, 10249", "/flagz", Status.PARTIAL, "flags that have a field in the file; the heading differs"),
-    ("metrics, 10249", "/statusz", Status.PARTIAL, "the heading differs"),
-    ("metrics, 10249", "/debug/flags/v", Status.SAME, "with `--profiling`"),
-    ("metrics, 10249", "/ui/", Status.OWN, "the node as a page, and JSON for it ([ui.md](ui.md)); off with `--ui=false`"),
-    ("metrics, 10249", "/debug/pprof/", Status.WITHOUT_EFFECT, "404: ipvsproxy has no Go profiler"),
-    ("healthCheckNodePort", "any", Status.SAME, "on the node addresses of `--nodeport-addresses`"),
+    ("health, 10256", "/livez", Likeness.EXTENDED, "as above"),
+    ("metrics, 10249", "/", Likeness.OWN, "links to the paths below"),
+    ("metrics, 10249", "/metrics", Likeness.EXTENDED, "the series below"),
+    ("metrics, 10249", "/metrics/slis", Likeness.SAME, ""),
+    ("metrics, 10249", "/healthz", Likeness.SAME, "also `/healthz/ping`, `?verbose`"),
+    ("metrics, 10249", "/proxyMode", Likeness.SAME, "always `ipvs`"),
+    ("metrics, 10249", "/configz", Likeness.SAME, "our own fields in the section `ipvsproxy`"),
+    ("metrics, 10249", "/flagz", Likeness.PARTIAL, "flags that have a field in the file; the heading differs"),
+    ("metrics, 10249", "/statusz", Likeness.PARTIAL, "the heading differs"),
+    ("metrics, 10249", "/debug/flags/v", Likeness.SAME, "with `--profiling`"),
+    ("metrics, 10249", "/ui/", Likeness.OWN, "the node as a page, and JSON for it ([ui.md](ui.md)); off with `--ui=false`"),
+    ("metrics, 10249", "/debug/pprof/", Likeness.WITHOUT_EFFECT, "404: ipvsproxy has no Go profiler"),
+    ("healthCheckNodePort", "any", Likeness.SAME, "on the node addresses of `--nodeport-addresses`"),
 )
 
 
@@ -148,24 +148,24 @@ def compatibility(page: str) -> str:
     return "\n".join(lines) + heading + by_hand
 
 
-_MEANINGS: Mapping[Status, str] = {
-    Status.SAME: "name, syntax and meaning as in kube-proxy",
-    Status.EXTENDED: "the same, and more",
-    Status.PARTIAL: "part of it",
-    Status.WITHOUT_EFFECT: "accepted, and logged once if set; the reason why it has no effect is beside it",
-    Status.OWN: "not in kube-proxy",
+_MEANINGS: Mapping[Likeness, str] = {
+    Likeness.SAME: "name, syntax and meaning as in kube-proxy",
+    Likeness.EXTENDED: "the same, and more",
+    Likeness.PARTIAL: "part of it",
+    Likeness.WITHOUT_EFFECT: "accepted, and logged once if set; the reason why it has no effect is beside it",
+    Likeness.OWN: "not in kube-proxy",
 }
 
 
 def _option_row(option: Option) -> tuple[str, ...]:
     dashes = "-" if option.flag == "v" else "--"
     flag = f"`{dashes}{option.flag}`" if option.flag else ""
-    remark = "" if option.status is Status.SAME else option.help
+    remark = "" if option.status is Likeness.SAME else option.help
     return flag, f"`{option.field}`" if option.field else "", str(option.status), remark
 
 
-def _status(name: str) -> Status:
-    return Status.OWN if name.startswith(("ipvsproxy_", "python_")) else Status.SAME
+def _status(name: str) -> Likeness:
+    return Likeness.OWN if name.startswith(("ipvsproxy_", "python_")) else Likeness.SAME
 
 
 def _code(words: Iterable[str]) -> str:

@@ -15,14 +15,14 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.timing import Backoff, comes_within
 from ipvsproxy.daemon.http import server
-from ipvsproxy.daemon.http.server import JSON, OK, TEXT, UNAVAILABLE, Answer
+from ipvsproxy.daemon.http.server import JSON, OK, TEXT, UNAVAILABLE, Answer, Listener
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.service import ServiceName
@@ -44,13 +44,6 @@ class ListeningAddress(NamedTuple):
 
     def __str__(self) -> str:
         return host_port(self.address, self.port)
-
-
-class Listener(Protocol):
-    """An open listener."""
-
-    async def close(self) -> None:
-        """Close the listener and its connections."""
 
 
 Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]

@@ -54,7 +54,7 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 ZERO = Counters()
 
 
-class Row(NamedTuple):
+class CountedObject(NamedTuple):
     """Counters of one kernel object, and the labels of their series."""
 
     key: Hashable
@@ -76,7 +76,7 @@ class Ledger:
         self._limit = limit
         self._last: dict[Hashable, Counters] = {}
 
-    def booking(self, rows: Collection[Row], ownerless: Container[Hashable] = ()) -> Iterator[None]:
+    def booking(self, rows: Collection[CountedObject], ownerless: Container[Hashable] = ()) -> Iterator[None]:
         """Add the counters of all present objects to the totals, with pauses. Labels without an object are forgotten.
 
         A total grows by the difference to the last counters of an object, and after a counter reset by the new counters
@@ -117,7 +117,7 @@ class Ledger:
 
 
 @dataclasses.dataclass(slots=True)
-class _Reading:
+class _TrafficReading:
     """The counters of virtual servers, and those of endpoints that were read so far.
 
     The endpoints of the virtual servers in ``left`` are read next.
@@ -148,7 +148,7 @@ class Traffic:
         self._limit = limit
         self._of_endpoints = of_endpoints
         self._read_s: float | None = None
-        self._reading: _Reading | None = None
+        self._reading: _TrafficReading | None = None
         self._services = Ledger(limit)
         self._endpoints = Ledger(limit)
         self._labels: dict[VirtualServerKey, tuple[Service, str]] = {}
@@ -178,14 +178,14 @@ class Traffic:
         await in_slices(self._booking(reading.sample.counters, reading.endpoints), self._clock)
         self._read_s = now
 
-    async def _read(self, now: float) -> "_Reading":
+    async def _read(self, now: float) -> "_TrafficReading":
         """Continue the reading of an earlier scrape, unless it is too old, or begin a new one; read to the end.
 
         A part that a scrape has stopped waiting for is lost: its virtual servers count as not read.
         """
         reading = self._reading
         if reading is None or now - reading.sample.began_s > LONGEST_PAUSE_S:
-            reading = _Reading(await self._sampler.read(PATIENCE_S))
+            reading = _TrafficReading(await self._sampler.read(PATIENCE_S))
             if self._of_endpoints:
                 await in_slices(self._choosing(reading), self._clock)
             self._reading = reading
@@ -195,7 +195,7 @@ class Traffic:
             del reading.left[-SERVERS_AT_ONCE:]
         return reading
 
-    def _choosing(self, reading: _Reading) -> Generator[None, None, None]:
+    def _choosing(self, reading: _TrafficReading) -> Generator[None, None, None]:
         """Choose the virtual servers with traffic, so that their endpoints are read.
 
         Virtual servers whose counters were not read this time are chosen as well: without its endpoints, a virtual server would
@@ -218,11 +218,11 @@ class Traffic:
     ) -> Generator[None, None, None]:
         yield from self._joining(counters)
         labels = self._labels
-        rows: list[Row] = []
+        rows: list[CountedObject] = []
         for number, (key, (_, name)) in enumerate(labels.items(), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            rows.append(Row(key, name, counters.get(key)))
+            rows.append(CountedObject(key, name, counters.get(key)))
         yield from self._services.booking(rows, counters)
         open_connections: dict[str, ConnectionCounts] = {}
         rows = []
@@ -235,7 +235,7 @@ class Traffic:
                 continue
             for real_server, (connections, counted) in servers.items():
                 name = _endpoint(labels[key][1], real_server)
-                rows.append(Row((key, real_server), name, counted))
+                rows.append(CountedObject((key, real_server), name, counted))
                 open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(connections)
         yield from self._endpoints.booking(rows, ownerless)
         if not self._of_endpoints:

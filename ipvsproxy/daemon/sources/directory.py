@@ -41,7 +41,7 @@ NOT_OURS: Mapping[str, str] = {
 }
 
 
-class Identity(NamedTuple):
+class ObjectIdentity(NamedTuple):
     """The identity of an object among all kinds."""
 
     kind: ObjectKind
@@ -51,11 +51,11 @@ class Identity(NamedTuple):
 class FileContent(NamedTuple):
     """The objects of a file, and its parts that could not be read."""
 
-    objects: Mapping[Identity, Put]
+    objects: Mapping[ObjectIdentity, Put]
     rejected: tuple[Rejected, ...]
 
 
-class _Loader(yaml.CSafeLoader):
+class _ManifestLoader(yaml.CSafeLoader):
     """YAML with the types of the API's JSON: a timestamp is a string. Nesting has a bound.
 
     libyaml's composer recurses in C: without the bound, some thousand brackets overflow the stack and end the process.
@@ -74,7 +74,7 @@ class _Loader(yaml.CSafeLoader):
         self._depth -= 1
 
 
-_Loader.yaml_implicit_resolvers = {
+_ManifestLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
 }
@@ -91,7 +91,7 @@ def read_file(path: pathlib.Path) -> FileContent:
     Raises:
         OSError: the file could not be read now.
     """
-    objects: dict[Identity, Put] = {}
+    objects: dict[ObjectIdentity, Put] = {}
     rejected: list[Rejected] = []
     try:
         for where, document in _documents(path):
@@ -100,10 +100,10 @@ def read_file(path: pathlib.Path) -> FileContent:
             event = decode.decode_document(document, where)
             if isinstance(event, Rejected):
                 rejected.append(event)
-            elif event and Identity(event.kind, event.key) in objects:
+            elif event and ObjectIdentity(event.kind, event.key) in objects:
                 rejected.append(Rejected(event.kind, event.key, where, "stands in this file twice; the first one is used"))
             elif event:
-                objects[Identity(event.kind, event.key)] = event
+                objects[ObjectIdentity(event.kind, event.key)] = event
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         rejected.append(_unread(path, f"{line}{error.problem or error.context}"))
@@ -129,7 +129,7 @@ def _unread(path: pathlib.Path, reason: str) -> Rejected:
 
 def _documents(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
     text = path.read_bytes()
-    documents = [json.loads(text)] if path.suffix == ".json" else yaml.load_all(text, Loader=_Loader)
+    documents = [json.loads(text)] if path.suffix == ".json" else yaml.load_all(text, Loader=_ManifestLoader)
     for number, document in enumerate(documents, 1):
         where = f"{path.name}, document {number}"
         if isinstance(document, dict) and str(document.get("kind")).endswith("List") and isinstance(document.get("items"), list):
@@ -151,7 +151,7 @@ class Manifests:
 
     def __init__(self) -> None:
         self._files: dict[str, FileContent] = {}
-        self._delivered: dict[Identity, Put] = {}
+        self._delivered: dict[ObjectIdentity, Put] = {}
         self._conflicts: set[Rejected] = set()
 
     def update(self, read: Mapping[str, FileContent], present: Collection[str]) -> list[Event]:
@@ -176,16 +176,16 @@ class Manifests:
 
     def listed(self) -> list[Event]:
         """The ends of all lists, if no part is unknown."""
-        rejected = {Identity(event.kind, event.key) for event in self._rejected() if event.key}
+        rejected = {ObjectIdentity(event.kind, event.key) for event in self._rejected() if event.key}
         present = self._delivered.keys() | rejected
         return [Listed(kind, frozenset(one.key for one in present if one.kind is kind)) for kind in ObjectKind]
 
     def _rejected(self) -> Iterator[Rejected]:
         return (event for content in self._files.values() for event in content.rejected)
 
-    def _merge(self) -> tuple[dict[Identity, Put], set[Rejected]]:
-        merged: dict[Identity, Put] = {}
-        source: dict[Identity, str] = {}
+    def _merge(self) -> tuple[dict[ObjectIdentity, Put], set[Rejected]]:
+        merged: dict[ObjectIdentity, Put] = {}
+        source: dict[ObjectIdentity, str] = {}
         conflicts: set[Rejected] = set()
         for name, content in sorted(self._files.items()):
             for identity, put in content.objects.items():

@@ -117,7 +117,7 @@ class VirtualServerRow(NamedTuple):
         return [name for name, flag in zip(names, SCHEDULER_FLAGS, strict=True) if self.settings.flags & flag]
 
 
-class Rows(NamedTuple):
+class IpvsTable(NamedTuple):
     """The whole table in the order that ipvsadm intends (ipvsadm's own comparison overflows).
 
     ``version`` is the version of IPVS, ``size`` is the number of buckets of its connection table.
@@ -190,7 +190,7 @@ class NetlinkTable:
             return observed(settings_of(key.address.family, *row[1:]), [one[:5] for one in self.real_servers(key)])
         return None
 
-    def read(self) -> Rows:
+    def read(self) -> IpvsTable:
         """The whole table. Virtual servers of a protocol that no Service has are left out."""
         action = "read the version of IPVS"
         values = _INFORMATION.read(*ipvs_message.attributes(self.channel.ask(self.encoder.information(), action)))
@@ -199,7 +199,7 @@ class NetlinkTable:
         version, size = values
         parts = self._gather(ipvs_message.Encoder.all_services, "list the virtual servers", list)
         rows = [self._with_real_servers(part, row, key) for part in parts if (row := row_of(part)) and (key := key_of(row[0]))]
-        return Rows(f"{version >> 16 & 0xFF}.{version >> 8 & 0xFF}.{version & 0xFF}", size, tuple(sorted(rows, key=_order)))
+        return IpvsTable(f"{version >> 16 & 0xFF}.{version >> 8 & 0xFF}.{version & 0xFF}", size, tuple(sorted(rows, key=_order)))
 
     def _with_real_servers(self, part: Part, row: NetlinkRow, key: VirtualServerKey) -> VirtualServerRow:
         family = key.address.family
@@ -307,7 +307,7 @@ def read_totals(text: str) -> Counters:
     return Counters._make(int(word, 16) for word in words)
 
 
-def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> Rows:
+def read(connect: Callable[[int], netlink.Socket] = netlink.open_socket) -> IpvsTable:
     """Read the table of the calling thread's network namespace. Virtual servers of a protocol that no Service has are left out.
 
     Raises:

@@ -70,7 +70,7 @@ class Ports:
         return answer.status, document["service"]["name"], document["localEndpoints"]
 
 
-class Opened:
+class Opened(server.Listener):
     def __init__(self, ports: Ports, where: str) -> None:
         self._ports = ports
         self._where = where

@@ -20,7 +20,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from ipvsproxy.daemon.http.health import Status
 from ipvsproxy.daemon.metrics.figures import FRESH_S, LONGEST_PAUSE_S, ROWS_AT_ONCE, Sampler, Sources
 from ipvsproxy.daemon.metrics.metrics import Metrics
-from ipvsproxy.daemon.metrics.traffic import Ledger, Row, Traffic
+from ipvsproxy.daemon.metrics.traffic import CountedObject, Ledger, Traffic
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs.rows import EndpointTraffic, TrafficReader
 from ipvsproxy.kernel.thread import KernelThread
@@ -260,7 +260,7 @@ async def test_counting_traffic_that_stops_in_the_middle_counts_nothing_twice(mo
     await scene.scrape()
     scene.kernel.counters = dict.fromkeys(keys, Counters(9))
     ledger = scene.traffic._services
-    rows = [Row(key, labels, Counters(9)) for key, (_, labels) in scene.traffic._labels.items()]
+    rows = [CountedObject(key, labels, Counters(9)) for key, (_, labels) in scene.traffic._labels.items()]
     for pauses in range(2 * len(rows)):
         for _ in itertools.islice(ledger.booking(rows), pauses):
             pass
@@ -446,11 +446,11 @@ async def test_prometheus_reads_the_page_in_both_formats(limit: int) -> None:
 MANY = 10 * ROWS_AT_ONCE
 
 
-def rows(count: int) -> list[Row]:
-    return [Row(number, f"label {number}", Counters(1)) for number in range(count)]
+def rows(count: int) -> list[CountedObject]:
+    return [CountedObject(number, f"label {number}", Counters(1)) for number in range(count)]
 
 
-def pauses(ledger: Ledger, some: list[Row]) -> int:
+def pauses(ledger: Ledger, some: list[CountedObject]) -> int:
     return sum(1 for _ in ledger.booking(some))
 
 
@@ -478,6 +478,6 @@ def test_a_total_grows_by_new_counts_and_is_forgotten_with_the_last_object_of_it
         for key, more in added.items():
             if more:
                 expected[labels[key]] = expected.get(labels[key], 0) + more
-        list(ledger.booking([Row(key, labels[key], Counters(count)) for key, count in counted.items()]))
+        list(ledger.booking([CountedObject(key, labels[key], Counters(count)) for key, count in counted.items()]))
         assert {label: total[0] for label, total in ledger.totals.items()} == expected
     assert ledger._last.keys() == counted.keys()
