@@ -22,7 +22,7 @@ from ipvsproxy.kernel.backends import Driver
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
 from ipvsproxy.kernel.ipvs.ipvs_driver import IpvsDriver
-from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.net import parse_address
 from ipvsproxy.model.plan import Operation, Outcome
 from ipvsproxy.model.rules import Backend

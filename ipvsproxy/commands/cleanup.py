@@ -19,7 +19,7 @@ from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.ipvs.ipvs_driver import AbsentIpvs
-from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.model.net import Family, Network
 from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of, one_by_one

@@ -15,7 +15,7 @@ from ipvsproxy.kernel import host
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
+from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.kernel.ipset.ipset_driver import IpsetDriver
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
@@ -25,9 +25,9 @@ from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules
 from ipvsproxy.kernel.iptables.rules_driver import RulesDriver
 from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
+from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
+from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.kernel.nftables.nftables_driver import NftDriver
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver
-from ipvsproxy.kernel.nftables.sets import NftSetsDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, Jump

@@ -13,7 +13,7 @@ from ipvsproxy.kernel import backends, host
 from ipvsproxy.kernel.backends import IPTABLES_IN_PATH, BackendDrivers, ChosenBackend, Driver, RulesBackend
 from ipvsproxy.kernel.base import modules, netlink
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
+from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.kernel.host import Lack
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables.tables import RuleChanges

@@ -24,8 +24,8 @@ from ipvsproxy.kernel.instance import Instance
 from ipvsproxy.kernel.iptables.iptables_driver import IptablesDriver
 from ipvsproxy.kernel.iptables.variant import Variant, commands
 from ipvsproxy.kernel.nftables import tables as nft_tables
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver
-from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
+from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import Family, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb

@@ -1,4 +1,4 @@
-"""Covers when the kernel is asked for the table of the other backend; ``nftables/test_rules`` asks a real one."""
+"""Covers when the kernel is asked for the table of the other backend; ``nftables/test_nft_rules_driver`` asks a real one."""
 
 import errno
 import pathlib

@@ -19,7 +19,7 @@ from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.kernel.network import conntrack, routes
 from ipvsproxy.kernel.network.routes import RouteDriver
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver
+from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.model.kernel import LocalRoutes
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Verb

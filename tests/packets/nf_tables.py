@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver
+from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.model.net import Family
 
 

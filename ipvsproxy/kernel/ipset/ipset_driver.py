@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import structlog
 
-from ipvsproxy.kernel.base import message, netlink, sets
+from ipvsproxy.kernel.base import message, netlink, sets_driver
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
+from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.model import real_servers
 from ipvsproxy.model.net import Family
@@ -73,7 +73,7 @@ class IpsetDriver(SetsDriver):
 
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
         batch = EntryBatch(self._channel)
-        for verb, entries in sets.runs(operations):
+        for verb, entries in sets_driver.runs(operations):
             batch.add(verb, entries)
         batch.flush()
         full = {

@@ -16,10 +16,10 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message
-from ipvsproxy.kernel.nftables import rules as nft_rules
+from ipvsproxy.kernel.nftables import nft_rules_driver as nft_rules
 from ipvsproxy.kernel.nftables.changes import NftChanges
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver, TableListing
-from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver, TableListing
+from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, Rule, Skeleton

@@ -30,12 +30,11 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.reconcile.kinds.addresses import Addresses, Routes
-from ipvsproxy.reconcile.kinds.entries import Entries
 from ipvsproxy.reconcile.kinds.flows import Flows
 from ipvsproxy.reconcile.kinds.kind import ReconciledKind, Stage
-from ipvsproxy.reconcile.kinds.rules import Rules
-from ipvsproxy.reconcile.kinds.sets import SetCopies, Sets
-from ipvsproxy.reconcile.kinds.settings import Devices, IpvsTimeouts, Sysctls
+from ipvsproxy.reconcile.kinds.node_objects import Devices, IpvsTimeouts, Sysctls
+from ipvsproxy.reconcile.kinds.set_kinds import Entries, SetCopies, Sets
+from ipvsproxy.reconcile.kinds.skeletons import Rules
 from ipvsproxy.reconcile.kinds.virtual_servers import VirtualServers
 from ipvsproxy.reconcile.tables.scopes import Scopes
 from ipvsproxy.reconcile.tables.slow_start import SlowStarts

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from ipvsproxy.kernel.base import message, netlink
-from ipvsproxy.kernel.base.sets import ObservedSet
+from ipvsproxy.kernel.base.sets_driver import ObservedSet
 from ipvsproxy.kernel.ipset import ipset_driver as ipset
 from ipvsproxy.kernel.ipset import ipset_message
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address

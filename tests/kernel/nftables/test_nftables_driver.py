@@ -1,6 +1,6 @@
 """The nftables driver of rules and sets together, with the real nf_tables of this machine: its transactions and their parts.
 
-What each part writes and reads is tested in ``test_rules`` and ``test_sets``.
+What each part writes and reads is tested in ``test_nft_rules_driver`` and ``test_nft_sets_driver``.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import pytest
 from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import netlink, nft_message
-from ipvsproxy.kernel.nftables import sets as nft_sets
+from ipvsproxy.kernel.nftables import nft_sets_driver as nft_sets
 from ipvsproxy.kernel.nftables.nftables_driver import NftDriver
 from ipvsproxy.model.net import Address, Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipvsproxy.kernel.base import message, netlink, sets
+from ipvsproxy.kernel.base import message, netlink, sets_driver
 from ipvsproxy.kernel.base.errors import KernelError
-from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
+from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, IpSet, SetEntries, SetEntry, SetKind, SetType
@@ -35,7 +35,7 @@ class InMemory(SetsDriver):
     def _read(self, name: str, parts: Sequence[netlink.Reply]) -> ObservedSet:
         numbers = struct.iter_unpack("=H", parts[0].data[message.NETFILTER_HEADER :])
         entries = frozenset(SetEntry(name, port=port) for (port,) in numbers)
-        return ObservedSet(*sets.parameters(IP_SETS[name]), entries)
+        return ObservedSet(*sets_driver.parameters(IP_SETS[name]), entries)
 
     def _create(self, ip_set: IpSet) -> int:
         self.kernel[ip_set.name] = set()
@@ -49,7 +49,7 @@ class InMemory(SetsDriver):
         raise NotImplementedError
 
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
-        for verb, entries in sets.runs(operations):
+        for verb, entries in sets_driver.runs(operations):
             ports = {entry.port for entry in entries}
             held = self.kernel[entries[0].set]
             self.kernel[entries[0].set] = held - ports if verb is Verb.REMOVE else held | ports
@@ -100,10 +100,10 @@ def test_operations_in_one_run_concern_one_set_and_one_verb() -> None:
     other = SetEntry("KUBE-NODE-PORT-TCP", port=80)
     several = SetEntries(CLUSTER_IP, (entry(5), entry(6)))
     added = [Operation(Verb.ADD, item) for item in (*map(SetEntries.of, (entry(1), entry(2), other, entry(3))), several)]
-    assert list(sets.runs([*added, Operation(Verb.REMOVE, SetEntries.of(entry(4)))])) == [
+    assert list(sets_driver.runs([*added, Operation(Verb.REMOVE, SetEntries.of(entry(4)))])) == [
         (Verb.ADD, [entry(1), entry(2)]),
         (Verb.ADD, [other]),
         (Verb.ADD, [entry(3), entry(5), entry(6)]),
         (Verb.REMOVE, [entry(4)]),
     ]
-    assert not list(sets.runs([]))
+    assert not list(sets_driver.runs([]))

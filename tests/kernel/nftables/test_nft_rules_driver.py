@@ -19,8 +19,8 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.kernel.nftables import rule as nft_rule
 from ipvsproxy.kernel.nftables import tables as nft_tables
-from ipvsproxy.kernel.nftables.rules import NftRulesDriver
-from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
+from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb

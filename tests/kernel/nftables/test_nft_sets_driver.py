@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ipvsproxy.kernel.base import message, netlink, nft_message
-from ipvsproxy.kernel.nftables import sets as nft_sets
-from ipvsproxy.kernel.nftables.sets import NftSetsDriver
+from ipvsproxy.kernel.nftables import nft_sets_driver as nft_sets
+from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.model.net import Address, Protocol, parse_address
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.sets import IP_SETS, SET_COPY, ForeignElement, IpSet, MarkedEntry, SetCopy, SetEntries, SetEntry

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ipvsproxy.kernel.base import message, netlink, sets
+from ipvsproxy.kernel.base import message, netlink, sets_driver
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.base.nft_message import Message, SetShape
-from ipvsproxy.kernel.base.sets import ObservedSet, SetsDriver
+from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -88,14 +88,14 @@ class NftSetsDriver(SetsDriver):
         """
         messages: list[Message] = []
         size = 0
-        for is_set, run in sets.of_sets_or_entries(operations):
+        for is_set, run in sets_driver.of_sets_or_entries(operations):
             if is_set:
                 for number, (verb, item) in enumerate(run, len(messages) + 1):
                     if not isinstance(item, IpSet) or verb is Verb.REMOVE:
                         return None
                     messages += [nft.table(), nft.new_set(item.name, shape(item), number)]
                 continue
-            for verb, entries in sets.runs(run):
+            for verb, entries in sets_driver.runs(run):
                 ip_set = IP_SETS[entries[0].set]
                 try:
                     encoded = [encode(ip_set, entry) for entry in entries]
@@ -135,7 +135,7 @@ class NftSetsDriver(SetsDriver):
 
     def _apply_entries(self, operations: Sequence[Operation]) -> dict[Operation, Outcome]:
         batch = ElementBatch(self._channel)
-        for verb, entries in sets.runs(operations):
+        for verb, entries in sets_driver.runs(operations):
             batch.add(verb, entries)
         batch.flush()
         return batch.reported
@@ -183,7 +183,7 @@ class NftSetsDriver(SetsDriver):
                     continue
                 with netlink.parsing(action):
                     entries[decode(ip_set, *nft.read_element(found))] = None
-        return ObservedSet(*sets.parameters(ip_set), entries.keys())
+        return ObservedSet(*sets_driver.parameters(ip_set), entries.keys())
 
 
 def _shape(header: netlink.Reply) -> SetShape:
