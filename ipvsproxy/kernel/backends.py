@@ -50,9 +50,6 @@ _WITH_EXCEPTIONS = frozenset(
 MODULES: Mapping[Backend, Sequence[str]] = {Backend.IPTABLES: host.MODULES, Backend.NFTABLES: host.NFTABLES_MODULES}
 """The modules that IPVS and each backend need."""
 
-ATTEMPTS = 5
-"""How often the removal of the table is attempted while other programs change their rules."""
-
 
 class BackendChoice(NamedTuple):
     """The backend to use, never ``AUTO``, and the reason."""
@@ -127,7 +124,7 @@ def remove_table() -> bool:
     if not modules.may_have_nf_tables():
         return False
     with contextlib.closing(netlink.Channel(NETLINK_NETFILTER)) as channel:
-        for _ in range(ATTEMPTS):
+        for _ in range(nft_tables.ATTEMPTS):
             try:
                 generation = nft.generation(channel)
                 content = nft_tables.own_table(channel)

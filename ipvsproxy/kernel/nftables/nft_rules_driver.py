@@ -18,7 +18,7 @@ from pyroute2.netlink import NETLINK_NETFILTER
 
 from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
-from ipvsproxy.kernel.base.errors import KernelError
+from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.base.nft_message import Hook, Message, SetShape
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import syntax as iptables_syntax
@@ -29,11 +29,6 @@ from ipvsproxy.kernel.nftables.tables import Chain
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import ChainKey, Jump, ObservedRule, ObservedSkeleton, Rule, Skeleton, UnknownRule, Verdict
-
-VARIANT = "nftables"
-"""The variant of the ``Program`` that stands for this driver."""
-ATTEMPTS = 5
-"""How often a transaction is built while other programs change their rules."""
 
 _READ = "read the table inet ipvsproxy"
 _IN_DORMANT_TABLE = "the table inet ipvsproxy is dormant"
@@ -70,9 +65,12 @@ class _Printed(NamedTuple):
 
 
 class TableListing(NamedTuple):
-    """Our table as the kernel prints it. ``hooks`` has every chain by name: with its place if it is a base chain, else None."""
+    """Our table as the kernel prints it. ``hooks`` has every chain by name: with its place if it is a base chain, else None.
 
-    generation: int
+    ``generation`` is None if other programs kept changing tables: then it may be a mixture.
+    """
+
+    generation: int | None
     is_dormant: bool
     hooks: Mapping[str, Hook | None]
     rules: Mapping[str, Sequence[_Printed]]
@@ -98,7 +96,7 @@ class NftRulesDriver:
         self._jumps = tuple(jumps)
         self._proc = proc
         version = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:3] if part.isdigit())
-        self._program = Program(version, VARIANT)
+        self._program = Program(version, nft_tables.VARIANT)
 
     def close(self) -> None:
         """Close the socket."""
@@ -235,11 +233,11 @@ class NftRulesDriver:
 
     def _apply(self, operation: Operation) -> Outcome:
         try:
-            for attempt in range(ATTEMPTS):
-                listing, is_settled = self._read_often()
+            for attempt in range(nft_tables.ATTEMPTS):
+                listing = self._read_often()
                 messages = self.messages(operation, listing)
                 # The last attempt names no generation: it succeeds even if other programs change rules all the time.
-                generation = listing.generation if is_settled and attempt < ATTEMPTS - 1 else None
+                generation = listing.generation if attempt < nft_tables.ATTEMPTS - 1 else None
                 failed = nft.run(self._channel, messages, generation) if messages else {}
                 if nft.STALE not in failed.values():
                     break
@@ -290,33 +288,27 @@ class NftRulesDriver:
         Raises:
             KernelError: it could not be read, or changed during each attempt.
         """
-        listing, is_settled = self._read_often()
-        if not is_settled:
+        listing = self._read_often()
+        if listing.generation is None:
             raise KernelError(action=_READ, errno=errno.EAGAIN, detail="other programs keep changing the rules of nf_tables")
         return listing
 
-    def _read_often(self) -> tuple[TableListing, bool]:
-        """Our table, and whether it is consistent: no program has changed any table while our table was read."""
-        for _ in range(ATTEMPTS):
-            generation = nft.generation(self._channel)
-            listing = self._read(generation, _READ)
-            if nft.generation(self._channel) == generation:
-                return listing, True
-        return listing, False
+    def _read_often(self) -> TableListing:
+        listing, generation = nft_tables.settled(self._channel, self._read)
+        return listing._replace(generation=generation)
 
-    def _read(self, generation: int, action: str) -> TableListing:
-        try:
-            answer = self._channel.ask(nft.table_query(), action)
-        except KernelError as error:
-            if error.errno == errno.ENOENT:
-                return TableListing(generation, is_dormant=False, hooks={}, rules={})
-            raise
+    def _read(self) -> TableListing:
+        answer: netlink.Reply | None = None
+        with Tolerated(errno.ENOENT):
+            answer = self._channel.ask(nft.table_query(), _READ)
+        if answer is None:
+            return TableListing(None, is_dormant=False, hooks={}, rules={})
         rules: dict[str, list[_Printed]] = {}
-        with netlink.parsing(action):
+        with netlink.parsing(_READ):
             flags = nft.read(answer).number(nft.NFTA_TABLE_FLAGS, 0)
-            chains = map(nft_tables.chain_of, self._channel.dump(nft.chains_query(), action))
+            chains = map(nft_tables.chain_of, self._channel.dump(nft.chains_query(), _READ))
             hooks = {one.name: _as_open(one) for one in chains if one.table == nft.TABLE}
-            for found in map(nft.read, self._channel.dump(nft.rules_query(), action)):
+            for found in map(nft.read, self._channel.dump(nft.rules_query(), _READ)):
                 if found.text(nft.NFTA_RULE_TABLE) == nft.TABLE:
                     printed = _Printed(
                         nft.text_of(found.payload(nft.NFTA_RULE_USERDATA, b"")),
@@ -324,7 +316,7 @@ class NftRulesDriver:
                         found.number(nft.NFTA_RULE_HANDLE),
                     )
                     rules.setdefault(found.text(nft.NFTA_RULE_CHAIN), []).append(printed)
-        return TableListing(generation, bool(flags & nft.IS_DORMANT), hooks, rules)
+        return TableListing(None, bool(flags & nft.IS_DORMANT), hooks, rules)
 
 
 def _as_open(chain: Chain) -> Hook | None:

@@ -18,6 +18,7 @@ from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.base.nft_message import Message, SetShape
 from ipvsproxy.kernel.base.sets_driver import ObservedSet, SetsDriver
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.plan import Operation, Outcome, Verb
@@ -122,7 +123,7 @@ class NftSetsDriver(SetsDriver):
         """As in ``SetsDriver``. The table is removed with the last of its sets and chains."""
         number = self._run([nft.set_removal(name)])
         if number in (0, errno.ENOENT):
-            remove_empty_table(self._channel)
+            nft_tables.remove_empty(self._channel)
         return number
 
     def _explain(self, number: int, _set_type: SetType | None) -> str:
@@ -198,24 +199,6 @@ def _shape(header: netlink.Reply) -> SetShape:
         length,
         is_plain=not flags & ~nft.IS_MAP and nft.NFTA_SET_DESC_SIZE not in found.inside(nft.NFTA_SET_DESC),
     )
-
-
-def remove_empty_table(channel: netlink.Channel) -> None:
-    """Remove our table if it has neither sets nor chains.
-
-    If any program changes tables meanwhile, the kernel refuses the removal.
-
-    Raises:
-        KernelError: the table could not be read.
-    """
-    action = "read the table inet ipvsproxy"
-    generation = nft.generation(channel)
-    with Tolerated(errno.ENOENT):
-        channel.ask(nft.table_query(), action)
-        if not channel.dump(nft.sets_query(), action):
-            chains = channel.dump(nft.chains_query(), action)
-            if all(nft.read(chain).text(nft.NFTA_CHAIN_TABLE) != nft.TABLE for chain in chains):
-                nft.run(channel, [nft.table_removal()], generation)
 
 
 class _Part(NamedTuple):

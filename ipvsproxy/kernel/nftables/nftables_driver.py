@@ -16,7 +16,7 @@ from ipvsproxy.kernel.base import netlink
 from ipvsproxy.kernel.base import nft_message as nft
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.base.nft_message import Message
-from ipvsproxy.kernel.nftables import nft_rules_driver as nft_rules
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver, TableListing
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
@@ -82,7 +82,7 @@ class NftDriver:
             present = self.sets.shaped_as_ours(created)
             unlike = [ip_set for ip_set, is_ours in present.items() if not is_ours]
             new = [Operation(Verb.ADD, ip_set) for ip_set in created if not present.get(ip_set, False)]
-            for _ in range(nft_rules.ATTEMPTS if unlike else 0):
+            for _ in range(nft_tables.ATTEMPTS if unlike else 0):
                 listing = self.rules.listing()
                 messages = self._replacement(unlike, new, operations, listing)
                 if nft.STALE not in nft.run(self._channel, messages, listing.generation).values():
@@ -137,7 +137,7 @@ class NftDriver:
         if encoded is None:
             return False
         try:
-            for _ in range(nft_rules.ATTEMPTS):
+            for _ in range(nft_tables.ATTEMPTS):
                 messages, generation = self._with_rules(encoded, of_rules)
                 if len(messages) > self._channel.limit:
                     return False

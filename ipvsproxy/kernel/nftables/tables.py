@@ -18,7 +18,7 @@ import pathlib
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pyroute2.netlink import NETLINK_NETFILTER
 
@@ -32,9 +32,12 @@ from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import BaseChain, NftTable
 from ipvsproxy.model.sets import IP_SETS
 
+T = TypeVar("T")
+
 VARIANT = "nftables"
 """The label of nftables where metrics name the variant of iptables."""
 ATTEMPTS = 5
+"""How often a reading or a transaction is repeated while other programs change tables."""
 OUR_CHAINS = tuple(nft_rule.chain_name(family, "", "")[:-1] for family in Family)
 """The prefixes of the names of our chains."""
 
@@ -91,6 +94,20 @@ def names(channel: netlink.Channel) -> list[TableName]:
     with Tolerated(*ABSENT), netlink.parsing(action):
         return [_table_name(part) for part in channel.dump(nft.tables_query(), action)]
     return []
+
+
+def settled(channel: netlink.Channel, read: Callable[[], T]) -> tuple[T, int | None]:
+    """What ``read`` returns, and the generation that it is of; None if tables have changed during each attempt.
+
+    Raises:
+        KernelError: the generation could not be read.
+    """
+    for _ in range(ATTEMPTS):
+        generation = nft.generation(channel)
+        found = read()
+        if nft.generation(channel) == generation:
+            return found, generation
+    return found, None
 
 
 def table(channel: netlink.Channel, family: int, name: str) -> NftTable | None:
@@ -150,6 +167,19 @@ def own_table(channel: netlink.Channel) -> TableContent | None:
             ours = [name for name in sets if name in IP_SETS]
             return TableContent(chains, ours, has_others=len(chains) < len(listed.chains) or len(ours) < len(sets))
     return None
+
+
+def remove_empty(channel: netlink.Channel) -> None:
+    """Remove our table if it has neither sets nor chains.
+
+    If any program changes tables meanwhile, the kernel refuses the removal.
+
+    Raises:
+        KernelError: the table could not be read.
+    """
+    generation = nft.generation(channel)
+    if own_table(channel) == TableContent([], [], has_others=False):
+        nft.run(channel, [nft.table_removal()], generation)
 
 
 def family_name(family: int) -> str:
@@ -380,9 +410,7 @@ def _read(channel: netlink.Channel, place: TablePlace) -> tuple[int, NftTable | 
     Raises:
         KernelError: the table could not be read, or other tables changed during each attempt.
     """
-    for _ in range(ATTEMPTS):
-        generation = nft.generation(channel)
-        found = table(channel, place.family, place.name)
-        if nft.generation(channel) == generation:
-            return generation, found
-    raise KernelError(action=f"read the table {place.table}", errno=errno.EAGAIN, detail=nft.explain(nft.STALE))
+    found, generation = settled(channel, lambda: table(channel, place.family, place.name))
+    if generation is None:
+        raise KernelError(action=f"read the table {place.table}", errno=errno.EAGAIN, detail=nft.explain(nft.STALE))
+    return generation, found
