@@ -64,7 +64,8 @@ def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[F
     yield from _sysctls(facts, desired)
     yield from _advice(facts, config)
     yield from _large_datagrams(facts, config)
-    yield from _configuration(facts, config)
+    for text in config.warnings([family for family in Family if family not in facts.unserved]):
+        yield warn("configuration", text, "change the field, unless this is intended")
     yield from _other_backend(facts, config)
     yield from _iptables(facts, config)
     yield from _kube_proxy(facts)
@@ -100,7 +101,7 @@ def _kernel(facts: Facts) -> Iterator[Finding]:
 def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
     scheduler = f"ip_vs_{config.translation.scheduler}"
     asked = dict(facts.modules)
-    servers = ((facts.observation and facts.observation.virtual_servers) or {}).values()
+    servers = (facts.observation.virtual_servers or {}).values()
     if any(one.settings.scheduler == config.translation.scheduler for one in servers):
         asked.pop(scheduler, None)
     by_state = {state: [name for name, one in asked.items() if one is state] for state in ModuleState}
@@ -131,7 +132,7 @@ def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
 
 def _has_ipv6(facts: Facts) -> bool:
     """Whether this host has IPv6 addresses, and they can be served."""
-    addresses = (facts.observation and facts.observation.interface_addresses) or ()
+    addresses = facts.observation.interface_addresses or ()
     return Family.IPV6 not in facts.unserved and any(
         one.address.family is Family.IPV6 and not one.address.is_loopback and not one.address.is_link_local_v6
         for one in addresses
@@ -169,11 +170,6 @@ def _large_datagrams(facts: Facts, config: Config) -> Iterator[Finding]:
     lost = [f"{first} to an IPv4 Service ({_UNCUT} is 0)"] if facts.sysctls.get(_UNCUT) == "0" else []
     if lost := [*lost, *(["all to IPv6 Services"] if _has_ipv6(facts) else [])]:
         yield ok("mtu", f"of UDP datagrams over the MTU, this host's own programs may lose {' and '.join(lost)}", remedy)
-
-
-def _configuration(facts: Facts, config: Config) -> Iterator[Finding]:
-    for text in config.warnings([family for family in Family if family not in facts.unserved]):
-        yield warn("configuration", text, "change the field, unless this is intended")
 
 
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -229,7 +225,7 @@ def _unserved(facts: Facts, topic: str) -> Iterator[Finding]:
 def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
     """Virtual servers of other programs."""
     observed = facts.observation
-    if observed is None or observed.virtual_servers is None:
+    if observed.virtual_servers is None:
         return
     host = {one.address for one in observed.interface_addresses or ()}
     ranges = view.known_node_port_ranges(config.translation)
@@ -254,7 +250,7 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
 def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
     """Whether local routes can be added and stay, and whether local routes are left from a former process."""
     if config.translation.binding is not Binding.ROUTES:
-        if left := (facts.observation and facts.observation.routes) or ():
+        if left := facts.observation.routes or ():
             text = f"{len(left)} local routes of ours are there, and Service addresses are to be on kube-ipvs0"
             remedy = "run removes them when the addresses are bound; kube-proxy would leave them"
             yield warn("binding", text, remedy)
@@ -403,16 +399,14 @@ async def examine(config: Config) -> Sequence[Finding]:
 
 
 def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Finding]:
-    addresses = (found.observation and found.observation.interface_addresses) or ()
-    settings = config.translation
-    if found.backend:
-        settings = dataclasses.replace(settings, backend=found.backend.backend)
+    addresses = found.observation.interface_addresses or ()
+    settings = dataclasses.replace(config.translation, backend=found.backend.backend) if found.backend else config.translation
     name, others = config.node_name, store.other_nodes(config.node_name)
     seen = view.view_node(settings, name, store.node(name), addresses, (), other_nodes=others)
     services = store.services.values()
     read = rivals.read(service_checks.ports_of(services))
     collisions = service_checks.collisions(services, seen, addresses, read, settings)
-    scopes = service_checks.judge_scopes(settings, seen) if found.observation else ()
+    scopes = service_checks.judge_scopes(settings, seen) if found.observation.interface_addresses is not None else ()
     return [*scopes, *service_checks.judge(services, settings, collisions, read.unknown or found.unreadable)]
 
 

@@ -16,6 +16,7 @@ from ipvsproxy.kernel.host import Lack, Missing
 from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.syntax import rules
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.network.routes import LOOPBACK_INDEX
 from ipvsproxy.kernel.nftables import tables as nft_tables
@@ -66,7 +67,7 @@ class Facts:
     ``unserved`` has the reason for each family that cannot be served. ``iptables_choice`` is None without any iptables.
     ``chains`` are all chains that iptables shows, of both families and variants. ``tables`` are the readable tables of nf_tables
     and iptables-legacy; of our own table, only other programs' chains. ``listeners`` are the programs that listen on the TCP
-    ports in question. ``observation`` and ``timeouts`` are None if IPVS cannot be read, and ``unreadable`` is the reason.
+    ports in question. ``observation`` is empty, and ``timeouts`` is None, if IPVS cannot be read; ``unreadable`` is the reason.
     ``bridges`` are the names of the Linux bridges. ``mark_rules`` are rules of other programs that write packet marks before
     IPVS. ``backend`` holds rules and sets; None if the kernel did not answer. ``other_backend`` describes our objects in the
     other backend; empty if there are none, or if that is unknown. ``unread_tables`` has a reason for each part of ``chains`` and
@@ -87,7 +88,7 @@ class Facts:
     chains: frozenset[ChainKey]
     tables: tuple[NftTable, ...]
     listeners: Mapping[int, str]
-    observation: Observation | None
+    observation: Observation
     timeouts: Timeouts | None
     unreadable: str
     bridges: tuple[str, ...] = ()
@@ -124,7 +125,7 @@ def gather(
     privileges, features = host.missing_privileges(runs_iptables=runs_iptables), host.missing_features()
     choice: iptables_variant.VariantChoice | None = None
     chosen: BackendChoice | None = None
-    observation: Observation | None = None
+    observation = Observation()
     timeouts: Timeouts | None = None
     unserved: Mapping[Family, str] = {}
     unreadable = "; ".join(map(str, (*privileges, *features)))
@@ -163,7 +164,7 @@ def gather(
         sysctls_writable=os.access("/proc/sys/net/ipv4/ip_forward", os.W_OK),
         iptables_choice=choice,
         unserved=unserved,
-        chains=frozenset(chain for text in listings.values() for chain in _chains(text)),
+        chains=frozenset(key for text in listings.values() for key, rule in rules(text, may_be_cut=True) if rule is None),
         tables=(*foreign_tables, *_legacy_tables(listings, choice)),
         listeners=listeners(ports),
         observation=observation,
@@ -210,15 +211,6 @@ def listeners(ports: Collection[int], proc: pathlib.Path = pathlib.Path("/proc")
     return {one.port: one.program for one in rivals.sockets([(Protocol.TCP, port) for port in ports], proc)}
 
 
-def _chains(saved: str) -> Iterator[ChainKey]:
-    table = ""
-    for line in saved.splitlines():
-        if line.startswith("*"):
-            table = line[1:]
-        elif line.startswith(":"):
-            yield ChainKey(table, line[1:].partition(" ")[0])
-
-
 def _legacy_tables(listings: Mapping[str, str], choice: iptables_variant.VariantChoice | None) -> Iterator[NftTable]:
     legacy = {*iptables_variant.commands(Variant.LEGACY).values()}
     if choice and choice.variant is Variant.LEGACY:
@@ -233,16 +225,10 @@ def mark_rules(saved: str) -> Iterator[MarkRule]:
 
     Rules in chains that are not built in are included, even if no packet reaches them.
     """
-    table = ""
-    for line in saved.splitlines():
-        if line.startswith("*"):
-            table = line[1:]
-        if not line.startswith("-A "):
-            continue
-        chain = line.split(" ", 2)[1]
-        bits = _bits_written(line)
+    for (table, chain), rule in rules(saved, may_be_cut=True):
+        bits = _bits_written(rule or "")
         if bits and chain not in _AFTER_IPVS and not _OURS.match(chain):
-            yield MarkRule(f"-t {table} {line}", bits)
+            yield MarkRule(f"-t {table} -A {chain} {rule}", bits)
 
 
 def _bits_written(rule: str) -> int:

@@ -14,6 +14,7 @@ from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.iptables import iptables_driver
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import variant as iptables_variant
+from ipvsproxy.kernel.iptables.syntax import rules
 from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_network
 
 _RECEIVING = {Protocol.TCP: ("tcp", "0A"), Protocol.UDP: ("udp", "07")}
@@ -94,12 +95,10 @@ def port_rules(saved: str) -> Iterator[PortRule]:
 
     Rules in chains that are not built in are included, even if no packet reaches them.
     """
-    table = ""
-    for line in saved.splitlines():
-        if line.startswith("*"):
-            table = line[1:]
+    for (table, chain), rule in rules(saved, may_be_cut=True):
+        line = f"-A {chain} {rule}"
         target = _TARGET.search(line)
-        if target is None or not line.startswith("-A ") or _OURS.match(line):
+        if target is None or _OURS.match(line):
             continue
         destination, protocol, ports = _DESTINATION.search(line), _PROTOCOL.search(line), _PORTS.search(line)
         if ports or (destination and not target[1]):

@@ -245,7 +245,7 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
     known_jumps = {(ChainKey(jump.table, jump.source), render_jump(jump)): jump for jump in jumps}
     above: dict[Jump, frozenset[str]] = {}
     others: dict[ChainKey, list[str]] = {key: [] for key, _ in known_jumps}
-    for key, rule in _rules(text):
+    for key, rule in rules(text):
         if key in chains:
             content = rules_of.setdefault(key, [])
             if rule is not None:
@@ -266,8 +266,12 @@ def parse_save(text: str, chains: Collection[ChainKey], jumps: Collection[Jump])
     return Listing(chains=whole, jumps=count, foreign_jumps=foreign_jumps, above=above, below=below, hidden=hidden)
 
 
-def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
-    """Yields, table by table, every chain with None, then every rule of the table with its text."""
+def rules(text: str, *, may_be_cut: bool = False) -> Iterator[tuple[ChainKey, str | None]]:
+    """The content of ``iptables-save``, table by table: every chain with None, then every rule of the table with its text.
+
+    Raises:
+        ValueError: the output is incomplete, and it may not be.
+    """
     table = ""
     for line in text.splitlines():
         if line.startswith("-A "):
@@ -279,7 +283,7 @@ def _rules(text: str) -> Iterator[tuple[ChainKey, str | None]]:
             table = line[1:]
         elif line == "COMMIT":
             table = ""
-    if table:
+    if table and not may_be_cut:
         raise ValueError(f"its output ends in the middle of table {table[:32]}")
 
 
@@ -296,7 +300,7 @@ def parse_left(text: str, concerns: Callable[[ChainKey], bool]) -> LeftRules:
     """
     chains: collections.Counter[ChainKey] = collections.Counter()
     references: list[Reference] = []
-    for key, rule in _rules(text):
+    for key, rule in rules(text):
         if concerns(key):
             chains[key] += rule is not None
         elif rule is not None:

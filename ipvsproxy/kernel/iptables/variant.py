@@ -17,6 +17,7 @@ from ipvsproxy.kernel.iptables import iptables_driver as iptables
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import tables as iptables_tables
 from ipvsproxy.kernel.iptables.iptables_driver import Program
+from ipvsproxy.kernel.iptables.syntax import rules
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import ChainKey
 
@@ -123,20 +124,14 @@ def count(text: str, chains: Collection[ChainKey]) -> Evidence:
 
     A rule is ours if it is in one of our ``chains``, or leads to one of them.
     """
-    hint, table = "", ""
-    ours = others = 0
-    for line in text.splitlines():
-        if line.startswith("*"):
-            table = line[1:].strip()
-        elif line.startswith(":"):
-            name = line[1:].partition(" ")[0]
-            hint = hint or (name if name in HINTS else "")
-        elif line.startswith("-A "):
-            words = line.split()
-            if ChainKey(table, words[1]) in chains or ChainKey(table, words[-1]) in chains:
-                ours += 1
-            else:
-                others += 1
+    hint, ours, others = "", 0, 0
+    for key, rule in rules(text, may_be_cut=True):
+        if rule is None:
+            hint = hint or (key.chain if key.chain in HINTS else "")
+        elif key in chains or ChainKey(key.table, rule.rpartition(" ")[2]) in chains:
+            ours += 1
+        else:
+            others += 1
     return Evidence(hint, ours, others)
 
 
