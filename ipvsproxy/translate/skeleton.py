@@ -131,18 +131,9 @@ FROM_ORIGINAL_PORT = (Side.SOURCE, Side.ORIGINAL_DESTINATION)
 """As above, but by the destination that the client has chosen, even after IPVS has replaced it by an endpoint."""
 
 
-def on_set(
-    kind: SetKind,
-    family: Family,
-    sides: tuple[Side, ...],
-    target: Target,
-    protocol: Protocol | None = None,
-    *,
-    from_this_host: bool = False,
-) -> Rule:
+def on_set(kind: SetKind, family: Family, sides: tuple[Side, ...], target: Target, protocol: Protocol | None = None) -> Rule:
     """A rule that matches one of our sets, with the comment that names the set's purpose."""
-    looked_up, comment = match(kind, family, sides), COMMENTS[kind]
-    return Rule(protocol=protocol, comment=comment, set=looked_up, from_this_host=from_this_host, target=target)
+    return Rule(protocol=protocol, comment=COMMENTS[kind], set=match(kind, family, sides), target=target)
 
 
 def match(kind: SetKind, family: Family, sides: tuple[Side, ...]) -> SetMatch:
@@ -191,15 +182,12 @@ def build_skeleton(
     rules[ChainKey("filter", IPVS_OUT_FILTER)] += (
         _drop_own_packets(key, family, by_route=key in routed) for key in sorted(refused) if key.address.family is family
     )
-    fixed = {key: tuple(map(_uncommented, value) if is_by_connection else value) for key, value in rules.items()}
+    if is_by_connection:  # each rule has its own text as its comment
+        rules = {key: [dataclasses.replace(rule, comment="") for rule in value] for key, value in rules.items()}
+    fixed = {key: tuple(value) for key, value in rules.items()}
     if not occupied & {SetKind.SCOPE, SetKind.NO_LOCAL}:
         return Skeleton(family=family, chains=fixed, jumps=KUBE_PROXY_JUMPS)
     return Skeleton(family=family, chains={**fixed, **_scope_chains(family, settings, view, occupied)}, jumps=JUMPS)
-
-
-def _uncommented(rule: Rule) -> Rule:
-    """The rule for nftables, with its own text as its comment."""
-    return dataclasses.replace(rule, comment="")
 
 
 def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
@@ -354,6 +342,9 @@ def _by_connection(family: Family, settings: Settings, view: NodeView) -> ChainR
     """
     target = _masquerade(family, settings)
     kept = (SetKind.LOAD_BALANCER, SetKind.CLUSTER_IP, SetKind.EXTERNAL_IP, SetKind.EXTERNAL_IP_LOCAL)
+    # This host's own connections have no interface of arrival, which identifies pods.
+    is_host_apart = settings.detect_local.is_by_interface and not settings.masquerade_all
+    this_host = dataclasses.replace(on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT, target), from_this_host=True)
     return {
         SERVICES: [
             Rule(source=_LOOPBACK[family], target=Verdict.RETURN),
@@ -364,7 +355,7 @@ def _by_connection(family: Family, settings: Settings, view: NodeView) -> ChainR
             on_set(SetKind.LOOP_BACK, family, TO_PORT_FROM, Masquerade()),
             on_set(SetKind.LOAD_BALANCER, family, ORIGINALLY_TO_PORT, JumpTo(LOAD_BALANCER)),
             *_cluster_clients(family, settings, view, target, by_connection=True),
-            *_this_host(family, settings, target),
+            *([this_host] if is_host_apart else []),
             on_set(SetKind.EXTERNAL_IP, family, ORIGINALLY_TO_PORT, target),
             # The address counts as well: pods of this node connect to the same port of other hosts.
             *(Rule(original_destination=address, target=JumpTo(NODE_PORT)) for address in view.node_port_addresses[family]),
@@ -431,12 +422,6 @@ def _cluster_clients(
         # The source is the service address otherwise. With a route, the kernel chooses any address of this host, perhaps one
         # in a range of pods, or one that nobody else has a route to.
         yield dataclasses.replace(everybody, from_this_host=True)
-
-
-def _this_host(family: Family, settings: Settings, target: Target) -> Iterable[Rule]:
-    """The rule for this host's own connections where an interface identifies pods: they have no interface of arrival."""
-    if settings.detect_local.is_by_interface and not settings.masquerade_all:
-        yield on_set(SetKind.CLUSTER_IP, family, ORIGINALLY_TO_PORT, target, from_this_host=True)
 
 
 def _kept_node_ports(family: Family, view: NodeView) -> Iterable[Rule]:
