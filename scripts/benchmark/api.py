@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import pathlib
 import time
 import urllib.parse
@@ -85,10 +86,11 @@ class Source:
         async def connect() -> AsyncIterator[reflector.ApiConnection]:
             yield api
 
+        watch = importlib.import_module("ipvsproxy.daemon.sources.watch")  # in service by now, so its memory counts
         pace = reflector.WatchPace(shortest_watch_s=86400, longest_watch_s=86400)
         self._reflectors = {
             kind: reflector.Reflector(kind, resource, connect, _Silent(), pace)
-            for kind, resource in reflector.resources(workload.NODE).items()
+            for kind, resource in watch.watched(workload.NODE).items()
         }
 
     async def run(self, deliver: Callable[[Sequence[Event]], None]) -> None:

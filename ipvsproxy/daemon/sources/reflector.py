@@ -187,15 +187,6 @@ class Resource(NamedTuple):
         return f"{self.path}?{urllib.parse.urlencode(given)}"
 
 
-def resources(node_name: str) -> Mapping[ObjectKind, Resource]:
-    """The resources that the proxy of a node watches, with kube-proxy's selectors (``cmd/kube-proxy/app/server.go``)."""
-    return {
-        ObjectKind.SERVICE: Resource("/api/v1/services", "!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"),
-        ObjectKind.ENDPOINT_SLICE: Resource("/apis/discovery.k8s.io/v1/endpointslices", "!service.kubernetes.io/headless"),
-        ObjectKind.NODE: Resource("/api/v1/nodes", field_selector=f"metadata.name={node_name}"),
-    }
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPace:
     """The clock, sleep and random numbers of a reflector, and the duration of its watches.

@@ -77,6 +77,19 @@ _USER_INFO = re.compile(r"//[^/\s]*@")  # name and password in the URL of a prox
 log = structlog.stdlib.get_logger(__name__)
 
 
+def watched(node_name: str) -> Mapping[ObjectKind, reflector.Resource]:
+    """The resources that the proxy of a node watches, with kube-proxy's selectors (``cmd/kube-proxy/app/server.go``)."""
+    return {
+        ObjectKind.SERVICE: reflector.Resource(
+            "/api/v1/services", "!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"
+        ),
+        ObjectKind.ENDPOINT_SLICE: reflector.Resource(
+            "/apis/discovery.k8s.io/v1/endpointslices", "!service.kubernetes.io/headless"
+        ),
+        ObjectKind.NODE: reflector.Resource("/api/v1/nodes", field_selector=f"metadata.name={node_name}"),
+    }
+
+
 class KubernetesSource(source.Source):
     """Lists and watches of an API server, with one reflector per kind.
 
@@ -102,7 +115,7 @@ class KubernetesSource(source.Source):
         self._server = ""
         self._messages = RateLimits[str](1, REPEAT_LOG_S, MOST_MESSAGES)
         self._failing: dict[ObjectKind, str] = {}
-        resources = reflector.resources(node_name)
+        resources = watched(node_name)
         self._slices = resources[ObjectKind.ENDPOINT_SLICE]
         self._api_servers: frozenset[RealServerKey] = frozenset()
         self._deliver: Deliver = lambda _events: None

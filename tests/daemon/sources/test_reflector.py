@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipvsproxy.daemon.sources import reflector
+from ipvsproxy.daemon.sources import reflector, watch
 from ipvsproxy.daemon.sources.source import ApiError, Trouble
 from ipvsproxy.model.service import Event, Gone, Listed, ListStarted, ObjectKind, Put, Rejected, ServiceName
 from tests.support.script import GONE, GONE_LINE, WEB, Answer, ScriptEndError, World, bookmark, line, names, page, service
@@ -24,7 +24,7 @@ from tests.support.virtual_time import in_virtual_time
 
 
 def test_queries_carry_the_selectors_of_kube_proxy() -> None:
-    resources = reflector.resources("node-1")
+    resources = watch.watched("node-1")
     assert resources[ObjectKind.SERVICE].list_query("", limit=500) == (
         "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name&fieldSelector=spec.clusterIP%21%3DNone&limit=500"
     )
@@ -263,7 +263,7 @@ async def test_from_a_restored_server_the_latest_list_is_requested() -> None:
 
 
 async def test_the_version_of_the_server_comes_from_a_list_of_one_object_of_the_watch_cache() -> None:
-    resources = reflector.resources("node-1")
+    resources = watch.watched("node-1")
     assert resources[ObjectKind.SERVICE].probe_query("7") == (
         "/api/v1/namespaces/default/services?fieldSelector=metadata.name%3Dkubernetes&resourceVersion=7"
     )
