@@ -111,7 +111,12 @@ def test_doctor_finds_a_complete_node_ok_on_every_topic() -> None:
         ({"privileges": (Missing("no CAP_NET_ADMIN", "be root"),)}, Level.FAIL, "privileges", "no CAP_NET_ADMIN"),
         ({"features": (Missing("no IPVS", "modprobe ip_vs"),)}, Level.FAIL, "ipvs", "no IPVS"),
         ({"version": (4, 15), "release": "4.15.0"}, Level.WARN, "kernel", "Linux 4.15.0 is older than 4.18"),
-        ({"unreadable": "list sets: EIO", "observation": Observation()}, Level.FAIL, "ipvs", "the kernel cannot be read: list sets: EIO"),
+        (
+            {"unreadable": "list sets: EIO", "observation": Observation()},
+            Level.FAIL,
+            "ipvs",
+            "the kernel cannot be read: list sets: EIO",
+        ),
         ({"modules": {"ip_vs_rr": ModuleState.MISSING}}, Level.FAIL, "modules", "ip_vs_rr is missing"),
         ({"modules": {"xt_set": ModuleState.UNKNOWN}}, Level.WARN, "modules", "it is unknown whether this kernel has xt_set"),
         ({"sysctls": {"net/ipv4/ip_forward": "0"}}, Level.WARN, "sysctl", "net/ipv4/ip_forward is 0, desired 1"),
