@@ -3,6 +3,7 @@
 Every call blocks.
 """
 
+import itertools
 import pathlib
 import re
 import shutil
@@ -15,6 +16,8 @@ from ipvsproxy.kernel.iptables import iptables_driver
 from ipvsproxy.kernel.iptables import process as iptables_process
 from ipvsproxy.kernel.iptables import variant as iptables_variant
 from ipvsproxy.kernel.iptables.syntax import rules
+from ipvsproxy.kernel.nftables import rule as nft_rule
+from ipvsproxy.kernel.nftables import tables as nft_tables
 from ipvsproxy.model.net import Address, Family, Network, Protocol, parse_network
 
 _RECEIVING = {Protocol.TCP: ("tcp", "0A"), Protocol.UDP: ("udp", "07")}
@@ -26,6 +29,8 @@ _TARGET = re.compile(r" -j (?:(DNAT|REDIRECT)|NOTRACK|CT .*--notrack)\b")
 _DESTINATION = re.compile(r"(?<!!) -d (\S+)")
 _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
+_IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)  # attributes of 0 are left out
+_LOADED = ((2,), (3,), (4,))  # the key of a property; or header, offset and length
 
 
 class BoundSocket(NamedTuple):
@@ -38,7 +43,7 @@ class BoundSocket(NamedTuple):
 
 
 class PortRule(NamedTuple):
-    """A rule of iptables that sends packets elsewhere, or exempts them from connection tracking, in the form of a command.
+    """A rule that sends packets elsewhere, or exempts them from connection tracking; of iptables in the form of a command.
 
     The rule concerns packets to this destination, or to any address, and to these ports, or to all ports.
     """
@@ -63,11 +68,16 @@ class Rivals(NamedTuple):
 
 
 def read(ports: Collection[tuple[Protocol, int]]) -> Rivals:
-    """Read the sockets with these ports, and the rules of iptables of all ports. Rules in tables of nftables are not read."""
+    """Read the sockets with these ports, and the rules of iptables and nf_tables of all ports."""
     plain = [iptables_driver.COMMANDS] if shutil.which("iptables-save") else []
     listings, failures = listings_of_rules(iptables_variant.installed(), plain)
     rules = dict.fromkeys(rule for text in listings.values() for rule in port_rules(text))
-    return Rivals(tuple(sockets(ports)), tuple(rules), tuple(failures))
+    unread: tuple[str, ...] = ()
+    try:
+        rules |= dict.fromkeys(rule for one in nft_tables.rules() if (rule := nftables_rule(*one)))
+    except KernelError as error:
+        unread = (str(error),)
+    return Rivals(tuple(sockets(ports)), tuple(rules), (*failures, *unread))
 
 
 def listings_of_rules(
@@ -109,6 +119,29 @@ def port_rules(saved: str) -> Iterator[PortRule]:
                 parse_network(destination[1]) if destination else None,
                 tuple(_port_range(one) for one in ports[1].split(",")) if ports else (),
             )
+
+
+def nftables_rule(where: str, rule: Sequence[nft_tables.Expression]) -> PortRule | None:
+    """A rule that redirects packets to one port; None for any other rule, and for ranges and sets of ports.
+
+    Rules of iptables-nft are none of these: they redirect by targets of iptables.
+    """
+    if not any(name == "redir" or (name == "nat" and _IS_DESTINATION_NAT in values) for name, values in rule):
+        return None
+    compared = {
+        (before, *(int.from_bytes(loaded.get(part, b""), "big") for part in _LOADED)): values.get((3, 1), b"")
+        for (before, loaded), (name, values) in itertools.pairwise(rule)
+        if name == "cmp" and _IS_UNEQUAL not in values
+    }
+    number = compared.get(("meta", nft_rule.Meta.PROTOCOL, 0, 0), b"")
+    port = int.from_bytes(compared.get(("payload", nft_rule.Base.TRANSPORT, 2, 2), b""), "big")
+    if not number or not port:
+        return None
+    protocol = Protocol(number[0])
+    to = b"".join(compared.get(("payload", nft_rule.Base.NETWORK, *place), b"") for place in ((16, 4), (24, 16)))
+    network = Network(Address(to), len(to) * 8) if to else None
+    text = f"{where}: {f'to {network}, ' if network else ''}{protocol.name.lower()} dport {port}"
+    return PortRule(text, exempts=False, protocol=protocol, destination=network, ports=(range(port, port + 1),))
 
 
 def _port_range(text: str) -> range:

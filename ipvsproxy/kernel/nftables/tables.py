@@ -310,6 +310,26 @@ def _text(values: Mapping[tuple[int, ...], bytes]) -> str:
     return values.get(_NAME, b"").split(b"\0", 1)[0].decode(errors="replace")
 
 
+def rules() -> list[tuple[str, Sequence[Expression]]]:
+    """The rules of all tables of nf_tables but our own, each with the words for its table and chain.
+
+    Raises:
+        KernelError: the rules could not be read.
+    """
+    found: list[tuple[str, Sequence[Expression]]] = []
+    if not modules.may_have_nf_tables():
+        return found
+    with _channel() as channel:
+        for family, name, _ in names(channel):
+            place = f"{family_name(family)} {name}"
+            action = f"read the rules of the table {place}"
+            with Tolerated(*ABSENT), netlink.parsing(action):
+                for rule in map(nft.read, channel.dump(nft.rules_query(name, family), action) if place != _OURS else ()):
+                    where = f"table {place} chain {rule.text(nft.NFTA_RULE_CHAIN)}"
+                    found.append((where, nft_rule.expressions(rule.payload(nft.NFTA_RULE_EXPRESSIONS, b""))))
+    return found
+
+
 def legacy_filters(program: str, saved: str) -> Iterator[NftTable]:
     """The table ``filter`` in what ``<program>-save`` of iptables-legacy has printed, as if it were a table of nf_tables."""
     lines = saved.partition("*filter\n")[2].partition("COMMIT")[0].splitlines()

@@ -5,8 +5,10 @@ import subprocess
 
 import pytest
 
+from ipvsproxy.kernel import rivals
 from ipvsproxy.kernel.base import modules
 from ipvsproxy.kernel.nftables import tables as nft_tables
+from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.rules import BaseChain, NftTable
 from tests.support import neighbours
 
@@ -55,6 +57,34 @@ def test_only_chains_of_other_programs_are_shown_from_our_table() -> None:
         "inet ipvsproxy": ({"theirs"}, ("theirs",)),
         "ip ipvsproxy": (set(), ()),
     }
+
+
+@real
+@pytest.mark.usefixtures("fresh_namespace")
+def test_rules_that_redirect_one_port_are_recognised_and_others_are_not() -> None:
+    load(neighbours.PORTMAP_NFTABLES)
+    load(neighbours.DOCKER_NFTABLES)
+    others = (
+        "tcp sport 80 redirect to 1",
+        "tcp dport != 80 redirect to 1",
+        "tcp dport 80 accept",
+        "tcp dport { 80, 81 } redirect to 1",
+        "tcp dport 80-90 redirect to 1",
+        "tcp dport 80 snat to 10.0.0.1",
+        "dnat to 10.0.0.1",
+    )
+    load("".join(f"table ip other {{ chain c{number} {{ {one}\n }}\n }}\n" for number, one in enumerate(others)))
+    load("table ip6 own { chain one { ip6 daddr fd00::1 udp dport 53 redirect to 1053\n }\n }\n")
+    load("table inet ipvsproxy { chain one { tcp dport 80 redirect to 1\n }\n }\n")
+    found = [rule for one in nft_tables.rules() if (rule := rivals.nftables_rule(*one))]
+    assert {rule.text for rule in found} == {
+        "table ip cni_hostport chain hostports: tcp dport 80",
+        "table ip docker-bridges chain nat-prerouting-and-output: tcp dport 8080",
+        "table ip6 own chain one: to fd00::1/128, udp dport 53",
+    }
+    assert {str(rule.destination) for rule in found} == {"None", "fd00::1/128"}
+    assert [rule for rule in found if rule.has(Protocol.TCP, 8080)] == [rule for rule in found if "docker" in rule.text]
+    assert set(found) <= set(rivals.read([]).rules)
 
 
 @real
