@@ -61,6 +61,9 @@ def execute(command: commands.Command, arguments: Sequence[str]) -> int:
         return int(module.run(config, *_subject(command, module, words)))
     except ConfigError as error:
         return _refuse(*error.problems)
+    except BrokenPipeError:  # the reader of the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter would report it at its end
+        return OK
 
 
 def _as_running(

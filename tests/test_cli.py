@@ -383,6 +383,17 @@ def test_help_shows_the_values_of_each_enumeration() -> None:
         )
 
 
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    program = "import sys; from ipvsproxy import cli; sys.modules['ipvsproxy.commands.list'] = "
+    program += "type('', (), {'run': lambda _: [print('x' * 99) for _ in range(9999)]}); cli.main(['list'])"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
 def test_dry_run_never_serves(served: list[Config], modules: Modules) -> None:
     modules.functions["commands.dry_run"] = lambda _: 5
     assert cli.main(["--proxy-mode=ipvs", "--dry-run"]) == 5

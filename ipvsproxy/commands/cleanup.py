@@ -22,7 +22,7 @@ from ipvsproxy.kernel.ipvs.ipvs_driver import AbsentIpvs
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.model.net import Family, Network
-from ipvsproxy.model.plan import Operation, Outcome, Verb, kind_of, one_by_one
+from ipvsproxy.model.plan import Operation, Outcome, Verb, counted_kinds, kind_of, one_by_one
 from ipvsproxy.model.rules import Backend, ChainKey, Jump, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetKind
 from ipvsproxy.model.state import Observation
@@ -252,16 +252,20 @@ def render_text(result: Result, *, dry_run: bool) -> str:
     """The result for people: every problem, and every object in a dry run, else the number of each kind."""
     done = [outcome.operation for outcome in result.outcomes.values() if not outcome.error]
     left = [name for name, error in result.left.items() if not error]
-    removed = [kind_of(operation.item) for operation in one_by_one(done) if operation.verb is Verb.REMOVE]
-    counts = Counter([*removed, *(["rules"] * len(left))])
-    number = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    # If there is a problem, perhaps nothing was read.
-    empty = "nothing" if result.problems else f"nothing, there {'is' if dry_run else 'was'} nothing of ours"
+    removed = [operation.item for operation in one_by_one(done) if operation.verb is Verb.REMOVE]
+    rules = [*(str(item) for item in removed if isinstance(item, Skeleton)), *left]
+    counts = counted_kinds(Counter(kind_of(item) for item in removed if not isinstance(item, Skeleton)))
+    number = ", ".join(filter(None, [counts, *rules]))
+    if result.problems:  # perhaps nothing was read
+        empty = "not known" if dry_run else "nothing"
+        number += "; the rest is not known" if dry_run and number else ""
+    else:
+        empty = f"nothing, there {'is' if dry_run else 'was'} nothing of ours"
     lines = [f"problem: {problem}" for problem in result.problems]
     lines += [f"left out: {note}" for note in result.notes]
     if dry_run:
-        lines += [f"would {operation}" for operation in done]
-        lines += [f"would remove rules {name}" for name in left]
+        lines += [f"would {_in_words(operation)}" for operation in done]
+        lines += [f"would remove {name}" for name in left]
         lines.append(f"would remove: {number or empty}")
     else:
         lines.append(f"removed: {number or empty}")
@@ -283,6 +287,11 @@ def render_json(result: Result, *, dry_run: bool) -> str:
         "leftOut": result.notes,
     }
     return json.dumps(document) + "\n"
+
+
+def _in_words(operation: Operation) -> str:
+    kind = "" if isinstance(operation.item, Skeleton) else f"{kind_of(operation.item).replace('_', ' ')} "
+    return f"{operation.verb} {kind}{_name(operation)}"
 
 
 def _name(operation: Operation) -> str:

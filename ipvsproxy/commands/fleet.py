@@ -26,6 +26,7 @@ from ipvsproxy.daemon.sources import reflector
 from ipvsproxy.daemon.sources.credentials import SourceError, one_line
 from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.daemon.sources.watch import HttpConnection, KubernetesSource, status_message
+from ipvsproxy.model.kind import counted
 
 ALL_WELL, DIFFERENT = 0, 1
 PARALLEL = 64
@@ -149,7 +150,7 @@ async def _answer(config: Config) -> CommandAnswer:
     if not nodes:
         raise CannotStartError(f"no pod in namespace {options.namespace} has the labels {options.selector}")
     if all(node.is_silent for node in nodes):
-        raise CannotStartError(f"none of {_count(len(nodes), 'pod')} answers; {nodes[0].pod}: {nodes[0].troubles[0][1]}", ROLE)
+        raise CannotStartError(f"none of {counted(len(nodes), 'pod')} answers; {nodes[0].pod}: {nodes[0].troubles[0][1]}", ROLE)
     document = describe(options.namespace, nodes)
     return CommandAnswer(document, DIFFERENT if document["differing"] else ALL_WELL)
 
@@ -230,7 +231,7 @@ def _troubles(health: HealthAnswer) -> Iterator[tuple[Fault, Sequence[str]]]:
     mine = health.ipvsproxy
     waits = [f"the first list of {kind} is not complete" for kind in health.waiting_for_first_lists]
     unmet = [f"the kernel setting {path} is {value}" for path, value in health.unmet_settings.items()]
-    differing = [f"{_count(mine.pending, 'kernel object')} not as desired"] if mine and mine.pending else []
+    differing = [f"{counted(mine.pending, 'kernel object')} not as desired"] if mine and mine.pending else []
     yield Fault.NOT_IN_FORCE, [*waits, *health.unreadable, *unmet, *differing]
     if not health.healthy:
         late = [f"{family} was last in force at {one.last_updated}" for family, one in health.status.items() if not one.healthy]
@@ -291,8 +292,4 @@ def render(document: Document) -> Iterator[str]:
     usual, differing = document["usual"], document["differing"]
     verdict = f"{differing} with a problem" if differing else "all in force and alike"
     facts = f"version {usual['version'] or 'unknown'}, configuration {usual['configuration'] or 'unknown'}"
-    yield f"{_count(len(document['nodes']), 'node')}: {verdict}; {facts}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    yield f"{counted(len(document['nodes']), 'node')}: {verdict}; {facts}"

@@ -17,8 +17,9 @@ from ipvsproxy.daemon.loop.engine import Engine
 from ipvsproxy.daemon.loop.reader import ReadableKernel
 from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.model.kernel import Timeouts
+from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.plan import KINDS, Operation, Outcome, Verb, kind_of, one_by_one
+from ipvsproxy.model.plan import Operation, Outcome, Verb, counted_kinds, kind_of, one_by_one
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
@@ -27,7 +28,6 @@ from ipvsproxy.reconcile.survey import Survey
 SHOWN = 20
 """At most this many operations of one step are printed as text."""
 
-_NAMES: Mapping[str, tuple[str, str]] = {kind.name: (kind.one, kind.several) for kind in KINDS.values()}
 _SIGNS: Mapping[str, str] = {Verb.ADD.value: "+", Verb.SET.value: "~", Verb.REMOVE.value: "-"}
 
 
@@ -162,13 +162,13 @@ def render(document: Document) -> Iterator[str]:
     if all(operation["kind"] == "flow" for operation in document["operations"]):
         yield f"{document['node']}: the kernel is in its desired state; only stale tracked flows would be removed"
     counts = ", ".join(f"{summary[verb.value]} to {verb.value}" for verb in Verb if summary[verb.value])
-    yield f"{document['node']}: {_count(summary['total'], 'operation', 'operations')} ({counts}), in this order"
+    yield f"{document['node']}: {counted(summary['total'], 'operation')} ({counts}), in this order"
     groups = itertools.groupby(document["operations"], key=lambda operation: operation["step"])
     for number, (_, group) in enumerate(groups, 1):
         operations = list(group)
         kinds = Counter((operation["verb"], operation["kind"]) for operation in operations)
         yield ""
-        yield f"{number}. " + ", ".join(f"{verb} {_count(count, *_NAMES[kind])}" for (verb, kind), count in kinds.items())
+        yield f"{number}. " + ", ".join(f"{verb} {counted_kinds({kind: count})}" for (verb, kind), count in kinds.items())
         above = ""
         for operation in operations[:SHOWN]:
             yield f"     {_line(operation, above)}"
@@ -198,10 +198,6 @@ def _weight(operation: Document) -> str:
     if operation["verb"] == Verb.ADD.value and weight == 1:
         return limits
     return f" weight {weight}" + ("" if weight else " (keeps its connections, gets no new ones)") + limits
-
-
-def _count(count: int, one: str, several: str) -> str:
-    return f"{count} {one if count == 1 else several}"
 
 
 def run(config: Config) -> int:

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Sequence
 from ipvsproxy.commands import inspection
 from ipvsproxy.commands.inspection import CommandAnswer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
+from ipvsproxy.model.kind import counted
+from ipvsproxy.model.plan import counted_kinds
 from ipvsproxy.reconcile.kinds.kind import Difference
 from ipvsproxy.translate.view import GRACE_S
 
+RULES = "rules"
 EQUAL = 0
 DIFFERENT = 1
 SECOND_READING_S = 2.0
@@ -71,16 +74,19 @@ def render(document: Document) -> Iterator[str]:
     """The result for people: one line for each difference, then the virtual servers of other programs."""
     differences = document["differences"]
     for one in sorted(differences, key=lambda one: one["service"] or ""):
-        yield f"{one['service'] or '-'}  {one['kind']} {one['object']}: desired {one['desired']}, observed {one['observed']}"
+        name = f"{one['kind'].replace('_', ' ')} {one['object']}"
+        yield f"{one['service'] or '-'}  {name}: desired {one['desired']}, observed {one['observed']}"
     for one in document["foreign"]:
-        yield f"foreign, left alone: {one['virtualServer']} {one['scheduler']}, real servers: {one['realServers']}"
-    kinds = ", ".join(f"{kind} {count}" for kind, count in Counter(one["kind"] for one in differences).items())
-    verdict = f"{len(differences)} differences ({kinds})" if differences else "equal"
-    draining = f", {document['draining']} draining real servers" if document["draining"] else ""
-    yield (
-        f"{document['node']}: {verdict}; compared {document['services']} Services, "
-        f"{document['virtualServers']} virtual servers{draining}"
-    )
+        number = counted(one["realServers"], "real server")
+        yield f"of another program, left alone: {one['virtualServer']} {one['scheduler']}, {number}"
+    kinds = Counter(one["kind"] for one in differences)
+    rules = kinds.pop(RULES, 0)  # each of them differs for itself
+    parts = ", ".join(filter(None, [counted_kinds(kinds), counted(rules, "rule") if rules else ""]))
+    verdict = f"{counted(len(differences), 'difference')} ({parts})" if differences else "equal"
+    compared = [counted(document["services"], "Service"), counted(document["virtualServers"], "virtual server")]
+    if document["draining"]:
+        compared.append(counted(document["draining"], "draining real server"))
+    yield f"{document['node']}: {verdict}; compared {', '.join(compared)}"
 
 
 def run(config: Config) -> int:

@@ -7,6 +7,11 @@ import enum
 from typing import TypeVar
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number of things: ``1 node``, ``2 nodes``. ``several`` is ``one`` with an s by default."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
 class DriverName(enum.StrEnum):
     """The drivers, by their names in metrics. ``kernel/node_kernel.py`` has an object for each."""
 

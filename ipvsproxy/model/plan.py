@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ipvsproxy.model import kind
 from ipvsproxy.model.kernel import KernelObject, Several
-from ipvsproxy.model.kind import KernelKind
+from ipvsproxy.model.kind import KernelKind, counted
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
@@ -47,12 +47,18 @@ class Operation(NamedTuple):
 
 KINDS: Mapping[type, KernelKind] = {object_class: kind.of(object_class) for object_class in typing.get_args(Item)}
 """The kind of each class of kernel objects."""
+_BY_NAME = {kind.name: kind for kind in KINDS.values()}
 _SEVERAL = frozenset(typing.get_args(Several))
 
 
 def kind_of(item: Item) -> str:
     """The name of an item's kind, as in log lines and metrics: ``virtual_server``, ``set_entry``."""
     return KINDS[type(item)].name
+
+
+def counted_kinds(numbers: Mapping[str, int]) -> str:
+    """Numbers of kernel objects, by the names of their kinds, in words: ``2 real servers, 1 virtual server``."""
+    return ", ".join(counted(number, _BY_NAME[name].one, _BY_NAME[name].several) for name, number in numbers.items())
 
 
 def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:

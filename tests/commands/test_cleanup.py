@@ -92,7 +92,7 @@ def test_a_cleanup_removes_all_our_objects_and_leaves_the_rest(kernel: FakeKerne
     assert (kernel.sets, kernel.device, kernel.addresses) == ({}, False, set())
     assert not any(kernel.chains.values())
     assert not any(kernel.jumps.values())
-    assert cleanup.render_text(result, dry_run=False) == "removed: 1 virtual_server, 2 rules, 34 set, 1 device\n"
+    assert cleanup.render_text(result, dry_run=False) == "removed: 1 virtual server, 34 sets, 1 device, IPv4 rules, IPv6 rules\n"
 
 
 def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
@@ -108,14 +108,14 @@ def test_a_second_run_finds_nothing_to_do(kernel: FakeKernel) -> None:
 def test_the_summary_counts_each_route_of_an_operation() -> None:
     result = cleanup.Result()
     result.add([Outcome(Operation(Verb.REMOVE, LocalRoutes.of(*map(parse_address, ("10.96.0.1", "10.96.0.2")))))])
-    assert cleanup.render_text(result, dry_run=False) == "removed: 2 route\n"
+    assert cleanup.render_text(result, dry_run=False) == "removed: 2 local routes\n"
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_cleanup_that_could_not_read_the_kernel_reports_only_its_problem(*, dry_run: bool) -> None:
     result = cleanup.Result(problems=["another ipvsproxy is running"])
     problem, removed = cleanup.render_text(result, dry_run=dry_run).splitlines()
-    assert removed == ("would remove: nothing" if dry_run else "removed: nothing")
+    assert removed == ("would remove: not known" if dry_run else "removed: nothing")
     assert problem == "problem: another ipvsproxy is running"
 
 
@@ -124,9 +124,9 @@ def test_a_dry_run_names_everything_and_changes_nothing(kernel: FakeKernel) -> N
     result = clean(kernel, dry_run=True)
     assert memory_node.contents(kernel) == before
     lines = cleanup.render_text(result, dry_run=True).splitlines()
-    assert lines[0] == f"would remove virtual_server {CLUSTER_IP}"
+    assert lines[0] == f"would remove virtual server {CLUSTER_IP}"
     assert "would remove set KUBE-6-CLUSTER-IP" in lines
-    assert lines[-1] == "would remove: 1 virtual_server, 2 rules, 34 set, 1 device"
+    assert lines[-1] == "would remove: 1 virtual server, 34 sets, 1 device, IPv4 rules, IPv6 rules"
     document = json.loads(cleanup.render_json(result, dry_run=True))
     assert document["operations"][0] == {"verb": "remove", "kind": "virtual_server", "name": "TCP 10.96.0.10:80", "error": ""}
     assert (document["dryRun"], document["clean"], document["problems"]) == (True, False, [])
@@ -200,13 +200,16 @@ def test_our_rules_in_the_other_variant_and_rules_of_the_iptables_mode_are_remov
     planned = clean(kernel, left, dry_run=True)
     assert not left.writes
     lines = cleanup.render_text(planned, dry_run=True).splitlines()
-    assert "would remove rules IPv4 rules left in legacy" in lines
-    assert "would remove rules IPv4 rules left in nf_tables" in lines
-    assert lines[-1] == "would remove: 1 virtual_server, 4 rules, 34 set, 1 device"
+    assert "would remove IPv4 rules left in legacy" in lines
+    assert "would remove IPv4 rules left in nf_tables" in lines
+    everything = (
+        "1 virtual server, 34 sets, 1 device, IPv4 rules, IPv6 rules, IPv4 rules left in nf_tables, IPv4 rules left in legacy"
+    )
+    assert lines[-1] == f"would remove: {everything}"
     result = clean(kernel, left)
     assert result.is_fine
     assert left.held == dict.fromkeys((OTHER, USED), LeftRules())
-    assert cleanup.render_text(result, dry_run=False) == "removed: 1 virtual_server, 4 rules, 34 set, 1 device\n"
+    assert cleanup.render_text(result, dry_run=False) == f"removed: {everything}\n"
     document = json.loads(cleanup.render_json(result, dry_run=False))
     assert {"verb": "remove", "kind": "rules", "name": "IPv4 rules left in legacy", "error": ""} in document["operations"]
 
@@ -403,9 +406,9 @@ def test_beside_a_running_ipvsproxy_nothing_is_cleaned_or_listed_and_the_first_l
             assert refused.returncode == 1
             problem, removed = refused.stdout.splitlines()
             assert problem.startswith("problem: another ipvsproxy (process ")
-            assert removed == ("would remove: nothing" if "--dry-run" in arguments else "removed: nothing")
+            assert removed == ("would remove: not known" if "--dry-run" in arguments else "removed: nothing")
     listed = run_program("cleanup", "--dry-run")
-    assert (listed.returncode, listed.stdout.splitlines()[-1]) == (0, "would remove: 1 rules")
+    assert (listed.returncode, listed.stdout.splitlines()[-1]) == (0, "would remove: IPv4 rules")
 
 
 @pytest.mark.usefixtures("network_namespace")
@@ -429,7 +432,9 @@ def test_only_own_leaves_rules_that_kube_proxy_knows_and_removes_those_in_nftabl
     listed = run_program("cleanup", "--only=own", "--dry-run", "--output=json")
     assert (listed.returncode, json.loads(listed.stdout)["clean"]) == (0, False)
     cleaned = run_program("cleanup", "--only=own")
-    assert cleaned.stdout.splitlines()[-1] == f"removed: 2 rules, {len(IP_SETS)} set, 1 route", cleaned.stdout
+    assert cleaned.stdout.splitlines()[-1] == f"removed: {len(IP_SETS)} sets, 1 local route, IPv4 rules, IPv6 rules", (
+        cleaned.stdout
+    )
     assert not nft_tables.has_own_table()
     assert rules("iptables") == {":KUBE-SERVICES -", "-A OUTPUT -j KUBE-SERVICES"}
     assert shown("ip route show table local protocol 251") == []
@@ -456,8 +461,9 @@ def test_rules_of_the_iptables_mode_are_named_and_removed_and_foreign_rules_stay
         run(f"{program}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
     name = {Variant.NF_TABLES: "nf_tables", Variant.LEGACY: "legacy"}[variant]
     planned = run_program("cleanup", "--dry-run")
-    assert f"would remove rules IPv4 rules left in {name}\nwould remove rules IPv6 rules left in {name}\n" in planned.stdout
-    assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: 2 rules"
+    assert f"would remove IPv4 rules left in {name}\nwould remove IPv6 rules left in {name}\n" in planned.stdout
+    removed = f"removed: IPv4 rules left in {name}, IPv6 rules left in {name}"
+    assert run_program("--cleanup").stdout.splitlines()[-1] == removed
     assert all(rules(program) == left_rules.OF_OTHERS for program in families.values())
     assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: nothing, there was nothing of ours"
 
@@ -466,14 +472,17 @@ def test_a_table_of_kube_proxys_nftables_mode_goes_and_is_listed(kernel: FakeKer
     tables = MemoryTables({IPV4: LEFT})
     planned = clean(kernel, tables=tables, dry_run=True)
     assert tables.held == {IPV4: LEFT}
-    assert "would remove rules IPv4 rules left in the table ip kube-proxy\n" in cleanup.render_text(planned, dry_run=True)
+    assert "would remove IPv4 rules left in the table ip kube-proxy\n" in cleanup.render_text(planned, dry_run=True)
     assert {"verb": "remove", "kind": "rules", "name": "IPv4 rules left in the table ip kube-proxy", "error": ""} in json.loads(
         cleanup.render_json(planned, dry_run=True)
     )["operations"]
     done = clean(kernel, tables=tables)
     assert tables.held == {}
     assert done.is_fine
-    assert cleanup.render_text(done, dry_run=False) == "removed: 1 virtual_server, 3 rules, 34 set, 1 device\n"
+    assert (
+        cleanup.render_text(done, dry_run=False)
+        == "removed: 1 virtual server, 34 sets, 1 device, IPv4 rules, IPv6 rules, IPv4 rules left in the table ip kube-proxy\n"
+    )
 
 
 def test_a_table_of_kube_proxy_that_resists_is_a_failure(kernel: FakeKernel) -> None:
@@ -516,7 +525,7 @@ def test_on_a_real_kernel_kube_proxys_nftables_tables_go_without_the_program_nft
         for flags in (["--dry-run", "--output=json"], [])
     )
     assert [one["name"] for one in json.loads(planned.stdout)["operations"]] == ["IPv4 rules left in the table ip kube-proxy"]
-    assert done.stdout.splitlines()[-1] == "removed: 1 rules", done
+    assert done.stdout.splitlines()[-1] == "removed: IPv4 rules left in the table ip kube-proxy", done
     assert "left out: the table ip6 kube-proxy is not kube-proxy's, since it has no chain nat-prerouting" in done.stdout
     listing = run("nft", "list", "tables").splitlines()
     assert "table ip kube-proxy" not in listing
@@ -535,6 +544,7 @@ def test_rules_of_both_variants_go_where_the_kernel_has_both(variant: Variant) -
         (outcome,) = driver.apply([Operation(Verb.SET, dataclasses.replace(nothing, chains=plain))])
         assert outcome.error == ""
     shell(f"{commands(variant)[Family.IPV4]} -t mangle -N KUBE-IPTABLES-HINT")
-    assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: 2 rules"
+    other = {Variant.NF_TABLES: "legacy", Variant.LEGACY: "nf_tables"}[variant]
+    assert run_program("--cleanup").stdout.splitlines()[-1] == f"removed: IPv4 rules, IPv4 rules left in {other}"
     for driver in drivers:
         assert driver.observe(Family.IPV4).chains == {}

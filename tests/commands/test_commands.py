@@ -101,7 +101,7 @@ def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Pa
     assert found.status == 1
     line = "demo/web  real_server TCP 10.96.0.80:80 -> 10.244.1.11:8080: desired weight 1, observed missing"
     assert line in found.output.splitlines()
-    assert "foreign, left alone: TCP 192.0.2.1:80 rr, real servers: 0" in found.output
+    assert "of another program, left alone: TCP 192.0.2.1:80 rr, 0 real servers" in found.output
     assert "-> 10.244.1.11:8080 MISSING" in ours.output
     assert "it is not ours" in strange.output
     assert _state() == before

@@ -47,7 +47,7 @@ async def _lines(kernel: FakeKernel, *objects: object) -> list[str]:
 
 async def test_after_a_sync_of_the_loop_inspection_finds_no_difference() -> None:
     kernel = await synced_kernel(*WEB)
-    assert await _lines(kernel) == ["node-a: equal; compared 1 Services, 2 virtual servers"]
+    assert await _lines(kernel) == ["node-a: equal; compared 1 Service, 2 virtual servers"]
     assert kernel.applied == []
 
 
@@ -85,22 +85,22 @@ async def test_each_drift_is_one_line_with_service_wanted_and_found() -> None:
     assert {
         "-  sysctl net/ipv4/ip_forward: desired 1, observed 0",
         "-  timeouts tcp: desired 600 s, observed 1 s",
-        "-  set_entry KUBE-IPVS-IPS 10.96.7.7: desired nothing, observed present",
-        "-  set_entry KUBE-EXTERNAL-IP *: desired nothing, observed present",
+        "-  set entry KUBE-IPVS-IPS 10.96.7.7: desired nothing, observed present",
+        "-  set entry KUBE-EXTERNAL-IP *: desired nothing, observed present",
         "-  rules IPv4 chain nat/KUBE-SERVICES rule 1: desired -s 127.0.0.0/8 -j RETURN, observed no rule",
         "-  rules IPv4 jump nat/OUTPUT -> KUBE-SERVICES: desired present, observed missing",
         "default/web  address 10.96.0.10: desired present, observed missing",
-        "default/web  set_entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80: desired present, observed missing",
-        "default/web  virtual_server TCP 10.96.0.10:80: desired rr, real servers: 2, observed wrr, real servers: 2",
-        f"default/web  real_server {CLUSTER} -> {HERE}: desired weight 1, observed weight 0",
-        f"default/web  real_server {CLUSTER} -> {THERE}: desired weight 1, observed missing",
-        f"default/web  real_server {CLUSTER} -> 10.244.9.9:8080: desired {UNUSED}, observed weight 1",
+        "default/web  set entry KUBE-CLUSTER-IP 10.96.0.10,tcp:80: desired present, observed missing",
+        "default/web  virtual server TCP 10.96.0.10:80: desired rr, real servers: 2, observed wrr, real servers: 2",
+        f"default/web  real server {CLUSTER} -> {HERE}: desired weight 1, observed weight 0",
+        f"default/web  real server {CLUSTER} -> {THERE}: desired weight 1, observed missing",
+        f"default/web  real server {CLUSTER} -> 10.244.9.9:8080: desired {UNUSED}, observed weight 1",
     } <= set(lines)
 
 
 async def test_a_virtual_server_of_a_service_that_is_gone_is_stale() -> None:
     lines = await _lines(await synced_kernel(*WEB), builders.node())
-    assert "-  virtual_server TCP 10.96.0.10:80: desired nothing, observed rr, real servers: 2" in lines
+    assert "-  virtual server TCP 10.96.0.10:80: desired nothing, observed rr, real servers: 2" in lines
 
 
 async def test_a_draining_real_server_is_no_difference() -> None:
@@ -108,7 +108,7 @@ async def test_a_draining_real_server_is_no_difference() -> None:
     draining = builders.backend("10.244.9.9")
     kernel.virtual_servers[CLUSTER].real_servers[draining] = 0
     kernel.connection_counts[CLUSTER, draining] = ConnectionCounts(2, 0)
-    assert await _lines(kernel) == ["node-a: equal; compared 1 Services, 2 virtual servers, 1 draining real servers"]
+    assert await _lines(kernel) == ["node-a: equal; compared 1 Service, 2 virtual servers, 1 draining real server"]
 
 
 async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> None:
@@ -123,7 +123,7 @@ async def test_an_unwanted_udp_real_server_is_a_difference_at_any_weight() -> No
         builders.backend("10.9.9.9", 53)
     ] = 0
     lines = await _lines(kernel, *objects)
-    assert lines[0] == "default/dns  real_server UDP 10.96.0.10:53 -> 10.9.9.9:53: desired nothing, observed weight 0"
+    assert lines[0] == "default/dns  real server UDP 10.96.0.10:53 -> 10.9.9.9:53: desired nothing, observed weight 0"
 
 
 async def test_virtual_servers_of_other_programs_are_listed_and_are_no_difference() -> None:
@@ -132,7 +132,7 @@ async def test_virtual_servers_of_other_programs_are_listed_and_are_no_differenc
     document = await _verify(kernel)
     assert document["equal"]
     assert document["foreign"] == [{"virtualServer": "TCP 192.0.2.1:80", "scheduler": "wlc", "realServers": 1}]
-    assert "foreign, left alone: TCP 192.0.2.1:80 wlc, real servers: 1" in verify.render(document)
+    assert "of another program, left alone: TCP 192.0.2.1:80 wlc, 1 real server" in verify.render(document)
 
 
 async def test_a_change_about_to_be_programmed_is_no_difference() -> None:
