@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from ipvsproxy.commands import inspection
+from ipvsproxy.commands import inspection, top_data
 from ipvsproxy.commands.inspection import CommandAnswer, Comparison, Document, Inspected
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
+from ipvsproxy.daemon.ui.board import Query, parse_query
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.kernel.ipvs.rows import MASQUERADED, IpvsTable, RealServerRow, VirtualServerRow
@@ -20,15 +21,24 @@ NAME_COLUMN = 70
 """The width of ipvsadm's row for an IPv4 real server; names follow in the same line."""
 
 
-async def describe(node: Inspected, rows: IpvsTable, targets: Targets) -> Document:
-    """The table with names. ``rows`` were read a moment ago.
+async def describe(node: Inspected, rows: IpvsTable, targets: Targets, text: str = "") -> Document:
+    """The table with names, restricted by the text of a filter. ``rows`` were read a moment ago.
 
     Raises:
         UnknownStateError: a part of the kernel could not be read.
     """
     comparison = Comparison(node)
     await comparison.read()
-    return table(node.config.node_name, rows, _Names(comparison, targets))
+    names = _Names(comparison, targets)
+    document, query = table(node.config.node_name, rows, names), _query(text)
+    pairs = zip(rows.virtual_servers, document["virtualServers"], strict=True)
+    return {**document, "virtualServers": [one for row, one in pairs if names.matches(row.key, one, query)]}
+
+
+def _query(text: str) -> Query:
+    given = top_data.parameters(text)
+    namespace, kind, node = (given.get(name, "") for name in ("namespace", "type", "node"))
+    return parse_query(given["query"])._replace(namespace=namespace, type=kind, node=node, only_problems="problems" in given)
 
 
 class _Names:
@@ -36,14 +46,24 @@ class _Names:
 
     def __init__(self, comparison: Comparison, targets: Targets) -> None:
         self._survey = comparison.survey
-        self._services = comparison.store.services
+        self._store = comparison.store
         self._targets = targets
 
-    def virtual_server(self, key: VirtualServerKey) -> Document:
-        """The owner of a virtual server; without an owner, all names are null."""
+    def matches(self, key: VirtualServerKey, one: Document, query: Query) -> bool:
+        """Whether a virtual server passes a filter. One without a Service has no more than problems."""
+        desired = self._survey.sides(key).desired
+        service = self._store.services.get(desired.owner.service) if desired else None
+        has_problems = bool(one["problems"] or any(each["state"] in _WRONG for each in one["realServers"]))
+        if service is None:
+            return query == Query(only_problems=query.only_problems) and (has_problems or not query.only_problems)
+        return query.matches(service, self._store.slices_of(service.name), has_problems=has_problems)
+
+    def virtual_server(self, row: VirtualServerRow) -> Document:
+        """The owner of a virtual server, and what is wrong; without an owner, all names are null."""
+        key = row.key
         sides = self._survey.sides(key)
         name = sides.desired.owner.service if sides.desired else None
-        service = self._services.get(name) if name else None
+        service = self._store.services.get(name) if name else None
         port = self._survey.service_port(service, key) if service else None
         is_scope = isinstance(key, FirewallMark)
         return {
@@ -51,7 +71,18 @@ class _Names:
             "service": str(name) if name else None,
             "servicePort": (port.name or str(port.port)) if port else str(key.port) if name and not is_scope else None,
             "secondScope": is_scope and name is not None,
+            "problems": list(self._problems(row)),
         }
+
+    def _problems(self, row: VirtualServerRow) -> Iterator[str]:
+        sides = self._survey.sides(row.key)
+        if sides.desired:
+            found = {one.key for one in row.real_servers}
+            if not found:
+                yield "no real servers"
+            yield from (f"{one} is missing" for one in sides.desired.real_servers if one not in found)
+        elif sides.observed and not sides.is_foreign:
+            yield "no Service desires it any more"
 
     def real_server(self, key: VirtualServerKey, row: RealServerRow) -> Document:
         """The pod behind a real server, and why the real server exists."""
@@ -62,6 +93,10 @@ class _Names:
             "node": target.node or None if target else None,
             "state": _state(row, is_desired=row.key in desired.real_servers) if desired else None,
         }
+
+
+_WRONG = ("not desired", "not masqueraded")
+"""The states of real servers that are problems."""
 
 
 def _state(row: RealServerRow, *, is_desired: bool) -> str:
@@ -98,7 +133,7 @@ def _virtual_server(row: VirtualServerRow, names: _Names | None) -> Document:
         "persistencePrefixLength": row.prefix_length,
         "persistenceEngine": row.engine or None,
         "onePacket": bool(row.settings.flags & ipvs_rows.ONE_PACKET),
-        **(names.virtual_server(key) if names else {}),
+        **(names.virtual_server(row) if names else {}),
         "realServers": [
             {
                 "realServer": str(one.key),
@@ -163,7 +198,8 @@ def _service(one: Document) -> str:
     match one.get("owner"):
         case "service":
             name = f"{one['service']}:{one['servicePort']}" if one["servicePort"] else one["service"]
-            return f"{name} (second scope)" if one["secondScope"] else str(name)
+            remarks = ["second scope"] * one["secondScope"] + one["problems"]
+            return f"{name} ({'; '.join(remarks)})" if remarks else str(name)
         case "other":
             return "(not ours)"
         case "stale":
@@ -209,7 +245,7 @@ async def _read_with_names(config: Config, kernel: KernelThread[NodeKernel]) -> 
     async with inspection.following(source, node.store):
         targets, problems = await node.targets()
         rows = await kernel.call(lambda _: ipvs_rows.read())
-        document = await describe(node, rows, targets)
+        document = await describe(node, rows, targets, config.top.filter)
     return _unnamed(document, problems) if problems else CommandAnswer(document)
 
 

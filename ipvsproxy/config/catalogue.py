@@ -420,8 +420,8 @@ OF_COMMANDS = tuple(
         Option("sort", "", Kind.TEXT, "connections", "BY", to="top.sort", choices=tuple(Sort), command="top").explained(
             f"What comes first: {', '.join(Sort)} (default connections)."
         ),
-        Option("filter", "", Kind.TEXT, "", to="top.filter", command="top").explained(
-            "Only Services whose name, address, port or pod address contains this."
+        Option("filter", "", Kind.TEXT, "", to="top.filter", command="top list").explained(
+            "Only Services with this name, address or port; also namespace:demo type:nodeport node:a problems:only."
         ),
         Option("server", "", Kind.TEXT, "", "URL", to="top.server", command="top").explained(
             "The metrics server of an ipvsproxy, in place of the configured address."

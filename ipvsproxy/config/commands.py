@@ -34,7 +34,7 @@ The command changes nothing. Some queries make the kernel load a module, which c
 
 def _inspecting(name: str, summary: str, text: str, *examples: str, subject: str = "", flags: str = _COMMON) -> Command:
     """A command that changes nothing. ``flags`` says which flags of ``run`` it uses; ``examples`` are arguments."""
-    own = [option for option in catalogue.OF_COMMANDS if option.command == name]
+    own = [option for option in catalogue.OF_COMMANDS if option.command and option.is_of(name)]
     options = "".join(map(_help_of, (*own, catalogue.BY_KEY["output"])))
     words = f"{name} <{subject}>" if subject else name
     shown = "".join(f"  ipvsproxy {name} {example}\n" for example in examples)
@@ -305,7 +305,7 @@ def render_completion(shell: str) -> str:
 
 def _add_flags(parser: argparse.ArgumentParser, command: str, shtab: ModuleType) -> None:
     for option in catalogue.BY_FLAG.values():
-        if option.command not in ("", command) or (option.flag == "dry-run" and command not in ("run", "cleanup")):
+        if not option.is_of(command) or (option.flag == "dry-run" and command not in ("run", "cleanup")):
             continue
         action = parser.add_argument(
             *_SHORT.get(option.flag, (f"--{option.flag}",)),

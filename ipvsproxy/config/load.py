@@ -30,7 +30,7 @@ class Parsed(NamedTuple):
 
 def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool = False) -> Parsed:
     """Parse all flags of a command. A word is a problem, unless the command takes words."""
-    known = {name: option for name, option in catalogue.BY_FLAG.items() if option.command in ("", command)}
+    known = {name: option for name, option in catalogue.BY_FLAG.items() if option.is_of(command)}
     given: dict[str, Given] = {}
     problems: list[Problem] = []
     words: list[str] = []

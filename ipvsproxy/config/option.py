@@ -245,6 +245,10 @@ class Option(NamedTuple):
     deprecated: str = ""
     command: str = ""
 
+    def is_of(self, command: str) -> bool:
+        """Whether a command takes it: any one does, unless ``command`` names some."""
+        return not self.command or command in self.command.split()
+
     def explained(self, text: str) -> Self:
         """This option with a text for ``--help``."""
         return self._replace(help=text)

@@ -55,9 +55,9 @@ def _virtual_servers(kernel: FakeKernel) -> Iterator[VirtualServerRow]:
 
 
 async def _list(
-    kernel: FakeKernel, *objects: ApiObject, targets: Targets = TARGETS, translation: Settings | None = None
+    kernel: FakeKernel, *objects: ApiObject, targets: Targets = TARGETS, translation: Settings | None = None, text: str = ""
 ) -> Document:
-    return await listing.describe(inspected(kernel, *objects, translation=translation), _rows(kernel), targets)
+    return await listing.describe(inspected(kernel, *objects, translation=translation), _rows(kernel), targets, text)
 
 
 async def _lines(kernel: FakeKernel, *objects: ApiObject, targets: Targets = TARGETS) -> list[str]:
@@ -83,7 +83,7 @@ async def test_each_row_has_its_name_beside_it_in_one_column() -> None:
 async def test_a_port_without_a_name_has_its_number() -> None:
     objects = (builders.node(), builders.service("dns", builders.service_port(53, Protocol.UDP, node_port=30053)))
     lines = await _lines(await synced_kernel(*objects), *objects)
-    assert [line.split()[-1] for line in lines[3:]] == ["default/dns:53"] * 2
+    assert [line[72:] for line in lines[3:]] == ["default/dns:53 (no real servers)"] * 2
 
 
 async def test_a_node_port_of_the_number_of_another_port_is_not_mistaken_for_it() -> None:
@@ -142,6 +142,46 @@ async def test_list_shows_a_remark_beside_a_real_server_that_differs() -> None:
         "(draining)",
         "(not desired)",
     ]
+
+
+OTHERS = (
+    builders.service("dns", namespace="kube-system", cluster=["10.96.0.53"]),
+    builders.service("api", cluster=["10.96.0.99"]),
+    builders.endpoint_slice(endpoint("10.244.0.7"), service="api", suffix="a"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", ["web", "dns", "api", "web", None, None]),
+        ("web", ["web", "web"]),
+        ("type:nodeport", []),
+        ("type:clusterip web", ["web", "web"]),
+        ("namespace:kube-system", ["dns"]),
+        ("node:node-b", ["web", "web"]),
+        ("10.244.0.7", ["api"]),
+        ("problems:only", ["dns", "api", None]),
+        ("problems:only type:clusterip namespace:default", ["api"]),
+    ],
+)
+async def test_list_shows_only_rows_of_services_that_a_filter_leaves(text: str, found: list[str | None]) -> None:
+    kernel = await synced_kernel(*WEB, *OTHERS)
+    kernel.virtual_servers[builders.frontend("192.0.2.1", 30081)] = KernelVirtualServer(VirtualServerSettings("wlc"), {})
+    stale = builders.frontend("10.96.0.99", 30082)
+    kernel.virtual_servers[stale] = KernelVirtualServer(VirtualServerSettings("rr"), {})
+    kernel.virtual_servers[builders.frontend("10.96.0.99", 80)].real_servers.clear()
+    document = await _list(kernel, *WEB, *OTHERS, text=text)
+    names = [one["service"] and one["service"].partition("/")[2] for one in document["virtualServers"]]
+    assert sorted(map(str, names)) == sorted(map(str, found))
+
+
+async def test_list_says_which_endpoints_are_missing() -> None:
+    kernel = await synced_kernel(*WEB)
+    del kernel.virtual_servers[CLUSTER].real_servers[builders.backend("10.244.1.1")]
+    document = await _list(kernel, *WEB)
+    assert [one["problems"] for one in document["virtualServers"]] == [["10.244.1.1:8080 is missing"], []]
+    assert "default/web:http (10.244.1.1:8080 is missing)" in [line[72:] for line in listing.render(document)]
 
 
 async def test_a_second_scope_is_the_row_of_its_mark() -> None:

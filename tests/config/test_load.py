@@ -123,7 +123,7 @@ def problem(*arguments: str) -> str:
 @pytest.mark.parametrize("option", _OPTIONS, ids=[option.flag for option in _OPTIONS])
 def test_every_flag_takes_its_value_in_every_spelling(option: Option) -> None:
     text, value = _EXAMPLES[option.kind]
-    underscored, command = option.flag.replace("-", "_"), option.command or "run"
+    underscored, command = option.flag.replace("-", "_"), (option.command or "run").split()[0]
     assert values(f"--{option.flag}={text}", command=command) == {option.key: value}
     assert values(f"--{underscored}={text}", command=command) == {option.key: value}
     if option.implied_value:
