@@ -128,7 +128,7 @@ TIMEOUTS = "timeouts"
 """The only key in the table of timeouts."""
 
 
-@KernelKind("timeouts", DriverName.IPVS, one="IPVS timeouts", several="IPVS timeouts")
+@KernelKind("timeouts", DriverName.IPVS, one="group of IPVS timeouts", several="groups of IPVS timeouts")
 class Timeouts(NamedTuple):
     """The IPVS connection timeouts of the network namespace, in seconds. A value of 0 leaves the timeout unchanged."""
 

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ipvsproxy.model.service import ApiObject, Endpoint, Service, ServiceType, Skipped
+from ipvsproxy.model.real_servers import RealServerKey
+from ipvsproxy.model.service import ApiObject, Endpoint, Service, ServiceName, ServiceType, Skipped
 from ipvsproxy.model.virtual_servers import ConnectionCounts
+from ipvsproxy.translate.api.targets import Target
 from tests.support import builders
 from tests.support.builders import OTHER_NODE, THIS_NODE, endpoint, service_port
 from tests.support.page_node import PageNode
@@ -35,6 +37,16 @@ def web_slice(*more: Endpoint, without: str = "") -> ApiObject:
     )
     kept = (in_zone(one) for one in (*usual, *more) if str(one.address) != without)
     return builders.endpoint_slice(*kept, namespace="shop", service="web", ports=[builders.endpoint_port(8080, name="http")])
+
+
+def pods() -> Iterator[tuple[tuple[ServiceName, RealServerKey], Target]]:
+    """The pods behind the endpoints of ``shop/web``, but for the first one, and one with a hostile name."""
+    for number, address in enumerate(("10.244.0.12", "10.244.0.13", "10.244.1.11", "10.244.1.12", "10.244.1.13", "10.244.2.11")):
+        yield (
+            (ServiceName("shop", "web"), builders.backend(address)),
+            Target(f"shop/web-7d9f5c8b64-{'bcdfgh'[number] * 2}4kx", ""),
+        )
+    yield (ServiceName("shop", HOSTILE), builders.backend("10.244.0.66")), Target(f"shop/{HOSTILE}", "")
 
 
 def web() -> Service:
@@ -103,6 +115,7 @@ def begin(node: PageNode, count: int = 10_000) -> None:
     """Let the node have this many Services, the notable ones among them."""
     known = list(notable())
     services = sum(isinstance(one, Service) for one in known)
+    node.targets.update(pods())
     node.begin_with(*known, *many(count - services))
 
 

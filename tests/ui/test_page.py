@@ -177,6 +177,8 @@ def test_a_service_is_a_picture_from_clients_to_endpoints_with_reasons(looking: 
     assert (ins.count(), outs.count()) == (4, 2)
     expect(ins.first).to_contain_text("zone zone-a")
     expect(ins.first).to_contain_text("weight 1")
+    expect(ins.locator("b")).to_have_text(["10.244.0.11:8080", *(re.compile("^web-7d9f5c8b64-") for _ in range(3))])
+    expect(ins.nth(1)).to_contain_text("10.244.0.12:8080 · ready · this node · zone zone-a")
     expect(outs.nth(0)).to_contain_text("out: it is not ready")
     expect(outs.nth(1)).to_contain_text("out: it is terminating, and there are ready ones")
     assert page.locator("path.wire").count() == 8
@@ -225,7 +227,7 @@ def test_a_change_of_an_endpoint_is_seen_within_two_seconds(looking: Look, node:
             expect(table.locator("tbody tr")).to_contain_text("4 ready 1 draining")
         expect(page.locator(".endpoint", has_text="10.244.0.13:8080")).to_contain_text("✓ in")
         events = looking(PARTS["events"])
-        expect(events.locator("tbody tr").first).to_contain_text(f"{page_scene.WEB}: 10.244.0.13 (")
+        expect(events.locator("tbody tr").first).to_contain_text(f"{page_scene.WEB}: 10.244.0.13 (web-7d9f5c8b64-")
         expect(events.locator("tbody tr").first.get_by_role("link")).to_have_text(page_scene.WEB)
     finally:
         node.do(lambda one: one.kernel.connection_counts.clear())
@@ -344,6 +346,7 @@ def test_hostile_names_stay_text(looking: Look) -> None:
     link.click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"shop/{page_scene.HOSTILE}")
     expect(page.locator(".endpoint")).to_contain_text(f"{page_scene.HOSTILE} · zone {page_scene.HOSTILE}")
+    expect(page.locator(".endpoint b")).to_have_text(page_scene.HOSTILE)
     assert page.locator("main img").count() == 0
     assert page.evaluate("document.title") == f"shop/{page_scene.HOSTILE} \N{EN DASH} ipvsproxy"
 

@@ -362,7 +362,7 @@ def _failure(outcome: Outcome) -> str:
 def _sentence(summary: SyncSummary, endpoints: str) -> str:
     """What has changed: ``endpoints`` in words, then the other kernel objects by number."""
     report, names = summary.report, summary.changes.services
-    parts = [endpoints] if endpoints else [f"{len(names)} Services changed"] if len(names) > 1 else []
+    parts = [endpoints] if endpoints else [f"{len(names):,} Services changed"] if len(names) > 1 else []
     is_told = endpoints and sum(number for (_, kind), number in report.done.items() if kind == "real_server") == len(
         report.weights
     )
@@ -391,4 +391,4 @@ def _list(kinds: Mapping[str, int]) -> str:
 def _count(number: int, kind: str) -> str:
     words = _KINDS.get(kind)
     several: Sequence[str] = (words.one, words.several) if words else (kind, kind)
-    return f"{number} {several[number != 1]}"
+    return f"{number:,} {several[number != 1]}"

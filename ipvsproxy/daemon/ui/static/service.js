@@ -222,7 +222,7 @@ function endpointsOf(port) {
   const found = new Map();
   for (const kernel of kernels) {
     for (const real of kernel.realServers) {
-      const sum = found.get(real.realServer) || { weight: real.weight, own: real.ownWeight, most: real.maxConnections, active: null, inactive: null, rate: null, bytes: null, states: new Set() };
+      const sum = found.get(real.realServer) || { target: real.target, weight: real.weight, own: real.ownWeight, most: real.maxConnections, active: null, inactive: null, rate: null, bytes: null, states: new Set() };
       sum.active = add(sum.active, real.active);
       sum.inactive = add(sum.inactive, real.inactive);
       sum.rate = add(sum.rate, real.connectionsPerSecond);
@@ -267,13 +267,14 @@ function endpointBox({ name, endpoint, kernel }, port, answer) {
   const waits = kernel && used.length && [...kernel.states].every((one) => one === "no new connections");
   const state = draining ? chip("warn", "! draining") : waits ? chip("warn", "! no new connections") : used.length ? chip("good", "✓ in") : chip("off", "✗ out");
   const reasons = endpoint ? why(endpoint, kinds) : ["no longer an endpoint of the Service; its open connections continue"];
+  const pod = (endpoint?.target || kernel?.target || "").split("/").pop();
   const conditions = endpoint ? [endpoint.ready ? "ready" : "not ready", endpoint.terminating ? "terminating" : "", endpoint.terminating && endpoint.serving ? "serving" : ""] : [];
   const where = endpoint ? [endpoint.node === answer.node ? "this node" : endpoint.node, endpoint.zone ? `zone ${endpoint.zone}` : ""] : [];
   return el(
     "li",
     { class: `endpoint ${draining ? "warn" : used.length ? "" : "off"}`, "data-uses": used.join(" ") || (draining ? kinds.join(" ") : "") },
-    el("span", { class: "row" }, el("b", {}, name), state),
-    el("small", {}, [...conditions, ...where].filter(Boolean).join(" · ")),
+    el("span", { class: "row" }, el("b", {}, pod || name), state),
+    el("small", {}, [pod ? name : "", ...conditions, ...where].filter(Boolean).join(" · ")),
     kernel ? el("small", {}, `weight ${kernel.weight ?? "–"}${kernel.own !== null && kernel.own !== kernel.weight ? ` of ${kernel.own}` : ""} · ${kernel.most ? `at most ${kernel.most} connections · ` : ""}${figure(kernel.active)} active, ${figure(kernel.inactive)} inactive · ${figure(kernel.rate, "conn/s")} · ${figure(kernel.bytes, "B/s")}`) : null,
     reasons.map((reason) => el("small", { class: "why" }, reason)),
   );
