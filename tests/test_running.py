@@ -72,10 +72,10 @@ conntrack: {maxPerCore: 0}
 
 
 class Started(Program):
-    """A program started by another command, and stopped by a signal."""
+    """A program, perhaps started by another command, and stopped by a signal."""
 
     def __init__(self, folder: pathlib.Path, *flags: str, by: Sequence[str] = ()) -> None:
-        super().__init__(folder / "manifests", folder / "log", *flags, starter=STARTER)
+        super().__init__(folder / "manifests", folder / "log", *flags, starter=STARTER if by else ())
         self._command = [*by, *self._command]
 
     @property
@@ -86,7 +86,7 @@ class Started(Program):
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; returns the exit status."""
         began_s = time.monotonic()
-        self.process.send_signal(number)
+        os.kill(self.process_id, number)
         status = self._process.wait(STOPPED_WITHIN_S + 10)
         assert time.monotonic() - began_s < STOPPED_WITHIN_S
         return status
@@ -166,7 +166,9 @@ def test_without_init_only_unwritable_indispensable_settings_end_it_and_others_c
     assert "--init-only" in warning
 
 
-def test_the_cleanup_job_is_refused_beside_the_program_and_removes_everything_after_it(folder: pathlib.Path) -> None:
+def test_another_instance_and_the_cleanup_job_are_refused_beside_the_program_and_the_job_removes_everything_after_it(
+    folder: pathlib.Path,
+) -> None:
     pod = yaml.safe_load(CLEANUP_JOB.read_text())["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     name, *words = container["command"]
@@ -175,6 +177,10 @@ def test_the_cleanup_job_is_refused_beside_the_program_and_removes_everything_af
     with Started(folder, *FLAGS) as program:
         program.wait_until_synced()
         before = virtual_servers()
+        reason, outcome = ipvsproxy(folder, *FLAGS, status=2).splitlines()[-2:]
+        other = f"another ipvsproxy (process {program.process_id})"
+        assert reason == f"ipvsproxy: {other} is running in this network namespace; stop it first"
+        assert outcome == "ipvsproxy: nothing was programmed"
         assert "is running in this network namespace" in run(*clean, status=1)
         assert virtual_servers() == before != []
         assert program.stop() == 0
@@ -191,29 +197,18 @@ def test_init_only_names_the_settings_that_it_cannot_write_and_fails(folder: pat
     assert 'event=kernel_setting_not_written error="net/ipv4/ip_forward = 1: Read-only file system' in output
 
 
-def test_a_second_instance_on_the_same_node_refuses_to_start(folder: pathlib.Path) -> None:
-    with Started(folder, *FLAGS) as program:
-        program.wait_until_synced()
-        reason, outcome = ipvsproxy(folder, *FLAGS, status=2).splitlines()[-2:]
-        other = f"another ipvsproxy (process {program.process.pid})"
-        assert reason == f"ipvsproxy: {other} is running in this network namespace; stop it first"
-        assert outcome == "ipvsproxy: nothing was programmed"
-        assert "is running in this network namespace" in ipvsproxy(folder, "--cleanup", status=1)
-        assert program.stop() == 0
-
-
 def test_a_stop_signal_makes_healthz_fail_first_and_leaves_the_kernel_as_it_is(folder: pathlib.Path) -> None:
     with Started(folder, *FLAGS) as program:
         program.wait_until_synced()
         assert ask_health() == 200
         before = virtual_servers()
         began_s = time.monotonic()
-        program.process.send_signal(signal.SIGTERM)
+        os.kill(program.process_id, signal.SIGTERM)
         answers = []
-        while program.process.poll() is None:
+        while program.is_alive:
             answers.append(ask_health())
         assert time.monotonic() - began_s < STOPPED_WITHIN_S
-        assert program.process.returncode == 0
+        assert program.status == 0
     assert 503 in answers
     assert 200 not in answers[answers.index(503) :]
     assert virtual_servers() == before != []
@@ -322,7 +317,7 @@ def test_a_swapped_config_map_changes_the_scheduler_and_connections_continue(fol
         program.wait_until(lambda: "configuration_refused" in log.read_text(), "refused", 20)
         assert f"{path}:7: ipvs.scheduler: 7 must be a string" in log.read_text()
         swap(volume, "..4", CONFIGURATION + "ipvs: {scheduler: wrr}\n")
-        program.process.send_signal(signal.SIGHUP)
+        os.kill(program.process_id, signal.SIGHUP)
         program.wait_until(lambda: "configuration_unchanged" in log.read_text(), "read again", 20)
         assert virtual_servers() == ["-A -t 10.96.0.10:80 -s wrr"]
         assert program.stop() == 0

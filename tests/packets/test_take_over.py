@@ -52,7 +52,9 @@ class Passage(NamedTuple):
     """The rows of second scopes while the program served."""
 
 
-@pytest.fixture(scope="module", name="passage", params=TrafficScopes)
+@pytest.fixture(
+    scope="module", name="passage", params=[TrafficScopes.KUBE_PROXY, pytest.param(TrafficScopes.API, marks=patience.THOROUGH)]
+)
 def _passage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Passage]:
     scopes: TrafficScopes = request.param
     directory = tmp_path_factory.mktemp("take-over")

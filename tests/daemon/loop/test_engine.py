@@ -316,20 +316,6 @@ async def test_the_connections_of_a_drain_are_read_until_they_have_ended() -> No
 
 
 @in_virtual_time
-async def test_a_drain_ends_at_its_deadline() -> None:
-    node = MemoryNode(drain_deadline_s=7)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
-        node.kernel.connection_counts[WEB_KEY, builders.backend("10.244.0.5")] = ConnectionCounts(1, 0)
-        node.put(builders.endpoint_slice())
-        await node.quiet(6.9)
-        assert node.kernel.virtual_servers[WEB_KEY].real_servers
-        await node.quiet(0.2)
-        assert not node.kernel.virtual_servers[WEB_KEY].real_servers
-
-
-@in_virtual_time
 async def test_two_services_that_desire_one_address_are_logged_once() -> None:
     node = MemoryNode()
     young = builders.service("young", created_s=builders.CREATED_S + 1)

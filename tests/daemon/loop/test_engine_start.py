@@ -9,7 +9,6 @@ import structlog.testing
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ApiObject, ObjectKind
-from ipvsproxy.model.sets import SET_COPY
 from ipvsproxy.store.objects import CONFIRMED_AFTER_S
 from ipvsproxy.translate.settings import Settings
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch, node_ports
@@ -266,24 +265,6 @@ async def test_a_node_whose_primary_family_is_not_served_ends_the_process_before
 
 
 @in_virtual_time
-async def test_a_restart_observes_everything_in_force_and_does_nothing() -> None:
-    objects = (WEB, SLICE, KUBERNETES, builders.node())
-    before = MemoryNode()
-    async with before.running():
-        before.begin_with(*objects)
-        await before.quiet()
-    contents = memory_node.contents(before.kernel)
-    node = MemoryNode(before.kernel)
-    node.kernel.forget()
-    async with node.running():
-        assert memory_node.contents(node.kernel) == contents, "the end of the first process left everything as it was"
-        node.begin_with(*objects)
-        await node.quiet(100)
-    # IPVS timeouts are written again, because reading them is not cheaper.
-    assert node.done == ["set timeouts timeouts 600 0 0"]
-
-
-@in_virtual_time
 async def test_an_empty_first_list_removes_nothing_from_the_kernel_until_another_one_confirms_it() -> None:
     before = MemoryNode()
     async with before.running():
@@ -320,30 +301,6 @@ async def test_while_a_first_list_is_doubted_nothing_is_lacking_or_pending() -> 
         await node.quiet(CONFIRMED_AFTER_S / 2)
         summary = node.watcher.summaries[-1]
         assert (list(summary.lacking), summary.report.pending) == ([], 0)
-
-
-@in_virtual_time
-async def test_the_copy_of_a_set_that_a_killed_process_was_enlarging_is_removed_at_the_start() -> None:
-    node = MemoryNode()
-    node.kernel.set_copy = True
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet()
-        assert_from_scratch(node)
-    assert not node.kernel.set_copy
-    assert node.done.count("remove set KUBE-IPVSPROXY-LARGER") == 1
-
-
-@in_virtual_time
-async def test_a_copy_of_a_set_whose_removal_failed_is_removed_later() -> None:
-    node = MemoryNode()
-    node.kernel.set_copy = True
-    node.kernel.fail(lambda operation: operation.item == SET_COPY, times=2)
-    async with node.running():
-        node.begin_with(WEB, SLICE, builders.node())
-        await node.quiet(100)
-        assert_from_scratch(node)
-    assert not node.kernel.set_copy
 
 
 @in_virtual_time
