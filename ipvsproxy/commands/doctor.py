@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ipvsproxy.commands import inspection, service_checks
-from ipvsproxy.commands.service_checks import Finding, Level, fail, ok, warn
+from ipvsproxy.commands.service_checks import Finding, Level, fail, note, ok, warn
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
 from ipvsproxy.daemon.sources import source as sources
@@ -15,6 +15,7 @@ from ipvsproxy.kernel.facts import Facts, gather
 from ipvsproxy.kernel.iptables.tables import HOST_PORTS_REMEDY
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
+from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Backend, NftTable
 from ipvsproxy.model.virtual_servers import FirewallMark
@@ -24,6 +25,8 @@ from ipvsproxy.store.objects import Store
 from ipvsproxy.translate import skeleton, view
 from ipvsproxy.translate.settings import Binding, TrafficScopes
 
+FEW = 3
+"""The most names in a sentence about several things."""
 FINE = 0
 FAILING = 1
 
@@ -32,6 +35,7 @@ _LOOPBACK_IPV6 = "net/ipv6/conf/lo/disable_ipv6"
 _BRIDGES = "net/bridge/bridge-nf-call-iptables"
 _BRIDGES_IPV6 = "net/bridge/bridge-nf-call-ip6tables"
 _UNCUT = "net/ipv4/ip_no_pmtu_disc"
+_OF_IPVS = "net/ipv4/vs/"
 _REUSE = "net/ipv4/vs/conn_reuse_mode"
 _TRACKED_TCP = "net/netfilter/nf_conntrack_tcp_timeout_established"
 _NO_ANSWER = "pods that reach a pod of their own node through a Service get no answer where they are on a Linux bridge"
@@ -105,29 +109,45 @@ def _modules(facts: Facts, config: Config) -> Iterator[Finding]:
     if any(one.settings.scheduler == config.translation.scheduler for one in servers):
         asked.pop(scheduler, None)
     by_state = {state: [name for name, one in asked.items() if one is state] for state in ModuleState}
-    for name in by_state[ModuleState.MISSING]:
-        yield fail("modules", f"{name} is missing", "install the kernel's modules package, or use a kernel that has it")
-    if unknown := ", ".join(by_state[ModuleState.UNKNOWN]):
+    if missing := by_state[ModuleState.MISSING]:
+        remedy = "install the kernel's modules package, or use a kernel that has them"
+        yield fail("modules", f"this kernel lacks {_few(missing, 'module')}", remedy)
+    if unknown := by_state[ModuleState.UNKNOWN]:
         remedy = "mount the host's /lib/modules, or run modprobe there"
-        yield warn("modules", f"it is unknown whether this kernel has {unknown}", remedy)
-    if by_state[ModuleState.LOADABLE]:
-        yield ok("modules", f"will be loaded: {', '.join(by_state[ModuleState.LOADABLE])}")
+        yield warn("modules", f"it is unknown whether this kernel has {_few(unknown, 'module')}", remedy)
+    if loadable := by_state[ModuleState.LOADABLE]:
+        yield ok("modules", f"run loads {_few(loadable, 'module')}")
     there = len(by_state[ModuleState.LOADED]) + len(by_state[ModuleState.BUILT_IN])
-    yield ok("modules", f"{there} are loaded or built in")
+    yield ok("modules", f"{counted(there, 'module')} loaded or built in")
+
+
+def _few(names: Sequence[str], noun: str) -> str:
+    """How many there are, and the first names."""
+    more = ", …" if len(names) > FEW else ""
+    return f"{counted(len(names), noun)} ({', '.join(names[:FEW])}{more})"
 
 
 def _sysctls(facts: Facts, desired: Iterable[Sysctl]) -> Iterator[Finding]:
-    for path, setting in {item.path: item for item in desired}.items():
-        observed = facts.sysctls.get(path)
-        if observed is None:
-            yield warn("sysctl", f"{path} does not exist", "load its module, or use a newer kernel; run goes on without it")
-        elif setting.is_met_by(observed):
-            yield ok("sysctl", f"{path} is {observed}")
-        elif facts.sysctls_writable:
-            yield warn("sysctl", f"{path} is {observed}, desired {setting.value}", "run sets it")
-        else:
-            remedy = "mount /proc/sys writable (privileged: true), or set it on the host"
-            yield fail("sysctl", f"{path} is {observed}, desired {setting.value}, and cannot be written", remedy)
+    settings = {item.path: item for item in desired if not (facts.features and item.path.startswith(_OF_IPVS))}
+    observed = {path: facts.sysctls[path] for path in settings if path in facts.sysctls}
+    differing = [
+        f"{path} is {value}, desired {settings[path].value}"
+        for path, value in observed.items()
+        if not settings[path].is_met_by(value)
+    ]
+    if absent := [path for path in settings if path not in observed]:
+        yield note(
+            "sysctl",
+            f"there is no {', '.join(absent)}",
+            "run goes on without; a module that is not loaded may have it, or a newer kernel",
+        )
+    if differing and facts.sysctls_writable:
+        more = f"; and {len(differing) - FEW} more" if len(differing) > FEW else ""
+        yield note("sysctl", f"{'; '.join(differing[:FEW])}{more}", "run sets this; plan names all" if more else "run sets this")
+    elif differing:
+        remedy = "mount /proc/sys writable (privileged: true), or set them on the host"
+        yield fail("sysctl", f"{'; '.join(differing)}; this process cannot write them", remedy)
+    yield ok("sysctl", f"{counted(len(observed) - len(differing), 'kernel setting')} as desired")
 
 
 def _has_ipv6(facts: Facts) -> bool:
@@ -169,7 +189,7 @@ def _large_datagrams(facts: Facts, config: Config) -> Iterator[Finding]:
     first = "all of a socket" if config.translation.binding is Binding.ADDRESSES else "the first"
     lost = [f"{first} to an IPv4 Service ({_UNCUT} is 0)"] if facts.sysctls.get(_UNCUT) == "0" else []
     if lost := [*lost, *(["all to IPv6 Services"] if _has_ipv6(facts) else [])]:
-        yield ok("mtu", f"of UDP datagrams over the MTU, this host's own programs may lose {' and '.join(lost)}", remedy)
+        yield note("mtu", f"of UDP datagrams over the MTU, this host's own programs may lose {' and '.join(lost)}", remedy)
 
 
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
@@ -210,7 +230,7 @@ def _iptables(facts: Facts, config: Config) -> Iterator[Finding]:
     yield ok("iptables", f"{choice.variant} is used: {choice.reason}")
     if choice.left_behind:
         remedy = "run removes them once the rules of the used variant are in force; so does ipvsproxy cleanup"
-        yield warn("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
+        yield note("iptables", f"the unused variant {choice.left_behind} has rules of ours, too", remedy)
     if facts.host_ports:
         text = f"hostPort rules ({', '.join(facts.host_ports)}) take their ports of all Services, also of the API server's"
         yield warn("iptables", text, HOST_PORTS_REMEDY)
@@ -242,18 +262,18 @@ def _virtual_servers(facts: Facts, config: Config) -> Iterator[Finding]:
         named = f": {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}" if names else ""  # noqa: PLR2004 - a few will do
         count = len(names) + observed.foreign_virtual_servers
         remedy = "they are left alone; make sure that no Service has their addresses, or name them by --ipvs-exclude-cidrs"
-        yield warn("ipvs", f"{count} virtual servers of other programs (keepalived, docker swarm, ...){named}", remedy)
+        yield warn("ipvs", f"{counted(count, 'virtual server')} of other programs (keepalived, docker swarm, ...){named}", remedy)
     else:
-        yield ok("ipvs", f"{len(observed.virtual_servers)} virtual servers, none of other programs")
+        yield ok("ipvs", f"{counted(len(observed.virtual_servers), 'virtual server')}, none of other programs")
 
 
 def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
     """Whether local routes can be added and stay, and whether local routes are left from a former process."""
     if config.translation.binding is not Binding.ROUTES:
         if left := facts.observation.routes or ():
-            text = f"{len(left)} local routes of ours are there, and Service addresses are to be on kube-ipvs0"
+            text = f"{counted(len(left), 'local route')} of ours left, and Service addresses are to be on kube-ipvs0"
             remedy = "run removes them when the addresses are bound; kube-proxy would leave them"
-            yield warn("binding", text, remedy)
+            yield note("binding", text, remedy)
         return
     if not facts.loopback.is_up:
         yield fail("binding", "lo is down, so IPv6 has no local routes", "set it up with ip link set lo up")
@@ -330,7 +350,7 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
     tables = list(filter(_is_kube_proxys, named))
     stop = "stop that kube-proxy: run then removes them, once its own rules are in force; so does ipvsproxy cleanup"
     if chains:
-        yield warn("kube-proxy", f"there are rules of its iptables mode ({chains} chains)", stop)
+        yield warn("kube-proxy", f"there are rules of its iptables mode ({counted(chains, 'chain')})", stop)
     if tables:
         yield warn("kube-proxy", f"there are tables of its nftables mode ({', '.join(map(str, tables))})", stop)
     for table in named:
@@ -423,7 +443,7 @@ async def _source(config: Config) -> tuple[Finding, Store]:
     if node is None:
         text = f"{source.describe()} answers, but has no Node {config.node_name!r}"
         return fail("source", text, "name this node's Node object by --hostname-override"), store
-    return ok("source", f"{source.describe()} answers: {len(store.services)} Services"), store
+    return ok("source", f"{source.describe()} answers: {counted(len(store.services), 'Service')}"), store
 
 
 def describe(node_name: str, findings: Sequence[Finding]) -> inspection.Document:
@@ -436,11 +456,19 @@ def describe(node_name: str, findings: Sequence[Finding]) -> inspection.Document
 
 
 def render(document: inspection.Document) -> Iterator[str]:
-    """The result for people."""
-    for one in document["findings"]:
-        remedy = f"; {one['remedy']}" if one["remedy"] else ""
-        yield f"{one['level']:<4}  {one['topic']}: {one['text']}{remedy}"
-    yield f"{document['node']}: " + ", ".join(f"{count} {level}" for level, count in document["summary"].items())
+    """The result for people: what is lacking, the worst first, and what to do. Of topics without such a finding, the names."""
+    findings = document["findings"]
+    for level in (Level.FAIL, Level.WARN, Level.NOTE):
+        for one in [one for one in findings if one["level"] == level]:
+            yield f"{level:<4}  {one['topic']}: {one['text']}"
+            if one["remedy"]:
+                yield f"      {one['remedy']}"
+    told = {one["topic"] for one in findings if one["level"] != Level.OK}
+    fine = ", ".join(dict.fromkeys(one["topic"] for one in findings if one["topic"] not in told))
+    yield f"ok    {fine or 'nothing else'}"
+    summary = document["summary"]
+    counts = (counted(summary["fail"], "failure"), counted(summary["warn"], "warning"), counted(summary["note"], "note"))
+    yield f"{document['node']}: {', '.join(counts)}; --output=json shows every check"
 
 
 def run(config: Config) -> int:

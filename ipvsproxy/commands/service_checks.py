@@ -22,6 +22,7 @@ class Level(enum.StrEnum):
     """The severity of a finding."""
 
     OK = "ok"
+    NOTE = "note"
     WARN = "warn"
     FAIL = "fail"
 
@@ -37,8 +38,10 @@ class Finding(NamedTuple):
 
 ok = functools.partial(Finding, Level.OK)
 """All is well."""
+note = functools.partial(Finding, Level.NOTE)
+"""``run`` corrects it, or it is a reminder: nothing has to be done."""
 warn = functools.partial(Finding, Level.WARN)
-"""``run`` corrects it, or the operator should know it."""
+"""The operator should see to it, or at least know it."""
 fail = functools.partial(Finding, Level.FAIL)
 """Traffic cannot flow."""
 

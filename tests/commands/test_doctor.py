@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ipvsproxy.commands import doctor
-from ipvsproxy.commands.service_checks import Finding, Level, ok, warn
+from ipvsproxy.commands.service_checks import Finding, Level, fail, note, ok, warn
 from ipvsproxy.config import load
 from ipvsproxy.config.settings import Config
 from ipvsproxy.kernel.backends import BackendChoice
@@ -81,14 +81,18 @@ def _config(*flags: str) -> Config:
 
 
 def _judge(*flags: str, sysctls: Mapping[str, str] | None = None, **facts: Any) -> list[Finding]:
-    """The findings that are not ``ok``."""
+    """The findings that are not ``ok``, and not the reminder that is true of each node."""
     found = dataclasses.replace(FINE, **facts, sysctls={**SYSCTLS, **(sysctls or {})})
-    return [one for one in doctor.judge(found, WANTED, _config(*flags)) if one.level is not Level.OK]
+    return [one for one in doctor.judge(found, WANTED, _config(*flags)) if one.level is not Level.OK and not _reminds(one)]
+
+
+def _reminds(finding: Finding) -> bool:
+    return (finding.level, finding.topic) == (Level.NOTE, "mtu")
 
 
 def test_doctor_finds_a_complete_node_ok_on_every_topic() -> None:
     found = list(doctor.judge(FINE, WANTED, _config("--ipvs-traffic-scopes=api")))
-    assert {one.level for one in found} == {Level.OK}
+    assert {one.level for one in found if not _reminds(one)} == {Level.OK}
     assert {one.topic for one in found} == {
         "privileges",
         "kernel",
@@ -117,9 +121,14 @@ def test_doctor_finds_a_complete_node_ok_on_every_topic() -> None:
             "ipvs",
             "the kernel cannot be read: list sets: EIO",
         ),
-        ({"modules": {"ip_vs_rr": ModuleState.MISSING}}, Level.FAIL, "modules", "ip_vs_rr is missing"),
-        ({"modules": {"xt_set": ModuleState.UNKNOWN}}, Level.WARN, "modules", "it is unknown whether this kernel has xt_set"),
-        ({"sysctls": {"net/ipv4/ip_forward": "0"}}, Level.WARN, "sysctl", "net/ipv4/ip_forward is 0, desired 1"),
+        ({"modules": {"ip_vs_rr": ModuleState.MISSING}}, Level.FAIL, "modules", "this kernel lacks 1 module (ip_vs_rr)"),
+        (
+            {"modules": {"xt_set": ModuleState.UNKNOWN}},
+            Level.WARN,
+            "modules",
+            "it is unknown whether this kernel has 1 module (xt_set)",
+        ),
+        ({"sysctls": {"net/ipv4/ip_forward": "0"}}, Level.NOTE, "sysctl", "net/ipv4/ip_forward is 0, desired 1"),
         ({"sysctls": {"net/ipv4/conf/all/rp_filter": "1"}}, Level.WARN, "sysctl", "net/ipv4/conf/all/rp_filter is 1"),
         ({"sysctls": {"net/bridge/bridge-nf-call-iptables": "0"}}, Level.WARN, "sysctl", "bridge-nf-call-iptables is 0"),
         ({"sysctls": {"net/ipv4/vs/conn_reuse_mode": "0"}}, Level.WARN, "sysctl", "net/ipv4/vs/conn_reuse_mode is 0"),
@@ -133,7 +142,7 @@ def test_doctor_finds_a_complete_node_ok_on_every_topic() -> None:
         ),
         (
             {"iptables_choice": VariantChoice({}, Variant.LEGACY, "most rules are in it", Variant.NF_TABLES)},
-            Level.WARN,
+            Level.NOTE,
             "iptables",
             "the unused variant nf_tables has rules of ours, too",
         ),
@@ -310,7 +319,7 @@ def test_local_routes_that_stay_are_fine_and_leftover_local_routes_are_reported(
     for loopback in (Loopback(), Loopback(networkd="unmanaged")):
         assert _judge("--ipvs-vip-binding=routes", observation=left, loopback=loopback) == []
     (finding,) = _judge(observation=left)
-    assert finding.text == "1 local routes of ours are there, and Service addresses are to be on kube-ipvs0"
+    assert finding.text == "1 local route of ours left, and Service addresses are to be on kube-ipvs0"
     assert "kube-proxy would leave them" in finding.remedy
 
 
@@ -325,7 +334,7 @@ def test_doctor_warns_a_host_with_bridges_that_br_netfilter_is_not_loaded() -> N
     settings = {path: value for path, value in SYSCTLS.items() if not path.startswith("net/bridge/")}
     for bridges, expected in (((), 0), (("cni0", "docker0"), 1)):
         facts = dataclasses.replace(FINE, sysctls=settings, bridges=bridges)
-        findings = [one for one in doctor.judge(facts, WANTED, _config()) if one.level is not Level.OK]
+        findings = [one for one in doctor.judge(facts, WANTED, _config()) if one.level is Level.WARN]
         assert len(findings) == expected
         assert all("bridges (cni0, docker0), and br_netfilter is not loaded" in one.text for one in findings)
         assert all("modprobe br_netfilter" in one.remedy for one in findings)
@@ -381,15 +390,49 @@ def test_our_own_process_may_hold_our_ports() -> None:
     assert _judge(listeners={10256: "ipvsproxy (process 7)", 10249: "ipvsproxy (process 7)"}) == []
 
 
-def test_people_see_one_line_each_and_a_sum() -> None:
+def test_people_see_what_is_lacking_and_what_to_do_and_notes_apart_and_of_the_rest_the_topics() -> None:
     findings = [
-        Finding(Level.OK, "kernel", "Linux 6.1"),
-        Finding(Level.FAIL, "ports", "held", "stop it"),
+        ok("kernel", "Linux 6.1"),
+        note("sysctl", "net/ipv4/ip_forward is 0, desired 1", "run sets it"),
+        warn("modules", "it is unknown"),
+        ok("modules", "12 modules loaded or built in"),
+        fail("ports", "held", "stop it"),
+        ok("ipvs", "it is there"),
     ]
-    document = doctor.describe("node-a", findings)
-    lines = list(doctor.render(document))
-    assert lines[:2] == ["ok    kernel: Linux 6.1", "fail  ports: held; stop it"]
-    assert lines[-1] == "node-a: 1 ok, 0 warn, 1 fail"
+    assert list(doctor.render(doctor.describe("node-a", findings))) == [
+        "fail  ports: held",
+        "      stop it",
+        "warn  modules: it is unknown",
+        "note  sysctl: net/ipv4/ip_forward is 0, desired 1",
+        "      run sets it",
+        "ok    kernel, ipvs",
+        "node-a: 1 failure, 1 warning, 1 note; --output=json shows every check",
+    ]
+
+
+def test_of_many_modules_and_settings_there_is_one_finding_each() -> None:
+    names = [f"ip_set_{number}" for number in range(33)]
+    (found,) = _judge(modules=dict.fromkeys(names, ModuleState.UNKNOWN))
+    assert found.text == "it is unknown whether this kernel has 33 modules (ip_set_0, ip_set_1, ip_set_2, …)"
+    desired = [Sysctl(f"net/ipv4/vs/{name}", "1") for name in ("conntrack", "expire_nodest_conn")]
+    facts = dataclasses.replace(FINE, sysctls={**SYSCTLS, "net/ipv4/vs/conntrack": "0", "net/ipv4/vs/expire_nodest_conn": "0"})
+    (found,) = (one for one in doctor.judge(facts, desired, _config()) if one.level is Level.NOTE and not _reminds(one))
+    assert found == note(
+        "sysctl", "net/ipv4/vs/conntrack is 0, desired 1; net/ipv4/vs/expire_nodest_conn is 0, desired 1", "run sets this"
+    )
+    many = {f"net/ipv4/vs/{number}": "0" for number in range(8)}
+    facts = dataclasses.replace(FINE, sysctls=SYSCTLS | many)
+    (found,) = (
+        one
+        for one in doctor.judge(facts, [Sysctl(path, "1") for path in many], _config())
+        if one.topic == "sysctl" and one.remedy
+    )
+    assert found.text.endswith("net/ipv4/vs/2 is 0, desired 1; and 5 more")
+    assert found.remedy == "run sets this; plan names all"
+    (found,) = (one for one in doctor.judge(FINE, desired, _config()) if one.level is Level.NOTE and not _reminds(one))
+    assert found.text == "there is no net/ipv4/vs/conntrack, net/ipv4/vs/expire_nodest_conn"
+    without_ipvs = dataclasses.replace(FINE, features=(Missing("no IPVS", "modprobe ip_vs"),))
+    assert "sysctl" not in {one.topic for one in doctor.judge(without_ipvs, desired, _config()) if one.level is not Level.OK}
 
 
 def test_doctor_shows_a_missing_kernel_feature_with_its_consequence() -> None:
@@ -452,5 +495,5 @@ def test_the_host_is_told_which_large_datagrams_its_programs_lose(
     sysctls = {**SYSCTLS, "net/ipv4/ip_no_pmtu_disc": discovery}
     facts = dataclasses.replace(FINE, sysctls=sysctls, unserved=unserved)
     found = [one for one in doctor.judge(facts, WANTED, _config(*flags)) if one.topic == "mtu"]
-    assert {one.level for one in found} <= {Level.OK}
+    assert {one.level for one in found} <= {Level.NOTE}
     assert [text in one.text for one in found] == ([True] if text else [])
