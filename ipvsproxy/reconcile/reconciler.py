@@ -39,9 +39,8 @@ from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, RealSe
 from ipvsproxy.reconcile import survey
 from ipvsproxy.reconcile.kinds.kind import Circumstances, Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
-from ipvsproxy.reconcile.observation import observer
-from ipvsproxy.reconcile.observation.drift import Drifts, News
-from ipvsproxy.reconcile.operations import pace, retry
+from ipvsproxy.reconcile.observation import Drifts, News, Observer, healed_place
+from ipvsproxy.reconcile.operations import FEW_WAITING, PATIENT_SCHEDULERS, Pace, Retries
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.virtual_servers import drain, ownership
 
@@ -71,17 +70,17 @@ class Reconciler:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._retries = retry.Retries()
+        self._retries = Retries()
         self._drifts = Drifts()
         self._drains = drain.Drains()
-        self._pace = pace.Pace()
+        self._pace = Pace()
         self._tables = NodeTables(
             self._drains,
             lambda key: ownership.lies_in(key, self._policy.excluded),
             lambda family: family in self._policy.families,
         )
         self._tables.scopes.use_bits(policy.scope_bits)
-        self.observer = observer.Observer(self._tables, self._drains, self._drifts)
+        self.observer = Observer(self._tables, self._drains, self._drifts)
         """Takes in readings of the kernel."""
         self.survey = survey.Survey(self._tables)
         """Answers questions about both sides; other rooms do not read the tables."""
@@ -165,9 +164,9 @@ class Reconciler:
         The number is 0 with session affinity, which ends only with their removal, or if the scheduler would still choose them.
         """
         desired = self._tables.virtual_servers.desired.get(key)
-        if desired is None or desired.settings.flags & PERSISTENT or desired.settings.scheduler not in pace.PATIENT_SCHEDULERS:
+        if desired is None or desired.settings.flags & PERSISTENT or desired.settings.scheduler not in PATIENT_SCHEDULERS:
             return 0
-        return max(pace.FEW_WAITING, len(desired.weights))
+        return max(FEW_WAITING, len(desired.weights))
 
     def room(self, now: float) -> int:
         """The number of further real servers without connections that may be removed now."""
@@ -209,7 +208,7 @@ class Reconciler:
             possible = as_tried_again(possible)
         if self._drifts:
             tables, may_heal = self._tables, self._drifts.may_heal
-            possible = (operation for operation in possible if may_heal(*observer.healed_place(tables, operation.item), now))
+            possible = (operation for operation in possible if may_heal(*healed_place(tables, operation.item), now))
         by_stage = defaultdict[Stage, list[Operation]](list)
         objects = 0
         for operation in possible:

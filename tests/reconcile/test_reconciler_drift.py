@@ -10,7 +10,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServerSettings
-from ipvsproxy.reconcile.observation import drift
+from ipvsproxy.reconcile import observation
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import KEY, ONE, TWO, dns, draining, kinds, running, web, weights
 from tests.support import builders
@@ -71,7 +71,7 @@ def test_a_virtual_server_that_vanished_while_it_was_drained_forgets_its_drains(
 
 def test_drift_that_returns_is_left_alone_for_a_while_but_not_for_another_desired_value() -> None:
     node = running("10.244.0.1")
-    for _ in range(drift.FREE_HEALS + 1):
+    for _ in range(observation.FREE_HEALS + 1):
         _break_everything(node)
         node.observe()
         node.sync(after_s=1)
@@ -79,14 +79,14 @@ def test_drift_that_returns_is_left_alone_for_a_while_but_not_for_another_desire
     assert {place.kind for place in node.reconciler._drifts.take_news().left_alone} == everything
     assert node.applied == []
     found_s = node.now - 1
-    assert node.reconciler.next_s() == found_s + drift.FIRST_PATIENCE_S
+    assert node.reconciler.next_s() == found_s + observation.FIRST_PATIENCE_S
     node.put(*web("10.244.0.1", "10.244.0.2"))
     assert weights_given(node.plan().operations) == {ONE, TWO}, "the virtual server is wished otherwise"
     node.put(*dns("10.244.0.1"))
     assert (Verb.REMOVE, FlowCleaning) in kinds(node.sync()), "others have nothing to do with it"
-    node.sync(after_s=drift.FIRST_PATIENCE_S)
+    node.sync(after_s=observation.FIRST_PATIENCE_S)
     assert not node.plan().operations
-    node.now += drift.CALM_S
+    node.now += observation.CALM_S
     node.observe()
     assert not node.reconciler._drifts, "what was calm for long is forgotten"
 

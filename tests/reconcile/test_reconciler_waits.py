@@ -8,7 +8,7 @@ import errno
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.virtual_servers import VirtualServer
-from ipvsproxy.reconcile.observation import drift
+from ipvsproxy.reconcile import observation
 from tests.reconcile import simulation
 from tests.support import builders
 
@@ -40,15 +40,15 @@ def test_a_real_server_that_failed_does_not_wake_the_loop_while_its_virtual_serv
 
 def test_drift_that_was_left_alone_does_not_wake_the_loop_once_it_is_undesired() -> None:
     node = running(*ADDRESSES)
-    for _ in range(drift.FREE_HEALS + 1):
+    for _ in range(observation.FREE_HEALS + 1):
         node.now += 10
         del node.kernel.virtual_servers[KEY]
         node.observe()
         node.sync()
     assert KEY not in node.kernel.virtual_servers
-    assert node.reconciler.next_s() == node.now + drift.FIRST_PATIENCE_S
+    assert node.reconciler.next_s() == node.now + observation.FIRST_PATIENCE_S
     node.remove("web")
-    node.sync(after_s=drift.FIRST_PATIENCE_S + 1)
+    node.sync(after_s=observation.FIRST_PATIENCE_S + 1)
     assert node.reconciler.next_s() is None
 
 

@@ -28,7 +28,7 @@ from ipvsproxy.model.service import (
 )
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import each
-from ipvsproxy.reconcile.observation.drift import News
+from ipvsproxy.reconcile.observation import News
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.tables.table import Conflict
 from ipvsproxy.store.objects import CONFIRMED_AFTER_S, Complaint, Doubt

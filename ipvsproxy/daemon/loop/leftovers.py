@@ -30,7 +30,7 @@ from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, RulesPlace
 from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Removal
-from ipvsproxy.reconcile.operations import retry
+from ipvsproxy.reconcile.operations import delay_s
 from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.translate import skeleton
 
@@ -234,7 +234,7 @@ class Leftovers:
     def _fail(self, place: AnyPlace | None, state: _State, error: str, patience: int = 1) -> None:
         """An examination or removal has failed, which is logged once ``patience`` have failed in a row."""
         state.failures += 1
-        state.due_s = self.clock() + retry.delay_s(state.failures)
+        state.due_s = self.clock() + delay_s(state.failures)
         if state.failures < patience:
             return
         event, those = (OTHER_BACKEND_RESISTS, "its rules") if place is None else (RESISTS, "these rules meanwhile")

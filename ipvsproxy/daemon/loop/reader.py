@@ -26,7 +26,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
-from ipvsproxy.reconcile.operations import retry
+from ipvsproxy.reconcile.operations import delay_s
 from ipvsproxy.reconcile.reconciler import Reconciler
 
 POLL_INTERVAL_S = 3.0
@@ -327,4 +327,4 @@ class KernelReader:
 
     def _read_again_soon(self) -> None:
         self._failures += 1
-        self._audit_due_s = min(self._audit_due_s, self.clock() + retry.delay_s(self._failures))
+        self._audit_due_s = min(self._audit_due_s, self.clock() + delay_s(self._failures))

@@ -10,7 +10,7 @@ import structlog.testing
 from ipvsproxy.daemon.loop import reader
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.state import Observation
-from ipvsproxy.reconcile.observation import drift
+from ipvsproxy.reconcile import observation
 from tests.daemon.loop.test_engine import SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.support import builders, memory_node
 from tests.support.fake_kernel import FakeKernel
@@ -181,7 +181,7 @@ async def test_drift_that_returns_is_repaired_less_and_less_often_until_the_desi
             "log_level": "warning",
             "kind": "virtual_server",
             "name": "TCP 10.96.0.10:80",
-            "times": drift.FREE_HEALS + 1,
+            "times": observation.FREE_HEALS + 1,
             "hint": fights[0]["hint"],
         }
         monkeypatch.undo()
@@ -192,7 +192,7 @@ async def test_drift_that_returns_is_repaired_less_and_less_often_until_the_desi
     delays = [later - earlier for earlier, later in itertools.pairwise(repairs_s)]
     assert delays[:2] == pytest.approx([3, 3], abs=0.1), "the first ones are repaired when they are observed"
     assert delays[2:7] == pytest.approx([8, 12, 12, 12, 12], abs=3)
-    assert max(delays) <= drift.LONGEST_PATIENCE_S + 2 * reader.POLL_INTERVAL_S
+    assert max(delays) <= observation.LONGEST_PATIENCE_S + 2 * reader.POLL_INTERVAL_S
 
 
 @in_virtual_time

@@ -33,7 +33,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile.operations import pace
+from ipvsproxy.reconcile.operations import PATIENT_SCHEDULERS
 from ipvsproxy.reconcile.virtual_servers import diff
 from tests.kernel.ipvs.examples import changes, clean, operations, real, server
 from tests.support import patience
@@ -369,7 +369,7 @@ def refused_clients(driver: ipvs.IpvsDriver, scheduler: str) -> int:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("scheduler", sorted(pace.PATIENT_SCHEDULERS))
+@pytest.mark.parametrize("scheduler", sorted(PATIENT_SCHEDULERS))
 def test_where_real_servers_wait_for_their_removal_none_is_chosen_meanwhile(driver: ipvs.IpvsDriver, scheduler: str) -> None:
     assert refused_clients(driver, scheduler) == 0
 

@@ -4,8 +4,8 @@ import pytest
 
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.sets import SetEntry
-from ipvsproxy.reconcile.observation import drift
-from ipvsproxy.reconcile.observation.drift import DriftPlace, Drifts
+from ipvsproxy.reconcile import observation
+from ipvsproxy.reconcile.observation import DriftPlace, Drifts
 
 PLACE = DriftPlace("virtual_server", "TCP 10.96.0.10:80")
 OTHER = DriftPlace("virtual_server", "TCP 10.96.0.11:80")
@@ -29,7 +29,7 @@ def test_the_first_three_drifts_of_a_place_are_repaired_at_once() -> None:
 
 def test_returning_drift_is_left_alone_for_longer_each_time_and_never_given_up() -> None:
     waits = []
-    for times in range(drift.FREE_HEALS + 1, drift.FREE_HEALS + 10):
+    for times in range(observation.FREE_HEALS + 1, observation.FREE_HEALS + 10):
         drifts, now = contested(times)
         assert not drifts.may_heal(PLACE, "wish", now)
         due_s = drifts.next_s()
@@ -42,7 +42,7 @@ def test_returning_drift_is_left_alone_for_longer_each_time_and_never_given_up()
 
 
 def test_a_changed_desired_value_does_not_wait_and_has_a_first_delay_again() -> None:
-    drifts, now = contested(drift.FREE_HEALS + 3)
+    drifts, now = contested(observation.FREE_HEALS + 3)
     assert drifts.may_heal(PLACE, "another wish", now)
     drifts.note(PLACE, "another wish", now + 1)
     assert drifts.may_heal(PLACE, "another wish", now + 1)
@@ -50,31 +50,31 @@ def test_a_changed_desired_value_does_not_wait_and_has_a_first_delay_again() -> 
 
 
 def test_a_place_without_drift_does_not_wait_for_other_places() -> None:
-    drifts, now = contested(drift.FREE_HEALS + 3)
+    drifts, now = contested(observation.FREE_HEALS + 3)
     drifts.note(OTHER, "wish", now)
     assert drifts.may_heal(OTHER, "wish", now)
 
 
 def test_a_place_without_drift_for_a_long_time_is_forgotten() -> None:
-    drifts, now = contested(drift.FREE_HEALS + 1)
+    drifts, now = contested(observation.FREE_HEALS + 1)
     assert not drifts.may_heal(PLACE, "wish", now)
-    drifts.forget_calm(now + drift.CALM_S)
+    drifts.forget_calm(now + observation.CALM_S)
     assert drifts
-    drifts.forget_calm(now + drift.CALM_S + 1)
+    drifts.forget_calm(now + observation.CALM_S + 1)
     assert not drifts
     drifts.begin_round()
     assert drifts.next_s() is None
 
 
 def test_rare_drift_is_always_repaired_at_once() -> None:
-    drifts, now = contested(20, every_s=drift.CALM_S + 1)
+    drifts, now = contested(20, every_s=observation.CALM_S + 1)
     assert drifts.may_heal(PLACE, "wish", now)
-    assert contested(20, every_s=drift.CALM_S)[0]
+    assert contested(20, every_s=observation.CALM_S)[0]
 
 
 def test_changes_are_reported_once() -> None:
-    drifts, _ = contested(drift.FREE_HEALS + 1)
-    assert drifts.take_news() == ({"virtual_server": drift.FREE_HEALS + 1}, {PLACE: drift.FREE_HEALS + 1})
+    drifts, _ = contested(observation.FREE_HEALS + 1)
+    assert drifts.take_news() == ({"virtual_server": observation.FREE_HEALS + 1}, {PLACE: observation.FREE_HEALS + 1})
     assert drifts.take_news() == ({}, {})
 
 
