@@ -193,10 +193,7 @@ def _large_datagrams(facts: Facts, config: Config) -> Iterator[Finding]:
 
 
 def _other_backend(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Our objects in a backend that this command's configuration does not choose.
-
-    The configuration of ``run`` may choose that backend.
-    """
+    """Our objects in a backend that this command's configuration does not choose; the configuration of ``run`` may choose it."""
     if facts.unread_backend and not facts.privileges:
         text = f"it is unknown whether another backend still holds rules or sets of ours: {facts.unread_backend}"
         yield warn("rules", text, "run doctor again; run looks for them by itself")
@@ -301,7 +298,7 @@ def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
         text = "rules of other programs write other bits of packet marks before IPVS: "
         remedy = "clients of this node whose packets meet them reach the endpoints of kube-proxy's IPVS mode"
         yield warn("marks", text + _some(others), remedy)
-    if not same and not others:
+    if not facts.mark_rules:
         yield ok("marks", f"no rule of another program writes packet marks before IPVS; the bits {bits:#x} are ours")
 
 
@@ -375,8 +372,7 @@ def _firewalls(facts: Facts) -> Iterator[Finding]:
         if (place := table.chains[chain]) and place.hook in _REFUSED and not _is_overruled(facts, table, place.hook)
     ]
     for table, chain, hook in closed:
-        what = f"the chain {chain} of the table {table} (hook {hook})"
-        text = f"{what} refuses {_REFUSED[hook]} unless a rule there accepts them"
+        text = f"the chain {chain} of the table {table} (hook {hook}) refuses {_REFUSED[hook]} unless a rule there accepts them"
         by = " (by a zone of firewalld whose target is ACCEPT)" if table.name == "firewalld" else ""
         remedy = f"accept them there, such as all of the pods' interfaces, and clients' connections to Services{by}"
         yield warn("firewall", text, remedy)
@@ -390,10 +386,9 @@ def _is_kube_proxys(table: NftTable) -> bool:
 
 def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
     """Whether one of our rules has already accepted the packets: KUBE-FORWARD does so in the variant of iptables that we use."""
-    choice = facts.iptables_choice
-    if choice is None or hook != "forward" or table.name != "filter":
-        return False
-    return (choice.variant is Variant.NF_TABLES) == (table.family in ("ip", "ip6"))
+    choice, is_of_nft = facts.iptables_choice, table.family in ("ip", "ip6")
+    is_forward = hook == "forward" and table.name == "filter"
+    return is_forward and choice is not None and (choice.variant is Variant.NF_TABLES) == is_of_nft
 
 
 async def examine(config: Config) -> Sequence[Finding]:

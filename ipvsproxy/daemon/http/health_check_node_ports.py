@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 import structlog
 
+from ipvsproxy.config.settings import ListenAddress
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.base.timing import Backoff, comes_within
 from ipvsproxy.daemon.http import server
 from ipvsproxy.daemon.http.server import JSON, OK, TEXT, UNAVAILABLE, Answer, Listener
 from ipvsproxy.model.kernel import HealthCheck, HealthCheckPort
-from ipvsproxy.model.net import Address, Family, host_port
+from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.service import ServiceName
 
 NOT_DESIRED = Answer(UNAVAILABLE, b"", TEXT)
@@ -34,16 +35,6 @@ CONNECTIONS = 256
 """The most connections of all ports together."""
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
-
-
-class ListeningAddress(NamedTuple):
-    """The address and port of a listener."""
-
-    address: Address
-    port: int
-
-    def __str__(self) -> str:
-        return host_port(self.address, self.port)
 
 
 Open = Callable[[Address, int, Callable[[], Answer]], Awaitable[Listener]]
@@ -85,8 +76,8 @@ class HealthChecks:
         self._dice = random.Random()  # noqa: S311  # no secret
         self._desired: Mapping[HealthCheckPort, HealthCheck] = {}
         self._addresses: Mapping[Family, tuple[Address, ...]] = {}
-        self._open: dict[ListeningAddress, Listener] = {}
-        self._failures: dict[ListeningAddress, _Failure] = {}
+        self._open: dict[ListenAddress, Listener] = {}
+        self._failures: dict[ListenAddress, _Failure] = {}
         self._changed = asyncio.Event()
 
     def put(self, checks: Mapping[HealthCheckPort, HealthCheck]) -> None:
@@ -124,7 +115,7 @@ class HealthChecks:
     async def adjust(self) -> float | None:
         """Open the desired listeners and close all others. Returns the seconds until the next attempt after failures, or None."""
         desired = {
-            ListeningAddress(address, port): None
+            ListenAddress(address, port): None
             for port in dict.fromkeys(port for _, port in self._desired)
             for addresses in self._addresses.values()
             for address in addresses
@@ -139,13 +130,13 @@ class HealthChecks:
                 await self._try_to_open(endpoint)
         return min((max(0.0, failure.due_s - self.clock()) for failure in self._failures.values()), default=None)
 
-    def _check_at(self, endpoint: ListeningAddress) -> HealthCheck | None:
+    def _check_at(self, endpoint: ListenAddress) -> HealthCheck | None:
         """The health check of an endpoint, from the other family if its own has none; None if the port is not desired."""
         own = endpoint.address.family
         checks = (self._desired.get(HealthCheckPort(family, endpoint.port)) for family in sorted(Family, key=own.__ne__))
         return next(filter(None, checks), None)
 
-    async def _try_to_open(self, endpoint: ListeningAddress) -> None:
+    async def _try_to_open(self, endpoint: ListenAddress) -> None:
         failure = self._failures.get(endpoint)
         if failure and self.clock() < failure.due_s:
             return
@@ -164,16 +155,16 @@ class HealthChecks:
             self._failures.pop(endpoint, None)
             self._log_change("health_check_port_opened", endpoint)
 
-    async def _open_within_share(self, endpoint: ListeningAddress) -> None:
+    async def _open_within_share(self, endpoint: ListenAddress) -> None:
         if len(self._open) >= (most := server.descriptors() // 2):
             raise OSError(errno.EMFILE, f"{most} ports are open, for which half of this process's descriptors are meant")
         self._open[endpoint] = await self.open_listener(*endpoint, lambda: self._answer(endpoint))
 
-    def _log_change(self, event: str, endpoint: ListeningAddress) -> None:
+    def _log_change(self, event: str, endpoint: ListenAddress) -> None:
         if logs.shows(logs.CHANGES_VERBOSITY):
             log.info(event, address=str(endpoint))
 
-    def _answer(self, endpoint: ListeningAddress) -> Answer:
+    def _answer(self, endpoint: ListenAddress) -> Answer:
         check = self._check_at(endpoint)
         if check is None:  # it went a moment ago
             return NOT_DESIRED

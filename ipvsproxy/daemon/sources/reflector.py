@@ -170,11 +170,9 @@ class Resource(NamedTuple):
 
         By namespace and name, if the kind has them, the cache finds the object without a scan. The object need not exist.
         """
-        if not self.field_selector.startswith("metadata.name="):
-            parent, _, plural = self.path.rpartition("/")
-            one = Resource(f"{parent}/namespaces/default/{plural}", field_selector="metadata.name=kubernetes")
-            return one.list_query(version, limit=0)
-        return self.list_query(version, limit=0)
+        parent, _, plural = self.path.rpartition("/")
+        in_namespace = Resource(f"{parent}/namespaces/default/{plural}", field_selector="metadata.name=kubernetes")
+        return (self if self.field_selector.startswith("metadata.name=") else in_namespace).list_query(version, limit=0)
 
     def watch_query(self, version: str, timeout_s: float) -> str:
         """The query for all changes after this version. The server should end the watch after ``timeout_s``."""
@@ -242,8 +240,7 @@ class Reflector:
     def list_again(self, at_s: float) -> None:
         """List once more, at this time (of ``Pace.now``) or at most ``CONFIRMATION_SPREAD_S`` later.
 
-        The next list that ends answers the request, even if it began before the request. If that list leaves the doubt, call this
-        again.
+        The next list that ends answers the request, even if it began before it. If that list leaves the doubt, call this again.
         """
         if at_s != self._asked_for_s or self._list_again_at_s == math.inf:
             self._asked_for_s = at_s
@@ -297,7 +294,6 @@ class Reflector:
         """Read a whole list; returns the keys of all of its objects, also of those that cannot be read."""
         keys: set[ObjectKey] = set()
         begins: tuple[Event, ...] = (ListStarted(self._kind),)
-
         token = ""
         while True:
             query = self._resource.list_query("" if token else version, limit=limit, continue_token=token)
@@ -341,8 +337,7 @@ class Reflector:
         self._freshness.has_all_up_to(self._version)
         lines = LineBuffer()
         if not self._is_known_there:
-            async with self._connect() as connection:
-                await self._require_known(connection)
+            await self._require_known()
         self._contact_s = began_s = self._pace.now()
         async with (
             self._connect() as connection,
@@ -380,9 +375,10 @@ class Reflector:
             return ApiError(Trouble.DOUBTED, "the last list lacked too many objects, and is doubted")
         return ApiError(Trouble.SILENT, f"nothing was received for {LONGEST_SILENCE_S:.0f} s, and bookmarks come once a minute")
 
-    async def _require_known(self, connection: ApiConnection) -> None:
+    async def _require_known(self) -> None:
         """Raise ApiError, with EXPIRED if the server has not reached our version."""
-        async with contextlib.aclosing(self._parts(connection, self._resource.probe_query(self._version))) as parts:
+        query = self._resource.probe_query(self._version)
+        async with self._connect() as connection, contextlib.aclosing(self._parts(connection, query)) as parts:
             version = [part.resource_version async for part in parts][-1]
         if number(version) < number(self._version):
             raise BehindError(f"the server is at version {version} again, after {self._version}")
