@@ -40,6 +40,7 @@ from tests.support import builders, golden_fixtures, golden_state, lab, left_rul
 from tests.support.fake_kernel import FakeKernel, KernelVirtualServer
 from tests.support.left_rules import CHAIN, OTHER, USED, Tables, run
 from tests.support.left_tables import IPV4, LEFT, MemoryTables
+from tests.support.program import Ended, run_in_turn
 from tests.support.virtual_time import in_virtual_time
 
 FOREIGN = builders.frontend("192.0.2.1", 80)
@@ -267,10 +268,9 @@ def test_a_cleanup_whose_objects_come_back_names_the_program_that_still_runs(ker
 # On a real kernel.
 
 
-def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        (sys.executable, "-m", "ipvsproxy", *arguments), capture_output=True, text=True, check=False, timeout=120
-    )
+def run_program(*arguments: str) -> Ended:
+    (ended,) = run_in_turn(arguments, within_s=120)
+    return ended
 
 
 @pytest.fixture
@@ -341,10 +341,10 @@ def test_all_leftovers_of_kube_proxy_are_removed_and_everything_else_stays() -> 
     golden_state.restore_state(golden_fixtures.recording("default", "P0"))
     shell(*STRANGE)
     planned = run_program("cleanup", "--dry-run", "--output=json")
-    assert planned.returncode == 0, planned.stdout
+    assert planned.status == 0, planned.output
     assert "-A KUBE-FORWARD" in "".join(shown("iptables-save"))
     cleaned = run_program("--cleanup")
-    assert cleaned.returncode == 0, cleaned.stdout + cleaned.stderr
+    assert cleaned.status == 0, cleaned.output + cleaned.error
 
     assert shown("ipvsadm -Sn") == ["-A -t 192.0.2.9:80 -s rr", "-A -f 7 -s rr"]
     assert [line.split()[1] for line in shown("ipset save")] == ["STRANGE"]
@@ -357,10 +357,10 @@ def test_all_leftovers_of_kube_proxy_are_removed_and_everything_else_stays() -> 
     assert rules("ip6tables") == {":KUBE-KUBELET-CANARY -"}
     assert "kube-ipvs0" not in "".join(shown("ip -o link"))
 
-    document = json.loads(planned.stdout)
+    document = json.loads(planned.output)
     assert {operation["kind"] for operation in document["operations"]} == {"virtual_server", "rules", "set", "device"}
     again = run_program("cleanup", "--output=json")
-    assert (again.returncode, json.loads(again.stdout)["operations"]) == (0, [])
+    assert (again.status, json.loads(again.output)["operations"]) == (0, [])
 
 
 @pytest.mark.kernel
@@ -368,8 +368,8 @@ def test_all_leftovers_of_kube_proxy_are_removed_and_everything_else_stays() -> 
 def test_the_copy_of_a_set_left_by_a_kill_is_removed_and_the_node_is_not_clean_before() -> None:
     shell("ipset create KUBE-IPVSPROXY-LARGER hash:ip,port maxelem 131072")
     planned = run_program("cleanup", "--dry-run", "--output=json")
-    assert not json.loads(planned.stdout)["clean"]
-    assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: 1 set"
+    assert not json.loads(planned.output)["clean"]
+    assert run_program("--cleanup").output.splitlines()[-1] == "removed: 1 set"
     assert shown("ipset save") == []
 
 
@@ -382,33 +382,33 @@ def test_a_set_in_use_by_a_foreign_rule_stays_and_the_rule_is_named() -> None:
         "iptables -A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT",
     )
     cleaned = run_program("--cleanup")
-    assert cleaned.returncode == 1
-    assert "removed: 1 set\n" in cleaned.stdout
+    assert cleaned.status == 1
+    assert "removed: 1 set\n" in cleaned.output
     assert (
         "failed: remove set KUBE-CLUSTER-IP: the set is in use by a rule: "
         "-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\n"
-    ) in cleaned.stdout
+    ) in cleaned.output
     shell("iptables -F INPUT")
-    assert run_program("--cleanup").returncode == 0
+    assert run_program("--cleanup").status == 0
 
 
 @pytest.mark.usefixtures("network_namespace")
 def test_beside_a_running_ipvsproxy_nothing_is_cleaned_or_listed_and_the_first_line_names_it() -> None:
     shell("iptables -N KUBE-FORWARD")
     with contextlib.closing(Instance()):
-        for arguments in (
+        cases = (
             ["--cleanup"],
             ["cleanup", "--only=own"],
             ["cleanup", "--dry-run"],
             ["cleanup", "--only=own", "--dry-run"],
-        ):
-            refused = run_program(*arguments)
-            assert refused.returncode == 1
-            problem, removed = refused.stdout.splitlines()
+        )
+        for arguments, refused in zip(cases, run_in_turn(*cases, within_s=120), strict=True):
+            assert refused.status == 1
+            problem, removed = refused.output.splitlines()
             assert problem.startswith("problem: another ipvsproxy (process ")
             assert removed == ("would remove: not known" if "--dry-run" in arguments else "removed: nothing")
     listed = run_program("cleanup", "--dry-run")
-    assert (listed.returncode, listed.stdout.splitlines()[-1]) == (0, "would remove: IPv4 rules")
+    assert (listed.status, listed.output.splitlines()[-1]) == (0, "would remove: IPv4 rules")
 
 
 @pytest.mark.usefixtures("network_namespace")
@@ -430,15 +430,15 @@ def test_only_own_leaves_rules_that_kube_proxy_knows_and_removes_those_in_nftabl
         "ip route add local 10.96.0.1 dev lo table local protocol 251 metric 1024",
     )
     listed = run_program("cleanup", "--only=own", "--dry-run", "--output=json")
-    assert (listed.returncode, json.loads(listed.stdout)["clean"]) == (0, False)
+    assert (listed.status, json.loads(listed.output)["clean"]) == (0, False)
     cleaned = run_program("cleanup", "--only=own")
-    assert cleaned.stdout.splitlines()[-1] == f"removed: {len(IP_SETS)} sets, 1 local route, IPv4 rules, IPv6 rules", (
-        cleaned.stdout
+    assert cleaned.output.splitlines()[-1] == f"removed: {len(IP_SETS)} sets, 1 local route, IPv4 rules, IPv6 rules", (
+        cleaned.output
     )
     assert not nft_tables.has_own_table()
     assert rules("iptables") == {":KUBE-SERVICES -", "-A OUTPUT -j KUBE-SERVICES"}
     assert shown("ip route show table local protocol 251") == []
-    assert run_program("cleanup", "--only=own").stdout.splitlines()[-1] == "removed: nothing, there was nothing of ours"
+    assert run_program("cleanup", "--only=own").output.splitlines()[-1] == "removed: nothing, there was nothing of ours"
 
 
 @pytest.mark.usefixtures("network_namespace")
@@ -461,11 +461,11 @@ def test_rules_of_the_iptables_mode_are_named_and_removed_and_foreign_rules_stay
         run(f"{program}-restore", "--noflush", stdin=left_rules.iptables_mode(family))
     name = {Variant.NF_TABLES: "nf_tables", Variant.LEGACY: "legacy"}[variant]
     planned = run_program("cleanup", "--dry-run")
-    assert f"would remove IPv4 rules left in {name}\nwould remove IPv6 rules left in {name}\n" in planned.stdout
+    assert f"would remove IPv4 rules left in {name}\nwould remove IPv6 rules left in {name}\n" in planned.output
     removed = f"removed: IPv4 rules left in {name}, IPv6 rules left in {name}"
-    assert run_program("--cleanup").stdout.splitlines()[-1] == removed
+    assert run_program("--cleanup").output.splitlines()[-1] == removed
     assert all(rules(program) == left_rules.OF_OTHERS for program in families.values())
-    assert run_program("--cleanup").stdout.splitlines()[-1] == "removed: nothing, there was nothing of ours"
+    assert run_program("--cleanup").output.splitlines()[-1] == "removed: nothing, there was nothing of ours"
 
 
 def test_a_table_of_kube_proxys_nftables_mode_goes_and_is_listed(kernel: FakeKernel) -> None:
@@ -545,6 +545,6 @@ def test_rules_of_both_variants_go_where_the_kernel_has_both(variant: Variant) -
         assert outcome.error == ""
     shell(f"{commands(variant)[Family.IPV4]} -t mangle -N KUBE-IPTABLES-HINT")
     other = {Variant.NF_TABLES: "legacy", Variant.LEGACY: "nf_tables"}[variant]
-    assert run_program("--cleanup").stdout.splitlines()[-1] == f"removed: IPv4 rules, IPv4 rules left in {other}"
+    assert run_program("--cleanup").output.splitlines()[-1] == f"removed: IPv4 rules, IPv4 rules left in {other}"
     for driver in drivers:
         assert driver.observe(Family.IPV4).chains == {}

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from ipvsproxy.translate.settings import Binding
 from tests.packets.switching import configure, losing_nothing
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
-from tests.support.program import Ended
+from tests.support.program import Ended, run_in_turn
 
 pytestmark = [pytest.mark.kernel]
 
@@ -132,9 +130,9 @@ def test_verify_plan_and_cleanup_know_routes(laboratory: lab.Lab, tmp_path: Path
         verified, planned = running.run("verify --output=json", "plan --output=json")
         assert _kinds(verified, "differences") == {("", "route")}
         assert _kinds(planned, "operations") == {("add", "route"), ("remove", "route")}
-        command = (sys.executable, "-m", "ipvsproxy", "--cleanup")
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-        assert " route" in done.stdout
+        (done,) = run_in_turn(("--cleanup",), within_s=60)
+        assert done.status == 0, done.error
+        assert " route" in done.output
         assert running.local_addresses() == set()
         assert list(running.virtual_servers()) == []
         assert "10.96.200.200" in laboratory.run("node", "ip", "route", "show", "table", "local", "protocol", "252")

@@ -4,7 +4,6 @@ import functools
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.packets.test_scope_changes import ask, backends, traces
 from tests.packets.test_scopes import API, BOTH, LOCAL, SERVICES
 from tests.support import cluster, golden_state, harm, lab
 from tests.support.cluster import service
-from tests.support.program import Ended
+from tests.support.program import Ended, run_in_turn
 
 pytestmark = [pytest.mark.kernel]
 
@@ -95,8 +94,8 @@ def test_plan_and_verify_know_scopes_and_their_drift_and_cleanup_removes_no_mark
         running.program.__exit__(None, None, None)
         assert _differences(*running.run("verify --output=json")) == []
         assert len(traces(running)) > 1
-        command = (sys.executable, "-m", "ipvsproxy", "--cleanup", *API)
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        (done,) = run_in_turn(("--cleanup", *API), within_s=60)
+        assert done.status == 0, done.error
         assert [line.split()[:2] for line in traces(running)] == [["FWM", f"{int(FOREIGN[3]):08X}"]]
 
 
