@@ -80,6 +80,13 @@ def test_plots_have_whole_axes_maximum_total_and_a_crosshair(looking: Look) -> N
         hour, minute, *_ = (times.last.text_content() or "").split(":")
         minutes.append(int(hour) * 60 + int(minute))
     assert 11 <= (minutes[1] - minutes[0]) % 1440 <= 13
+    # The crosshair of bars stands at a bar that is near.
+    bars = figures.nth(3).locator("svg")
+    box = bars.bounding_box()
+    assert box
+    first = bars.locator(".bars").evaluate("path => parseFloat(path.getAttribute('d').slice(1))")
+    page.mouse.move(box["x"] + box["width"] * (first + 5) / 900, box["y"] + 20)
+    expect(figures.nth(3)).to_contain_text(re.compile(r"UTC[1-9] Services?"))
     page.mouse.move(5, 5)
     expect(times).to_have_text(["now"] * 5)
     page.locator(".plots").focus()

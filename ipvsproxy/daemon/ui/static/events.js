@@ -60,7 +60,7 @@ function row(event) {
     el("td", { "data-label": "When" }, time(event.at)),
     el("td", { "data-label": "What" }, chip(kind, text)),
     el("td", { "data-label": "Event", class: "wide" }, event.text),
-    el("td", { "data-label": "Services" }, names, event.serviceCount > event.services.length ? ` and ${whole(event.serviceCount - event.services.length)} more` : ""),
+    el("td", { "data-label": "Services" }, names, event.serviceCount > event.services.length && ` and ${whole(event.serviceCount - event.services.length)} more`),
     el("td", { "data-label": "Took", class: "number" }, seconds(event.durationSeconds)),
     el("td", { "data-label": "Latency", class: "number" }, seconds(event.latencySeconds)),
   );

@@ -2,6 +2,7 @@
 // Rule: text of the API becomes text nodes only. Nothing here reads HTML.
 
 export const SPAN_S = 900;
+const BAR_S = 10; // a bar is as wide as a few points: near it, the crosshair means it
 const SVG = "http://www.w3.org/2000/svg";
 
 // An element: el("a", {class: "x", href: "#/"}, "text", child, null). Functions under "on…" are listeners; false and null are left out.
@@ -117,8 +118,11 @@ export function plot({ title, times, lines, now, cursor, format, total = null, b
   const most = lines.map((line) => Math.max(0, ...line.values));
   const top = nice(Math.max(...most));
   const y = (value) => (100 - (value / top) * 100).toFixed(1);
-  const later = cursor === null ? -1 : times.findIndex((at) => at - start >= cursor * SPAN_S);
-  const at = later < 0 ? times.length - 1 : later;
+  const wanted = start + (cursor ?? 1) * SPAN_S;
+  const away = (point) => Math.abs(times[point] - wanted);
+  const nearest = (points) => points.reduce((one, other) => (one < 0 || away(other) < away(one) ? other : one), -1);
+  const bar = bars && cursor !== null ? nearest([...times.keys()].filter((point) => lines[0].values[point])) : -1;
+  const at = bar >= 0 && away(bar) < BAR_S ? bar : nearest([...times.keys()]);
   const keys = lines.map((line, index) => {
     const sum = line.values.reduce((all, value, point) => all + value * (bars ? 1 : times[point] - (times[point - 1] ?? times[point])), 0);
     return [`${line.name} ${format(line.values[at])}`.trim(), `max ${format(most[index])}`, total && `total ${total(sum)}`].filter(Boolean).join(" · ");
