@@ -13,11 +13,10 @@ from ipvsproxy.kernel import backends, host, rivals
 from ipvsproxy.kernel.base.modules import ModuleState
 from ipvsproxy.kernel.facts import Facts, gather
 from ipvsproxy.kernel.iptables.tables import HOST_PORTS_REMEDY
-from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.kernel import PROMPT_REUSE, Sysctl
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
-from ipvsproxy.model.rules import Backend, NftTable
+from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.virtual_servers import FirewallMark
 from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.reconcile.virtual_servers import ownership
@@ -53,12 +52,6 @@ _BAD: Mapping[str, tuple[str, str]] = {
 """Settings that ipvsproxy does not write: the value that stops traffic, and what to do."""
 OLDEST = (4, 18)
 """The oldest kernel of docs/compatibility.md: that of RHEL 8."""
-_REFUSED = {
-    "input": "connections to Services, from pods and from outside,",
-    "forward": "what pods send, and the answers of Services,",
-    "output": "what IPVS sends to endpoints, and the connections of this host,",
-}
-"""The packets of Services that pass a hook."""
 
 
 def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[Finding]:
@@ -73,7 +66,7 @@ def judge(facts: Facts, desired: Iterable[Sysctl], config: Config) -> Iterator[F
     yield from _other_backend(facts, config)
     yield from _iptables(facts, config)
     yield from _kube_proxy(facts)
-    yield from _firewalls(facts)
+    yield from service_checks.judge_firewalls(facts)
     yield from _virtual_servers(facts, config)
     yield from _binding(facts, config)
     yield from _marks(facts, config)
@@ -344,7 +337,7 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
         yield warn("firewall", text, "run doctor again, or look at nft list ruleset and iptables-save")
     chains = sum(map(leftovers.is_of_iptables_mode, facts.chains))
     named = [table for table in facts.tables if table.name == leftovers.TABLE_NAME]
-    tables = list(filter(_is_kube_proxys, named))
+    tables = list(filter(service_checks.is_of_kube_proxy, named))
     stop = "stop that kube-proxy: run then removes them, once its own rules are in force; so does ipvsproxy cleanup"
     if chains:
         yield warn("kube-proxy", f"there are rules of its iptables mode ({counted(chains, 'chain')})", stop)
@@ -356,39 +349,6 @@ def _kube_proxy(facts: Facts) -> Iterator[Finding]:
             yield warn("kube-proxy", f"the table {table} has its name only: {why}", remedy)
     if not chains and not named and not facts.unread_tables:
         yield ok("kube-proxy", "no rules of another mode")
-
-
-def _firewalls(facts: Facts) -> Iterator[Finding]:
-    """The chains of other programs that refuse unknown packets; the check does not find out which packets they accept.
-
-    A firewall's refusal of a packet is final, but its acceptance counts only in the accepting table (nf_tables), or in the same
-    variant of iptables.
-    """
-    closed = [
-        (table, chain, place.hook)
-        for table in facts.tables
-        if not _is_kube_proxys(table)
-        for chain in table.closed
-        if (place := table.chains[chain]) and place.hook in _REFUSED and not _is_overruled(facts, table, place.hook)
-    ]
-    for table, chain, hook in closed:
-        text = f"the chain {chain} of the table {table} (hook {hook}) refuses {_REFUSED[hook]} unless a rule there accepts them"
-        by = " (by a zone of firewalld whose target is ACCEPT)" if table.name == "firewalld" else ""
-        remedy = f"accept them there, such as all of the pods' interfaces, and clients' connections to Services{by}"
-        yield warn("firewall", text, remedy)
-    if not closed and not facts.unread_tables:
-        yield ok("firewall", "no chain of another program refuses what it does not know")
-
-
-def _is_kube_proxys(table: NftTable) -> bool:
-    return table.name == leftovers.TABLE_NAME and not leftovers.why_foreign(table)
-
-
-def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
-    """Whether one of our rules has already accepted the packets: KUBE-FORWARD does so in the variant of iptables that we use."""
-    choice, is_of_nft = facts.iptables_choice, table.family in ("ip", "ip6")
-    is_forward = hook == "forward" and table.name == "filter"
-    return is_forward and choice is not None and (choice.variant is Variant.NF_TABLES) == is_of_nft
 
 
 async def examine(config: Config) -> Sequence[Finding]:

@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ipvsproxy.kernel.facts import Facts
+from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.rivals import BoundSocket, PortRule, Rivals
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
-from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.rules import Backend, NftTable
 from ipvsproxy.model.service import Service, ServiceName
 from ipvsproxy.model.state import Role
+from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.translate import skeleton
 from ipvsproxy.translate.services import refusal, treatment
 from ipvsproxy.translate.settings import LocalMode, Settings, TrafficScopes
@@ -46,6 +49,12 @@ fail = functools.partial(Finding, Level.FAIL)
 """Traffic cannot flow."""
 
 
+_REFUSED = {
+    "input": "connections to Services, from pods and from outside,",
+    "forward": "what pods send, and the answers of Services,",
+    "output": "what IPVS sends to endpoints, and the connections of this host,",
+}
+"""The packets of Services that pass a hook."""
 MOST_COLLISIONS = 20
 """The number of collisions that ``doctor`` names."""
 
@@ -203,3 +212,37 @@ def _collision(service: ServiceName, place: _Place, taker: BoundSocket | PortRul
             text += "the Service does"
             remedy = f"take the address from {interface}; of NodeLocal DNS, see docs/neighbours.md"
     return Collision(service, text, remedy)
+
+
+def judge_firewalls(facts: Facts) -> Iterator[Finding]:
+    """The chains of other programs that refuse unknown packets; the check does not find out which packets they accept.
+
+    A firewall's refusal of a packet is final, but its acceptance counts only in the accepting table (nf_tables), or in the same
+    variant of iptables.
+    """
+    closed = [
+        (table, chain, place.hook)
+        for table in facts.tables
+        if not is_of_kube_proxy(table)
+        for chain in table.closed
+        if (place := table.chains[chain]) and place.hook in _REFUSED and not _is_overruled(facts, table, place.hook)
+    ]
+    for table, chain, hook in closed:
+        text = f"the chain {chain} of the table {table} (hook {hook}) refuses {_REFUSED[hook]} unless a rule there accepts them"
+        by = " (by a zone of firewalld whose target is ACCEPT)" if table.name == "firewalld" else ""
+        remedy = f"accept them there, such as all of the pods' interfaces, and clients' connections to Services{by}"
+        yield warn("firewall", text, remedy)
+    if not closed and not facts.unread_tables:
+        yield ok("firewall", "no chain of another program refuses what it does not know")
+
+
+def is_of_kube_proxy(table: NftTable) -> bool:
+    """Whether a table is that of kube-proxy's nftables mode."""
+    return table.name == leftovers.TABLE_NAME and not leftovers.why_foreign(table)
+
+
+def _is_overruled(facts: Facts, table: NftTable, hook: str) -> bool:
+    """Whether one of our rules has already accepted the packets: KUBE-FORWARD does so in the variant of iptables that we use."""
+    choice, is_of_nft = facts.iptables_choice, table.family in ("ip", "ip6")
+    is_forward = hook == "forward" and table.name == "filter"
+    return is_forward and choice is not None and (choice.variant is Variant.NF_TABLES) == is_of_nft

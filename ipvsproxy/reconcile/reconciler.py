@@ -37,10 +37,10 @@ from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once, each
 from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, RealServers, VirtualServerKey
 from ipvsproxy.reconcile import survey
+from ipvsproxy.reconcile.attempts import FEW_WAITING, PATIENT_SCHEDULERS, Pace, Retries
 from ipvsproxy.reconcile.kinds.kind import Circumstances, Stage
 from ipvsproxy.reconcile.kinds.node_tables import NodeTables
 from ipvsproxy.reconcile.observation import Drifts, News, Observer, healed_place
-from ipvsproxy.reconcile.operations import FEW_WAITING, PATIENT_SCHEDULERS, Pace, Retries
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
 from ipvsproxy.reconcile.virtual_servers import drain, ownership
 

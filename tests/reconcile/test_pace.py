@@ -2,7 +2,7 @@
 
 import math
 
-from ipvsproxy.reconcile.operations import ADDED_S, FEWEST_KEPT, KEPT_S, MOST_KEPT, WALKED, Pace
+from ipvsproxy.reconcile.attempts import ADDED_S, FEWEST_KEPT, KEPT_S, MOST_KEPT, WALKED, Pace
 
 
 def test_without_additions_there_is_room_for_the_most_removals() -> None:

@@ -9,7 +9,7 @@ from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntries, SetKind
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
-from ipvsproxy.reconcile.operations import LONGEST_DELAY_S
+from ipvsproxy.reconcile.attempts import LONGEST_DELAY_S
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.reconcile import examples, simulation
 from tests.reconcile.serving import KEY, ONE, TWO, dns, kinds, running, web, weights

@@ -5,7 +5,7 @@ import pytest
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import ConnectionCounts, RealServers, VirtualServer
-from ipvsproxy.reconcile import operations
+from ipvsproxy.reconcile import attempts
 from tests.reconcile import simulation
 from tests.support import builders
 
@@ -16,8 +16,8 @@ ROOM = 3
 
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MOST_KEPT", ROOM)
-    monkeypatch.setattr(operations, "FEWEST_KEPT", ROOM)
+    monkeypatch.setattr(attempts, "MOST_KEPT", ROOM)
+    monkeypatch.setattr(attempts, "FEWEST_KEPT", ROOM)
 
 
 def put(node: simulation.SimulatedNode, addresses: list[str], name: str = "web", **service: object) -> list[Operation]:
@@ -36,13 +36,13 @@ def test_real_servers_removed_in_a_storm_wait_at_weight_0_until_the_kernel_has_f
     put(node, POOL[10:20])
     assert weights(node) == [0] * (10 - ROOM) + [1] * 10
     assert node.reconciler.pending == 0, "what waits is done with"
-    assert node.reconciler.next_s() == node.now + operations.ADDED_S, "then there may be more room"
-    assert not node.sync(after_s=operations.KEPT_S / 2)
-    node.sync(after_s=operations.KEPT_S)
+    assert node.reconciler.next_s() == node.now + attempts.ADDED_S, "then there may be more room"
+    assert not node.sync(after_s=attempts.KEPT_S / 2)
+    node.sync(after_s=attempts.KEPT_S)
     assert weights(node) == [0] * (10 - 2 * ROOM) + [1] * 10
-    assert node.reconciler.next_s() == node.now + operations.KEPT_S
+    assert node.reconciler.next_s() == node.now + attempts.KEPT_S
     for _ in range(2):
-        node.sync(after_s=operations.KEPT_S)
+        node.sync(after_s=attempts.KEPT_S)
     assert weights(node) == [1] * 10
     assert node.reconciler.next_s() is None
 
@@ -78,7 +78,7 @@ def test_a_removal_that_must_wait_takes_no_room_from_waiting_drains() -> None:
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     put(node, POOL[10:20])
-    node.now += 2 * operations.KEPT_S
+    node.now += 2 * attempts.KEPT_S
     for _ in range(5):
         assert not at_once(node.reconciler.planning(node.now, only_additions=True)).operations
         assert node.reconciler._drains.waiting == 10 - ROOM
@@ -136,8 +136,8 @@ def test_connections_are_waited_for_first() -> None:
 
 
 def test_the_connections_of_a_drain_that_waits_for_room_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MOST_KEPT", 0)
-    monkeypatch.setattr(operations, "FEWEST_KEPT", 0)
+    monkeypatch.setattr(attempts, "MOST_KEPT", 0)
+    monkeypatch.setattr(attempts, "FEWEST_KEPT", 0)
     node = simulation.SimulatedNode()
     put(node, POOL[:10])
     for number in range(1, 11):
@@ -146,7 +146,7 @@ def test_the_connections_of_a_drain_that_waits_for_room_are_read_once(monkeypatc
     assert weights(node) == [0] * 10 + [1] * 10
     assert node.kernel.connection_queries == [1] * 10
     node.sync(after_s=1000)
-    monkeypatch.setattr(operations, "MOST_KEPT", 100)
+    monkeypatch.setattr(attempts, "MOST_KEPT", 100)
     node.sync()
     assert weights(node) == [1] * 10
     assert node.kernel.connection_queries == [1] * 10

@@ -4,7 +4,7 @@ from ipvsproxy.model.kernel import Device
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.real_servers import EvenWeights
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer, VirtualServerSettings
-from ipvsproxy.reconcile.operations import FIRST_DELAY_S, LONGEST_DELAY_S, Retries
+from ipvsproxy.reconcile.attempts import FIRST_DELAY_S, LONGEST_DELAY_S, Retries
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from tests.support import builders
 

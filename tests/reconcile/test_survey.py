@@ -12,8 +12,8 @@ from ipvsproxy.model.service import ServiceName, ServiceType
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServer
+from ipvsproxy.reconcile.attempts import MOST_KEPT, Pace
 from ipvsproxy.reconcile.kinds.kind import Stage
-from ipvsproxy.reconcile.operations import MOST_KEPT, Pace
 from ipvsproxy.reconcile.reconciler import Policy, Reconciler
 from ipvsproxy.reconcile.survey import Sides
 from tests.reconcile import examples, simulation

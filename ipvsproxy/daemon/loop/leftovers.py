@@ -30,7 +30,7 @@ from ipvsproxy.kernel.iptables.leftover_rules import LeftoverRules, RulesPlace
 from ipvsproxy.kernel.nftables.tables import LeftoverTables, TablePlace
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.rules import Removal
-from ipvsproxy.reconcile.operations import delay_s
+from ipvsproxy.reconcile.attempts import delay_s
 from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.translate import skeleton
 

@@ -26,7 +26,7 @@ from ipvsproxy.model.plan import Operation, Outcome, Report
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import ConnectionCounts, VirtualServerKey
-from ipvsproxy.reconcile.operations import delay_s
+from ipvsproxy.reconcile.attempts import delay_s
 from ipvsproxy.reconcile.reconciler import Reconciler
 
 POLL_INTERVAL_S = 3.0

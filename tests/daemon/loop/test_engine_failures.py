@@ -12,7 +12,7 @@ from ipvsproxy.model.kernel import INDISPENSABLE_SETTINGS, Sysctl
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
-from ipvsproxy.reconcile import operations
+from ipvsproxy.reconcile import attempts
 from tests.daemon.loop.test_engine import KUBERNETES, PARTS, SLICE, WEB, WEB_KEY, assert_from_scratch
 from tests.support import builders
 from tests.support.memory_node import AUDIT_INTERVAL_S, MemoryNode
@@ -217,7 +217,7 @@ async def test_after_a_surprise_the_kernel_is_read_again_soon() -> None:
         node.remove(OTHER)
         await node.quiet()
         assert WEB_KEY not in node.kernel.virtual_servers
-        await node.quiet(operations.FIRST_DELAY_S)
+        await node.quiet(attempts.FIRST_DELAY_S)
         assert_from_scratch(node)
 
 

@@ -13,7 +13,7 @@ from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.sets import IpSet, SetEntry
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
-from ipvsproxy.reconcile import operations
+from ipvsproxy.reconcile import attempts
 from tests.daemon.loop.test_engine import assert_from_scratch
 from tests.support import builders
 from tests.support.memory_node import MemoryNode
@@ -22,7 +22,7 @@ from tests.support.virtual_time import in_virtual_time
 NUMBERS = (errno.ENOBUFS, errno.EBUSY, errno.ENOMEM, errno.EEXIST, errno.ENOENT, errno.EINVAL, errno.EPERM)
 """Without ESRCH, which means for a real server that its virtual server is gone."""
 LOCK_HELD_S = 60
-WHOLE_S = 2 * operations.LONGEST_DELAY_S
+WHOLE_S = 2 * attempts.LONGEST_DELAY_S
 PARTS = ("virtual_servers", "sets", "addresses", "skeletons")
 
 
@@ -84,7 +84,7 @@ async def test_while_another_program_holds_the_lock_of_the_rules_other_operation
         assert {"TCP 10.96.0.20:80", "TCP 10.96.0.30:80"} <= there
         assert "TCP 203.0.113.1:80" not in there, "not before its source ranges are in force"
         is_locked = False
-        await node.quiet(operations.LONGEST_DELAY_S)
+        await node.quiet(attempts.LONGEST_DELAY_S)
         assert_from_scratch(node)
 
 

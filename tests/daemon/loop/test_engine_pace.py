@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ipvsproxy.reconcile import operations
+from ipvsproxy.reconcile import attempts
 from tests.support import builders
 from tests.support.memory_node import MemoryNode
 from tests.support.virtual_time import in_virtual_time
@@ -19,8 +19,8 @@ ROOM = 3
 async def test_some_removals_happen_at_once_and_others_when_the_kernel_has_freed_earlier_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(operations, "MOST_KEPT", ROOM)
-    monkeypatch.setattr(operations, "FEWEST_KEPT", ROOM)
+    monkeypatch.setattr(attempts, "MOST_KEPT", ROOM)
+    monkeypatch.setattr(attempts, "FEWEST_KEPT", ROOM)
     node = MemoryNode()
     async with node.running():
         node.begin_with(WEB, builders.endpoint_slice(*map(builders.endpoint, OLD)), builders.node())
@@ -30,5 +30,5 @@ async def test_some_removals_happen_at_once_and_others_when_the_kernel_has_freed
         await node.quiet()
         assert sum(one.startswith("remove real_server") for one in node.done) == ROOM
         assert sorted(node.kernel.virtual_servers[KEY].real_servers.values()) == [0] * (len(OLD) - ROOM) + [1] * len(NEW)
-        await asyncio.sleep(3 * (operations.KEPT_S + 60))
+        await asyncio.sleep(3 * (attempts.KEPT_S + 60))
         assert sorted(node.kernel.virtual_servers[KEY].real_servers.values()) == [1] * len(NEW)

@@ -33,7 +33,7 @@ from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Verb
 from ipvsproxy.model.rules import ChainKey, LeftRules, Reference, Skeleton
-from ipvsproxy.reconcile.operations import FIRST_DELAY_S
+from ipvsproxy.reconcile.attempts import FIRST_DELAY_S
 from ipvsproxy.reconcile.removal.leftovers import CALM_S, PATIENCE_S
 from ipvsproxy.translate import skeleton
 from tests.support import left_rules, left_tables

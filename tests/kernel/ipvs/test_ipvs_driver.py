@@ -33,7 +33,7 @@ from ipvsproxy.model.virtual_servers import (
     VirtualServerKey,
     VirtualServerSettings,
 )
-from ipvsproxy.reconcile.operations import PATIENT_SCHEDULERS
+from ipvsproxy.reconcile.attempts import PATIENT_SCHEDULERS
 from ipvsproxy.reconcile.virtual_servers import diff
 from tests.kernel.ipvs.examples import changes, clean, operations, real, server
 from tests.support import patience
