@@ -3,7 +3,8 @@
 The node may be on a kernel of its own, user-mode Linux, which shares nothing with the host but a directory. For
 ``scripts/demo --stay``, this program runs on the host with that directory as its argument: it listens on 127.0.0.1, writes the
 page's address to the file ``address``, and each request to a file of its own. ``scripts.demo_node`` runs ``answer_all``. A file
-is written under another name first, so nobody reads half of one.
+is written under another name first, so nobody reads half of one. The commands of ``scripts/demo --shell`` and their outputs
+are files, too.
 """
 
 import contextlib
@@ -73,6 +74,14 @@ def answer_all(directory: pathlib.Path, is_over: Callable[[], bool]) -> None:
             threading.Thread(target=_answer, args=(path, path.read_bytes()), daemon=True).start()
             path.unlink()
         time.sleep(BETWEEN_S)
+
+
+def run_commands(directory: pathlib.Path, run: Callable[[str], str]) -> None:
+    """Run the commands in the files, and write their outputs."""
+    for path in sorted(directory.glob("*.command")):
+        line = path.read_text()
+        path.unlink()
+        _write(path.with_suffix(".output"), run(line).encode())
 
 
 def _answer(path: pathlib.Path, request: bytes) -> None:

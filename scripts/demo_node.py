@@ -7,6 +7,7 @@ With ``--stay DIRECTORY`` the node stays, with traffic, until there is a file ``
 
 import argparse
 import contextlib
+import os
 import pathlib
 import platform
 import shutil
@@ -15,6 +16,7 @@ import tempfile
 import textwrap
 import threading
 import time
+import urllib.parse
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -33,6 +35,7 @@ PROGRAMMED_WITHIN_S = 20.0
 STEADY_S = 1.0
 LONGEST_STAY_S = 3600.0
 BETWEEN_CHANGES_S = 15.0
+BETWEEN_LOOKS_S = 0.1
 CLIENTS = (
     ("p2", "TCP", "10.96.0.80", 80, 0.05),
     ("host", "TCP", "10.96.0.80", 80, 0.5),
@@ -307,20 +310,32 @@ def _stay(screen: Screen, node: lab.Lab, path: pathlib.Path, mailbox: pathlib.Pa
         for from_, protocol, to, port, interval_s in CLIENTS:
             loads.enter_context(node.load(from_, protocol, to, port, interval_s=interval_s))
         address = (mailbox / "address").read_text()
+        place = urllib.parse.urlsplit(address)
         screen.print(f"\nOpen {address} in a browser on this machine. Clients use the node meanwhile, and every")
-        screen.print(f"{BETWEEN_CHANGES_S:.0f} s an endpoint of web leaves or returns. Press any key to go on.")
+        screen.print(f"{BETWEEN_CHANGES_S:.0f} s an endpoint of web leaves or returns.")
+        screen.print(f"From another machine, first: ssh -L {place.port}:{place.netloc} THIS-MACHINE")
+        screen.print(f"In a terminal: .venv/bin/ipvsproxy top --server=http://{place.netloc}")
         (mailbox / "ready").touch()
         without = path.read_text()
         with_it = (MANIFESTS / path.name).read_text()
         changes_s = time.monotonic() + BETWEEN_CHANGES_S
         while not stop.exists() and time.monotonic() < ends_s:
-            time.sleep(0.2)
+            time.sleep(BETWEEN_LOOKS_S)
+            demo_mailbox.run_commands(mailbox, lambda line: _run_in(node, line))
             if time.monotonic() >= changes_s:
                 changes_s += BETWEEN_CHANGES_S
                 _replace(path, with_it if path.read_text() == without else without)
         _replace(path, without)
     stop.touch()
     answering.join()
+
+
+def _run_in(node: lab.Lab, line: str) -> str:
+    """The output of a command line in the node, which ends after a minute at the latest."""
+    path = f"{pathlib.Path('.venv/bin').absolute()}:{os.environ['PATH']}"
+    argv = ("env", f"PATH={path}", "timeout", "60", "bash", "-c", f"exec 2>&1; {line}")
+    _, output, errors = node.call("run", namespace="node", argv=argv, stdin=None)
+    return f"{output}{errors}"
 
 
 def _replace(path: pathlib.Path, text: str) -> None:

@@ -90,6 +90,14 @@ def test_the_demo_passes_and_with_stay_its_node_can_be_inspected_until_it_is_sto
                 told = json.load(urllib.request.urlopen(f"{address}api/services.json?sort=connections", timeout=20))  # noqa: S310 - as above
                 node = json.load(urllib.request.urlopen(f"{address}api/node.json", timeout=20))  # noqa: S310 - as above
                 busiest = next(row for row in told["services"] if row["name"] == told["names"][0])
+            top = [sys.executable, "-m", "ipvsproxy", "top", "--once", f"--server={address.removesuffix('/ui/')}"]
+            shown = subprocess.run(top, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+            (tmp_path / "1.draft").write_text("ipvsadm -Ln; nonsense")
+            (tmp_path / "1.draft").rename(tmp_path / "1.command")
+            while not (tmp_path / "1.output").exists():
+                assert running.poll() is None
+                time.sleep(0.1)
+            said = (tmp_path / "1.output").read_text()
             (tmp_path / "stop").touch()
             output, _ = running.communicate(timeout=60)
     assert running.returncode == 0, output
@@ -97,7 +105,12 @@ def test_the_demo_passes_and_with_stay_its_node_can_be_inspected_until_it_is_sto
     assert node["connectionsPerSecond"] > 0
     assert node["inForce"] or node["reasons"]
     assert busiest["activeConnections"] is not None
+    assert "demo/web" in shown
+    assert "TCP  10.96.0.80:80 rr" in said
+    assert "nonsense: command not found" in said
     assert f"Open {address} in a browser" in output
+    assert re.search(r"ssh -L (\d+):127\.0\.0\.1:\1 \S", output)
+    assert f"ipvsproxy top --server={address.removesuffix('/ui/')}\n" in output
     assert "TCP  10.96.0.80:80 rr" in output
     assert "\033[" not in output
     assert "checks, all as expected" in output
