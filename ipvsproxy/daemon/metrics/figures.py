@@ -132,21 +132,20 @@ class Sample:
     cost_s: float = 0.0
 
 
+@dataclasses.dataclass(eq=False)
 class Sampler:
-    """Reads counters. The readings of several callers take turns."""
+    """Reads counters. The readings of several callers take turns.
 
-    def __init__(
-        self,
-        kernel: KernelThread[TrafficReader],
-        clock: Callable[[], float],
-        processor_clock: Callable[[], float] = time.thread_time,
-    ) -> None:
-        """``processor_clock`` is the processor time of the calling thread."""
-        self.kernel = kernel
-        self.always: Container[VirtualServerKey] = ()
-        """The virtual servers that are read even if their counters are zero."""
-        self._clock = clock
-        self._processor_clock = processor_clock
+    ``processor_clock`` is the processor time of the calling thread. Virtual servers in ``always`` are read even if their counters
+    are zero.
+    """
+
+    kernel: KernelThread[TrafficReader]
+    clock: Callable[[], float]
+    processor_clock: Callable[[], float] = time.thread_time
+    always: Container[VirtualServerKey] = ()
+
+    def __post_init__(self) -> None:
         self._turn = asyncio.Lock()
         self._last: Sample | None = None
         self._under_way: Sample | None = None
@@ -161,7 +160,7 @@ class Sampler:
             KernelError: they could not be read.
         """
         async with self._turn:
-            now = self._clock()
+            now = self.clock()
             if self._last and now - self._last.began_s < FRESH_S:
                 return self._last
             sample = self._under_way
@@ -189,8 +188,8 @@ class Sampler:
 
     def timed(self, do: Callable[[], T]) -> tuple[T, float]:
         """The result, and the processor time that it took."""
-        began_s = self._processor_clock()
-        return do(), self._processor_clock() - began_s
+        began_s = self.processor_clock()
+        return do(), self.processor_clock() - began_s
 
     def _forget(self, sample: Sample) -> None:
         if self._last is sample:

@@ -128,29 +128,22 @@ class _TrafficReading:
     endpoints: dict[VirtualServerKey, Mapping[RealServerKey, EndpointTraffic]] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class Traffic:
     """Reads the counters for scrapes. With ``limit`` 0, it never reads counters."""
 
-    def __init__(
-        self,
-        *,
-        sampler: Sampler,
-        survey: Survey,
-        store: Store,
-        clock: Callable[[], float],
-        limit: int,
-        of_endpoints: bool,
-    ) -> None:
-        self._sampler = sampler
-        self._survey = survey
-        self._store = store
-        self._clock = clock
-        self._limit = limit
-        self._of_endpoints = of_endpoints
+    sampler: Sampler
+    survey: Survey
+    store: Store
+    clock: Callable[[], float]
+    limit: int
+    of_endpoints: bool
+
+    def __post_init__(self) -> None:
         self._read_s: float | None = None
         self._reading: _TrafficReading | None = None
-        self._services = Ledger(limit)
-        self._endpoints = Ledger(limit)
+        self._services = Ledger(self.limit)
+        self._endpoints = Ledger(self.limit)
         self._labels: dict[VirtualServerKey, tuple[Service, str]] = {}
         self._open: dict[str, ConnectionCounts] = {}
 
@@ -159,8 +152,8 @@ class Traffic:
 
         Only one call may run at a time.
         """
-        now = self._clock()
-        if not self._limit or (self._read_s is not None and now - self._read_s < FRESH_S):
+        now = self.clock()
+        if not self.limit or (self._read_s is not None and now - self._read_s < FRESH_S):
             return
         try:
             async with asyncio.timeout(LONGEST_READING_S):
@@ -175,7 +168,7 @@ class Traffic:
             log.warning("traffic_counters_unreadable", error=str(error))
             return
         self._reading = None
-        await in_slices(self._booking(reading.sample.counters, reading.endpoints), self._clock)
+        await in_slices(self._booking(reading.sample.counters, reading.endpoints), self.clock)
         self._read_s = now
 
     async def _read(self, now: float) -> "_TrafficReading":
@@ -185,12 +178,12 @@ class Traffic:
         """
         reading = self._reading
         if reading is None or now - reading.sample.began_s > LONGEST_PAUSE_S:
-            reading = _TrafficReading(await self._sampler.read(PATIENCE_S))
-            if self._of_endpoints:
-                await in_slices(self._choosing(reading), self._clock)
+            reading = _TrafficReading(await self.sampler.read(PATIENCE_S))
+            if self.of_endpoints:
+                await in_slices(self._choosing(reading), self.clock)
             self._reading = reading
         while some := reading.left[-SERVERS_AT_ONCE:]:  # from the end, else all that is left would move each time
-            call = self._sampler.kernel.call(lambda reader: reader.endpoints(some))
+            call = self.sampler.kernel.call(lambda reader: reader.endpoints(some))
             reading.endpoints |= await figures.soon(call, PATIENCE_S)
             del reading.left[-SERVERS_AT_ONCE:]
         return reading
@@ -238,20 +231,20 @@ class Traffic:
                 rows.append(CountedObject((key, real_server), name, counted))
                 open_connections[name] = open_connections.get(name, NO_CONNECTIONS).plus(connections)
         yield from self._endpoints.booking(rows, ownerless)
-        if not self._of_endpoints:
+        if not self.of_endpoints:
             yield from self._adding_drains(open_connections)
         listed: dict[str, ConnectionCounts] = {}
         for number, (name, connections) in enumerate(open_connections.items(), 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
-            if len(listed) < self._limit and (not self._of_endpoints or name in self._endpoints.totals):
+            if len(listed) < self.limit and (not self.of_endpoints or name in self._endpoints.totals):
                 listed[name] = connections
         self._open = listed
 
     def _adding_drains(self, open_connections: dict[str, ConnectionCounts]) -> Iterator[None]:
         """Add the connections of draining real servers, as last read."""
         # Drains come and go between two slices.
-        drains = self._survey.draining_connections()
+        drains = self.survey.draining_connections()
         for number, (virtual_server, real_server, connections) in enumerate(drains, 1):
             if number % ROWS_AT_ONCE == 0:
                 yield
@@ -272,29 +265,29 @@ class Traffic:
             elif key in self._labels:
                 left.add(self._labels[key][0].name)
         # A port keeps its series while it has any virtual servers, even if the ones with traffic are gone.
-        desired = self._survey.virtual_servers
+        desired = self.survey.virtual_servers
         for number, key in enumerate(list(desired) if left else (), 1):  # it changes between two slices
             if number % ROWS_AT_ONCE == 0:
                 yield
             if (one := desired.get(key)) and one.owner.service in left and (port := self._labels_of(key)):
                 joined[key] = port
         self._labels = joined
-        self._sampler.always = joined.keys()  # virtual servers with traffic, now or at the last reading
+        self.sampler.always = joined.keys()  # virtual servers with traffic, now or at the last reading
 
     def _labels_of(self, key: VirtualServerKey) -> tuple[Service, str] | None:
-        desired, before = self._survey.virtual_servers.get(key), self._labels.get(key)
-        service = self._store.services.get(desired.owner.service) if desired else None
+        desired, before = self.survey.virtual_servers.get(key), self._labels.get(key)
+        service = self.store.services.get(desired.owner.service) if desired else None
         if service is None:
             return None
         if before and before[0] is service:
             return before
-        port = self._survey.service_port(service, key)
+        port = self.survey.service_port(service, key)
         name, protocol = (port.name, port.protocol) if port else ("", key.protocol)
         return service, _labels(service.name.namespace, service.name.name, name, protocol.name)
 
     def render(self, *, openmetrics: bool) -> Iterator[bytes]:
         """The series in one of Prometheus's formats, in parts of ``LINES_AT_ONCE``."""
-        lines = self._lines(openmetrics=openmetrics) if self._limit else iter(())
+        lines = self._lines(openmetrics=openmetrics) if self.limit else iter(())
         while some := "".join(itertools.islice(lines, LINES_AT_ONCE)):
             yield some.encode()
 

@@ -1,6 +1,7 @@
 """Virtual and real servers as netlink shows them: all that ``ipvsadm -Ln`` shows, and the counters."""
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import pathlib
@@ -234,21 +235,16 @@ class EndpointTraffic(NamedTuple):
     counters: Counters
 
 
+@dataclasses.dataclass(eq=False)
 class TrafficReader:
     """Reads counters in the network namespace of the calling thread.
 
     Each reading has a socket of its own, so that other requests may come between its parts. ``connect`` opens a socket.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[int], netlink.Socket],
-        clock: Callable[[], float] = time.monotonic,
-        totals: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs_stats"),
-    ) -> None:
-        self._connect = connect
-        self._totals = totals
-        self._clock = clock
+    connect: Callable[[int], netlink.Socket]
+    clock: Callable[[], float] = time.monotonic
+    path: pathlib.Path = pathlib.Path("/proc/thread-self/net/ip_vs_stats")
 
     def totals(self) -> Counters:
         """The counters of the whole network namespace, also of virtual servers that are gone.
@@ -257,7 +253,7 @@ class TrafficReader:
             KernelError: the counters could not be read.
         """
         try:
-            return read_totals(self._totals.read_text())
+            return read_totals(self.path.read_text())
         except (OSError, ValueError) as error:
             raise KernelError(action="read the counters of IPVS", detail=str(error)) from error
 
@@ -270,16 +266,16 @@ class TrafficReader:
         Raises:
             KernelError: a part could not be read. The parts before it are valid.
         """
-        with contextlib.closing(NetlinkTable(self._connect)) as table:
+        with contextlib.closing(NetlinkTable(self.connect)) as table:
             counted: dict[VirtualServerKey, Counters] = {}
-            met, began_s = 0, self._clock()
+            met, began_s = 0, self.clock()
             for replies in table.channel.dumping(table.encoder.all_services(), "read the counters of virtual servers"):
                 services = map(counted_service, map(ipvs_message.attributes, replies))
                 counted |= {key: one for key, one in services if key is not None and (any(one) or key in always)}
                 met += len(replies)
-                if met >= COUNTED_AT_ONCE or self._clock() - began_s >= PART_S:
+                if met >= COUNTED_AT_ONCE or self.clock() - began_s >= PART_S:
                     yield counted
-                    counted, met, began_s = {}, 0, self._clock()
+                    counted, met, began_s = {}, 0, self.clock()
         yield counted
 
     def endpoints(self, keys: Collection[VirtualServerKey]) -> dict[VirtualServerKey, dict[RealServerKey, EndpointTraffic]]:
@@ -288,7 +284,7 @@ class TrafficReader:
         Raises:
             KernelError: the counters could not be read.
         """
-        with contextlib.closing(NetlinkTable(self._connect)) as table:
+        with contextlib.closing(NetlinkTable(self.connect)) as table:
             return {
                 key: {row.key: EndpointTraffic(row.connections, counters) for row, counters in table.counted_real_servers(key)}
                 for key in keys

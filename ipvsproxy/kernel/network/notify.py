@@ -7,6 +7,7 @@ mistaken for a reply. Layouts: include/uapi/linux/{netlink,rtnetlink,if_link,if_
 """
 
 import contextlib
+import dataclasses
 import enum
 import errno
 import socket
@@ -55,28 +56,24 @@ def open_socket() -> socket.socket:
     return sockets.open_event_socket(socket.NETLINK_ROUTE, _GROUPS, RECEIVE_BUFFER)
 
 
+@dataclasses.dataclass(eq=False, kw_only=True)
 class ChangeListener:
     """A socket that becomes readable when an interface, an address or one of our routes changes.
 
     The socket listens in the network namespace in which it was made. ``read`` never waits: an event loop should watch
-    ``fileno()``. Changes through sockets with a port id in ``own_ports`` are left out.
+    ``fileno()``. Changes through sockets with a port id in ``own_ports`` are left out. ``route_protocol`` is the number of our
+    routes.
     """
 
-    def __init__(
-        self,
-        *,
-        own_ports: Collection[int] = (),
-        device: str = DEVICE,
-        route_protocol: int = ROUTE_PROTOCOL,
-        connect: Callable[[], socket.socket] = open_socket,
-    ) -> None:
-        """``route_protocol`` is the protocol number of our routes."""
-        self._own_ports = own_ports
-        self._route_protocol = route_protocol
-        self._device = device
+    own_ports: Collection[int] = ()
+    device: str = DEVICE
+    route_protocol: int = ROUTE_PROTOCOL
+    connect: Callable[[], socket.socket] = open_socket
+
+    def __post_init__(self) -> None:
         self._names: dict[int, str] = {}
         try:
-            self._socket = connect()
+            self._socket = self.connect()
         except OSError as error:
             raise _broken(error) from error
         self._filter_own()
@@ -103,7 +100,7 @@ class ChangeListener:
             KernelError: the socket is broken.
         """
         changes: list[Change] = []
-        if len(self._own_ports) != self._filtered:
+        if len(self.own_ports) != self._filtered:
             self._filter_own()
         for _ in range(sockets.READS_AT_ONCE):
             try:
@@ -136,9 +133,9 @@ class ChangeListener:
         With 10,000 Services, the filter spares 10,000 wake-ups of the event loop at a start, 0.5 s in the test kernel. A routing
         daemon may change a million routes.
         """
-        self._filtered = len(self._own_ports)
+        self._filtered = len(self.own_ports)
         with contextlib.suppress(OSError):  # the filter only makes it faster
-            sockets.attach(self._socket, _filter_of(tuple(self._own_ports), self._route_protocol))
+            sockets.attach(self._socket, _filter_of(tuple(self.own_ports), self.route_protocol))
 
     def _decode(self, data: bytes) -> Iterator[Change]:
         try:
@@ -150,8 +147,8 @@ class ChangeListener:
                 elif (
                     kind in (_NEWROUTE, _DELROUTE)
                     and end - body >= _ROUTE.size
-                    and data[body + _ROUTE_PROTOCOL] == self._route_protocol
-                    and port not in self._own_ports
+                    and data[body + _ROUTE_PROTOCOL] == self.route_protocol
+                    and port not in self.own_ports
                 ):
                     yield Change.OURS
         except OSError:
@@ -167,15 +164,15 @@ class ChangeListener:
         else:
             self._names.pop(index, None)
         gone = kind == _DELLINK or before != name
-        if gone and before == self._device and port not in self._own_ports:
+        if gone and before == self.device and port not in self.own_ports:
             yield Change.OURS
         if index == LOOPBACK_INDEX and changed & _UP and not flags & _UP:
             yield Change.OURS
 
     def _address(self, kind: int, port: int, data: bytes, body: int) -> Iterator[Change]:
-        if port not in self._own_ports:
+        if port not in self.own_ports:
             *_, index = _ADDRESS.unpack_from(data, body)
-            yield Change.OURS if self._name(index) == self._device else Change.OTHER_ADDRESSES
+            yield Change.OURS if self._name(index) == self.device else Change.OTHER_ADDRESSES
             if index == LOOPBACK_INDEX and kind == _DELADDR:
                 yield Change.OURS
 

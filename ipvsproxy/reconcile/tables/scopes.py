@@ -19,6 +19,7 @@ Rule 8: the largest marks come first. A packet with a mark comes to the virtual 
 programs that mark their own packets usually begin at 1.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -154,25 +155,21 @@ def by_family(mark: int) -> Mapping[Family, FirewallMark]:
 _SETS = {family: [IpSet(kind, family) for kind in SetKind if kind in SCOPE_KINDS] for family in Family}
 
 
+@dataclasses.dataclass(eq=False)
 class Scopes:
     """The Services with second scopes, the marks of their ports, and the virtual servers by mark that drain before their removal.
 
     ``families`` are the families that the node serves. ``putting`` puts the desired state of a Service into the tables.
     """
 
-    def __init__(
-        self,
-        virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer],
-        entries: Mapping[str, Table[SetEntry, Owner, bool]],
-        sets: Table[IpSet, Owner, bool],
-        putting: Callable[[ServiceName, ServiceState], Generator[None, None, None]],
-    ) -> None:
-        self.families: frozenset[Family] = frozenset()
+    virtual_servers: Table[VirtualServerKey, VirtualServer, ObservedVirtualServer]
+    entries: Mapping[str, Table[SetEntry, Owner, bool]]
+    sets: Table[IpSet, Owner, bool]
+    putting: Callable[[ServiceName, ServiceState], Generator[None, None, None]]
+    families: frozenset[Family] = frozenset()
+
+    def __post_init__(self) -> None:
         self.marks = Marks(self._has_mark)
-        self._virtual_servers = virtual_servers
-        self._entries = entries
-        self._sets = sets
-        self._putting = putting
         self._states: dict[ServiceName, ServiceState] = {}
         """The desired state of each Service with second scopes, as it was put: without marks."""
         self._changed: dict[ServiceName, None] = {}
@@ -221,7 +218,7 @@ class Scopes:
         self.marks.adopt(bits)
         self._recalls = True
         for name, state in list(self._states.items()):
-            at_once(self._putting(name, state))
+            at_once(self.putting(name, state))
 
     def _giving_marks(self) -> Iterator[None]:
         """Give marks to ports that need one, take marks back from all other ports, and put the Services of these ports again."""
@@ -229,14 +226,14 @@ class Scopes:
         concerned: dict[ServiceName, None] = {}
         for state in filter(None, map(self._states.get, changed)):
             for port, scopes in _ports(state).items():
-                if any(self._virtual_servers.owner_of(key) == state.owner for one in scopes for key in one.virtual_servers):
+                if any(self.virtual_servers.owner_of(key) == state.owner for one in scopes for key in one.virtual_servers):
                     self.marks.want(port)
                 elif self.marks.release(port):
                     concerned[port.service] = None
         recalled, self._recalls = self._recalled() if self._recalls else (), False
         concerned |= dict.fromkeys(port.service for port in self.marks.give(recalled))
         for name in concerned:
-            yield from self._putting(name, self._states[name])
+            yield from self.putting(name, self._states[name])
 
     def _recalled(self) -> Iterable[tuple[MarkedPort, int]]:
         """The ports whose virtual servers the kernel's entries name, each with the marks that these entries give.
@@ -248,7 +245,7 @@ class Scopes:
             ownership.virtual_server_of(entry): entry.mark
             for name, ip_set in IP_SETS.items()
             if ip_set.gives_marks
-            for entry in self._entries[name].observed
+            for entry in self.entries[name].observed
             if isinstance(entry, MarkedEntry) and entry.mask == self.marks.bits and not self._is_foreign(entry.mark)
         }
         entries_of_mark = Counter(marks.values())
@@ -257,7 +254,7 @@ class Scopes:
             for state in self._states.values()
             for scope in state.rare.scopes
             for key in scope.virtual_servers
-            if key in marks and self._virtual_servers.owner_of(key) == state.owner
+            if key in marks and self.virtual_servers.owner_of(key) == state.owner
         )
         return sorted(entries, key=lambda one: (-entries[one], entries_of_mark[one[1]]))
 
@@ -267,7 +264,7 @@ class Scopes:
         if port is not None:
             self._refused.add(key)
             self.marks.release(port)
-            at_once(self._putting(port.service, self._states[port.service]))
+            at_once(self.putting(port.service, self._states[port.service]))
 
     def is_refused(self, key: VirtualServerKey) -> bool:
         """Whether a virtual server is another program's although our entry wrongly shows that it is ours."""
@@ -275,16 +272,16 @@ class Scopes:
 
     def _has_mark(self, mark: int) -> bool:
         """Whether the kernel has a mark: in any program's virtual server, or in our entry that shows that one is ours."""
-        return any(key in self._virtual_servers.observed or self.is_witnessed(key) for key in by_family(mark).values())
+        return any(key in self.virtual_servers.observed or self.is_witnessed(key) for key in by_family(mark).values())
 
     def is_witnessed(self, key: FirewallMark) -> bool:
         """Whether the entry is observed that shows that the virtual server of a mark is ours."""
         entry = mark_entry(key)
-        return entry in self._entries[entry.set].observed
+        return entry in self.entries[entry.set].observed
 
     def _is_foreign(self, mark: int) -> bool:
         """Whether another program has a virtual server by this mark."""
-        return any(key in self._virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
+        return any(key in self.virtual_servers.observed and not self.is_witnessed(key) for key in by_family(mark).values())
 
     def tending(self, *, may_close: bool) -> Generator[None, None, None]:
         """Give marks, and let undesired virtual servers by mark drain before their removal, in steps.
@@ -292,7 +289,7 @@ class Scopes:
         Sets that only scopes use are desired as long as any entry of theirs is desired or observed. ``may_close``: every Service
         has been put.
         """
-        table = self._virtual_servers
+        table = self.virtual_servers
         self._refused = {key for key in self._refused if self.is_witnessed(key)}
         for key in list(self._closing):
             observed = table.observed.get(key)
@@ -308,26 +305,26 @@ class Scopes:
 
     def _close(self, key: FirewallMark) -> None:
         self._closing[key] = None
-        settings, protocol = self._virtual_servers.observed[key].settings, self.marks.protocol_of(key.mark)
-        self._virtual_servers.desire(key, NODE_OWNER, VirtualServer(key, settings, owner=NODE_OWNER, marked=protocol))
+        settings, protocol = self.virtual_servers.observed[key].settings, self.marks.protocol_of(key.mark)
+        self.virtual_servers.desire(key, NODE_OWNER, VirtualServer(key, settings, owner=NODE_OWNER, marked=protocol))
         entry = mark_entry(key)
-        self._entries[entry.set].desire(entry, NODE_OWNER, NODE_OWNER)
+        self.entries[entry.set].desire(entry, NODE_OWNER, NODE_OWNER)
 
     def _stop_closing(self, key: FirewallMark) -> None:
         if key in self._closing:
             del self._closing[key]
-            self._virtual_servers.release(key, NODE_OWNER)
+            self.virtual_servers.release(key, NODE_OWNER)
             entry = mark_entry(key)
-            self._entries[entry.set].release(entry, NODE_OWNER)
+            self.entries[entry.set].release(entry, NODE_OWNER)
 
     def _desire_sets(self, family: Family) -> None:
-        tables = [self._entries[ip_set.name] for ip_set in _SETS[family]]
+        tables = [self.entries[ip_set.name] for ip_set in _SETS[family]]
         is_used = any(table.desired or table.observed for table in tables)
         for ip_set in _SETS[family]:
-            if is_used and ip_set not in self._sets.desired:
-                self._sets.desire(ip_set, NODE_OWNER, NODE_OWNER)
-            elif not is_used and ip_set in self._sets.desired:
-                self._sets.release(ip_set, NODE_OWNER)
+            if is_used and ip_set not in self.sets.desired:
+                self.sets.desire(ip_set, NODE_OWNER, NODE_OWNER)
+            elif not is_used and ip_set in self.sets.desired:
+                self.sets.release(ip_set, NODE_OWNER)
 
 
 def _ports(state: ServiceState) -> Mapping[MarkedPort, list[ClusterScope]]:

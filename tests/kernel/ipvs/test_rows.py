@@ -191,14 +191,14 @@ def test_the_counters_of_the_whole_node_are_hexadecimal() -> None:
 def test_an_unknown_format_of_counters_is_an_error(text: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "ip_vs_stats"
     path.write_text(text)
-    reader = ipvs_rows.TrafficReader(CountingKernel().connect, totals=path)
+    reader = ipvs_rows.TrafficReader(CountingKernel().connect, path=path)
     with pytest.raises(KernelError, match="read the counters of IPVS"):
         reader.totals()
 
 
 def test_missing_counters_of_the_node_are_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(KernelError, match="No such file"):
-        ipvs_rows.TrafficReader(CountingKernel().connect, totals=tmp_path / "none").totals()
+        ipvs_rows.TrafficReader(CountingKernel().connect, path=tmp_path / "none").totals()
 
 
 def test_a_kernel_without_counters_of_64_bits_is_an_error_and_not_a_node_without_traffic() -> None:
