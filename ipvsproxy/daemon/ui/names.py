@@ -2,7 +2,8 @@
 
 Rule 1: the daemon keeps no names, because serving needs none, and those of 100,000 endpoints take some ten megabytes. They are
 read from the source for one Service while it is looked at, and forgotten with the last viewer.
-Rule 2: an answer waits for the names at most ``WAIT_S``, and only if it began to read them. Without names it shows addresses.
+Rule 2: whoever reaches the page can make this process ask the API server, so there is a rate limit of all readings.
+Rule 3: an answer waits for the names at most ``WAIT_S``, and only if it began to read them. Without names it shows addresses.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
 
+from ipvsproxy.daemon.base import timing
 from ipvsproxy.daemon.sources.source import ApiError
 from ipvsproxy.model.service import EndpointSlice, ServiceName
 from ipvsproxy.store.objects import Store
@@ -18,6 +20,8 @@ from ipvsproxy.translate.api.targets import Targets
 WAIT_S = 1.0
 SHORTEST_S, RETRY_S = 1.0, 10.0
 """The shortest time between two readings of a Service, of which the first succeeded, or failed."""
+BURST, REFILL_S = 16, 0.5
+"""The rate limit of all readings: so many at once, then one per so many seconds."""
 MOST = 8
 """The most Services whose names are kept."""
 MOST_FORMER = 1000
@@ -45,6 +49,7 @@ class Names:
         self._store = store
         self._clock = clock
         self._readings: dict[ServiceName, _Reading] = {}
+        self._limit = timing.Bucket(BURST, REFILL_S, clock())
 
     async def of(self, services: Iterable[ServiceName]) -> Targets:
         """The pods behind the endpoints of the first ``MOST`` of these Services, as far as they are known by now."""
@@ -71,6 +76,8 @@ class Names:
         pause_s = RETRY_S if reading.has_failed else SHORTEST_S
         is_known = not reading.has_failed and reading.slices is slices
         if is_known or (reading.task and (not reading.task.done() or now < reading.began_s + pause_s)):
+            return None
+        if not self._limit.take(now):
             return None
         reading.slices, reading.began_s = slices, now
         reading.task = asyncio.create_task(self._follow(name, reading))

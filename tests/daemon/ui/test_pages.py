@@ -268,6 +268,10 @@ async def test_names_of_a_few_services_are_kept() -> None:
         for service in many:
             await node.ask("service", name=str(service.name))
         assert len(node.pages._names._readings) == names.MOST
+        assert len(node.names_read) == names.BURST, "the others wait for the rate limit"
+        await node.quiet(names.REFILL_S + 0.1)
+        await node.ask("service", name=str(many[-1].name))
+        assert node.names_read[names.BURST :] == [many[-1].name]
 
 
 @in_virtual_time
