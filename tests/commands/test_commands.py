@@ -99,7 +99,7 @@ def test_plan_run_and_verify_agree_and_drift_is_found_and_explained(tmp_path: Pa
     before = _state()
     found, ours, strange = _run("verify", "explain 10.96.0.80:80", "explain 192.0.2.1:80")
     assert found.status == 1
-    line = "demo/web  real_server TCP 10.96.0.80:80 -> 10.244.1.11:8080: desired weight 1, observed missing"
+    line = "demo/web  real server TCP 10.96.0.80:80 -> 10.244.1.11:8080: desired weight 1, observed missing"
     assert line in found.output.splitlines()
     assert "of another program, left alone: TCP 192.0.2.1:80 rr, 0 real servers" in found.output
     assert "-> 10.244.1.11:8080 MISSING" in ours.output
@@ -135,6 +135,12 @@ def test_list_prints_the_rows_of_ipvsadm_with_names_beside_them(tmp_path: Path) 
     assert names["-> 10.244.1.12:8080"] == "demo/pod-1-12 on other-node"
     assert names["FWM 7"] == names["TCP 192.0.2.1:80"] == "(not ours)"
     assert names["-> 10.9.9.9:0"] == ""
+    with Program(MANIFESTS, tmp_path / "own", *FLAGS, starter=("-m", "ipvsproxy")) as program:
+        program.wait_until_synced()
+        bare = run_in_turn(["list"], ["explain", "pod-1-12"], within_s=120)
+    assert [line for line in bare[0].output.splitlines() if "demo/pod-1-12 on other-node" in line], bare[0].error
+    assert "with the flags of the ipvsproxy that runs here" in bare[0].error
+    assert "  demo/web port 'http' TCP 80, IPv4: in" in bare[1].output.splitlines()
     (unnamed,) = _run("list", manifests=tmp_path / "absent")
     assert (unnamed.status, _sorted(unnamed.output.splitlines())) == (2, _sorted(shown))
     assert "absent is not a directory" in unnamed.error
