@@ -252,7 +252,7 @@ def test_the_cleanup_of_all_nodes_is_that_of_one_as_an_init_container() -> None:
     one, all_nodes = job["spec"]["template"]["spec"], daemon_set["spec"]["template"]["spec"]
     assert all_nodes["initContainers"] == one["containers"]
     assert all_nodes["volumes"] == one["volumes"]
-    assert (one["nodeName"], job["metadata"]["name"]) == ("NODE", "ipvsproxy-cleanup-NODE")
+    assert (one["nodeName"], job["metadata"]["name"]) == ("NODE", "ipvsproxy-cleanup")
     assert (daemon_set["kind"], daemon_set["metadata"]["name"]) == ("DaemonSet", "ipvsproxy-cleanup")
     assert daemon_set["spec"]["selector"]["matchLabels"] == daemon_set["spec"]["template"]["metadata"]["labels"]
     proxy = {item["kind"]: item for item in build("base")}["DaemonSet"]["spec"]["selector"]["matchLabels"]

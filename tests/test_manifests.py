@@ -30,6 +30,8 @@ TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 Object = dict[str, Any]
 
+_NO_VOLUMES: Object = {"template": {"spec": {"volumes": []}}}
+
 
 def _read(name: str) -> list[Object]:
     return list(yaml.safe_load_all((MANIFESTS / name).read_text()))
@@ -206,12 +208,22 @@ def test_the_cleanup_has_the_privileges_of_the_serving_container_and_its_command
     assert (pod["hostNetwork"], pod["automountServiceAccountToken"]) == (True, False)
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
-    assert [volume for volume in _pod(_base())["volumes"] if volume["name"] in mounted] == pod["volumes"]
+    configuration, *others = pod["volumes"]
+    assert [volume for volume in _pod(_base())["volumes"] if volume["name"] in mounted - {"config"}] == others
+    (replaced,) = (
+        volume
+        for patch in _kustomization("overlays/replace-kube-proxy")["patches"]
+        for volume in yaml.safe_load(patch["patch"]).get("spec", _NO_VOLUMES)["template"]["spec"]["volumes"]
+    )
+    assert configuration == {**replaced, "configMap": {**replaced["configMap"], "optional": True}}
+    assert container["volumeMounts"][0] in serving["volumeMounts"]
+    assert container["args"][0] in serving["command"]
     assert _kustomization("cleanup")["components"] == _kustomization("base")["components"] == ["../components/image"]
     assert container["command"] == ["ipvsproxy", "cleanup"]
-    for given, dry_run in ((container["args"], False), (["--dry-run=true"], True)):
-        config = load.load(["--cleanup", *given], hostname="node-1", read_file=lambda _: b"", command="cleanup")
-        assert (config.cleanup, config.dry_run) == (True, dry_run)
+    file = _base()["ConfigMap"]["data"]["config.conf"] + "ipvsproxy: {routeProtocol: 99}\n"
+    for given, dry_run in ((container["args"], False), ([*container["args"], "--dry-run=true"], True)):
+        config = load.load(["--cleanup", *given], hostname="node-1", read_file=lambda _: file.encode(), command="cleanup")
+        assert (config.cleanup, config.dry_run, config.drivers.route_protocol) == (True, dry_run, 99)
 
 
 def test_every_mount_is_a_volume_and_every_volume_is_mounted() -> None:

@@ -56,6 +56,7 @@ metricsBindAddress: 127.0.0.1:10249
 conntrack: {maxPerCore: 0}
 ipvs: {scheduler: rr}
 """
+CONFIG = "--config=/var/lib/kube-proxy/config.conf"
 ELSEWHERE = ("podman ", "(cd manifests/", "ipvsproxy() { podman ", "kubectl debug ")
 """Commands that need a registry, or change the repository."""
 OF_OTHER_BACKEND = {Backend.IPTABLES: ("nft ",), Backend.NFTABLES: ("ipset ", "iptables-save ")}
@@ -175,9 +176,9 @@ def test_the_jobs_of_the_migration_clean_that_node_and_first_only_list(surroundi
     type_in(clean, surroundings["folder"])
     jobs = list(yaml.safe_load_all((pathlib.Path(surroundings["calls"]).parent / "applied").read_text()))
     pods = [job["spec"]["template"]["spec"] for job in jobs]
-    assert {(job["kind"], job["metadata"]["name"]) for job in jobs} == {("Job", "ipvsproxy-cleanup-worker-1")}
+    assert {(job["kind"], job["metadata"]["name"]) for job in jobs} == {("Job", "ipvsproxy-cleanup")}
     assert [pod["nodeName"] for pod in pods] == ["worker-1"] * 2
-    assert [pod["containers"][0]["args"] for pod in pods] == [["--dry-run=true"], ["--dry-run=false"]]
+    assert [pod["containers"][0]["args"] for pod in pods] == [[CONFIG, "--dry-run=true"], [CONFIG, "--dry-run=false"]]
 
 
 @pytest.mark.kernel
@@ -193,4 +194,4 @@ def test_the_jobs_of_the_way_back_remove_only_what_kube_proxy_does_not_know(surr
     cleaning = [
         container for pod in pods for container in (*pod.get("initContainers", ()), *pod["containers"]) if "args" in container
     ]
-    assert [(*one["command"], *one["args"]) for one in cleaning] == [("ipvsproxy", "cleanup", "--only=own")] * 3
+    assert [(*one["command"], *one["args"]) for one in cleaning] == [("ipvsproxy", "cleanup", CONFIG, "--only=own")] * 3

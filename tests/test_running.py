@@ -173,10 +173,15 @@ def test_another_instance_and_the_cleanup_job_are_refused_beside_the_program_and
     (container,) = pod["containers"]
     name, *words = container["command"]
     assert name == "ipvsproxy"
-    clean = (*UNPRIVILEGED, sys.executable, "-m", name, *words, *container["args"])
-    with Started(folder, *FLAGS) as program:
+    (folder / "config.conf").write_text(CONFIGURATION + "ipvsproxy: {vipBinding: routes, routeProtocol: 99}\n")
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}["config"]
+    arguments = [one.replace(mounted, str(folder)) for one in container["args"]]
+    clean = (*UNPRIVILEGED, sys.executable, "-m", name, *words, *arguments)
+    routes = ("ip", "route", "show", "table", "local", "protocol", "99")
+    with Started(folder, f"--config={folder / 'config.conf'}") as program:
         program.wait_until_synced()
         before = virtual_servers()
+        assert "10.96.0.10" in run(*routes)
         reason, outcome = ipvsproxy(folder, *FLAGS, status=2).splitlines()[-2:]
         other = f"another ipvsproxy (process {program.process_id})"
         assert reason == f"ipvsproxy: {other} is running in this network namespace; stop it first"
@@ -186,6 +191,7 @@ def test_another_instance_and_the_cleanup_job_are_refused_beside_the_program_and
         assert program.stop() == 0
     run(*clean)
     assert virtual_servers() == []
+    assert run(*routes) == ""
     assert "kube-ipvs0" not in run("ip", "link", "show")
     assert "KUBE-" not in run("ipset", "list", "-name") + run("iptables-save")
 

@@ -43,7 +43,7 @@ case " $* " in
     *" get nodes "*) echo node-a ;;
     *" get pods "*) echo pod/kube-proxy-1 ;;
     *" kustomize "*) cat "$2/job.yaml" ;;
-    *" apply -f - "*) exec {sys.executable} -m tests.support.job ;;
+    *" apply -f - "*) exec {sys.executable} -m tests.support.job "$CONFIGURATION" ;;
     *) exit 0 ;;
 esac
 """
@@ -121,6 +121,7 @@ def test_each_proxy_continues_with_the_objects_of_the_other(
         check_held()
         if by_nftables:  # kube-proxy comes, and writes its rules and sets
             golden_state.restore_rules(RECORDED)
+        monkeypatch.setenv("CONFIGURATION", str(tmp_path))
         _type_in_the_way_back(tmp_path / "page", monkeypatch)
         check_held()
         assert own_objects() == NOTHING

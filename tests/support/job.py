@@ -1,4 +1,7 @@
-"""Runs the containers of the Jobs on standard input here, as a kubelet would in the host's network."""
+"""Runs the containers of the Jobs on standard input here, as a kubelet would in the host's network.
+
+The argument is the folder that stands for the mounted ConfigMap.
+"""
 
 import subprocess
 import sys
@@ -10,7 +13,9 @@ def main() -> int:
     """Run the command and the arguments of each container; returns the first status that is not 0."""
     for job in filter(None, yaml.safe_load_all(sys.stdin)):
         for container in job["spec"]["template"]["spec"]["containers"]:
-            command = (sys.executable, "-m", *container["command"], *container["args"])
+            (mounted,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "config")
+            arguments = [one.replace(mounted, sys.argv[1]) for one in container["args"]]
+            command = (sys.executable, "-m", *container["command"], *arguments)
             status = subprocess.run(command, check=False).returncode
             if status:
                 return status
