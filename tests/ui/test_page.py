@@ -67,7 +67,7 @@ def test_plots_have_whole_axes_maximum_total_and_a_crosshair(looking: Look) -> N
     _is_complete(page, "node")
     figures, times = page.locator("figure"), page.locator("figcaption small")
     expect(figures.nth(2)).to_contain_text(re.compile(r"in [\d.]+\sMB/s · max [\d.]+\sMB/s · total [\d.]+\sGB"))
-    expect(figures.nth(1)).to_contain_text(re.compile(r"out [\d.]+\skpkt/s · max [\d.]+\skpkt/s · total [\d.]+\sMpkt"))
+    expect(figures.nth(1)).to_contain_text(re.compile(r"out [\d.]+\sk/s · max [\d.]+\sk/s · total [\d.]+\sM"))
     expect(figures.nth(3)).to_contain_text(re.compile(r"\d Services? · max 9 Services · total \d+ Services"))
     assert all(tick.isdecimal() for tick in figures.nth(3).locator(".ticks span").all_text_contents())
     box = figures.first.locator("svg").bounding_box()

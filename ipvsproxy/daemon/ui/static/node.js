@@ -66,7 +66,7 @@ export function open(main, _where, { ask }) {
     const services = (value) => count(value ?? 0, "Service");
     return [
       one("Connections", "connectionsPerSecond", "one", rates("")),
-      both("Packets", "packets", "pkt"),
+      both("Packets", "packets", ""),
       both("Bytes", "bytes", "B"),
       one("Changes", "changes", "one", { bars: true, format: services, total: services }),
       one("Latency of changes", "latencySeconds", "two", { bars: true, format: (value) => (value ? seconds(value) : "none"), tick: seconds }),
