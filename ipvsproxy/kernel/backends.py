@@ -28,6 +28,7 @@ from ipvsproxy.kernel.nftables.changes import NftChanges
 from ipvsproxy.kernel.nftables.nft_rules_driver import NftRulesDriver
 from ipvsproxy.kernel.nftables.nft_sets_driver import NftSetsDriver
 from ipvsproxy.kernel.nftables.nftables_driver import NftDriver
+from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb
 from ipvsproxy.model.rules import Backend, ChainKey, Jump
@@ -175,7 +176,7 @@ def describe_other(used: Backend, root: pathlib.Path = pathlib.Path("/")) -> str
     if used is Backend.IPTABLES:
         return "nftables still holds the table inet ipvsproxy" if modules.may_have_nf_tables(root) and _table_has_ours() else ""
     count = len(held_by_other(used, list(IP_SETS), root))
-    return f"iptables still holds {count} ipset{'s' if count > 1 else ''} of ours" if count else ""
+    return f"iptables still holds {counted(count, 'ipset')} of ours" if count else ""
 
 
 def _table_has_ours() -> bool:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
 from ipvsproxy.model.rules import MARKING_TABLE, ObservedRule, ObservedSkeleton, Skeleton
@@ -66,8 +67,7 @@ class Rules(ReconciledKind):
         for key, rules in desired_chains.items():
             observed_rules = observed.chains.get(key)
             if observed_rules is None:
-                count = f"{len(rules)} rule{'' if len(rules) == 1 else 's'}"
-                yield self.difference(f"{label} chain {key}", count, MISSING)
+                yield self.difference(f"{label} chain {key}", counted(len(rules), "rule"), MISSING)
             elif observed_rules != rules:
                 number, *both = _first_difference(rules, observed_rules)
                 described, found = (self.describe_rule(rule, desired.family) if rule else "no rule" for rule in both)

@@ -7,6 +7,7 @@ from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Endpoint, EndpointSlice, Service, ServiceOptions, ServiceType, Skipped
 from ipvsproxy.model.state import Role
+from ipvsproxy.model.steps import at_once
 from ipvsproxy.translate.services import explain
 from ipvsproxy.translate.settings import Settings
 from tests.support import builders
@@ -15,13 +16,7 @@ from tests.translate import strategies
 
 
 def _explain(service: Service, *slices: EndpointSlice, settings: Settings | None = None) -> explain.Explanation:
-    steps = explain.explaining(service, slices, builders.node_view(), settings or Settings())
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            explanation: explain.Explanation = end.value
-            return explanation
+    return at_once(explain.explaining(service, slices, builders.node_view(), settings or Settings()))
 
 
 def _codes(service: Service, *slices: EndpointSlice) -> dict[str, tuple[str, str]]:
