@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from typing import cast
 
 from ipvsproxy.daemon.sources import reflector, source
-from ipvsproxy.model.service import Event, ObjectKind
+from ipvsproxy.model.service import Event, ObjectKind, ServiceName
+from ipvsproxy.translate.api.targets import Targets
 from scripts.benchmark import workload
 
 CHUNK_BYTES = 1 << 16
@@ -102,6 +103,11 @@ class Source:
     def describe(self) -> str:
         """A name for the log."""
         return "API server in memory"
+
+    async def targets(self, service: ServiceName | None = None) -> Targets:
+        """None: nobody looks at the page."""
+        del service
+        return {}
 
     @property
     def post(self) -> None:
