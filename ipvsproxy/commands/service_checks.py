@@ -10,6 +10,7 @@ from ipvsproxy.kernel.facts import Facts
 from ipvsproxy.kernel.iptables.variant import Variant
 from ipvsproxy.kernel.rivals import BoundSocket, PortRule, Rivals
 from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
+from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.rules import Backend, NftTable
 from ipvsproxy.model.service import Service, ServiceName
@@ -111,9 +112,9 @@ def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterat
             address, name = min(inside)
             yield warn(
                 "cluster-cidr",
-                f"{len(inside)} cluster IPs lie in {network} of --cluster-cidr, such as {address} of {name}: this host, and pods "
-                "in its network, have a cluster IP as their source there, so they are not masqueraded, and get no answer from "
-                "endpoints of other nodes",
+                f"{network} of --cluster-cidr has {counted(len(inside), 'cluster IP')} in it, such as {address} of {name}: this "
+                "host, and pods in its network, have a cluster IP as their source there, so they are not masqueraded, and get no "
+                "answer from endpoints of other nodes",
                 "name the range of the pods alone in --cluster-cidr (clusterCIDR), or set --masquerade-all",
             )
     if is_fine and settings.cluster_networks:

@@ -36,7 +36,7 @@ def test_a_service_range_inside_the_cluster_cidr_is_named() -> None:
     (found,) = _judge(SERVICES, _settings("10.244.0.0/16", "fd00:244::/56"))
     assert (found.level, found.topic) == (Level.WARN, "cluster-cidr")
     assert found.text.startswith(
-        "2 cluster IPs lie in 10.244.0.0/16 of --cluster-cidr, such as 10.244.0.1 of default/api: this host"
+        "10.244.0.0/16 of --cluster-cidr has 2 cluster IPs in it, such as 10.244.0.1 of default/api: this host"
     )
 
 

@@ -23,6 +23,7 @@ import structlog
 
 from ipvsproxy.config.settings import Config
 from ipvsproxy.daemon.base.errors import CannotStartError
+from ipvsproxy.model.kind import counted
 from ipvsproxy.model.service import Event, ObjectKind, ServiceName
 from ipvsproxy.store.objects import Store
 from ipvsproxy.translate.api.targets import Targets
@@ -245,7 +246,9 @@ async def wait_for_lists(
                 await heal()
             silent_s = loop.time() + REPEAT_S
         if loop.time() >= progress_s:
-            waiting(f"waiting for the list of {missing} from {source.describe()}; {len(store.services)} Services have come")
+            waiting(
+                f"waiting for the list of {missing} from {source.describe()}; {counted(len(store.services), 'Service')} so far"
+            )
             progress_s = loop.time() + PROGRESS_S
         await asyncio.sleep(max(0.0, min(progress_s, silent_s) - loop.time()))
 

@@ -142,8 +142,7 @@ async def test_a_command_shows_on_standard_error_the_list_that_it_waits_for(caps
     written = capsys.readouterr()
     assert written.out == ""
     assert (
-        written.err.splitlines()[0]
-        == "ipvsproxy: waiting for the list of Services from directory somewhere; 0 Services have come"
+        written.err.splitlines()[0] == "ipvsproxy: waiting for the list of Services from directory somewhere; 0 Services so far"
     )
     assert len(written.err.splitlines()) == 7
 
