@@ -237,8 +237,11 @@ class Leftovers:
         state.due_s = self.clock() + delay_s(state.failures)
         if state.failures < patience:
             return
-        event, those = (OTHER_BACKEND_RESISTS, "its rules") if place is None else (RESISTS, "these rules meanwhile")
-        self._log_once(place, state, event, error=error, hint=f"another attempt follows; packets meet {those}")
+        hint = "another attempt follows; packets meet"
+        if place is None:
+            self._log_once(place, state, OTHER_BACKEND_RESISTS, error=error, hint=f"{hint} its rules")
+        else:
+            self._log_once(place, state, RESISTS, error=error, hint=f"{hint} these rules meanwhile")
 
     def _take_in_used(self, state: _State, used: Collection[str]) -> None:
         """Note the sets of the other backend that rules still use."""
