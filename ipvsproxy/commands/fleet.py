@@ -37,7 +37,7 @@ MOST_BYTES = 64 << 10
 """The longest answer of a node that is read."""
 RECENT = dt.timedelta(minutes=10)
 """A node is drifting for this time after another program's changes were last found."""
-ROLE = "the right to list pods and to get pods/proxy is needed there; docs/commands.md has a Role"
+ROLE = "the right to list pods and to get pods/proxy in the namespace is needed; docs/commands.md has a Role"
 _GONE = ("Succeeded", "Failed")
 
 
@@ -146,13 +146,17 @@ async def _answer(config: Config) -> CommandAnswer:
             pods = await list_pods(connection, options.namespace, options.selector)
             nodes = await ask(connection, options.namespace, pods, config.servers.health.port)
     except (SourceError, ApiError, msgspec.MsgspecError) as error:
-        raise CannotStartError(f"{options.namespace}: {one_line(str(error))}", ROLE) from error
+        raise _refusal(one_line(str(error))) from error
     if not nodes:
         raise CannotStartError(f"no pod in namespace {options.namespace} has the labels {options.selector}")
     if all(node.is_silent for node in nodes):
-        raise CannotStartError(f"none of {counted(len(nodes), 'pod')} answers; {nodes[0].pod}: {nodes[0].troubles[0][1]}", ROLE)
+        raise _refusal(nodes[0].troubles[0][1], f"none of {counted(len(nodes), 'pod')} answers; {nodes[0].pod}: ")
     document = describe(options.namespace, nodes)
     return CommandAnswer(document, DIFFERENT if document["differing"] else ALL_WELL)
+
+
+def _refusal(reason: str, before: str = "") -> CannotStartError:
+    return CannotStartError(f"{before}{reason}", *([ROLE] if reason.startswith("status 403") else []))
 
 
 def _kubeconfig(config: Config) -> str:

@@ -5,6 +5,7 @@ Bounds are of bytes and of requests at a time. No test bounds the time of a well
 
 import asyncio
 import contextlib
+import gzip
 import json
 import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -56,7 +57,7 @@ def healthz(*, healthy: bool = True, eligible: bool = True, me: Mapping[str, obj
     return serve
 
 
-def says(body: bytes, status: int = 200, **headers: str) -> Handler:
+def says(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Handler:
     async def serve(_: web.Request) -> web.StreamResponse:
         return web.Response(status=status, body=body, headers=headers)
 
@@ -161,7 +162,7 @@ def rows(document: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones_are_named() -> None:
-    well = {f"n{number:03}": WELL for number in range(960)}
+    well = {f"n{number:03}": WELL for number in range(959)}
     cluster = Cluster({})
 
     async def silent_until_others_answered(_: web.Request) -> web.StreamResponse:
@@ -172,12 +173,13 @@ async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones
         **{f"silent{number}": silent_until_others_answered for number in range(20)},
         **{f"endless{number}": endless for number in range(5)},
         "huge": says(b'{"healthy":"' + b"x" * (5 << 20) + b'"}'),
+        "bomb": says(gzip.compress(b"1" * (64 << 20)), headers={"Content-Encoding": "gzip"}),
         "deep": says(b"[" * 60_000),
         "deep-field": says(b'{"more":' + b"[" * 60_000),
         "garbage": says(b"\xff\xfe\x00garbage"),
         "kube-proxy": says(b'{"lastUpdated":"2026-11-21T10:00:00Z","currentTime":"2026-11-21T10:00:00Z","nodeEligible":true}'),
         "types": says(b'{"currentTime":7,"healthy":"yes","nodeEligible":[]}'),
-        "redirect": says(b"", 307, Location="/api/v1/namespaces/kube-system/secrets"),
+        "redirect": says(b"", 307, {"Location": "/api/v1/namespaces/kube-system/secrets"}),
         "refused": says(b'{"kind":"Status","status":"Failure","message":"dial tcp: connection refused"}', 503),
         "escapes": healthz(unreadable=("\x1b[2Jlist sets: EIO",)),
         "long": healthz(unreadable=("x" * 10_000,)),
@@ -191,7 +193,7 @@ async def test_of_a_thousand_nodes_exactly_the_silent_hostile_and_differing_ones
     nodes = await asked(cluster)
     assert len(nodes) == 1000 == len(well) + len(hostile)
     document = fleet.describe("kube-system", list(nodes.values()))
-    no_answer = {"huge", "deep", "deep-field", "garbage", "kube-proxy", "types", "redirect", "refused"}
+    no_answer = {"huge", "bomb", "deep", "deep-field", "garbage", "kube-proxy", "types", "redirect", "refused"}
     assert rows(document) == {
         **{name: ["no answer"] for name in hostile if name in no_answer or name.startswith(("silent", "endless"))},
         "escapes": ["not in force"],
@@ -331,9 +333,14 @@ async def test_the_kubeconfig_of_the_environment_is_used_as_kubectl_does(
 @pytest.mark.parametrize(
     ("cluster", "flags", "reasons"),
     [
-        (Cluster({}, forbidden=True), [], ['kube-system: status 403: pods is forbidden: User "bob" cannot list', "has a Role"]),
+        (Cluster({}, forbidden=True), [], ['ipvsproxy: status 403: pods is forbidden: User "bob" cannot list', "has a Role"]),
         (Cluster({}), ["-n", "proxies"], ["no pod in namespace proxies has the labels app.kubernetes.io/name=ipvsproxy"]),
         (Cluster({"n1": says(b'{"message":"no"}', 403)}), [], ["none of 1 pod answers; n1: status 403: no", "has a Role"]),
+        (
+            Cluster({"n1": says(b"bad gateway", 502)}),
+            [],
+            ["none of 1 pod answers; n1: status 502: not the answer of an ipvsproxy"],
+        ),
         (Cluster({}), ["--healthz-port=0"], ["needs an API server, and the port"]),
     ],
 )
@@ -347,3 +354,4 @@ async def test_status_is_2_if_the_nodes_cannot_be_asked(
     assert await _run(cluster, tmp_path, *flags) == 2
     out, err = capsys.readouterr()
     assert (out, [reason for reason in reasons if reason not in err]) == ("", [])
+    assert ("has a Role" in err) is ("status 403" in err), "only where a right is missing"
