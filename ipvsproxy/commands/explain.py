@@ -274,7 +274,8 @@ def _service(service: Document) -> Iterator[str]:
 
 def _pod(pod: Document) -> Iterator[str]:
     """What an endpoint serves, and why not."""
-    yield f"endpoint {pod['target']} ({pod['address']})" if pod["target"] else f"endpoint {pod['address']}"
+    where = next((_where(port["endpoint"]) for service in pod["services"] for port in service["ports"]), "")
+    yield (f"endpoint {pod['target']} ({pod['address']})" if pod["target"] else f"endpoint {pod['address']}") + where
     for service in pod["services"]:
         for port in service["ports"]:
             name = f" {port['name']!r}" if port["name"] else ""
@@ -386,9 +387,13 @@ def _endpoints(port: Document) -> Iterator[str]:
         for one in endpoints:
             name = f"{one['target']} " if one["target"] else ""
             number = f" port {one['port']}" if one["port"] else ""
-            where = f" on {one['node']}" if one["node"] else ""
-            zone = f" in {one['zone']}" if one["zone"] else ""
-            yield f"      {name}{one['address']}{number}{where}{zone}: {_verdict(one, traffic)}"
+            yield f"      {name}{one['address']}{number}{_where(one)}: {_verdict(one, traffic)}"
+
+
+def _where(endpoint: Document) -> str:
+    """Its node and zone, as far as they are known, with a space before each."""
+    node, zone = endpoint["node"], endpoint["zone"]
+    return (f" on {node}" if node else "") + (f" in {zone}" if zone else "")
 
 
 def _traffics(port: Document) -> list[str]:

@@ -142,7 +142,7 @@ async def test_a_bare_name_is_searched_for_in_all_namespaces() -> None:
 @pytest.mark.parametrize("subject", ["default/web-b", "web-b", "10.244.0.2", "10.244.0.2:8080"])
 async def test_a_pod_is_found_by_name_and_address_with_the_services_that_it_serves_and_why_not(subject: str) -> None:
     lines = await _text(await synced_kernel(*WEB), subject, *WEB, targets=PODS)
-    assert lines[0] == "endpoint default/web-b (10.244.0.2)"
+    assert lines[0] == "endpoint default/web-b (10.244.0.2) on node-a"
     assert lines[1].startswith("  default/hidden: OUT: the API server is not asked for headless Services")
     assert lines[2:] == ["  default/web port TCP 80, IPv4: OUT: it is not ready"]
     assert (await _text(await synced_kernel(*WEB), "web-a", *WEB, targets=PODS))[1] == "  default/web port TCP 80, IPv4: in"
@@ -150,7 +150,7 @@ async def test_a_pod_is_found_by_name_and_address_with_the_services_that_it_serv
 
 async def test_a_pod_without_a_name_is_found_by_its_address() -> None:
     assert await _text(await synced_kernel(*WEB), "10.244.1.1", *WEB) == [
-        "endpoint 10.244.1.1",
+        "endpoint 10.244.1.1 on node-b",
         "  default/web port TCP 80, IPv4: in",
     ]
 
