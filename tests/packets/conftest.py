@@ -5,7 +5,20 @@ from collections.abc import Iterator
 import pytest
 
 from ipvsproxy.translate.settings import Binding
+from tests.packets import questions
 from tests.support import lab
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out questions that a binding does not need."""
+    items[:] = [item for item in items if not _is_repetition(item)]
+
+
+def _is_repetition(item: pytest.Item) -> bool:
+    match getattr(getattr(item, "callspec", None), "params", None):
+        case {"question": questions.Question() as question, "binding": Binding() as binding}:
+            return not questions.of_binding([question], binding)
+    return False
 
 
 @pytest.fixture(scope="module", name="laboratory")

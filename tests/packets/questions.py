@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ipvsproxy.model.net import Family
+from ipvsproxy.translate.settings import Binding
 from tests.support import cluster, lab
 
 ANSWERED = "ok"
@@ -62,6 +63,11 @@ class Question(NamedTuple):
 def questions(rows: Iterable[Row]) -> list[Question]:
     """All questions of a table."""
     return [Question(row, protocol, family) for row, family in itertools.product(rows, Family) for protocol in row.protocols]
+
+
+def of_binding(asked: Iterable[Question], binding: Binding | None) -> list[Question]:
+    """The questions for a binding: with local routes over TCP only, because an address becomes local for all protocols alike."""
+    return [one for one in asked if binding is not Binding.ROUTES or one.protocol == "TCP"]
 
 
 def ask(laboratory: lab.Lab, asked: Sequence[Question]) -> Mapping[Question, lab.Result]:

@@ -26,10 +26,10 @@ LOAD_TIMEOUT_S = 0.25
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
+def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("changes")
     flags = (f"--ipvs-udp-timeout={UDP_TIMEOUT_S}s", f"--ipvs-vip-binding={binding}")
-    with lab.Lab() as laboratory, Cluster(laboratory, directory, *flags) as running:
+    with Cluster(laboratory, directory, *flags) as running:
         yield running
 
 

@@ -20,9 +20,9 @@ DEADLINE_S = 6
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
+def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("drain")
-    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
+    with Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         yield running
 
 

@@ -8,7 +8,7 @@ import pytest
 from ipvsproxy.model.net import Family
 from ipvsproxy.translate.settings import Binding
 from ipvsproxy.translate.view import GRACE_S
-from tests.packets.bindings import by_family, with_addresses, with_routes
+from tests.packets.bindings import with_addresses, with_routes
 from tests.support import cluster, lab, patience
 from tests.support.cluster import Cluster, service
 
@@ -20,14 +20,16 @@ ACKNOWLEDGED_S = 0.5
 """A client acknowledges an answer after 40 ms, by Linux's TCP_DELACK_MIN, or 200 ms at most."""
 NODE_PORT = 30001
 NEW = {Family.IPV4: "172.18.7.7/16", Family.IPV6: "fc00:f853:ccd::77/64"}
+ADDED = [f"address add {text} dev eth0 {'nodad' if ':' in text else ''}" for text in NEW.values()]
+DELETED = [f"address delete {text} dev eth0" for text in NEW.values()]
 ELSEWHERE = {Family.IPV4: "203.0.113.9/24", Family.IPV6: "2001:db8:9::9/64"}
 SERVICES = service("web", 1, "p1", external=True, node_port=NODE_PORT, protocols=["TCP", "SCTP"])
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
+def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("addresses")
-    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
+    with Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         running.have(SERVICES)
         yield running
 
@@ -55,7 +57,7 @@ OWN = {"172.18.0.2", "10.244.0.1", "fc00:f853:ccd::2", "fd00:10:244::1"}
 def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
     assert _node_port_addresses(running) == _node_port_addresses(running, "SCTP") == OWN
 
-    running.lab.ip("node", *(f"address add {text} dev eth0 {'nodad' if ':' in text else ''}" for text in NEW.values()))
+    running.lab.ip("node", *ADDED)
     new = {_bare(text) for text in NEW.values()}
     _follow(lambda: _node_port_addresses(running) == OWN | new, "addresses that came")
     assert _node_port_addresses(running, "SCTP") == OWN | new
@@ -63,7 +65,7 @@ def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
     sets = [running.set_contents(name) for name in ("KUBE-NODE-PORT-SCTP-HASH", "KUBE-6-NODE-PORT-SCTP-HASH")]
     assert all(f"{address},sctp:{NODE_PORT}" in "".join(sets) for address in new)
 
-    running.lab.ip("node", *(f"address delete {text} dev eth0" for text in NEW.values()))
+    running.lab.ip("node", *DELETED)
     _follow(lambda: _node_port_addresses(running) == OWN, "addresses that went", after_s=GRACE_S)
     running.lab.ip(
         "node",
@@ -76,8 +78,8 @@ def test_node_ports_follow_the_addresses_of_the_node(running: Cluster) -> None:
     _follow(lambda: _node_port_addresses(running) == OWN, "a device that went", after_s=GRACE_S)
 
 
-@by_family
-def test_a_connection_through_a_node_port_outlives_an_address_that_blinks(running: Cluster, family: Family) -> None:
+@with_routes
+def test_connections_through_a_node_port_outlive_addresses_that_blink(running: Cluster) -> None:
     """An address may be away for a moment with netplan, a DHCP client or keepalived, and its connections must not end.
 
     The client must not send meanwhile: the packet would take another route than when the connection was masqueraded, for which
@@ -85,40 +87,42 @@ def test_a_connection_through_a_node_port_outlives_an_address_that_blinks(runnin
     acknowledgement.
     """
     assert running.lab.run("node", "sysctl", "-n", "net.ipv4.vs.expire_nodest_conn").strip() == "1"
-    added = f"address add {NEW[family]} dev eth0 {'nodad' if family is Family.IPV6 else ''}"
-    address = _bare(NEW[family])
-    running.lab.ip("node", added)
-    _follow(lambda: address in _node_port_addresses(running), "an address that came")
-    connection = running.lab.open("client", "TCP", address, NODE_PORT)
-    backend = connection.ask()
+    new = {_bare(text) for text in NEW.values()}
+    running.lab.ip("node", *ADDED)
+    _follow(lambda: new <= _node_port_addresses(running), "addresses that came")
+    connections = [running.lab.open("client", "TCP", address, NODE_PORT) for address in new]
     for away_s in (0.3, 2.0):
         time.sleep(ACKNOWLEDGED_S)
-        running.lab.ip("node", f"address delete {NEW[family]} dev eth0")
+        running.lab.ip("node", *DELETED)
         ends = time.monotonic() + away_s
         while time.monotonic() < ends:
-            assert address in _node_port_addresses(running)
+            assert new <= _node_port_addresses(running)
             time.sleep(0.05)
-        running.lab.ip("node", added)
-        assert connection.ask() == backend
+        running.lab.ip("node", *ADDED)
+        assert [one.ask() for one in connections] == [one.backend for one in connections]
     time.sleep(GRACE_S)
-    assert connection.ask() == backend
-    connection.close()
-    running.lab.ip("node", f"address delete {NEW[family]} dev eth0")
-    _follow(lambda: _node_port_addresses(running) == OWN, "an address that went", after_s=GRACE_S)
+    for one in connections:
+        assert one.ask() == one.backend
+        one.close()
+    running.lab.ip("node", *DELETED)
+    _follow(lambda: _node_port_addresses(running) == OWN, "addresses that went", after_s=GRACE_S)
 
 
 def test_a_service_address_on_another_device_of_the_node_is_not_bound_again(running: Cluster) -> None:
-    for family in Family:
-        external = cluster.address("external 1", family)
-        assert external in running.local_addresses()
-        running.lab.ip("node", f"address add {external}/{family.bits} dev eth0")
-        _follow(lambda there=external: there not in running.local_addresses(), "made room")  # type: ignore[misc]  # a default
-        assert running.lab.probe("client", "TCP", external, 80).outcome == "ok"
-        _follow(lambda there=external: there in _node_port_addresses(running), "is an address of the node now")  # type: ignore[misc]  # as above
-        running.lab.ip("node", f"address delete {external}/{family.bits} dev eth0")
-        _follow(lambda there=external: there in running.local_addresses(), "came back")  # type: ignore[misc]  # as above
-        assert running.lab.probe("client", "TCP", external, 80).outcome == "ok"
-        _follow(lambda: _node_port_addresses(running) == OWN, "no address of the node any more", after_s=GRACE_S)
+    external = {cluster.address("external 1", family): family.bits for family in Family}
+
+    def are_served() -> bool:
+        return all(running.lab.probe("client", "TCP", one, 80).outcome == "ok" for one in external)
+
+    assert external.keys() <= running.local_addresses()
+    running.lab.ip("node", *(f"address add {one}/{bits} dev eth0" for one, bits in external.items()))
+    _follow(lambda: external.keys().isdisjoint(running.local_addresses()), "made room")
+    assert are_served()
+    _follow(lambda: external.keys() <= _node_port_addresses(running), "are addresses of the node now")
+    running.lab.ip("node", *(f"address delete {one}/{bits} dev eth0" for one, bits in external.items()))
+    _follow(lambda: external.keys() <= running.local_addresses(), "came back")
+    assert are_served()
+    _follow(lambda: _node_port_addresses(running) == OWN, "no addresses of the node any more", after_s=GRACE_S)
 
 
 @with_addresses

@@ -28,11 +28,11 @@ NAMESPACES = {"p1": "p1", "r1": "remote", "r2": "remote"}
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
+def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("one-way")
-    with lab.Lab() as laboratory, Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
+    with Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         # As in a cluster, packets to an address that is nobody's leave the node, and are tracked.
-        laboratory.ip("node", "route add default via 172.18.0.50", "route add default via fc00:f853:ccd::50")
+        laboratory.ip("node", "route replace default via 172.18.0.50", "route replace default via fc00:f853:ccd::50")
         for pod, namespace in NAMESPACES.items():
             for family in Family:
                 laboratory.mute(namespace, cluster.address(pod, family), POD_PORT)
@@ -128,21 +128,19 @@ def test_no_packet_goes_astray_when_endpoints_or_the_service_go(
 
 
 @by_family
-@WAYS
-def test_a_kernel_before_5_9_forgets_a_connection_at_its_next_packet(
-    running: Cluster, family: Family, from_: str, to: str, port: int
-) -> None:
+def test_a_kernel_before_5_9_forgets_a_connection_at_its_next_packet(running: Cluster, family: Family) -> None:
     """Without the setting, the kernel does not look for connections to what is removed, as older kernels never do.
 
     With it, a packet that finds one is dropped, and ends it (``ip_vs_in_hook`` in net/netfilter/ipvs/ip_vs_core.c). The program
-    would set it again.
+    would set it again. The function is the same for all clients.
     """
     running.have(_web("p1"))
-    with running.lab.sending(from_, cluster.address(to, family), port) as sent:
-        client = Client(running, family, from_, sent)
+    to = cluster.address("cluster 1", family)
+    with running.lab.sending("p2", to, 53) as sent:
+        client = Client(running, family, "p2", sent)
         client.is_served_by("p1")
         running.program.kill()
-        frontend, pod = _text(cluster.address(to, family), port), _text(cluster.address("p1", family), POD_PORT)
+        frontend, pod = _text(to, 53), _text(cluster.address("p1", family), POD_PORT)
         setting = Path("/proc/sys/net/ipv4/vs/expire_nodest_conn")
         setting.write_text("0")
         running.lab.run("node", "ipvsadm", "--delete-server", "--udp-service", frontend, "--real-server", pod)

@@ -87,18 +87,16 @@ QUESTIONS = questions.questions(ROWS)
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[cluster.Cluster]:
-    with (
-        lab.Lab() as laboratory,
-        cluster.Cluster(laboratory, tmp_path_factory.mktemp("scopes"), *API, f"--ipvs-vip-binding={binding}") as running,
-    ):
+def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[cluster.Cluster]:
+    directory = tmp_path_factory.mktemp("scopes")
+    with cluster.Cluster(laboratory, directory, *API, f"--ipvs-vip-binding={binding}") as running:
         running.have(SERVICES)
         yield running
 
 
 @pytest.fixture(scope="module", name="answers")
-def _answers(running: cluster.Cluster) -> Mapping[Question, lab.Result]:
-    return questions.ask(running.lab, QUESTIONS)
+def _answers(running: cluster.Cluster, binding: Binding) -> Mapping[Question, lab.Result]:
+    return questions.ask(running.lab, questions.of_binding(QUESTIONS, binding))
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)

@@ -144,18 +144,18 @@ assert {row.about for row in ROWS} >= EVERY_KIND
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[cluster.Cluster]:
+def _running(laboratory: lab.Lab, tmp_path_factory: pytest.TempPathFactory, binding: Binding) -> Iterator[cluster.Cluster]:
     directory = tmp_path_factory.mktemp("services")
-    with lab.Lab() as laboratory, cluster.Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
+    with cluster.Cluster(laboratory, directory, f"--ipvs-vip-binding={binding}") as running:
         running.have(SERVICES, SHARED, PROXIED)
         yield running
 
 
 @pytest.fixture(scope="module", name="answers")
-def _answers(request: pytest.FixtureRequest, running: cluster.Cluster) -> Mapping[Question, lab.Result]:
+def _answers(request: pytest.FixtureRequest, running: cluster.Cluster, binding: Binding) -> Mapping[Question, lab.Result]:
     tests = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
     asked = {item.callspec.params.get("question") for item in tests if hasattr(item, "callspec")}
-    return questions.ask(running.lab, [question for question in QUESTIONS if question in asked])
+    return questions.ask(running.lab, [question for question in questions.of_binding(QUESTIONS, binding) if question in asked])
 
 
 @pytest.mark.parametrize(
