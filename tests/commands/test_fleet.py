@@ -6,6 +6,7 @@ Bounds are of bytes and of requests at a time. No test bounds the time of a well
 import asyncio
 import contextlib
 import gzip
+import importlib.metadata
 import json
 import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -17,12 +18,15 @@ from aiohttp import web
 from ipvsproxy import cli
 from ipvsproxy.commands import fleet
 from ipvsproxy.commands.fleet import Fault, FleetNode
+from ipvsproxy.config import file
 from ipvsproxy.daemon.base import log as logs
 from ipvsproxy.daemon.http import routes
 from ipvsproxy.daemon.http.health import FamilyHealth, Health
+from ipvsproxy.daemon.http.server import Request
 from ipvsproxy.daemon.sources.watch import KubernetesSource
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.service import ObjectKind
+from tests.config import loading
 from tests.support import api_server
 
 pytestmark = pytest.mark.timeout(120)
@@ -274,6 +278,15 @@ async def test_each_fault_that_a_node_tells_is_named(handler: Handler, expected:
 async def test_drift_of_the_past_is_no_problem() -> None:
     nodes = await asked(Cluster({"n1": healthz(me={"lastDrift": routes.render_time(NOW_S - 601)})}))
     assert nodes["n1"].troubles == ()
+
+
+async def test_what_the_health_server_of_an_ipvsproxy_answers_is_understood() -> None:
+    config = loading.from_flags("--ipvs-scheduler=wrr")
+    health = Health(now_s=NOW_S, is_healthy=True, is_eligible=True, families={})
+    server = routes.health_server(lambda: config, lambda: health, lambda _: None, lambda _: None)
+    answer = await server(Request("/healthz", {"verbose": ""}, {}))
+    (node,) = (await asked(Cluster({"n1": says(answer.body, answer.status)}))).values()
+    assert node == ("n1", "n1", importlib.metadata.version("ipvsproxy"), file.digest(config), ())
 
 
 def test_configurations_are_compared_among_nodes_of_one_version() -> None:
