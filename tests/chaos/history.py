@@ -374,6 +374,7 @@ class History:
             without=self._without,
             descriptors=descriptors,
             output=self.log_reader.descriptor,
+            forks=self._is_quick,
         )
         self._running.__enter__()
         self._life = next(LIVES)

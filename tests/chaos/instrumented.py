@@ -12,6 +12,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos import broken, faults, faulty_socket
@@ -36,11 +37,17 @@ def program(
     without: Moment | None = None,
     descriptors: int = 0,
     output: int | None = None,
+    forks: bool = False,
 ) -> Program:
-    """The instrumented program, as ``Program`` says; ``without`` removes the fix of a moment, ``descriptors`` is a limit."""
+    """The instrumented program, as ``Program`` says; ``without`` removes the fix of a moment, ``descriptors`` is a limit.
+
+    A fork shares memory with its parent, so its memory is not that of a program.
+    """
     environment = {DIRECTORY: str(directory)} | ({WITHOUT: without.name} if without else {})
     environment |= {DESCRIPTORS: str(descriptors)} if descriptors else {}
-    return Program(None, log, *flags, path=path, environment=environment, starter=STARTER, output=output)
+    return Program(
+        None, log, *flags, path=path, environment=environment, starter=STARTER, main=main if forks else None, output=output
+    )
 
 
 class _Policy(asyncio.DefaultEventLoopPolicy):
@@ -72,20 +79,20 @@ def count_tasks(path: Path) -> None:
     threading.Thread(target=count, daemon=True, name="count tasks").start()
 
 
-def main() -> int:
-    """Run the program."""
+def main(flags: Sequence[str] | None = None) -> int:
+    """Run the program; without flags, with those of the command line."""
     directory = Path(os.environ[DIRECTORY])
     if limit := int(os.environ.get(DESCRIPTORS, "0")):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     count_tasks(directory / TASKS)
     faulty_socket.install(faults.Faults(directory))
-    from ipvsproxy import cli  # noqa: PLC0415 - its modules must be imported after the instrumentation
+    from ipvsproxy import cli  # noqa: PLC0415 - only in the process that runs it
     from ipvsproxy.daemon.sources import reflector  # noqa: PLC0415 - as above
 
     reflector.LONGEST_SILENCE_S = LONGEST_SILENCE_S
     if without := os.environ.get(WITHOUT):
         broken.WITHOUT_MEND[Moment[without]]()
-    return cli.main()
+    return cli.main(flags)
 
 
 if __name__ == "__main__":

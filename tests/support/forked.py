@@ -76,6 +76,8 @@ def _run(
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)
     log.close()
+    # The inherited ones would take a pipe for what they were before, perhaps a file.
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     os.environ.clear()
     os.environ.update(environment)
     status = target(*arguments)

@@ -77,7 +77,8 @@ class Program:
 
     With ``manifests`` None, the flags name the source. Output is appended to the file ``log``, or goes to ``output``, a
     descriptor, which is closed here after the start. ``path`` is put in front of PATH, and ``environment`` is added to ours.
-    ``starter`` are the arguments of Python before the flags, which run the program; without, it is a fork (``forked.py``).
+    ``starter`` are the arguments of Python before the flags, which run the program; without, or with ``main``, it is a fork
+    (``forked.py``), which runs ``main`` with the flags.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class Program:
         path: str | None = None,
         environment: Mapping[str, str] | None = None,
         starter: Sequence[str] = (),
+        main: Callable[[Sequence[str]], int] | None = None,
         output: int | None = None,
     ) -> None:
         source = [f"--manifests={manifests}"] if manifests else []
-        self._is_fork = FORKS and not starter
+        self._main = main or cli.main
+        self._is_fork = FORKS and (main is not None or not starter)
         self._flags = ["--proxy-mode=ipvs", *source, *flags]
         self._command = [*PYTHON, *(starter or STARTER), *self._flags]
         self._log = log
@@ -106,7 +109,7 @@ class Program:
         return self
 
     def _fork(self, log: int) -> AnyProcess:
-        return forked.Forked(cli.main, self._flags, output=log, environment=self._environment)
+        return forked.Forked(self._main, self._flags, output=log, environment=self._environment)
 
     def _start(self, log: int) -> AnyProcess:
         return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment)
