@@ -266,7 +266,7 @@ async def forward(port: int, reader: asyncio.StreamReader, writer: asyncio.Strea
     await asyncio.gather(copy(reader, to), copy(back, writer))
 
 
-@pytest.mark.parametrize("binding", ["addresses", "routes"])
+@pytest.mark.parametrize("binding", ["addresses", pytest.param("routes", marks=patience.THOROUGH)])
 async def test_a_start_gives_up_the_address_of_the_api_server_that_a_service_has_taken(
     server: ApiServer, folder: pathlib.Path, tmp_path: pathlib.Path, binding: str
 ) -> None:
@@ -378,9 +378,9 @@ async def test_node_ports_on_an_address_lost_meanwhile_are_removed_and_foreign_o
         assert set(others) <= rows
         assert any(row.startswith(f"TCP {kept}:30001") for row in rows)
         assert await program.stop() == 0
-    _, output = await run_for_output(*MAIN, "doctor")
-    assert all(row.partition(" ")[2] in output for row in others), output
-    assert "but none is served on the address" in output
+    (doctor,) = run_in_turn(("doctor",), within_s=SYNCED_WITHIN_S)
+    assert all(row.partition(" ")[2] in doctor.output for row in others), doctor
+    assert "but none is served on the address" in doctor.output
 
 
 def leave_iptables_mode() -> None:
@@ -479,12 +479,6 @@ async def test_the_process_answers_and_stops_on_a_signal_while_it_programs_a_ver
         assert time.monotonic() - began_s < ENDED_WITHIN_S
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
-
-
 def without_privileges() -> Sequence[str]:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
@@ -529,18 +523,9 @@ async def test_a_device_of_another_kind_with_our_name_ends_the_program_and_stays
         ["ipvsproxy: kube-ipvs0 is a bridge device, not a dummy: remove or rename it", "ipvsproxy: nothing was programmed"],
     )
     assert read_state() == before
-    status, output = await run_for_output(*MAIN, "doctor")
-    assert status != 0
-    assert "kube-ipvs0 is a bridge device, not a dummy" in output
-
-
-async def test_the_program_waits_for_an_unreachable_api_server_and_programs_nothing_before_it(tmp_path: pathlib.Path) -> None:
-    before = read_state()
-    kubeconfig = api_server.write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{closed_port()}")
-    async with running(f"--kubeconfig={kubeconfig}") as program:
-        await program.read_until("watch_failed")
-        assert program.process.is_alive
-        assert read_state() == before
+    (doctor,) = run_in_turn(("doctor",), within_s=SYNCED_WITHIN_S)
+    assert doctor.status != 0
+    assert "kube-ipvs0 is a bridge device, not a dummy" in doctor.output
 
 
 async def test_the_program_waits_for_a_withheld_list_and_programs_nothing_before_it(server: ApiServer, kubeconfig: str) -> None:
