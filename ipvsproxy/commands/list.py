@@ -10,10 +10,11 @@ from ipvsproxy.daemon.sources import source as sources
 from ipvsproxy.daemon.ui.board import Query, parse_query
 from ipvsproxy.kernel.base.errors import KernelError
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
-from ipvsproxy.kernel.ipvs.rows import MASQUERADED, IpvsTable, RealServerRow, VirtualServerRow
+from ipvsproxy.kernel.ipvs.rows import MASQUERADED, TUNNEL, IpvsTable, RealServerRow, VirtualServerRow
 from ipvsproxy.kernel.node_kernel import NodeKernel
 from ipvsproxy.kernel.thread import KernelThread
 from ipvsproxy.model.net import Address, Family
+from ipvsproxy.model.real_servers import TUNNELLED
 from ipvsproxy.model.virtual_servers import PERSISTENT, FirewallMark, VirtualServerKey
 from ipvsproxy.translate.api.targets import Targets
 
@@ -91,7 +92,7 @@ class _Names:
         return {
             "target": target.name or None if target else None,
             "node": target.node or None if target else None,
-            "state": _state(row, is_desired=row.key in desired.real_servers) if desired else None,
+            "state": _state(row, desired.weights.unpacked().get(row.key)) if desired else None,
         }
 
 
@@ -99,10 +100,10 @@ _WRONG = ("not desired", "not masqueraded")
 """The states of real servers that are problems."""
 
 
-def _state(row: RealServerRow, *, is_desired: bool) -> str:
-    if row.method != MASQUERADED:
+def _state(row: RealServerRow, desired: int | None) -> str:
+    if row.method != (TUNNEL if desired is not None and desired >= TUNNELLED else MASQUERADED):
         return "not masqueraded"
-    if is_desired:
+    if desired is not None:
         return "serving" if row.weight else "no new connections"
     return "not desired" if row.weight else "draining"
 

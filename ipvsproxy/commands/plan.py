@@ -20,7 +20,7 @@ from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Operation, Outcome, Verb, counted_kinds, kind_of, one_by_one
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, Thresholds
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, TUNNELLED, Thresholds, in_words, without_method
 from ipvsproxy.model.state import Observation
 from ipvsproxy.model.virtual_servers import RealServers, VirtualServer
 from ipvsproxy.reconcile.survey import Survey
@@ -146,7 +146,9 @@ def _describe(operation: Operation, survey: Survey) -> Document:
     }
     match operation.item:
         case RealServers() as item:
-            return {**described, "weight": item.weight, "drains": item.drains, **item.thresholds.described}
+            method = {"forward": "Tunnel"} if item.weight >= TUNNELLED else {}
+            weight = without_method(item.weight)
+            return {**described, **method, "weight": weight, "drains": item.drains, **item.thresholds.described}
         case VirtualServer(settings=settings) if operation.verb is not Verb.REMOVE:
             return {**described, "settings": str(settings)}
         case _:
@@ -193,11 +195,13 @@ def _line(operation: Document, above: str) -> str:
 
 def _weight(operation: Document) -> str:
     """The values of a real server in an operation; empty if the operation only adds it with weight 1."""
-    weight, thresholds = operation["weight"], Thresholds.of(operation)
+    weight, thresholds, by_tunnel = operation["weight"], Thresholds.of(operation), "forward" in operation
     limits = f", {thresholds}" if thresholds != NO_THRESHOLDS else ""
-    if operation["verb"] == Verb.ADD.value and weight == 1:
+    if operation["verb"] == Verb.ADD.value and weight == 1 and not by_tunnel:
         return limits
-    return f" weight {weight}" + ("" if weight else " (keeps its connections, gets no new ones)") + limits
+    return (
+        f" {in_words(weight + by_tunnel * TUNNELLED)}" + ("" if weight else " (keeps its connections, gets no new ones)") + limits
+    )
 
 
 def run(config: Config) -> int:

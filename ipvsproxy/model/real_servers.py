@@ -11,10 +11,12 @@ from ipvsproxy.model.net import Address, host_port
 PORT_SIZE = 2
 """The bytes of a packed port."""
 NOT_MASQUERADED = -1
-"""Stands in place of a weight: the real server has another forwarding method than masquerading.
+"""Stands in place of a weight: the real server has a forwarding method that no Service asks for.
 
-Setting a weight also sets masquerading.
+Setting a weight also sets the forwarding method.
 """
+TUNNELLED = 1 << 32
+"""Added to the weight of a real server that gets its packets by tunnel: more than the kernel's largest weight."""
 PORTS_KEPT = 1024
 """The most port numbers that are kept as shared objects."""
 PLAIN_KEPT = 16
@@ -22,6 +24,16 @@ PLAIN_KEPT = 16
 
 One change needs the weights several times, and unpacking 1,000 keys takes 0.1 ms.
 """
+
+
+def without_method(weight: int) -> int:
+    """The weight of a real server, whether or not it gets its packets by tunnel."""
+    return weight - TUNNELLED if weight >= TUNNELLED else weight
+
+
+def in_words(weight: int) -> str:
+    """The weight of a real server, and its forwarding method unless that is masquerading."""
+    return f"weight {without_method(weight)}" + (" by tunnel" if weight >= TUNNELLED else "")
 
 
 def pieces(packed: bytes, size: int) -> list[bytes]:

@@ -7,7 +7,7 @@ import msgspec
 
 from ipvsproxy.model.kind import DriverName, KernelKind
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
-from ipvsproxy.model.real_servers import NO_REAL_SERVERS, NO_THRESHOLDS, RealServerKey, Thresholds, Weights
+from ipvsproxy.model.real_servers import NO_REAL_SERVERS, NO_THRESHOLDS, RealServerKey, Thresholds, Weights, without_method
 from ipvsproxy.model.service import NODE_OWNER, Owner
 
 
@@ -149,7 +149,7 @@ class RealServers(NamedTuple):
 
     If ``keys`` are all real servers of a new virtual server, all with weight 1 and without thresholds, they are its
     ``EvenWeights`` object, because a start adds very many real servers. ``stays``: a Service desires the real servers, so weight
-    0 does not drain them.
+    0 does not drain them. ``TUNNELLED`` in the weight is their forwarding method.
     """
 
     virtual_server: VirtualServerKey
@@ -170,7 +170,7 @@ class RealServers(NamedTuple):
     @property
     def drains(self) -> bool:
         """Whether these real servers get no new connections because no Service desires them any more."""
-        return self.weight == 0 and not self.stays
+        return without_method(self.weight) == 0 and not self.stays
 
     @property
     def key(self) -> RealServerKey:

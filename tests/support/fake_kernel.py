@@ -27,7 +27,7 @@ from ipvsproxy.model.kernel import (
 )
 from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Item, Operation, Outcome, Verb, kind_of, one_by_one
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds, without_method
 from ipvsproxy.model.rules import ChainKey, Jump, JumpTo, ObservedRule, ObservedSkeleton, Rule, Skeleton
 from ipvsproxy.model.sets import IP_SETS, SET_CAPACITY, IpSet, SetCopy, SetEntries, SetType
 from ipvsproxy.model.state import Observation
@@ -323,7 +323,7 @@ class FakeKernel:
         address = item.key.address
         if address.family is not item.virtual_server.address.family or not _is_unicast(address):
             raise fake_sets.Refusal(errno.EINVAL)
-        if not 0 <= item.weight < 1 << 31 or item.thresholds.lower > item.thresholds.upper:
+        if not 0 <= without_method(item.weight) < 1 << 31 or item.thresholds.lower > item.thresholds.upper:
             raise fake_sets.Refusal(errno.ERANGE)
         there = item.key in server.real_servers
         server.real_servers[item.key] = item.weight

@@ -14,7 +14,7 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import PORT_SIZE, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.real_servers import PORT_SIZE, TUNNELLED, EvenWeights, RealServerKey, Thresholds, without_method
 from ipvsproxy.model.virtual_servers import HASHED, FirewallMark, RealServers, VirtualServer, VirtualServerKey
 
 GENERIC_HEADER = 4
@@ -29,11 +29,12 @@ SCHEDULER_NAME_LIMIT = 15
 """The longest scheduler name that the kernel takes (IP_VS_SCHEDNAME_MAXLEN less the NUL)."""
 
 TEMPLATES_KEPT = 256
-"""The most templates of real servers that are kept: each shape with each pair of thresholds has its own template."""
+"""The most templates of real servers that are kept: each shape, method and pair of thresholds has its own template."""
 
 _ALL_FLAGS = 0xFFFFFFFF
 _ALL_ONES = 0xFFFFFFFF
-_MASQUERADE = 0
+_MASQUERADE, _TUNNEL = 0, 2
+"""Forwarding methods (IP_VS_CONN_F_MASQ, IP_VS_CONN_F_TUNNEL); the kernel's default type of tunnel is IP in IP."""
 _ADDRESS_SIZES = frozenset(family.bits // 8 for family in Family)
 _U16 = (0, 0xFFFF)
 _U32 = (0, 0xFFFFFFFF)
@@ -120,9 +121,11 @@ class Encoder:
         if len(packed) != len(keys) * (size + PORT_SIZE):
             return [self._encode_other_family(verb, key, one, number) for one, number in zip(keys, numbers, strict=False)]
         # Most bytes are common to all of these messages. To join them once takes less than half the time.
-        head, name, between, tail = self._destination(verb, _shape(key), thresholds)
+        head, name, between, tail = self._destination(
+            verb, _shape(key), thresholds, _TUNNEL if weight >= TUNNELLED else _MASQUERADE
+        )
         middle = name % _holes(key)
-        behind = tail if verb is Verb.REMOVE else tail % _pack_u32(weight)
+        behind = tail if verb is Verb.REMOVE else tail % _pack_u32(without_method(weight))
         real_servers = struct.iter_unpack(f"{size}s{PORT_SIZE}s", packed)
         return [
             b"".join((head, number, middle, address, between, port, behind))
@@ -218,7 +221,7 @@ class Encoder:
 
         return message.Template(build, _key_samples(shape)).encode
 
-    def _destination_template(self, verb: Verb, shape: Shape, thresholds: Thresholds) -> _RealServerParts:
+    def _destination_template(self, verb: Verb, shape: Shape, thresholds: Thresholds, method: int) -> _RealServerParts:
         family = shape.family
         command = _DESTINATION_COMMANDS[verb]
         samples: dict[str, message.Sample] = {
@@ -236,7 +239,7 @@ class Encoder:
             ]
             if weight is not None:
                 destination += [
-                    ["IPVS_DEST_ATTR_FWD_METHOD", _MASQUERADE],
+                    ["IPVS_DEST_ATTR_FWD_METHOD", method],
                     ["IPVS_DEST_ATTR_WEIGHT", weight],
                     ["IPVS_DEST_ATTR_U_THRESH", thresholds.upper],
                     ["IPVS_DEST_ATTR_L_THRESH", thresholds.lower],

@@ -15,7 +15,7 @@ from ipvsproxy.kernel.base import message, netlink
 from ipvsproxy.kernel.base.errors import KernelError, Tolerated
 from ipvsproxy.kernel.ipvs import ipvs_message
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, TUNNELLED, EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.virtual_servers import (
     HASHED,
     NO_CONNECTIONS,
@@ -39,8 +39,8 @@ PART_S = 0.004
 
 The kernel walks its table from the beginning for each 32 kB, which takes 8 ms with 100,000 virtual servers.
 """
-MASQUERADED = "Masq"
-METHODS: Mapping[int, str] = {0: MASQUERADED, 1: "Local", 2: "Tunnel", 3: "Route", 4: "Bypass"}
+MASQUERADED, TUNNEL = "Masq", "Tunnel"
+METHODS: Mapping[int, str] = {0: MASQUERADED, 1: "Local", 2: TUNNEL, 3: "Route", 4: "Bypass"}
 """ipvsadm's names of forwarding methods, by number (``IP_VS_CONN_F_MASQ`` and later ones in include/uapi/linux/ip_vs.h)."""
 
 _FLAG_NAMES: Mapping[str, tuple[str, str, str]] = {
@@ -388,6 +388,12 @@ def observed(settings: VirtualServerSettings, real_servers: Sequence[RealServerV
     """The observed virtual server with these real servers, in the given order."""
     if all((method & _METHODS, weight, upper, lower) == (0, 1, 0, 0) for _, method, weight, upper, lower in real_servers):
         return ObservedVirtualServer(settings, EvenWeights.of([server[0] for server in real_servers]))
-    weights = {key: NOT_MASQUERADED if method & _METHODS else weight for key, method, weight, *_ in real_servers}
+    weights = {key: _with_method(method & _METHODS, weight) for key, method, weight, *_ in real_servers}
     thresholds = {key: Thresholds(upper, lower) for key, _, _, upper, lower in real_servers if upper or lower}
     return ObservedVirtualServer(settings, weights, thresholds=thresholds or None)
+
+
+def _with_method(method: int, weight: int) -> int:
+    if METHODS.get(method) == TUNNEL:
+        return TUNNELLED + weight
+    return NOT_MASQUERADED if method else weight

@@ -14,7 +14,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ipvsproxy.model.plan import Operation, Outcome, Verb, WeightChange
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds, UnevenWeights
+from ipvsproxy.model.real_servers import (
+    NO_THRESHOLDS,
+    NOT_MASQUERADED,
+    EvenWeights,
+    RealServerKey,
+    Thresholds,
+    UnevenWeights,
+    in_words,
+    without_method,
+)
 from ipvsproxy.model.sets import SetEntry
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import (
@@ -72,7 +81,7 @@ class VirtualServers(ReconciledKind):
     def stage(self, operation: Operation) -> Stage:
         """The stage of an operation. Real servers lose traffic after other real servers have got theirs."""
         verb, item = operation
-        if isinstance(item, RealServers) and (verb is Verb.REMOVE or (verb is Verb.SET and item.weight == 0)):
+        if isinstance(item, RealServers) and (verb is Verb.REMOVE or (verb is Verb.SET and without_method(item.weight) == 0)):
             return Stage.REAL_SERVER_REMOVALS
         return self.stages[verb]
 
@@ -144,8 +153,9 @@ class VirtualServers(ReconciledKind):
         """The changes of weights that ``settle`` will record for an operation."""
         observed = self.servers.observed.get(item.virtual_server)
         weights = observed.real_servers if observed else {}
-        after = None if verb is Verb.REMOVE else item.weight
-        return (WeightChange(item.virtual_server, key, weights.get(key), after) for key in item.keys)
+        after = None if verb is Verb.REMOVE else without_method(item.weight)
+        before = ((key, weights.get(key)) for key in item.keys)
+        return (WeightChange(item.virtual_server, key, one and without_method(one), after) for key, one in before)
 
     def _settle_real_servers(self, verb: Verb, item: RealServers) -> None:
         """Records real servers. If these are all desired and all observed real servers, both sides share one object."""
@@ -243,7 +253,7 @@ class VirtualServers(ReconciledKind):
 def _gives_traffic(operation: Operation) -> bool:
     """Whether an operation gives a real server new connections."""
     item = operation.item
-    return isinstance(item, RealServers) and operation.verb is not Verb.REMOVE and item.weight > 0
+    return isinstance(item, RealServers) and operation.verb is not Verb.REMOVE and without_method(item.weight) > 0
 
 
 def _describe(settings: VirtualServerSettings, real_servers: int) -> str:
@@ -257,7 +267,7 @@ def _observed_weight(weight: int | None, thresholds: Thresholds | None) -> str:
 
 
 def _weight(weight: int, thresholds: Thresholds) -> str:
-    return f"weight {weight}" + (f", {thresholds}" if thresholds != NO_THRESHOLDS else "")
+    return in_words(weight) + (f", {thresholds}" if thresholds != NO_THRESHOLDS else "")
 
 
 def _desired_weight(operation: Operation) -> str:

@@ -5,7 +5,16 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ipvsproxy.model.net import Protocol
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, PORT_SIZE, EvenWeights, RealServerKey, Thresholds, plain
+from ipvsproxy.model.real_servers import (
+    NO_THRESHOLDS,
+    PORT_SIZE,
+    TUNNELLED,
+    EvenWeights,
+    RealServerKey,
+    Thresholds,
+    plain,
+    without_method,
+)
 from ipvsproxy.model.virtual_servers import (
     ObservedVirtualServer,
     RealServers,
@@ -47,7 +56,7 @@ def _parting(
         # A real server of the other family is tunnelled. Setting weight 0 would also set masquerading, which the kernel refuses.
         return Verb.REMOVE
     over = may_remove(desired.key, key)
-    if weight != 0 or over is None:
+    if without_method(weight) != 0 or over is None:
         return Verb.SET
     return Verb.REMOVE if over else None
 
@@ -80,15 +89,17 @@ def virtual_server_operations(
         if not (
             weight == desired_weight
             and (has_equal_thresholds or _thresholds_of(observed_thresholds, packed) == thresholds)
-            and (weight or may_remove(key, RealServerKey(packed)) is None)
+            and (without_method(weight) or may_remove(key, RealServerKey(packed)) is None)
         ):
-            item = RealServers(key, (RealServerKey(packed),), desired_weight, thresholds, stays=desired_weight == 0)
+            stays = without_method(desired_weight) == 0
+            item = RealServers(key, (RealServerKey(packed),), desired_weight, thresholds, stays=stays)
             yield Operation(Verb.ADD if weight is None else Verb.SET, item)
     for packed, weight in weights.items():
         if packed not in desired_weights:
             real_server = RealServerKey(packed)
             if parting := _parting(desired, real_server, weight, may_remove):
-                yield Operation(parting, RealServers.of(key, real_server, 0))
+                by_tunnel = weight >= TUNNELLED and parting is Verb.SET
+                yield Operation(parting, RealServers.of(key, real_server, TUNNELLED if by_tunnel else 0))
 
 
 def _additions(desired: VirtualServer) -> Iterator[Operation]:
@@ -99,4 +110,4 @@ def _additions(desired: VirtualServer) -> Iterator[Operation]:
         return
     for weight, run in itertools.groupby(desired.weights.plain().items(), key=lambda item: item[1]):
         keys = tuple(RealServerKey(key) for key, _ in run)
-        yield Operation(Verb.ADD, RealServers(desired.key, keys, weight, desired.thresholds, stays=weight == 0))
+        yield Operation(Verb.ADD, RealServers(desired.key, keys, weight, desired.thresholds, stays=without_method(weight) == 0))

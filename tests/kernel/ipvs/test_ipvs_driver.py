@@ -21,7 +21,7 @@ from ipvsproxy.kernel.ipvs import operations as ipvs_operations
 from ipvsproxy.model.kernel import Timeouts
 from ipvsproxy.model.net import Family, Protocol, host_port, parse_address
 from ipvsproxy.model.plan import Operation, Verb
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, TUNNELLED, EvenWeights, RealServerKey, UnevenWeights
 from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,
@@ -114,10 +114,11 @@ def test_another_forwarding_method_is_observed_and_repaired(driver: ipvs.IpvsDri
     ipvsadm("-e", "-t", host_port(desired.key.address, 80), "-r", str(key), method, "-w", "1", "-x", "9")
     observed = changes(driver)[desired.key]
     assert observed is not None
-    assert observed.real_servers == {key: NOT_MASQUERADED}
+    found = {"-g": NOT_MASQUERADED, "-i": TUNNELLED + 1}[method]
+    assert observed.real_servers == {key: found}
     asked = driver._table.virtual_server(desired.key)
     assert asked is not None
-    assert asked.real_servers == {key: NOT_MASQUERADED}, "by netlink, too"
+    assert asked.real_servers == {key: found}, "by netlink, too"
     mended = list(diff.virtual_server_operations(desired.key, desired, observed, lambda *_: None))
     assert mended == [Operation(Verb.SET, RealServers.of(desired.key, key, 1))]
     assert clean(driver.apply(mended))
@@ -125,6 +126,24 @@ def test_another_forwarding_method_is_observed_and_repaired(driver: ipvs.IpvsDri
     assert observed is not None
     assert observed.real_servers == {key: 1}
     assert ipvsadm("-Sn").splitlines()[-1].split()[-3:] == ["-m", "-w", "1"], "and no threshold is left"
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("address", "pod", "end"), [("10.96.0.1", "10.244.0.1", "10.0.0.3"), ("fd00:96::1", "fd00:244::1", "fd01::3")]
+)
+def test_real_servers_by_tunnel_stand_beside_masqueraded_ones(driver: ipvs.IpvsDriver, address: str, pod: str, end: str) -> None:
+    bare = server(address)
+    key, tunnel = RealServerKey.of(parse_address(pod), 8080), RealServerKey.of(parse_address(end), 80)
+    desired = VirtualServer(bare.key, bare.settings, UnevenWeights({key: 1, tunnel: TUNNELLED + 3}))
+    assert clean(driver.apply(list(diff.virtual_server_operations(desired.key, desired, None, lambda *_: None))))
+    assert driver.observe()[desired.key].real_servers == desired.weights
+    shown = {tuple(line.split()[5:8]) for line in ipvsadm("-Sn").splitlines()[1:]}
+    assert shown == {("-m", "-w", "1"), ("-i", "-w", "3")}
+    gone = desired.with_weights(UnevenWeights({key: 1}))
+    draining = list(diff.virtual_server_operations(desired.key, gone, driver.observe()[desired.key], lambda *_: None))
+    assert clean(driver.apply(draining))
+    assert driver.observe()[desired.key].real_servers == {key: 1, tunnel: TUNNELLED}, "a draining tunnel stays one"
 
 
 @pytest.mark.kernel
@@ -141,7 +160,7 @@ def test_a_tunnelled_real_server_of_the_other_family_is_observed_and_removed(
     ipvsadm("-a", "-t", host_port(desired.key.address, 80), "-r", str(alien), "-i")
     observed = changes(driver)[desired.key]
     assert observed is not None
-    assert observed.real_servers == {key: 1, alien: NOT_MASQUERADED}
+    assert observed.real_servers == {key: 1, alien: TUNNELLED + 1}
     asked = driver._table.virtual_server(desired.key)
     assert asked is not None
     assert asked.real_servers == observed.real_servers, "by netlink, too"

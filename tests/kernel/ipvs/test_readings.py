@@ -16,7 +16,7 @@ from ipvsproxy.kernel.ipvs import readings as ipvs_readings
 from ipvsproxy.kernel.ipvs import rows as ipvs_rows
 from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.real_servers import NOT_MASQUERADED, EvenWeights, RealServerKey, Thresholds
+from ipvsproxy.model.real_servers import NOT_MASQUERADED, TUNNELLED, EvenWeights, RealServerKey, Thresholds
 from ipvsproxy.model.virtual_servers import (
     PERSISTENT,
     SCHEDULER_PORT,
@@ -153,8 +153,8 @@ def test_the_order_of_real_servers_is_the_one_in_which_they_were_added(table: Ta
 
 def test_a_real_server_with_another_forwarding_method_is_marked(table: Table) -> None:
     table.put(WEB)
-    table.content[WEB][1].update({pod(1): (3, 1), pod(2): (0x100, 1)})
-    assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): NOT_MASQUERADED, pod(2): 1})}
+    table.content[WEB][1].update({pod(1): (3, 1), pod(2): (0x100, 1), pod(3): (2, 5)})
+    assert table.read() == {WEB: ObservedVirtualServer(RR, {pod(1): NOT_MASQUERADED, pod(2): 1, pod(3): TUNNELLED + 5})}
 
 
 def test_thresholds_and_the_network_of_session_affinity_are_read(table: Table) -> None:
