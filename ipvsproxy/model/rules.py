@@ -103,7 +103,14 @@ class TakeMark:
     match: SetMatch
 
 
-Target = Verdict | JumpTo | Masquerade | SetMark | InvertMark | TakeMark
+@dataclasses.dataclass(frozen=True, slots=True)
+class LimitSegments:
+    """Lowers the size of segments that a TCP packet announces to this many bytes. A smaller size stays."""
+
+    size: int
+
+
+Target = Verdict | JumpTo | Masquerade | SetMark | InvertMark | TakeMark | LimitSegments
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +121,8 @@ class Rule:
     bits, all of which must be set. At least one bit of ``any_mark`` and no bit of ``no_mark`` must be set. A packet matches if
     its state is among ``connection_states``. ``virtual_server`` matches all packets of its connections; with
     ``to_virtual_server``, only packets from clients. ``original_destination`` is the destination of the connection's first packet
-    on its arrival.
+    on its arrival. ``tunnel`` matches the outer packet of a tunnel of the rule's family: IP in IP, or IPv6 in IPv6.
+    ``syn`` matches the first packet of a TCP connection in each direction.
     """
 
     target: Target
@@ -123,6 +131,7 @@ class Rule:
     interface: InterfaceMatch | None = None
     not_interface: InterfaceMatch | None = None
     protocol: Protocol | None = None
+    tunnel: bool = False
     comment: str = ""
     mark: int | None = None
     not_mark: int | None = None
@@ -131,6 +140,7 @@ class Rule:
     connection_states: tuple[ConnectionState, ...] = ()
     original_destination: Address | None = None
     set: SetMatch | None = None
+    syn: bool = False
     not_from_bridge_port: bool = False
     from_this_host: bool = False
     from_elsewhere: bool = False

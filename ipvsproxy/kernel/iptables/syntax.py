@@ -21,6 +21,7 @@ from ipvsproxy.model.rules import (
     Jump,
     JumpTo,
     LeftRules,
+    LimitSegments,
     Masquerade,
     ObservedRule,
     Reference,
@@ -40,6 +41,9 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 _REJECT: Mapping[Family, str] = {Family.IPV4: "icmp-port-unreachable", Family.IPV6: "icmp6-port-unreachable"}
 _PROTOCOLS: Mapping[str, Protocol] = {protocol.label: protocol for protocol in Protocol}
 _BARE_COMMENT = re.compile(r'--comment ([^"\s]\S*)')
+_TUNNELS: Mapping[Family, str] = {Family.IPV4: "ipencap", Family.IPV6: "ipv6"}
+"""The protocols of tunnels by the names of /etc/protocols; without that file, iptables prints their numbers."""
+_SYN_FLAGS = "SYN,RST SYN"
 _VIRTUAL_SERVER = ("protocol", "address", "port")
 
 
@@ -54,6 +58,7 @@ def render(rule: ObservedRule, family: Family) -> str:
         rule.interface and f"-i {_interface(rule.interface)}",
         rule.not_interface and f"! -i {_interface(rule.not_interface)}",
         rule.protocol and f"-p {rule.protocol.label}",
+        rule.tunnel and f"-p {_TUNNELS[family]}",
         rule.comment and f'-m comment --comment "{comment}"',
         rule.mark is not None and f"-m mark --mark {rule.mark:#x}/{rule.mark:#x}",
         rule.not_mark is not None and f"-m mark ! --mark {rule.not_mark:#x}/{rule.not_mark:#x}",
@@ -62,6 +67,7 @@ def render(rule: ObservedRule, family: Family) -> str:
         rule.original_destination and f"-m conntrack --ctorigdst {rule.original_destination}",
         rule.connection_states and f"-m conntrack --ctstate {','.join(state.value for state in rule.connection_states)}",
         rule.set and f"-m set --match-set {_set(rule.set)}",
+        rule.syn and f"-m tcp --tcp-flags {_SYN_FLAGS}",
         rule.not_from_bridge_port and "-m physdev ! --physdev-is-in",
         rule.from_this_host and "-m addrtype --src-type LOCAL",
         rule.from_elsewhere and "-m addrtype ! --src-type LOCAL",
@@ -106,6 +112,8 @@ def _target(target: Target, family: Family) -> str:  # noqa: PLR0911 - one for e
             return f"MARK --set-xmark {bits:#x}/0x0"
         case TakeMark(match):
             return f"SET --map-set {_set(match)} --map-mark"
+        case LimitSegments(size):
+            return f"TCPMSS --set-mss {size}"
         case never:
             assert_never(never)
 
@@ -123,10 +131,11 @@ def parse(text: str, family: Family) -> ObservedRule:
 def normalise(text: str) -> str:
     """A rule in the spelling of ``render``, whichever version of iptables has printed it.
 
-    Some versions print a comment of one word without quotes. Some releases of libxt_ipvs print ``--vproto`` as ``--proto``, which
-    they cannot read back themselves.
+    Some versions print a comment of one word without quotes, or the number of a protocol. Some releases of libxt_ipvs print
+    ``--vproto`` as ``--proto``, which they cannot read back themselves.
     """
-    return _BARE_COMMENT.sub(r'--comment "\1"', text).replace("-m ipvs --proto ", "-m ipvs --vproto ")
+    text = _BARE_COMMENT.sub(r'--comment "\1"', text).replace("-m ipvs --proto ", "-m ipvs --vproto ")
+    return text.replace("-p 4 ", "-p ipencap ").replace("-p 41 ", "-p ipv6 ")
 
 
 def _words(text: str) -> list[str]:
@@ -152,7 +161,7 @@ def _parse(words: list[str]) -> Rule:
             fields["not_from_bridge_port"] = is_inverted
             is_inverted = False
         else:
-            values = words[position : position + (2 if option == "--match-set" else 1)]
+            values = words[position : position + (2 if option in ("--match-set", "--tcp-flags") else 1)]
             position += len(values)
             name, value = _MATCHES[f"! {option}" if is_inverted else option](*values)
             (virtual_server if name in _VIRTUAL_SERVER and option.startswith("--v") else fields)[name] = value
@@ -167,7 +176,7 @@ _MATCHES: Mapping[str, Callable[..., tuple[str, object]]] = {
     "! -s": lambda text: ("not_source", parse_network(text)),
     "-i": lambda text: ("interface", InterfaceMatch(text.removesuffix("+"), is_prefix=text.endswith("+"))),
     "! -i": lambda text: ("not_interface", InterfaceMatch(text.removesuffix("+"), is_prefix=text.endswith("+"))),
-    "-p": lambda text: ("protocol", _PROTOCOLS[text]),
+    "-p": lambda text: ("tunnel", True) if text in _TUNNELS.values() else ("protocol", _PROTOCOLS[text]),
     "--comment": lambda text: ("comment", text.replace("\\'", "'")),
     "--mark": lambda text: _mark(text, "mark", "no_mark"),
     "! --mark": lambda text: _mark(text, "not_mark", "any_mark"),
@@ -175,6 +184,7 @@ _MATCHES: Mapping[str, Callable[..., tuple[str, object]]] = {
     "--src-type": lambda _: ("from_this_host", True),
     "--ctstate": lambda text: ("connection_states", tuple(map(ConnectionState, text.split(",")))),
     "--match-set": lambda name, sides: ("set", SetMatch(name, tuple(map(Side, sides.split(","))))),
+    "--tcp-flags": lambda *_: ("syn", True),
     "! --src-type": lambda _: ("from_elsewhere", True),
     "--dst-type": lambda _: ("to_this_host", True),
     "--vproto": lambda text: ("protocol", Protocol(int(text))),
@@ -190,7 +200,7 @@ def _mark(text: str, of_set_bits: str, of_clear_bits: str) -> tuple[str, object]
     return (of_set_bits, int(value, 16)) if int(value, 16) else (of_clear_bits, int(mask, 16))
 
 
-def _parse_target(words: list[str]) -> Target:
+def _parse_target(words: list[str]) -> Target:  # noqa: PLR0911 - one for each kind
     match words:
         case ["REJECT", "--reject-with", _]:
             return Verdict.REJECT
@@ -203,6 +213,8 @@ def _parse_target(words: list[str]) -> Target:
             return InvertMark(int(value, 16)) if mask == "0x0" else SetMark(int(value, 16))
         case ["SET", "--map-set", name, sides, "--map-mark"]:
             return TakeMark(SetMatch(name, tuple(map(Side, sides.split(",")))))
+        case ["TCPMSS", "--set-mss", size]:
+            return LimitSegments(int(size))
         case [chain]:
             return JumpTo(chain)
         case _:

@@ -37,6 +37,7 @@ _ELSEWHERE = "its base chain has another type, hook, priority or policy"
 HOOKS: Mapping[tuple[str, str], Hook] = {
     ("mangle", "PREROUTING"): Hook("filter", 0, -150),
     ("mangle", "OUTPUT"): Hook("filter", 3, -150),
+    ("mangle", "POSTROUTING"): Hook("filter", 4, -150),
     ("nat", "PREROUTING"): Hook("nat", 0, -105),
     ("nat", "OUTPUT"): Hook("nat", 3, -105),
     ("nat", "POSTROUTING"): Hook("nat", 4, 95),

@@ -33,6 +33,7 @@ from ipvsproxy.model.rules import (
     InvertMark,
     Jump,
     JumpTo,
+    LimitSegments,
     Masquerade,
     Rule,
     SetMark,
@@ -82,6 +83,7 @@ _OFFSETS: Mapping[Family, Mapping[Side, int]] = {
 _PORTS: Mapping[Side, int] = {Side.SOURCE: 0, Side.DESTINATION: 2}
 """The places of the ports in the transport header, which are the same in all three protocols."""
 _STATES: Mapping[ConnectionState, int] = {ConnectionState.ESTABLISHED: 2, ConnectionState.RELATED: 4, ConnectionState.NEW: 8}
+_TUNNELS: Mapping[Family, int] = {Family.IPV4: 4, Family.IPV6: 41}  # IPPROTO_IPIP, IPPROTO_IPV6
 _LOCAL = struct.pack("=I", 2)  # RTN_LOCAL
 _NAME_SIZE = 16
 _ALL = 0xFFFFFFFF
@@ -104,7 +106,9 @@ def expand(rule: Rule, family: Family, table: str) -> list[Expressions]:
         ValueError: a set is unknown, or a match does not fit its type.
     """
     matches = (*_of_family(family), *_matches(rule, family))
-    looked_up = rule.target.match if isinstance(rule.target, TakeMark) else rule.set
+    looked_up = rule.set
+    if isinstance(rule.target, TakeMark):
+        looked_up, matches = rule.target.match, (*matches, meta(Meta.MARK), compare(bytes(4)))
     keys = list(_lookups(looked_up, family, rule.protocol)) if looked_up else [()]
     target = tuple(_target(rule.target, family, table))
     return [(*matches, *key, *target) for key in keys]
@@ -130,8 +134,7 @@ def _matches(rule: Rule, family: Family) -> Iterator[bytes]:
         yield from _interface(rule.interface)
     if rule.not_interface:
         yield from _interface(rule.not_interface, equal=False)
-    if rule.protocol:
-        yield from _protocol(rule.protocol)
+    yield from _transport(rule, family)
     yield from _marks(rule)
     if rule.connection_states:
         states = sum(_STATES[state] for state in rule.connection_states)
@@ -160,6 +163,15 @@ def _matches(rule: Rule, family: Family) -> Iterator[bytes]:
             yield compare(_LOCAL, equal=equal)
 
 
+def _transport(rule: Rule, family: Family) -> Iterator[bytes]:
+    if rule.protocol or rule.tunnel:
+        yield from _protocol(rule.protocol or _TUNNELS[family])
+    if rule.syn:
+        yield payload(Base.TRANSPORT, 13, 1)
+        yield bitwise(b"\6", b"\0")  # SYN and RST
+        yield compare(b"\2")
+
+
 def _network(network: Network, side: Side, *, equal: bool = True) -> Iterator[bytes]:
     family = network.family
     size = family.bits // 8
@@ -180,7 +192,7 @@ def _interface(match: InterfaceMatch, *, equal: bool = True) -> Iterator[bytes]:
     yield compare(name if match.is_prefix else name.ljust(_NAME_SIZE, b"\0"), equal=equal)
 
 
-def _protocol(protocol: Protocol) -> Iterator[bytes]:
+def _protocol(protocol: int) -> Iterator[bytes]:
     yield meta(Meta.PROTOCOL)
     yield compare(bytes([protocol]))
 
@@ -220,11 +232,7 @@ def _lookups(match: SetMatch, family: Family, protocol: Protocol | None) -> Iter
         return
     key = (_address(match.sides[0], family, 0), meta(Meta.PROTOCOL, words), _port(match.sides[1], words + 1))
     if ip_set.type is SetType.ADDRESS_PORT:
-        if not ip_set.gives_marks:
-            yield (*key, find)
-            return
-        unmarked = (meta(Meta.MARK), compare(bytes(4)))
-        yield (*unmarked, *key, lookup(match.set, maps_to=0), meta_set(Meta.MARK))
+        yield (*key, lookup(match.set, maps_to=0) if ip_set.gives_marks else find)
         return
     other = _address(match.sides[2], family, words + 2)
     if ip_set.type is SetType.ADDRESS_PORT_ADDRESS:
@@ -275,7 +283,10 @@ def _target(target: Target, family: Family, table: str) -> Iterator[bytes]:
         case InvertMark(bits):
             yield from _change_mark(_ALL, bits)
         case TakeMark():
-            pass  # the look-up has loaded the mark
+            yield meta_set(Meta.MARK)  # the look-up has loaded the mark
+        case LimitSegments(size):
+            yield _expression("immediate", integer(1, _register()), nested(2, _value(struct.pack(">H", size))))
+            yield segment_size()
         case never:
             assert_never(never)
 
@@ -378,6 +389,12 @@ def reject() -> bytes:
 def masquerade(*, fully_random: bool) -> bytes:
     """Replace the source address."""
     return _expression("masq", integer(1, 1 << 4) if fully_random else b"")
+
+
+def segment_size() -> bytes:
+    """Set the announced size of TCP segments to the number in the first register, unless it is smaller."""
+    option = attribute(2, b"\2") + integer(3, 2) + integer(4, 2) + integer(6, 1)  # TCPOPT_MSS, its value, NFT_EXTHDR_OP_TCPOPT
+    return _expression("exthdr", option, integer(7, _register()))
 
 
 def expressions(data: bytes) -> list[tuple[str, Mapping[tuple[int, ...], bytes]]]:

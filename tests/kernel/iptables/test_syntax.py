@@ -10,6 +10,7 @@ from ipvsproxy.model.rules import (
     InvertMark,
     Jump,
     JumpTo,
+    LimitSegments,
     Masquerade,
     Rule,
     SetMark,
@@ -62,6 +63,11 @@ FROM_CNI = InterfaceMatch("cni", is_prefix=True)
             "-m conntrack --ctorigdst 192.0.2.1 -m addrtype --src-type LOCAL -j MASQUERADE",
         ),
         (Rule(target=TakeMark(SET)), "-j SET --map-set KUBE-CLUSTER-IP dst,dst --map-mark"),
+        (Rule(target=Verdict.DROP, tunnel=True), "-p ipencap -j DROP"),
+        (
+            Rule(target=LimitSegments(1440), protocol=Protocol.TCP, set=SET, syn=True),
+            "-p tcp -m set --match-set KUBE-CLUSTER-IP dst,dst -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --set-mss 1440",
+        ),
         (Rule(target=JumpTo("KUBE-NODE-PORT"), to_this_host=True), "-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT"),
         (
             Rule(target=Verdict.DROP, source=parse_network("fd00::10/128"), virtual_server=FRONTEND_V6),
@@ -77,6 +83,12 @@ FROM_CNI = InterfaceMatch("cni", is_prefix=True)
 def test_a_rule_is_written_as_iptables_save_prints_it_and_read_back(rule: Rule, text: str) -> None:
     assert iptables_syntax.render(rule, Family.IPV4) == text
     assert iptables_syntax.parse(text, Family.IPV4) == rule
+
+
+def test_a_tunnel_is_recognised_by_the_number_of_its_protocol() -> None:
+    """Without names: iptables prints numbers on a host without /etc/protocols."""
+    assert iptables_syntax.parse("-p 4 -j DROP", Family.IPV4) == Rule(target=Verdict.DROP, tunnel=True)
+    assert iptables_syntax.parse("-p 41 -j DROP", Family.IPV6) == Rule(target=Verdict.DROP, tunnel=True)
 
 
 @pytest.mark.parametrize(("family", "kind"), [(Family.IPV4, "icmp-port-unreachable"), (Family.IPV6, "icmp6-port-unreachable")])
