@@ -278,7 +278,7 @@ def _binding(facts: Facts, config: Config) -> Iterator[Finding]:
 
 def _marks(facts: Facts, config: Config) -> Iterator[Finding]:
     """Rules of other programs that keep second scopes of external addresses from their packets."""
-    if config.translation.scopes is not TrafficScopes.API:
+    if config.translation.scopes is not TrafficScopes.API and not config.takes_direct_return:
         return
     bits = config.translation.scope_bits
     same = [rule.text for rule in facts.mark_rules if rule.bits & bits]
@@ -375,14 +375,18 @@ async def examine(config: Config) -> Sequence[Finding]:
 
 def _judge_services(found: Facts, store: Store, config: Config) -> Sequence[Finding]:
     addresses = found.observation.interface_addresses or ()
-    settings = dataclasses.replace(config.translation, backend=found.backend.backend) if found.backend else config.translation
+    settings = dataclasses.replace(config.translation, direct_return=config.takes_direct_return)
+    if found.backend:
+        settings = dataclasses.replace(settings, backend=found.backend.backend)
     name, others = config.node_name, store.other_nodes(config.node_name)
-    seen = view.view_node(settings, name, store.node(name), addresses, (), other_nodes=others)
+    node, ends = store.node(name), store.tunnel_ends(name)
+    seen = view.view_node(settings, name, node, addresses, (), other_nodes=others, tunnel_ends=ends)
     services = store.services.values()
     read = rivals.read(service_checks.ports_of(services))
     collisions = service_checks.collisions(services, seen, addresses, read, settings)
     scopes = service_checks.judge_scopes(settings, seen) if found.observation.interface_addresses is not None else ()
-    return [*scopes, *service_checks.judge(services, settings, collisions, read.unknown or found.unreadable)]
+    direct_return = service_checks.judge_direct_return(settings, seen, node)
+    return [*scopes, *direct_return, *service_checks.judge(services, settings, collisions, read.unknown or found.unreadable)]
 
 
 async def _source(config: Config) -> tuple[Finding, Store]:

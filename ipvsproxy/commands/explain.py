@@ -302,19 +302,28 @@ def _port(service: str, port: Document, source_ranges: Sequence[str]) -> Iterato
     yield f"  port{name} {port['protocol']} {port['port']}{node_port}, {port['family']}"
     for one in port["virtualServers"]:
         yield from _virtual_server(service, one, source_ranges)
-    if port["clusterScope"]:
-        yield from _cluster_scope(port["clusterScope"])
+    for scope, clients in _SCOPES.items():
+        if port.get(scope):
+            yield from _scope(port[scope], clients)
     yield from _endpoints(port)
     if port["hairpinSet"]:
         yield f"    a pod that reaches itself: masqueraded by KUBE-POSTROUTING, set {port['hairpinSet']}"
 
 
-def _cluster_scope(scope: Document) -> Iterator[str]:
+_SCOPES: Mapping[str, str] = {
+    "clusterScope": "clients of this node",
+    "directReturn": "clients outside, whom endpoints of other nodes answer past this node,",
+    "fromTunnels": "packets that other nodes have sent here by tunnel",
+}
+"""The clients of each scope, by its field of a port."""
+
+
+def _scope(scope: Document, clients: str) -> Iterator[str]:
     addresses = ", ".join(scope["addresses"])
     if scope["virtualServer"] is None:
-        yield f"    NO SECOND SCOPE: no packet mark is left, so clients of this node are like all others at {addresses}"
+        yield f"    NO SECOND SCOPE: no packet mark is left, so {clients.rstrip(',')} are like all others at {addresses}"
         return
-    yield f"    {scope['virtualServer']} (clients of this node at {addresses}), {_choices(scope)}"
+    yield f"    {scope['virtualServer']} ({clients} at {addresses}), {_choices(scope)}"
     yield from _kernel(scope["kernel"], "      ")
 
 

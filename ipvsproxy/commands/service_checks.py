@@ -13,7 +13,7 @@ from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Address, Family, Protocol, host_port
 from ipvsproxy.model.rules import Backend, NftTable
-from ipvsproxy.model.service import Service, ServiceName
+from ipvsproxy.model.service import Node, Service, ServiceName
 from ipvsproxy.model.state import Role
 from ipvsproxy.reconcile.removal import leftovers
 from ipvsproxy.translate import skeleton
@@ -94,6 +94,28 @@ def judge_scopes(settings: Settings, view: NodeView) -> Iterator[Finding]:
                 "addresses and node ports with externalTrafficPolicy Local, as with kube-proxy",
                 "use --detect-local-mode=InterfaceNamePrefix, unless the network plug-in makes a bridge with the first pod",
             )
+
+
+def judge_direct_return(settings: Settings, view: NodeView, node: Node | None) -> Iterator[Finding]:
+    """Whether this node can take part in direct return, and whether other nodes know."""
+    takes_part = node is not None and node.takes_direct_return
+    if not settings.direct_return:
+        if takes_part:
+            text = "this node's Node has the annotation ipvsproxy.io/direct-return, so other nodes send it packets by tunnel"
+            yield warn("direct-return", text, "take the annotation away, or set --ipvs-direct-return=on")
+        return
+    if view.shared_tunnel:
+        text = f"{view.shared_tunnel} has an address: it belongs to another program, so this node has no direct return"
+        yield warn(
+            "direct-return", text, "take the annotation ipvsproxy.io/direct-return from its Node, or use another tunnel there"
+        )
+    elif not takes_part:
+        text = "this node's Node lacks the annotation ipvsproxy.io/direct-return, so no other node sends it packets by tunnel"
+        yield warn("direct-return", text, 'set it to "true": its endpoints are served as without direct return')
+    else:
+        text = f"this node and {len(view.tunnel_ends)} others take part"
+        hint = "the network must let nodes send packets with addresses of Services as their source, and pass protocols 4 and 41"
+        yield ok("direct-return", text, hint)
 
 
 def _cluster_ranges(services: Collection[Service], settings: Settings) -> Iterator[Finding]:

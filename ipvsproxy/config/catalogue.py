@@ -10,7 +10,7 @@ from ipvsproxy.config.option import Kind, Likeness, Option
 from ipvsproxy.config.settings import Format, Sort
 from ipvsproxy.model.kernel import ROUTE_PROTOCOL
 from ipvsproxy.model.rules import Backend
-from ipvsproxy.translate.settings import Binding, LocalMode, TrafficScopes
+from ipvsproxy.translate.settings import Binding, DirectReturn, LocalMode, TrafficScopes
 
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - no server listens on it
 LOWEST_ROUTE_PROTOCOL = 5
@@ -79,6 +79,11 @@ OWN = (
     ),
     Option("ipvs-scope-mark-bits", "scopeMarkBits", Kind.TEXT, "0x3fff", "MASK", to="translation.scope_bits").explained(
         "The bits of packet marks for traffic scopes; no other program may write them. 14 bits do for 16383 Service ports."
+    ),
+    Option(
+        "ipvs-direct-return", "directReturn", Kind.TEXT, "off", to="drivers.direct_return", choices=tuple(DirectReturn)
+    ).explained(
+        "At addresses of Services with ipvsproxy.io/direct-return, endpoints of all nodes answer clients themselves (on), or not."
     ),
     Option(
         "service-annotations", "serviceAnnotations", Kind.TEXT, "all", "all|none|NAME,...", to="translation.annotations"

@@ -6,7 +6,7 @@ Durations are in seconds. Built by ``ipvsproxy.config.load``.
 import dataclasses
 import enum
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from ipvsproxy.config.option import Value
@@ -14,7 +14,15 @@ from ipvsproxy.model.kernel import ROUTE_PROTOCOL, Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, host_port
 from ipvsproxy.model.rules import Backend
 from ipvsproxy.reconcile.reconciler import Policy
-from ipvsproxy.translate.settings import ConntrackChoices, Settings, conntrack_sysctls, ipvs_sysctls
+from ipvsproxy.translate.settings import (
+    TUNNEL_MODULES,
+    ConntrackChoices,
+    DirectReturn,
+    Settings,
+    conntrack_sysctls,
+    direct_return_sysctls,
+    ipvs_sysctls,
+)
 
 
 class Format(enum.StrEnum):
@@ -81,10 +89,19 @@ class EngineSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """The backend that holds rules and sets, and the protocol number of our local routes, whichever binding is used."""
+    """The backend that holds rules and sets, and the protocol number of our local routes, whichever binding is used.
+
+    ``direct_return``: whether this node takes part in direct return.
+    """
 
     rules_backend: Backend = Backend.IPTABLES
     route_protocol: int = ROUTE_PROTOCOL
+    direct_return: DirectReturn = DirectReturn.OFF
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """The modules that are needed beside those of IPVS and the backend."""
+        return tuple(TUNNEL_MODULES.values()) if self.direct_return is DirectReturn.ON else ()
 
 
 class Choices(NamedTuple):
@@ -193,10 +210,16 @@ class Config:
         """
         return 0 if self.source.manifests else self.source.mass_deletion_percent
 
+    @property
+    def takes_direct_return(self) -> bool:
+        """Whether this node takes part in direct return."""
+        return self.drivers.direct_return is DirectReturn.ON
+
     def sysctls(self, kernel_version: tuple[int, int], processors: int) -> tuple[Sysctl, ...]:
         """The desired settings of the kernel on a host with these properties."""
         return (
             *ipvs_sysctls(kernel_version, strict_arp=self.strict_arp),
+            *(direct_return_sysctls(self.translation.families) if self.takes_direct_return else ()),
             *self.ipvs_sysctls,
             *conntrack_sysctls(self.conntrack, processors),
         )
@@ -213,7 +236,12 @@ class Config:
         return Choices(
             dataclasses.replace(self.engine, node_name=self.node_name, sysctls=kernel_sysctls),
             dataclasses.replace(
-                self.translation, scheduler=scheduler, random_fully=random_fully, families=families, backend=backend
+                self.translation,
+                scheduler=scheduler,
+                random_fully=random_fully,
+                families=families,
+                backend=backend,
+                direct_return=self.takes_direct_return,
             ),
             dataclasses.replace(self.policy, families=families),
         )

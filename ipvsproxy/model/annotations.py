@@ -48,6 +48,7 @@ class Annotation(enum.StrEnum):
     DRAIN_DEADLINE = "drain-deadline"
     AFFINITY_NETMASK = "affinity-netmask"
     SKIP_LOAD_BALANCER_IPS = "skip-load-balancer-ips"
+    DIRECT_RETURN = "direct-return"
 
     @property
     def whole(self) -> str:
@@ -99,6 +100,7 @@ class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     drain_deadline_s: int = 0
     prefix_lengths: tuple[int, int] = (0, 0)
     skips_load_balancer_ips: bool = False
+    direct_return: bool = False
 
 
 NO_ANNOTATIONS = ServiceAnnotations()
@@ -111,5 +113,6 @@ FIELDS: Mapping[Annotation, str] = {
     Annotation.DRAIN_DEADLINE: "drain_deadline_s",
     Annotation.AFFINITY_NETMASK: "prefix_lengths",
     Annotation.SKIP_LOAD_BALANCER_IPS: "skips_load_balancer_ips",
+    Annotation.DIRECT_RETURN: "direct_return",
 }
 """The field of ``ServiceAnnotations`` for each annotation that has a field of its own."""

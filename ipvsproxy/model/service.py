@@ -215,11 +215,12 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """The Node of this process.
+    """The Node of this process, or another one.
 
     ``addresses`` are its InternalIPs, then its ExternalIPs, in the API's order. ``zone`` is the label
-    ``topology.kubernetes.io/zone``, empty if absent. ``leaving``: the Node is deleted, or has the cluster autoscaler's taint for
-    deletion, so load balancers should send it no more traffic.
+    ``topology.kubernetes.io/zone``, empty if absent. ``leaving``: the Node is deleted, or has the cluster autoscaler's taint
+    for deletion, so load balancers should send it no more traffic. ``takes_direct_return``: other nodes may send it packets by
+    tunnel.
     """
 
     name: str
@@ -228,6 +229,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[Address, ...] = ()
     pod_networks: tuple[Network, ...] = ()
     leaving: bool = False
+    takes_direct_return: bool = False
     skipped: tuple[Skipped, ...] = ()
 
 

@@ -26,6 +26,10 @@ class SetKind(enum.StrEnum):
 
     The entries of ``SCOPE`` give a mark to packets for their address and port. ``NO_LOCAL`` has the addresses and ports without
     an endpoint on this node. ``MARKS`` has the marks whose virtual servers are ours, each as the last four bytes of an address.
+
+    With direct return, the entries of ``DIRECT`` and ``TUNNEL`` give marks to packets of clients outside, and to those that
+    another node has sent by tunnel. ``NOT_DIRECT`` has endpoints on nodes without direct return, ``NODES`` the addresses of
+    nodes with it.
     """
 
     LOOP_BACK = "KUBE-LOOP-BACK"
@@ -48,10 +52,16 @@ class SetKind(enum.StrEnum):
     SCOPE = "KUBE-IPVSPROXY-SCOPE"
     NO_LOCAL = "KUBE-IPVSPROXY-NO-LOCAL"
     MARKS = "KUBE-IPVSPROXY-MARKS"
+    DIRECT = "KUBE-IPVSPROXY-DIRECT"
+    TUNNEL = "KUBE-IPVSPROXY-TUNNEL"
+    NOT_DIRECT = "KUBE-IPVSPROXY-NOT-DIRECT"
+    NODES = "KUBE-IPVSPROXY-NODES"
 
 
-SCOPE_KINDS = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS})
-"""The sets that kube-proxy does not have: they exist only while a Service has an external address with traffic policy Local."""
+DIRECT_KINDS = frozenset({SetKind.DIRECT, SetKind.TUNNEL, SetKind.NOT_DIRECT, SetKind.NODES})
+"""The sets of direct return alone."""
+SCOPE_KINDS = DIRECT_KINDS | {SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.MARKS}
+"""The sets that kube-proxy does not have: they exist only while a Service has an external address with more than one scope."""
 
 WITNESS_KINDS = SCOPE_KINDS | {kind for kind in SetKind if kind.startswith("KUBE-NODE-PORT-")}
 """The sets that alone show that a virtual server by mark or at a node port is ours."""
@@ -67,6 +77,7 @@ _SET_TYPES: Mapping[SetKind, SetType] = {
     SetKind.HEALTH_CHECK_NODE_PORT: SetType.PORT,
     SetKind.IPVS_IPS: SetType.ADDRESS,
     SetKind.MARKS: SetType.ADDRESS,
+    SetKind.NODES: SetType.ADDRESS,
 }
 SET_NAME_LIMIT = 31
 """The longest set name that the kernel takes (IPSET_MAXNAMELEN less the NUL). IPv6 names are cut to this length."""
@@ -96,7 +107,7 @@ class IpSet(NamedTuple):
     @property
     def gives_marks(self) -> bool:
         """Whether its entries carry a mark (the extension ``skbinfo``): they are ``MarkedEntry`` then."""
-        return self.kind is SetKind.SCOPE
+        return self.kind in (SetKind.SCOPE, SetKind.DIRECT, SetKind.TUNNEL)
 
     @property
     def key(self) -> "IpSet":

@@ -12,16 +12,28 @@ from ipvsproxy.model.net import Address, Family, Protocol
 from ipvsproxy.model.real_servers import NO_THRESHOLDS, RealServerKey, Thresholds, Weights
 from ipvsproxy.model.rules import ObservedSkeleton
 from ipvsproxy.model.service import Owner, Skipped
-from ipvsproxy.model.sets import SetEntry
+from ipvsproxy.model.sets import SetEntry, SetKind
 from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer, VirtualServerKey, VirtualServerSettings
 
 
+class Clients(enum.Enum):
+    """The clients of a scope, whose packets get its mark from a set of this kind.
+
+    ``OF_NODE``: processes and pods of this node, at addresses with externalTrafficPolicy Local. ``OUTSIDE``: clients outside of
+    the cluster, at addresses with direct return. ``BY_TUNNEL``: the same, whose packets another node has sent here by tunnel.
+    """
+
+    OF_NODE = SetKind.SCOPE
+    OUTSIDE = SetKind.DIRECT
+    BY_TUNNEL = SetKind.TUNNEL
+
+
 class ClusterScope(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints of a Service port in one family for this node's own clients, if its externalTrafficPolicy is Local.
+    """The endpoints of a Service port in one family for some of the clients at its external addresses.
 
     ``virtual_servers`` are the virtual servers of its external addresses, with the endpoints for all other clients. ``protocol``
     and ``port`` are those of the Service port. ``settings``, ``weights`` and ``thresholds`` belong to the virtual server by mark
-    that takes the packets of this node's clients.
+    that takes the packets of these clients.
     """
 
     family: Family
@@ -31,6 +43,7 @@ class ClusterScope(msgspec.Struct, frozen=True, gc=False):
     settings: VirtualServerSettings
     weights: Weights
     thresholds: Thresholds = NO_THRESHOLDS
+    clients: Clients = Clients.OF_NODE
 
 
 class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
 from ipvsproxy.model.kernel import Sysctl, Timeouts
-from ipvsproxy.model.net import Family, Network
+from ipvsproxy.model.net import Address, Family, Network
 from ipvsproxy.model.plan import (
     WEIGHTS_SHOWN,
     Operation,
@@ -103,6 +103,10 @@ class Reconciler:
     def put_node(self, families: Collection[Family], sysctls: Collection[Sysctl], timeouts: Timeouts | None) -> None:
         """Put the objects that the node needs whatever Services exist: device, sets, settings."""
         self._tables.put_node(families, sysctls, timeouts)
+
+    def put_tunnel_ends(self, addresses: Collection[Address]) -> None:
+        """Put the addresses of other nodes, from which packets of direct return are accepted."""
+        self._tables.put_tunnel_ends(addresses)
 
     def putting(self, name: ServiceName, state: ServiceState | None) -> Generator[None, None, None]:
         """Replaces the desired state of a Service, in steps; None when it is gone.

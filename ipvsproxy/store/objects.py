@@ -167,6 +167,10 @@ class Store:
         """The external and load-balancer addresses that are known to belong to other nodes, each with its node."""
         return self._node_addresses.of_others(here, self._slices.values(), self._nodes.values())
 
+    def tunnel_ends(self, here: str) -> Mapping[str, tuple[Address, ...]]:
+        """The addresses of each other node that takes packets of direct return."""
+        return {one.name: one.addresses for one in self._nodes.values() if one.takes_direct_return and one.name != here}
+
     @property
     def is_complete(self) -> bool:
         """Whether every kind has been listed. Before all kinds are listed, nothing may be programmed."""
@@ -270,6 +274,12 @@ class Store:
         """Mark the Services that have one of these external or load-balancer addresses for translation."""
         for name in self._node_addresses.services_with(addresses):
             self._dirty.setdefault(name, now)
+
+    def touch_direct_return(self, now: float) -> None:
+        """Mark the Services that ask for direct return for translation."""
+        for name, service in self.services.items():
+            if service.options.annotations.direct_return:
+                self._dirty.setdefault(name, now)
 
     def touch_all(self, now: float) -> None:
         """Mark every Service for translation."""
@@ -379,7 +389,7 @@ class Store:
                 node = self._nodes.get(key.name)
                 if node and not node.leaving:
                     # Its last addresses and zone still hold. Load balancers must learn that it is leaving.
-                    self._nodes[key.name] = msgspec.structs.replace(node, leaving=True)
+                    self._nodes[key.name] = msgspec.structs.replace(node, leaving=True, takes_direct_return=False)
                     self._note_change(ObjectKind.NODE, None, now)
             case never:
                 assert_never(never)

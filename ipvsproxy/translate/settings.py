@@ -35,6 +35,13 @@ class TrafficScopes(enum.StrEnum):
     KUBE_PROXY = "kube-proxy"
 
 
+class DirectReturn(enum.StrEnum):
+    """Whether this node sends packets of clients outside by tunnel to nodes with endpoints, and takes such packets."""
+
+    OFF = "off"
+    ON = "on"
+
+
 class Binding(enum.StrEnum):
     """The way in which service addresses become local, so that this node accepts their packets.
 
@@ -56,8 +63,9 @@ class Settings:
     ``external_addresses`` is the feature gate AllowServiceExternalIPs. ``allowed_addresses`` are served even where ``refusal``
     would not. ``refuses_node_addresses``: no Service gets an external address that is known to belong to another node.
     ``scope_bits`` are the bits of packet marks that ``scopes`` uses. ``hash_scheduler`` sends a client to one endpoint for as
-    long as the endpoints stay. ``annotations`` are the annotations that this node honours. ``missing_schedulers`` has the reason
-    for each scheduler of an annotation that cannot be used. ``backend`` (never ``AUTO``) holds the rules.
+    long as the endpoints stay. ``annotations`` are the annotations that this node honours. ``missing_schedulers`` has the
+    reason for each scheduler of an annotation that cannot be used. ``direct_return``: this node takes part in it. ``backend``
+    (never ``AUTO``) holds the rules.
     """
 
     scheduler: str = "rr"
@@ -80,12 +88,34 @@ class Settings:
     annotations: frozenset[Annotation] = ALL_ANNOTATIONS
     missing_schedulers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     binding: Binding = Binding.ADDRESSES
+    direct_return: bool = False
     backend: Backend = Backend.IPTABLES
 
     @property
     def mark(self) -> int:
         """The packet mark with which rules request masquerading."""
         return 1 << self.masquerade_bit
+
+
+TUNNEL_DEVICES: Mapping[Family, str] = {Family.IPV4: "tunl0", Family.IPV6: "ip6tnl0"}
+"""The kernel's own tunnel devices, through which the packets of other nodes arrive (modules ``ipip`` and ``ip6_tunnel``)."""
+TUNNEL_MODULES: Mapping[Family, str] = {Family.IPV4: "ipip", Family.IPV6: "ip6_tunnel"}
+
+
+def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
+    """The settings of a node that takes part in direct return.
+
+    Interface flags 0x81: up, without ARP. The route to a client leads to another interface than the tunnel, which has no address:
+    even a loose ``rp_filter`` would drop its packets (``__fib_validate_source`` in net/ipv4/fib_frontend.c), and the larger
+    number of the interface and of ``all`` counts. ``sloppy_tcp`` lets this node go on with a connection whose first packets came
+    to another node.
+    """
+    for family in sorted(families):
+        yield Sysctl(f"/sys/class/net/{TUNNEL_DEVICES[family]}/flags", "0x81")
+    if Family.IPV4 in families:
+        yield Sysctl("net/ipv4/conf/all/rp_filter", "0")
+        yield Sysctl("net/ipv4/conf/tunl0/rp_filter", "0")
+    yield Sysctl("net/ipv4/vs/sloppy_tcp", "1")
 
 
 CONNTRACK_CEILING = 1024 * 1024

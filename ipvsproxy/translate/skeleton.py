@@ -28,6 +28,7 @@ from ipvsproxy.model.rules import (
     InvertMark,
     Jump,
     JumpTo,
+    LimitSegments,
     Masquerade,
     Rule,
     SetMark,
@@ -40,7 +41,7 @@ from ipvsproxy.model.rules import (
 )
 from ipvsproxy.model.sets import SCOPE_KINDS, IpSet, SetKind
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.settings import Binding, LocalMode, Settings
+from ipvsproxy.translate.settings import TUNNEL_DEVICES, Binding, LocalMode, Settings
 from ipvsproxy.translate.view import NodeView
 
 SERVICES = "KUBE-SERVICES"
@@ -56,6 +57,7 @@ IPVS_OUT_FILTER = "KUBE-IPVS-OUT-FILTER"
 SCOPE_ARRIVAL = "KUBE-IPVSPROXY-ARRIVAL"
 SCOPE_MARK = "KUBE-IPVSPROXY-MARK"
 SCOPE_MASQUERADE = "KUBE-IPVSPROXY-MASQ"
+DIRECT_ANSWERS = "KUBE-IPVSPROXY-ANSWERS"
 
 KUBE_PROXY_CHAINS: tuple[ChainKey, ...] = (
     *(ChainKey("nat", chain) for chain in (SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQUERADE)),
@@ -71,7 +73,9 @@ SCOPE_CHAINS: tuple[ChainKey, ...] = (
     ChainKey("nat", SCOPE_MASQUERADE),
 )
 """The chains that exist only while an external address has two scopes."""
-CHAINS: tuple[ChainKey, ...] = (*KUBE_PROXY_CHAINS, *SCOPE_CHAINS)
+DIRECT_CHAINS: tuple[ChainKey, ...] = (ChainKey("mangle", DIRECT_ANSWERS),)
+"""The chains that exist only while an external address has direct return."""
+CHAINS: tuple[ChainKey, ...] = (*KUBE_PROXY_CHAINS, *SCOPE_CHAINS, *DIRECT_CHAINS)
 """Our chains."""
 
 KUBE_PROXY_JUMPS: tuple[Jump, ...] = (
@@ -91,7 +95,8 @@ SCOPE_JUMPS: tuple[Jump, ...] = (
     Jump("mangle", "OUTPUT", SCOPE_MARK, "ipvsproxy traffic scopes"),
     Jump("nat", "POSTROUTING", SCOPE_MASQUERADE, "ipvsproxy traffic scopes"),
 )
-JUMPS: tuple[Jump, ...] = (*KUBE_PROXY_JUMPS, *SCOPE_JUMPS)
+DIRECT_JUMPS: tuple[Jump, ...] = (Jump("mangle", "POSTROUTING", DIRECT_ANSWERS, "ipvsproxy direct return"),)
+JUMPS: tuple[Jump, ...] = (*KUBE_PROXY_JUMPS, *SCOPE_JUMPS, *DIRECT_JUMPS)
 """The jumps to our chains. An absent jump is inserted at the head of its chain, in this order."""
 
 
@@ -182,12 +187,24 @@ def build_skeleton(
     rules[ChainKey("filter", IPVS_OUT_FILTER)] += (
         _drop_own_packets(key, family, by_route=key in routed) for key in sorted(refused) if key.address.family is family
     )
+    if SetKind.DIRECT in occupied:  # these packets keep their client's address, unless their endpoint cannot answer the client
+        chosen = Rule(any_mark=settings.scope_bits, target=Verdict.RETURN if is_by_connection else Verdict.ACCEPT)
+        rules[ChainKey("nat", POSTROUTING if is_by_connection else SERVICES)].insert(0, chosen)
     if is_by_connection:  # each rule has its own text as its comment
         rules = {key: [dataclasses.replace(rule, comment="") for rule in value] for key, value in rules.items()}
     fixed = {key: tuple(value) for key, value in rules.items()}
-    if not occupied & {SetKind.SCOPE, SetKind.NO_LOCAL}:
+    if not occupied & {SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.DIRECT, SetKind.TUNNEL, SetKind.NODES}:
         return Skeleton(family=family, chains=fixed, jumps=KUBE_PROXY_JUMPS)
-    return Skeleton(family=family, chains={**fixed, **_scope_chains(family, settings, view, occupied)}, jumps=JUMPS)
+    chains = {**fixed, **_scope_chains(family, settings, view, occupied)}
+    if SetKind.TUNNEL not in occupied:
+        return Skeleton(family=family, chains=chains, jumps=(*KUBE_PROXY_JUMPS, *SCOPE_JUMPS))
+    answers = match(SetKind.TUNNEL, family, (Side.SOURCE, Side.SOURCE))
+    limit = Rule(protocol=Protocol.TCP, set=answers, syn=True, target=LimitSegments(_SEGMENT_SIZES[family]))
+    return Skeleton(family=family, chains={**chains, DIRECT_CHAINS[0]: (limit,)}, jumps=JUMPS)
+
+
+_SEGMENT_SIZES: Mapping[Family, int] = {Family.IPV4: 1500 - 20 - 40, Family.IPV6: 1500 - 40 - 60}
+"""The TCP segments of clients outside, whose packets get another header on their way between two nodes."""
 
 
 def _drop_own_packets(key: VirtualServerKey, family: Family, *, by_route: bool) -> Rule:
@@ -212,7 +229,7 @@ def _scope_chains(
     node, too. Where pods cannot be told from other clients, only this host's own packets get a mark, and no packet is dropped.
     Packets are marked in ``mangle``, where the kernel allows it, and before ``nat`` and IPVS see the packet.
     """
-    arrival = list[Rule]()
+    arrival = list(_from_tunnels(family, settings, occupied))
     mark = (Rule(target=TakeMark(match(SetKind.SCOPE, family, TO_PORT))),) if SetKind.SCOPE in occupied else ()
     pods = list(_from_local_pods(family, settings, view))
     for pod in pods:
@@ -222,7 +239,10 @@ def _scope_chains(
         no_local = match(SetKind.NO_LOCAL, family, TO_PORT)
         arrival += unsure
         arrival.append(Rule(connection_states=(ConnectionState.NEW,), set=no_local, from_elsewhere=True, target=Verdict.DROP))
-    masquerade = tuple(_scope_masquerade(family, settings)) if SetKind.SCOPE in occupied else ()
+    if (pods or unsure) and SetKind.DIRECT in occupied:
+        arrival += unsure if SetKind.NO_LOCAL not in occupied else ()
+        arrival.append(Rule(from_elsewhere=True, target=TakeMark(match(SetKind.DIRECT, family, TO_PORT))))
+    masquerade = tuple(_scope_masquerade(family, settings, occupied))
     return dict(zip(SCOPE_CHAINS, (tuple(arrival), mark, masquerade), strict=True))
 
 
@@ -241,14 +261,36 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
             assert_never(never)
 
 
-def _scope_masquerade(family: Family, settings: Settings) -> Iterable[Rule]:
+def _from_tunnels(family: Family, settings: Settings, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
+    """The rules for tunnels of direct return, which come before all others, so that no packet is sent on.
+
+    Whoever can send an outer packet to this node can put any inner packet into it.
+    """
+    if not occupied & {SetKind.NODES, SetKind.TUNNEL}:
+        return
+    if SetKind.NODES in occupied:
+        yield Rule(tunnel=True, set=match(SetKind.NODES, family, (Side.SOURCE,)), target=Verdict.RETURN)
+    yield Rule(tunnel=True, target=Verdict.DROP)
+    tunnel = InterfaceMatch(TUNNEL_DEVICES[family])
+    if SetKind.TUNNEL in occupied:
+        yield Rule(interface=tunnel, target=TakeMark(match(SetKind.TUNNEL, family, TO_PORT)))
+        yield Rule(interface=tunnel, any_mark=settings.scope_bits, target=Verdict.RETURN)
+    yield Rule(interface=tunnel, target=Verdict.DROP)
+
+
+def _scope_masquerade(family: Family, settings: Settings, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
     """Rules that masquerade a connection after IPVS has chosen an endpoint whose answers would bypass this node.
 
     This host's own packets to a service address have that address as their source. Where this node carries the address, other
     nodes treat it as their own.
     """
+    if not occupied & {SetKind.SCOPE, SetKind.NOT_DIRECT}:
+        return
     yield Rule(no_mark=settings.scope_bits, target=Verdict.RETURN)
-    yield Rule(from_this_host=True, target=_masquerade(family, settings))
+    if SetKind.SCOPE in occupied:
+        yield Rule(from_this_host=True, target=_masquerade(family, settings))
+    if SetKind.NOT_DIRECT in occupied:
+        yield Rule(set=match(SetKind.NOT_DIRECT, family, TO_PORT), target=_masquerade(family, settings))
 
 
 def _cluster_networks(family: Family, settings: Settings) -> Iterable[Network]:

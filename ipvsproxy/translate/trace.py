@@ -12,7 +12,7 @@ from ipvsproxy.model.rules import ChainKey, JumpTo, Masquerade, Rule, SetMatch, 
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetType
 from ipvsproxy.model.virtual_servers import VirtualServerKey
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings
 from ipvsproxy.translate.view import NodeView
 
 _OUTSIDE = {Family.IPV4: parse_address("203.0.113.1"), Family.IPV6: parse_address("2001:db8::1")}
@@ -107,6 +107,7 @@ def follow(rules: Skeleton, is_in_set: Callable[[SetEntry], bool], connection: T
     if first is _Verdict.DROPPED:
         return Trace(is_masqueraded=False, applied_rules=tuple(applied), is_dropped=True)
     is_scoped = first is _Verdict.SCOPED
+    connection = connection._replace(has_mark=is_scoped)
     if not is_scoped:
         applied.clear()
     is_masqueraded = _walk(rules, _deciding_chain(rules), is_in_set, connection, applied) is _Verdict.MASQUERADED
@@ -181,9 +182,11 @@ def _conditions(rule: Rule, is_in_set: Callable[[SetEntry], bool], connection: T
     yield rule.source is None or rule.source.contains(source)
     yield rule.not_source is None or not rule.not_source.contains(source)
     yield not (rule.not_interface and connection.is_from_pod_interface)
-    yield not rule.interface or connection.is_from_pod_interface
+    yield not rule.interface or (connection.is_from_pod_interface and rule.interface.name not in TUNNEL_DEVICES.values())
+    yield not rule.tunnel
     yield rule.protocol in (None, key.protocol)
     yield rule.no_mark is None or not connection.has_mark
+    yield rule.any_mark is None or connection.has_mark
     yield rule.original_destination in (None, key.address)
     yield not rule.from_this_host or connection.is_from_host
     yield not (rule.from_elsewhere and connection.is_from_host)

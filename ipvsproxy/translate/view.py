@@ -7,7 +7,7 @@ from ipvsproxy.model.kernel import DEVICE, InterfaceAddress
 from ipvsproxy.model.net import Address, Family, Network, network, parse_address
 from ipvsproxy.model.real_servers import RealServerKey
 from ipvsproxy.model.service import Node
-from ipvsproxy.translate.settings import LocalMode, Settings
+from ipvsproxy.translate.settings import TUNNEL_DEVICES, LocalMode, Settings
 
 LOOPBACK: Mapping[Family, Address] = {Family.IPV4: parse_address("127.0.0.1"), Family.IPV6: parse_address("::1")}
 """Stands for an unknown address of the node."""
@@ -18,12 +18,13 @@ class NodeView:
     """The properties of this node that matter for Services.
 
     ``primary_addresses`` is the node's own address per family, or a loopback address if it is unknown. ``node_port_addresses``
-    are the addresses on which node ports answer, ``health_check_addresses`` the addresses on which health-check ports listen (the
-    unspecified address stands for all). ``elsewhere`` are the addresses on all interfaces except our dummy device: a service
-    address among them is served, but not bound a second time. ``api_servers`` are the known API servers, ``former_api_servers``
-    all that were known before. ``other_nodes`` has the node of each external or load-balancer address that is known to belong to
-    another node. ``pod_networks`` are the Node's ``spec.podCIDRs``, ``connected`` the networks that other interfaces than our
-    device are in.
+    are the addresses on which node ports answer, ``health_check_addresses`` the addresses on which health-check ports listen
+    (the unspecified address stands for all). ``elsewhere`` are the addresses on all interfaces except our dummy device: a
+    service address among them is served, but not bound a second time. ``api_servers`` are the known API servers,
+    ``former_api_servers`` all that were known before. ``other_nodes`` has the node of each external or load-balancer address
+    that is known to belong to another node. ``tunnel_ends`` has the addresses of each other node that takes packets of direct
+    return. ``pod_networks`` are the Node's ``spec.podCIDRs``, ``connected`` the networks that other interfaces than our device
+    are in.
     """
 
     name: str
@@ -37,6 +38,8 @@ class NodeView:
     api_servers: frozenset[RealServerKey] = frozenset()
     former_api_servers: frozenset[RealServerKey] = frozenset()
     other_nodes: Mapping[Address, str] = dataclasses.field(default_factory=dict)
+    tunnel_ends: Mapping[str, tuple[Address, ...]] = dataclasses.field(default_factory=dict)
+    shared_tunnel: str = ""
 
 
 def view_node(
@@ -48,6 +51,7 @@ def view_node(
     *,
     former_api_servers: Iterable[RealServerKey] = (),
     other_nodes: Mapping[Address, str] | None = None,
+    tunnel_ends: Mapping[str, tuple[Address, ...]] | None = None,
     lingering: Iterable[Address] = (),
 ) -> NodeView:
     """Make the view from the Node object, the host's interfaces, and the present and former API servers.
@@ -72,7 +76,15 @@ def view_node(
         api_servers=frozenset(api_servers),
         former_api_servers=frozenset(former_api_servers),
         other_nodes=other_nodes or {},
+        tunnel_ends=tunnel_ends or {},
+        shared_tunnel=shared_tunnel(carried_here) if settings.direct_return else "",
     )
+
+
+def shared_tunnel(addresses: Iterable[InterfaceAddress]) -> str:
+    """The tunnel device that carries an address, and so belongs to another program, such as Calico; empty without one."""
+    devices = TUNNEL_DEVICES.values()
+    return next((one.interface for one in addresses if one.interface in devices and not one.address.is_link_local_v6), "")
 
 
 def node_port_ranges(settings: Settings, node: Node | None) -> tuple[Network, ...]:

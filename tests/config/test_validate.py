@@ -148,7 +148,7 @@ def test_flag_and_field_give_the_same_setting(attribute: str, value: object, fla
 
 def test_annotations_that_there_are_not_cannot_be_chosen() -> None:
     (problem,) = problems_of_flags("--service-annotations=scheduler,weight,speed")
-    assert "'speed' must be all, none, or some of affinity-netmask, drain-deadline, max-connections" in problem
+    assert "'speed' must be all, none, or some of affinity-netmask, direct-return, drain-deadline" in problem
     assert from_flags("--service-annotations=all").translation.annotations == frozenset(Annotation)
 
 

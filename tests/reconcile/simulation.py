@@ -4,7 +4,8 @@ The loop is that of ``ipvsproxy/daemon/loop/engine.py`` without its waits: a tes
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ipvsproxy.model.kernel import Sysctl, Timeouts
 from ipvsproxy.model.net import Address, Family, Network, parse_address
@@ -28,7 +29,10 @@ TIMEOUTS = Timeouts(900, 120, 300)
 
 
 class SimulatedNode:
-    """A node. ``after_each`` is called after each single operation; ``applied`` are those of the last sync."""
+    """A node. ``after_each`` is called after each single operation; ``applied`` are those of the last sync.
+
+    With ``tunnel_ends``, it takes part in direct return.
+    """
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class SimulatedNode:
         scope_bits: int = 0x3FFF,
         families: Iterable[Family] = (Family.IPV4,),
         binding: Binding = Binding.ADDRESSES,
+        tunnel_ends: Mapping[str, tuple[Address, ...]] | None = None,
         after_each: Callable[[Operation], None] = lambda _: None,
     ) -> None:
         self.kernel = kernel or new_kernel()
@@ -51,17 +56,23 @@ class SimulatedNode:
         self.states: dict[ServiceName, ServiceState] = {}
         self._families = frozenset(families)
         self._settings = Settings(
-            families=self._families, scheduler=scheduler, scopes=scopes, scope_bits=scope_bits, binding=binding
+            families=self._families,
+            scheduler=scheduler,
+            scopes=scopes,
+            scope_bits=scope_bits,
+            binding=binding,
+            direct_return=tunnel_ends is not None,
         )
         self._translated: dict[ServiceName, tuple[Service, tuple[EndpointSlice, ...], bool]] = {}
         self.kernel.schedulers |= {scheduler}
-        self._view = builders.node_view()
+        self._view = dataclasses.replace(builders.node_view(), tunnel_ends=tunnel_ends or {})
         self._policy = Policy(drain_deadline_s=drain_deadline_s, excluded=builders.networks(*excluded), scope_bits=scope_bits)
         self.reconciler = self._new_reconciler()
 
     def _new_reconciler(self) -> Reconciler:
         reconciler = Reconciler(self._policy)
         reconciler.put_node(self._families, (SYSCTL,), TIMEOUTS)
+        reconciler.put_tunnel_ends([*itertools.chain.from_iterable(self._view.tunnel_ends.values())])
         at_once(reconciler.observer.observing(self.kernel.observe(), self.now))
         return reconciler
 

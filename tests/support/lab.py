@@ -132,6 +132,7 @@ class Lab:
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._pods: list[str] = []
+        self._paths: dict[str, str] = {}
         self._clean_up = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -210,6 +211,29 @@ class Lab:
     def _namespace(self, name: str) -> str:
         path: str = self.call("create", namespace=name)
         self.call("sysctl", namespace=name, values=_EVERYWHERE)
+        self._paths[name] = path
+        return path
+
+    def path(self, namespace: str) -> str:
+        """The path by which another process enters a namespace, while the lab runs."""
+        return self._paths[namespace]
+
+    def add_node(self, name: str, number: str) -> str:
+        """Add a node without pods, with the addresses 172.18.0.<number> and fc00:f853:ccd::<number>; returns its path."""
+        path = self._namespace(name)
+        self.ip("client", f"link add {name} type veth peer name eth0 netns {path}", f"link set {name} master lan up")
+        self.ip(
+            name,
+            "link set lo up",
+            f"address add 172.18.0.{number}/16 dev eth0",
+            f"address add fc00:f853:ccd::{number}/64 dev eth0 nodad",
+            "link set eth0 up",
+            *(f"route add 10.244.{node}.0/24 via 172.18.0.{via}" for node, via in ((0, 2), (1, 3))),
+            *(
+                f"route add fd00:10:244:{node or ''}{':' if node else ''}:/64 via fc00:f853:ccd::{via}"
+                for node, via in ((0, 2), (1, 3))
+            ),
+        )
         return path
 
     def _build(self, building: contextlib.ExitStack) -> None:

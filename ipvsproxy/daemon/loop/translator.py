@@ -6,6 +6,7 @@ Rule 2: a Service is translated after a change to it, its endpoints or the view 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -67,12 +68,13 @@ class Translator:
         self._view: view.NodeView | None = None
         self._unknown_pods: frozenset[Family] = frozenset()
         """The families of the last log line about local pods that cannot be distinguished from others."""
-        self._view_inputs: tuple[Node | None, tuple[InterfaceAddress, ...], frozenset[RealServerKey], Mapping[Address, str]] = (
-            None,
-            (),
-            frozenset(),
-            {},
-        )
+        self._view_inputs: tuple[
+            Node | None,
+            tuple[InterfaceAddress, ...],
+            frozenset[RealServerKey],
+            Mapping[Address, str],
+            Mapping[str, tuple[Address, ...]],
+        ] = (None, (), frozenset(), {}, {})
         self._api_servers: frozenset[RealServerKey] = frozenset()
         """All API servers that were known at any time."""
         self._lingering = Lingering()
@@ -131,13 +133,17 @@ class Translator:
         api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
         self._api_servers |= api_servers
         other_nodes = self.store.other_nodes(self.node_name)
+        takes_part = self.settings.direct_return and not view.shared_tunnel(addresses)
+        tunnel_ends = self.store.tunnel_ends(self.node_name) if takes_part else {}
+        inputs = (node, addresses, api_servers, other_nodes, tunnel_ends)
         is_due = self._lingering.is_due(now)
-        if self._view is not None and self._view_inputs == (node, addresses, api_servers, other_nodes) and not is_due:
+        if self._view is not None and self._view_inputs == inputs and not is_due:
             return self._view
         if self._view_inputs[1] != addresses or is_due:
             self._lingering = self._lingering.after((item.address for item in addresses if item.interface != DEVICE), now)
-        self._view_inputs = (node, addresses, api_servers, other_nodes)
+        self._view_inputs = inputs
         self._put_node_port_ranges(node)
+        self.reconciler.put_tunnel_ends([*itertools.chain.from_iterable(tunnel_ends.values())])
         node_view = view.view_node(
             self.settings,
             self.node_name,
@@ -147,11 +153,15 @@ class Translator:
             former_api_servers=self._api_servers - api_servers,
             lingering=self._lingering.addresses,
             other_nodes=other_nodes,
+            tunnel_ends=tunnel_ends,
         )
         before = self._view
         if before is not None and before.other_nodes != other_nodes:
             self.store.touch_external(before.other_nodes.keys() | other_nodes.keys(), now)
-            self._view = dataclasses.replace(before, other_nodes=other_nodes)
+            self._view = before = dataclasses.replace(before, other_nodes=other_nodes)
+        if before is not None and before.tunnel_ends != tunnel_ends:
+            self.store.touch_direct_return(now)
+            self._view = dataclasses.replace(before, tunnel_ends=tunnel_ends)
         if node_view != self._view:
             if self._view is not None:
                 log.info(

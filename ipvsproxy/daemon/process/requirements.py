@@ -108,7 +108,7 @@ async def running_kernel(
     Raises:
         CannotStartError: a requirement is missing.
     """
-    backend = await choose_backend(chosen.rules_backend)
+    backend = await choose_backend(chosen.rules_backend, chosen.modules)
     make = functools.partial(
         NodeKernel,
         skeleton.CHAINS,
@@ -128,8 +128,10 @@ async def running_kernel(
         kernel.stop()
 
 
-async def choose_backend(asked: Backend) -> ChosenBackend:
+async def choose_backend(asked: Backend, also: Sequence[str] = ()) -> ChosenBackend:
     """Choose the backend of rules and sets, after checking its requirements, and log the choice.
+
+    ``also`` are modules that are loaded with those of the backend.
 
     Raises:
         CannotStartError: a requirement is missing.
@@ -139,7 +141,7 @@ async def choose_backend(asked: Backend) -> ChosenBackend:
     demand(host.missing_privileges(runs_iptables=runs_iptables))
     older = host.modules_of_older_kernels(await until_answered(lambda: asyncio.to_thread(host.kernel_version)))
     complaint = await logging_wait(
-        "load_modules", asyncio.to_thread(host.load_modules, (*backends.MODULES[choice.backend], *older))
+        "load_modules", asyncio.to_thread(host.load_modules, (*backends.MODULES[choice.backend], *older, *also))
     )
     missing = host.missing_features()
     if missing:

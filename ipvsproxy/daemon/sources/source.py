@@ -154,6 +154,7 @@ async def make(config: Config, on_restart: OnRestart = lambda *_: None, on_reque
 
     source = KubernetesSource(
         node_name=config.node_name,
+        all_nodes=config.takes_direct_return,
         kubeconfig=config.source.kubeconfig,
         master=config.source.api_server,
         on_restart=on_restart,

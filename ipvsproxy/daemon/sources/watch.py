@@ -77,8 +77,11 @@ _USER_INFO = re.compile(r"//[^/\s]*@")  # name and password in the URL of a prox
 log = structlog.stdlib.get_logger(__name__)
 
 
-def watched(node_name: str) -> Mapping[ObjectKind, reflector.Resource]:
-    """The resources that the proxy of a node watches, with kube-proxy's selectors (``cmd/kube-proxy/app/server.go``)."""
+def watched(node_name: str, *, all_nodes: bool = False) -> Mapping[ObjectKind, reflector.Resource]:
+    """The resources that the proxy of a node watches, with kube-proxy's selectors (``cmd/kube-proxy/app/server.go``).
+
+    ``all_nodes``: also the Nodes of others.
+    """
     return {
         ObjectKind.SERVICE: reflector.Resource(
             "/api/v1/services", "!service.kubernetes.io/service-proxy-name", "spec.clusterIP!=None"
@@ -86,7 +89,7 @@ def watched(node_name: str) -> Mapping[ObjectKind, reflector.Resource]:
         ObjectKind.ENDPOINT_SLICE: reflector.Resource(
             "/apis/discovery.k8s.io/v1/endpointslices", "!service.kubernetes.io/headless"
         ),
-        ObjectKind.NODE: reflector.Resource("/api/v1/nodes", field_selector=f"metadata.name={node_name}"),
+        ObjectKind.NODE: reflector.Resource("/api/v1/nodes", field_selector="" if all_nodes else f"metadata.name={node_name}"),
     }
 
 
@@ -101,6 +104,7 @@ class KubernetesSource(source.Source):
         self,
         *,
         node_name: str,
+        all_nodes: bool = False,
         kubeconfig: str = "",
         master: str = "",
         service_account: str = credentials.SERVICE_ACCOUNT,
@@ -115,7 +119,7 @@ class KubernetesSource(source.Source):
         self._server = ""
         self._messages = RateLimits[str](1, REPEAT_LOG_S, MOST_MESSAGES)
         self._failing: dict[ObjectKind, str] = {}
-        resources = watched(node_name)
+        resources = watched(node_name, all_nodes=all_nodes)
         self._slices = resources[ObjectKind.ENDPOINT_SLICE]
         self._api_servers: frozenset[RealServerKey] = frozenset()
         self._deliver: Deliver = lambda _events: None

@@ -252,7 +252,7 @@ def keys_of(survey: Survey, name: ServiceName) -> list[VirtualServerKey]:
     state = survey.states.get(name)
     if state is None:
         return []
-    scopes = (survey.scope(MarkedPort(name, one.protocol, one.port), one.family) for one in state.rare.scopes)
+    scopes = (survey.scope(MarkedPort(name, one.protocol, one.port, one.clients), one.family) for one in state.rare.scopes)
     return [*(one.key for one in state.served), *(key for key in scopes if key)]
 
 

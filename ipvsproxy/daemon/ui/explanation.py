@@ -12,10 +12,10 @@ from ipvsproxy.kernel.iptables import syntax as iptables_syntax
 from ipvsproxy.model import steps
 from ipvsproxy.model.kernel import DEVICE, BoundAddresses, LocalRoutes
 from ipvsproxy.model.net import Address, Family, Protocol
-from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, RealServerKey, Thresholds
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, NOT_MASQUERADED, TUNNELLED, RealServerKey, Thresholds, without_method
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName
 from ipvsproxy.model.sets import IP_SETS, SetEntry, SetKind
-from ipvsproxy.model.state import ClusterScope, Frontend, Role
+from ipvsproxy.model.state import Clients, ClusterScope, Frontend, Role
 from ipvsproxy.model.virtual_servers import PERSISTENT, ConnectionCounts, VirtualServer, VirtualServerKey, VirtualServerSettings
 from ipvsproxy.reconcile.survey import Survey
 from ipvsproxy.reconcile.tables.scopes import MarkedPort
@@ -38,13 +38,13 @@ Hairpins = Mapping[tuple[Protocol, Address, int], str]
 class _Indexed(NamedTuple):
     """The facts about a Service that each of its ports and virtual servers needs.
 
-    ``scopes`` are by family, protocol and port. Packets to ``scoped`` virtual servers get the mark of a second scope. This node
-    may not use the ``refused`` virtual servers.
+    ``scopes`` are by family, protocol, port and clients. Packets to ``scoped`` virtual servers get the mark of a second scope.
+    This node may not use the ``refused`` virtual servers.
     """
 
     service: Service
     hairpins: Hairpins
-    scopes: Mapping[tuple[Family, Protocol, int], ClusterScope]
+    scopes: Mapping[tuple[Family, Protocol, int, Clients], ClusterScope]
     scoped: Collection[VirtualServerKey]
     refused: Collection[VirtualServerKey]
 
@@ -132,10 +132,13 @@ class Explainer:
             "nodePort": use.port.node_port,
             "family": use.family.label,
             "virtualServers": [],
-            "clusterScope": (yield from self._cluster_scope(indexed, use)),
+            "clusterScope": (yield from self._scope(indexed, use, Clients.OF_NODE)),
             "endpoints": [],
             "hairpinSet": "",
         }
+        for name, clients in (("directReturn", Clients.OUTSIDE), ("fromTunnels", Clients.BY_TUNNEL)):
+            if scope := (yield from self._scope(indexed, use, clients)):
+                port[name] = scope
         for frontend in frontends:
             if frontend.virtual_server.key in self._survey.virtual_servers:  # it may go at a pause
                 port["virtualServers"].append(described := self._frontend(indexed, frontend))
@@ -153,8 +156,10 @@ class Explainer:
 
     def _index(self, explained: explain.Explanation) -> _Indexed:
         name, rare = explained.service.name, explained.desired.rare
-        scopes = {(one.family, one.protocol, one.port): one for one in rare.scopes}
-        marked = (one for one in rare.scopes if self._survey.scope(MarkedPort(name, one.protocol, one.port), one.family))
+        scopes = {(one.family, one.protocol, one.port, one.clients): one for one in rare.scopes}
+        marked = (
+            one for one in rare.scopes if self._survey.scope(MarkedPort(name, one.protocol, one.port, one.clients), one.family)
+        )
         return _Indexed(
             service=explained.service,
             hairpins=_hairpins(explained.desired.entries),
@@ -163,12 +168,12 @@ class Explainer:
             refused=frozenset(rare.refused),
         )
 
-    def _cluster_scope(self, indexed: _Indexed, use: explain.PortUse) -> Generator[None, None, Document | None]:
-        """The second scope of the port's external addresses; None without one."""
-        scope = indexed.scopes.get((use.family, use.port.protocol, use.port.port))
+    def _scope(self, indexed: _Indexed, use: explain.PortUse, clients: Clients) -> Generator[None, None, Document | None]:
+        """The scope of some clients at the port's external addresses; None without one."""
+        scope = indexed.scopes.get((use.family, use.port.protocol, use.port.port, clients))
         if scope is None:
             return None
-        key = self._survey.scope(MarkedPort(indexed.service.name, scope.protocol, scope.port), scope.family)
+        key = self._survey.scope(MarkedPort(indexed.service.name, scope.protocol, scope.port, clients), scope.family)
         return {
             "virtualServer": str(key) if key else None,
             "addresses": [str(one) for one in scope.virtual_servers],
@@ -296,7 +301,8 @@ def _real_server(
     key: RealServerKey, weight: int, counts: ConnectionCounts | None, desired: Mapping[RealServerKey, int]
 ) -> Document:
     """A real server; ``desired`` has the full weight of each desired real server, which slow start may reduce for a while."""
-    is_ours = weight != NOT_MASQUERADED
+    is_ours, by_tunnel = weight != NOT_MASQUERADED, weight >= TUNNELLED
+    weight, desired = without_method(weight), {key: without_method(desired[key])} if key in desired else {}
     if key in desired and 0 < weight < desired[key]:
         state = "on its way to its own weight"
     elif key in desired and (weight or not desired[key]):
@@ -309,7 +315,7 @@ def _real_server(
         "ownWeight": desired.get(key),
         "active": counts.active if counts else None,
         "inactive": counts.inactive if counts else None,
-        "state": state if is_ours else "not masqueraded",
+        "state": f"{state} by tunnel" if by_tunnel else state if is_ours else "not masqueraded",
     }
 
 

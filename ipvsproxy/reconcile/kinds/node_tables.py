@@ -25,7 +25,7 @@ from ipvsproxy.model.net import Address, Family
 from ipvsproxy.model.plan import Operation
 from ipvsproxy.model.rules import Skeleton
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry
+from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, SetEntry, SetKind
 from ipvsproxy.model.state import ServiceState
 from ipvsproxy.model.steps import each
 from ipvsproxy.model.virtual_servers import VirtualServerKey
@@ -140,6 +140,13 @@ class NodeTables:
         self.devices.replace(NODE_OWNER, dict(self.devices.desired), presence([Device(DEVICE)], NODE_OWNER))
         self.sysctls.replace(NODE_OWNER, dict(self.sysctls.desired), {item.path: item for item in sysctls})
         self.timeouts.replace(NODE_OWNER, dict(self.timeouts.desired), {TIMEOUTS: timeouts} if timeouts else {})
+
+    def put_tunnel_ends(self, addresses: Iterable[Address]) -> None:
+        """Put the addresses of other nodes, from which packets of direct return are accepted."""
+        for family in self.scopes.families:
+            name = IpSet(SetKind.NODES, family).name
+            entries = (SetEntry(name, one) for one in addresses if one.family is family)
+            self.entries[name].replace(NODE_OWNER, dict(self.entries[name].desired), presence(entries, NODE_OWNER))
 
     def put_skeleton(self, skeleton: Skeleton) -> None:
         """Put the desired rules of a family."""

@@ -11,7 +11,8 @@ these have drained, and then it is removed. The entries that give its mark are r
 
 Of marks:
 
-Rule 5: a Service port has one mark for all of its external addresses in both families, and keeps this mark.
+Rule 5: a Service port has one mark for all of its external addresses in both families, and keeps this mark. With direct return it
+has two, one for each way by which packets arrive.
 Rule 6: first in, first out. If there are more Service ports than marks, the later Service ports wait, and have one scope
 meanwhile, as with kube-proxy. A mark that was given back is reused after all marks that were never used.
 Rule 7: a mark that the kernel still has, whichever program put it there, is given to no other Service port.
@@ -26,8 +27,8 @@ from typing import NamedTuple
 
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.service import NODE_OWNER, Owner, ServiceName
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
-from ipvsproxy.model.state import ClusterScope, ServiceState
+from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntry, SetKind, mark_entry
+from ipvsproxy.model.state import Clients, ClusterScope, ServiceState
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import FirewallMark, ObservedVirtualServer, VirtualServer, VirtualServerKey
 from ipvsproxy.reconcile.tables.table import Table
@@ -35,11 +36,12 @@ from ipvsproxy.reconcile.virtual_servers import ownership
 
 
 class MarkedPort(NamedTuple):
-    """A Service port, named by its port number and protocol at the cluster IP."""
+    """A Service port, named by its port number and protocol at the cluster IP, and the clients that its mark is for."""
 
     service: ServiceName
     protocol: Protocol
     port: int
+    clients: Clients = Clients.OF_NODE
 
 
 class Marks:
@@ -152,7 +154,7 @@ def by_family(mark: int) -> Mapping[Family, FirewallMark]:
     return {family: FirewallMark.of(family, mark) for family in Family}
 
 
-_SETS = {family: [IpSet(kind, family) for kind in SetKind if kind in SCOPE_KINDS] for family in Family}
+_OF_LOCAL_POLICY = frozenset({SetKind.SCOPE, SetKind.NO_LOCAL})
 
 
 @dataclasses.dataclass(eq=False)
@@ -199,7 +201,7 @@ class Scopes:
                 self._stop_closing(key)
                 served.append(VirtualServer(key, scope.settings, scope.weights, state.owner, scope.protocol, scope.thresholds))
                 entries.append(mark_entry(key))
-                set_name = IpSet(SetKind.SCOPE, scope.family).name
+                set_name = IpSet(scope.clients.value, scope.family).name
                 entries += [
                     MarkedEntry(set_name, one.address, one.protocol, one.port, mark=mark, mask=self.marks.bits)
                     for one in scope.virtual_servers
@@ -242,7 +244,7 @@ class Scopes:
         ports.
         """
         marks = {
-            ownership.virtual_server_of(entry): entry.mark
+            (ip_set.kind, ownership.virtual_server_of(entry)): entry.mark
             for name, ip_set in IP_SETS.items()
             if ip_set.gives_marks
             for entry in self.entries[name].observed
@@ -250,11 +252,11 @@ class Scopes:
         }
         entries_of_mark = Counter(marks.values())
         entries = Counter(
-            (_port(state, scope), marks[key])
+            (_port(state, scope), marks[scope.clients.value, key])
             for state in self._states.values()
             for scope in state.rare.scopes
             for key in scope.virtual_servers
-            if key in marks and self.virtual_servers.owner_of(key) == state.owner
+            if (scope.clients.value, key) in marks and self.virtual_servers.owner_of(key) == state.owner
         )
         return sorted(entries, key=lambda one: (-entries[one], entries_of_mark[one[1]]))
 
@@ -317,10 +319,17 @@ class Scopes:
             entry = mark_entry(key)
             self.entries[entry.set].release(entry, NODE_OWNER)
 
+    def _has_entries(self, ip_set: IpSet) -> bool:
+        table = self.entries[ip_set.name]
+        return bool(table.desired or table.observed)
+
     def _desire_sets(self, family: Family) -> None:
-        tables = [self.entries[ip_set.name] for ip_set in _SETS[family]]
-        is_used = any(table.desired or table.observed for table in tables)
-        for ip_set in _SETS[family]:
+        used = {kind for kind in SCOPE_KINDS if self._has_entries(IpSet(kind, family))}
+        has_direct_return = not used.isdisjoint(DIRECT_KINDS)
+        has_local = not used.isdisjoint(SCOPE_KINDS if not has_direct_return else _OF_LOCAL_POLICY)
+        for ip_set in (IpSet(kind, family) for kind in SetKind if kind in SCOPE_KINDS):
+            is_used = has_direct_return if ip_set.kind in DIRECT_KINDS else has_local
+            is_used |= ip_set.kind is SetKind.MARKS and has_direct_return
             if is_used and ip_set not in self.sets.desired:
                 self.sets.desire(ip_set, NODE_OWNER, NODE_OWNER)
             elif not is_used and ip_set in self.sets.desired:
@@ -336,4 +345,4 @@ def _ports(state: ServiceState) -> Mapping[MarkedPort, list[ClusterScope]]:
 
 
 def _port(state: ServiceState, scope: ClusterScope) -> MarkedPort:
-    return MarkedPort(state.owner.service, scope.protocol, scope.port)
+    return MarkedPort(state.owner.service, scope.protocol, scope.port, scope.clients)

@@ -268,5 +268,6 @@ _PARSERS: Mapping[Annotation, Callable[[str], Any]] = {
     Annotation.DRAIN_DEADLINE: _duration,
     Annotation.AFFINITY_NETMASK: _prefix_lengths,
     Annotation.SKIP_LOAD_BALANCER_IPS: _switch,
+    Annotation.DIRECT_RETURN: _switch,
 }
 """The parser of each annotation that does not depend on another one."""

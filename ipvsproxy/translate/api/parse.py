@@ -43,7 +43,7 @@ size.
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 _NO_METADATA = schema.ServiceMetadata()
-_NO_NODE_METADATA = schema.Metadata()
+_NO_NODE_METADATA = schema.NodeMetadata()
 _NO_LABELS = schema.ObjectLabels()
 _NO_SPEC = schema.ServiceSpec()
 _SERVICE_TYPES = {kind.value: kind for kind in ServiceType}
@@ -236,6 +236,7 @@ def parse_node(raw: schema.NodeJson, name: str) -> Node:
         zone=(metadata.labels and metadata.labels.zone) or "",
         addresses=fields.addresses("status.addresses", texts, skipped),
         pod_networks=fields.networks("spec.podCIDRs", pod_cidrs, skipped),
+        takes_direct_return=bool(metadata.annotations and metadata.annotations.direct_return == "true"),
         leaving=bool(metadata.deletion_timestamp) or any(taint.key == AUTOSCALER_TAINT for taint in spec.taints or ()),
         skipped=fields.bounded(skipped),
     )

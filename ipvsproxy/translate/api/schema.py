@@ -54,6 +54,7 @@ class ServiceAnnotationsJson(Schema, frozen=True, rename=_SERVICE_ANNOTATIONS):
     drain_deadline: str | None = None
     affinity_netmask: str | None = None
     skip_load_balancer_ips: str | None = None
+    direct_return: str | None = None
     alias_scheduler: str | None = None
     alias_scheduler_flags: str | None = None
     alias_skip_load_balancer_ips: str | None = None
@@ -96,6 +97,18 @@ class SliceMetadata(Metadata, frozen=True):
     """``metadata`` of an EndpointSlice."""
 
     annotations: SliceAnnotations | None = None
+
+
+class NodeAnnotations(Schema, frozen=True, rename={"direct_return": Annotation.DIRECT_RETURN.whole}):
+    """The annotation of Nodes that is read."""
+
+    direct_return: str | None = None
+
+
+class NodeMetadata(Metadata, frozen=True):
+    """``metadata`` of a Node."""
+
+    annotations: NodeAnnotations | None = None
 
 
 class AnyObject(Schema, frozen=True):
@@ -248,7 +261,7 @@ class NodeStatus(Schema, frozen=True):
 class NodeJson(Schema, frozen=True):
     """A core/v1 Node."""
 
-    metadata: Metadata | None = None
+    metadata: NodeMetadata | None = None
     spec: NodeSpec | None = None
     status: NodeStatus | None = None
 

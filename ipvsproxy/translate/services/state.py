@@ -6,6 +6,8 @@ Rule 3: every virtual server exists, with or without real servers. Without real 
 Rule 4: an external address with externalTrafficPolicy Local has a second scope, for clients of this node. The address has the
 same virtual server with and without a second scope, so a packet without the scope's mark is treated as by kube-proxy.
 Rule 5: an address and port has one role for its Service (see ``_is_taken``).
+Rule 6: an external address with direct return has two more scopes. Clients outside get the endpoints of this node, and other
+nodes by tunnel. What arrives by tunnel gets the endpoints of this node alone, so no packet is sent on.
 """
 
 import functools
@@ -13,12 +15,13 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from ipvsproxy.model.annotations import HIGHEST_WEIGHT, Annotation
 from ipvsproxy.model.kernel import Flow, HealthCheckPort
 from ipvsproxy.model.net import Address, Family, Network, Protocol
-from ipvsproxy.model.real_servers import RealServerKey, Weights
+from ipvsproxy.model.real_servers import NO_THRESHOLDS, TUNNELLED, RealServerKey, UnevenWeights, Weights
 from ipvsproxy.model.service import EndpointSlice, Owner, Service, ServiceOptions, ServicePort, Skipped
 from ipvsproxy.model.sets import IpSet, SetEntry, SetKind, network_entry
-from ipvsproxy.model.state import NO_RARITIES, ClusterScope, Frontend, Rarities, Role, ServiceState
+from ipvsproxy.model.state import NO_RARITIES, Clients, ClusterScope, Frontend, Rarities, Role, ServiceState
 from ipvsproxy.model.steps import ITEMS_AT_ONCE, at_once
 from ipvsproxy.model.virtual_servers import VirtualServer, VirtualServerKey
 from ipvsproxy.translate.services import refusal, topology, treatment
@@ -181,6 +184,11 @@ class Translation:
         if self.options.external_traffic_local and self.settings.scopes is TrafficScopes.API:
             cluster = external if choice.cluster is choice.external else self.how.weighed(choice.cluster.weights, by_key)
             self._add_scope(port, choice, cluster)
+        elif self.how.chosen.direct_return and self.view.shared_tunnel:
+            reason = f"another program of this node has an address on {self.view.shared_tunnel}"
+            self.skipped[Skipped(Annotation.DIRECT_RETURN.field, reason)] = None
+        elif self.how.chosen.direct_return and (self.external_addresses or self.load_balancer_addresses):
+            self._add_direct_return(port, endpoints, external, by_key)
         if port.protocol is not Protocol.TCP:
             self._add_flows(port, endpoints)
 
@@ -254,6 +262,43 @@ class Translation:
         settings = self.how.settings_by_mark(self.settings.hash_scheduler, self.options.affinity_timeout_s)
         scope = ClusterScope(self.family, port.protocol, port.port, tuple(keys), settings, weights, self.how.chosen.thresholds)
         self.scopes.append(scope)
+
+    def _add_direct_return(
+        self, port: ServicePort, endpoints: Endpoints, external: Weights, by_key: Mapping[bytes, int] | None
+    ) -> None:
+        """Add the scopes of clients outside, and of packets that arrive by tunnel, to the external addresses of a port.
+
+        The inner packet of a tunnel has the address that the client has chosen, which must be local on the other node: so node
+        ports have no direct return. A real server by tunnel has the weights of its node's endpoints together.
+        """
+        addresses = dict.fromkeys((*self.external_addresses, *self.load_balancer_addresses))
+        keys = tuple(
+            VirtualServerKey(port.protocol, one, port.port) for one in addresses if not self._is_taken(port, one, port.port)
+        )
+        if not keys:
+            return
+        tunnels = {node: one for node, all_of in self.view.tunnel_ends.items() for one in _of(self.family, all_of)[:1]}
+        direct: dict[bytes, int] = {}
+        for key, weight in external.plain().items():
+            node = endpoints[key].node_name
+            if node in tunnels:
+                through = RealServerKey.of(tunnels[node], port.port)
+                direct[through] = min(direct.get(through, TUNNELLED) + weight, TUNNELLED + HIGHEST_WEIGHT)
+            else:
+                direct[key] = weight
+                if node != self.view.name:
+                    one = RealServerKey(key)
+                    self._enter(SetKind.NOT_DIRECT, one.address, port.protocol, one.port)
+        outside = UnevenWeights(dict(sorted(direct.items())))
+        here = self.how.weighed(topology.local_route(endpoints, self.view.name).weights, by_key)
+        hashing, timeout_s, limits = self.settings.hash_scheduler, self.options.affinity_timeout_s, self.how.chosen.thresholds
+        for clients, weights, thresholds in (
+            (Clients.OUTSIDE, outside, NO_THRESHOLDS),
+            (Clients.BY_TUNNEL, here, limits),
+        ):
+            settings = self.how.settings_by_mark(hashing, timeout_s, by_hash=clients is Clients.OUTSIDE)
+            scope = ClusterScope(self.family, port.protocol, port.port, keys, settings, weights, thresholds, clients)
+            self.scopes.append(scope)
 
     def _external_keys(self, port: ServicePort) -> Sequence[VirtualServerKey]:
         """The virtual servers of a port on all of its addresses but the cluster IP."""

@@ -145,14 +145,20 @@ def choose_routes(endpoints: Endpoints, node: str, zone: str, *, internal_local:
     everywhere = Route(cluster, in_order(cluster.used(endpoints) if asks_each else endpoints, node))
     if not (internal_local or external_local):
         return EndpointChoice(everywhere, everywhere, everywhere, lacks_local=False)
-    local = Scope(last_resort=not any(endpoint.node_name == node for endpoint in ready), node=node)
-    here = Route(local, in_order(local.used(endpoints), node))
+    here = local_route(endpoints, node)
     return EndpointChoice(
         here if internal_local else everywhere,
         here if external_local and here.weights else everywhere,
         everywhere,
         lacks_local=bool(everywhere.weights) and not here.weights,
     )
+
+
+def local_route(endpoints: Endpoints, node: str) -> Route:
+    """The route to the endpoints of a node alone."""
+    has_ready = any(endpoint.ready and endpoint.node_name == node for endpoint in endpoints.values())
+    local = Scope(last_resort=not has_ready, node=node)
+    return Route(local, in_order(local.used(endpoints), node))
 
 
 def in_order(keys: Collection[bytes], node: str) -> EvenWeights:

@@ -45,14 +45,19 @@ class Treatment(msgspec.Struct, frozen=True, gc=False):
         """The settings of the Service's virtual servers of a family."""
         return _settings(self.scheduler, self.flags, affinity_timeout_s, self.chosen.prefix_lengths[family is Family.IPV6])
 
-    def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int) -> VirtualServerSettings:
-        """The settings of virtual servers of second scopes.
+    def settings_by_mark(self, hash_scheduler: str, affinity_timeout_s: int, *, by_hash: bool = False) -> VirtualServerSettings:
+        """The settings of virtual servers of second scopes. ``by_hash``: by a hash unless the Service has chosen a scheduler.
 
         The kernel ignores the port of a real server where affinity and a mark meet (net/netfilter/ipvs/ip_vs_core.c,
         ``ip_vs_sched_persist``), so a scheduler by the client's address is used instead of affinity.
         """
+        by_hash = by_hash and self.scheduler != self.chosen.scheduler
         if not affinity_timeout_s:
-            return _settings(self.scheduler, self.flags, 0, 0)
+            return (
+                _settings(hash_scheduler, SCHEDULER_FALLBACK | SCHEDULER_PORT, 0, 0)
+                if by_hash
+                else _settings(self.scheduler, self.flags, 0, 0)
+            )
         scheduler = self.scheduler if self.scheduler in HASH_SCHEDULERS else hash_scheduler
         flags = self.flags if self.scheduler in HASH_SCHEDULERS else SCHEDULER_FALLBACK
         return _settings(scheduler, flags & ~SCHEDULER_PORT, 0, 0)
@@ -107,12 +112,28 @@ def treat(service: Service, settings: Settings) -> tuple[Treatment, Service, tup
         reason = "the Service has no session affinity (sessionAffinity: ClientIP)"
         skipped.append(Skipped(Annotation.AFFINITY_NETMASK.field, reason))
         chosen = msgspec.structs.replace(chosen, prefix_lengths=NO_ANNOTATIONS.prefix_lengths)
+    if chosen.direct_return and (why_not := _why_no_direct_return(service, settings)):
+        skipped.append(why_not)
+        chosen = msgspec.structs.replace(chosen, direct_return=False)
+    if chosen.slow_start_s and chosen.direct_return:
+        skipped.append(Skipped(Annotation.SLOW_START.field, "the Service has direct return, by which weights are of nodes"))
+        chosen = msgspec.structs.replace(chosen, slow_start_s=0)
     if chosen.slow_start_s and scheduler not in GRADUAL_SCHEDULERS:
         others = ", ".join(sorted(GRADUAL_SCHEDULERS))
         reason = f"the scheduler {scheduler} gives no small share to a low weight; one of {others} does"
         skipped.append(Skipped(Annotation.SLOW_START.field, reason))
         chosen = msgspec.structs.replace(chosen, slow_start_s=0)
     return Treatment(scheduler, flags, chosen, Annotation.WEIGHT in settings.annotations), service, tuple(skipped)
+
+
+def _why_no_direct_return(service: Service, settings: Settings) -> Skipped | None:
+    """Why a Service that asks for direct return has none on this node."""
+    if not settings.direct_return:
+        reason = "--ipvs-direct-return (ipvsproxy.directReturn) of this node is off"
+        return Skipped(Annotation.DIRECT_RETURN.field, reason, invalid=False)
+    if service.options.external_traffic_local:
+        return Skipped(Annotation.DIRECT_RETURN.field, "externalTrafficPolicy Local leads to endpoints of this node alone")
+    return None
 
 
 def _allowed(chosen: ServiceAnnotations, settings: Settings, skipped: list[Skipped]) -> ServiceAnnotations:

@@ -9,7 +9,7 @@ from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.rules import ChainKey, ObservedRule, Rule, SetMatch, Side, TakeMark, UnknownRule, Verdict
 from ipvsproxy.model.service import EndpointSlice, Service, ServiceName, ServiceType
-from ipvsproxy.model.sets import IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetKind, mark_entry
+from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, SCOPE_KINDS, IpSet, MarkedEntry, SetEntries, SetKind, mark_entry
 from ipvsproxy.model.steps import at_once
 from ipvsproxy.model.virtual_servers import (
     ConnectionCounts,
@@ -229,7 +229,8 @@ def test_a_process_that_only_reads_desires_the_sets_of_scopes() -> None:
         at_once(reader.putting(name, state))
     reader.tend(node.now)
     assert not [one for one in reader.survey.differences(lambda rule, _: str(rule)) if one.kind == "set"]
-    assert {ip_set.kind for ip_set in reader._tables.sets.desired} >= SCOPE_KINDS
+    assert {ip_set.kind for ip_set in reader._tables.sets.desired} >= SCOPE_KINDS - DIRECT_KINDS
+    assert {ip_set.kind for ip_set in reader._tables.sets.desired}.isdisjoint(DIRECT_KINDS)
 
 
 def test_no_mark_is_given_before_every_service_has_been_put() -> None:

@@ -33,6 +33,7 @@ _FIELD_OF = {
     "drain_deadline_s": Annotation.DRAIN_DEADLINE,
     "prefix_lengths": Annotation.AFFINITY_NETMASK,
     "skips_load_balancer_ips": Annotation.SKIP_LOAD_BALANCER_IPS,
+    "direct_return": Annotation.DIRECT_RETURN,
 }
 
 
@@ -215,21 +216,24 @@ def test_the_operator_chooses_which_annotations_count(forbidden: Annotation) -> 
     }
     if forbidden is Annotation.SLOW_START:
         every |= {"scheduler": "wlc", "scheduler_flags": None, "slow_start_s": 30}
+    if forbidden is Annotation.DIRECT_RETURN:
+        every |= {"direct_return": True, "skips_load_balancer_ips": False}
     balanced = builders.service(kind=ServiceType.LOAD_BALANCER, load_balancer=[BALANCER], affinity_timeout_s=600)
     service = annotated(balanced, **every)
     chosen = msgspec.structs.replace(service.options.annotations, given=ALL_ANNOTATIONS - {Annotation.WEIGHT})
     service = builders.with_options(service, annotations=chosen)
-    usual = state_of(service, SLICE)
+    usual = state_of(service, SLICE, settings=Settings(direct_return=True))
     assert reasons(usual) == []
-    state = state_of(service, SLICE, settings=Settings(annotations=ALL_ANNOTATIONS - {forbidden}))
+    state = state_of(service, SLICE, settings=Settings(direct_return=True, annotations=ALL_ANNOTATIONS - {forbidden}))
     assert reasons(state)[0] == (
         f"metadata.annotations[ipvsproxy.io/{forbidden}]: --service-annotations (ipvsproxy.serviceAnnotations) of this node "
         "does not allow it"
     )
-    assert (state.served, state.rare.drain_deadline_s, state.rare.slow_start_s) != (
+    assert (state.served, state.rare.drain_deadline_s, state.rare.slow_start_s, state.rare.scopes) != (
         usual.served,
         usual.rare.drain_deadline_s,
         usual.rare.slow_start_s,
+        usual.rare.scopes,
     )
 
 

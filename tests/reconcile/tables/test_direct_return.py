@@ -1,0 +1,99 @@
+"""The scopes of direct return in the tables: their marks, sets and virtual servers, over restarts and while endpoints go."""
+
+from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
+from ipvsproxy.model.real_servers import TUNNELLED
+from ipvsproxy.model.service import EndpointSlice, Service, ServiceType
+from ipvsproxy.model.sets import DIRECT_KINDS, IP_SETS, MarkedEntry, SetKind
+from ipvsproxy.model.virtual_servers import ConnectionCounts, FirewallMark
+from tests.reconcile.simulation import SimulatedNode
+from tests.support import builders
+
+HERE, ELSEWHERE, OTHER_ADDRESS = "10.244.0.5", "10.244.1.5", "172.18.0.3"
+BALANCER = "192.0.2.12"
+
+
+def shop(*endpoints: str, asks: bool = True) -> tuple[Service, EndpointSlice]:
+    service = builders.service("shop", builders.service_port(80), load_balancer=[BALANCER], kind=ServiceType.LOAD_BALANCER)
+    given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=asks)
+    listed = [builders.endpoint(one, builders.OTHER_NODE if one == ELSEWHERE else builders.THIS_NODE) for one in endpoints]
+    return builders.with_options(service, annotations=given), builders.endpoint_slice(*listed, service="shop")
+
+
+def node_with() -> SimulatedNode:
+    node = SimulatedNode(tunnel_ends={builders.OTHER_NODE: builders.addresses(OTHER_ADDRESS)})
+    node.kernel.schedulers |= {"mh"}
+    return node
+
+
+def marks_of(node: SimulatedNode) -> dict[SetKind, int]:
+    entries = [entry for one in node.kernel.sets.values() for entry in one.entries if isinstance(entry, MarkedEntry)]
+    return {IP_SETS[entry.set].kind: entry.mark for entry in entries}
+
+
+def weights_of(node: SimulatedNode, kind: SetKind) -> dict[str, int]:
+    mark = marks_of(node)[kind]
+    (server,) = [one for key, one in node.kernel.virtual_servers.items() if isinstance(key, FirewallMark) and key.mark == mark]
+    return {str(key): weight for key, weight in server.real_servers.items()}
+
+
+def test_each_way_by_which_packets_arrive_has_a_mark_of_its_own() -> None:
+    node = node_with()
+    node.put(*shop(HERE, ELSEWHERE))
+    node.sync()
+    assert marks_of(node).keys() == {SetKind.DIRECT, SetKind.TUNNEL}
+    assert len(set(marks_of(node).values())) == 2
+    assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 1}
+    assert weights_of(node, SetKind.TUNNEL) == {f"{HERE}:8080": 1}
+    kinds = {IP_SETS[name].kind for name in node.kernel.sets}
+    assert kinds > DIRECT_KINDS
+    assert kinds.isdisjoint({SetKind.SCOPE, SetKind.NO_LOCAL})
+
+
+def test_a_restart_keeps_the_mark_of_each_way() -> None:
+    node = node_with()
+    node.put(*shop(HERE, ELSEWHERE))
+    node.sync()
+    before = marks_of(node)
+    node.restart()
+    assert [str(one) for one in node.sync() if "timeouts" not in str(one)] == []
+    assert marks_of(node) == before
+
+
+def test_a_tunnel_drains_when_the_last_endpoint_of_its_node_goes() -> None:
+    node = node_with()
+    node.put(*shop(HERE, ELSEWHERE))
+    node.sync()
+    (key,) = [
+        one for one in node.kernel.virtual_servers if isinstance(one, FirewallMark) and one.mark == marks_of(node)[SetKind.DIRECT]
+    ]
+    tunnel = builders.backend(OTHER_ADDRESS, 80)
+    node.kernel.connection_counts[key, tunnel] = ConnectionCounts(1, 0)
+    node.put(*shop(HERE))
+    node.sync()
+    assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED}
+    del node.kernel.connection_counts[key, tunnel]
+    for _ in range(3):
+        node.sync(after_s=60)
+    assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1}
+    node.put(*shop(HERE, ELSEWHERE))
+    node.sync()
+    assert weights_of(node, SetKind.DIRECT) == {f"{HERE}:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 1}
+
+
+def test_without_a_service_that_asks_for_it_only_the_guard_is_left() -> None:
+    node = node_with()
+    node.put(*shop(HERE, ELSEWHERE))
+    node.sync()
+    node.put(*shop(HERE, ELSEWHERE, asks=False))
+    for _ in range(4):
+        node.sync(after_s=60)
+    assert marks_of(node) == {}
+    assert not [key for key in node.kernel.virtual_servers if isinstance(key, FirewallMark)]
+    assert [str(one) for one in node.kernel.sets["KUBE-IPVSPROXY-NODES"].entries] == [OTHER_ADDRESS]
+
+
+def test_a_node_that_takes_no_part_has_no_trace_of_it() -> None:
+    node = SimulatedNode()
+    node.put(*shop(HERE, ELSEWHERE))
+    node.sync()
+    assert {IP_SETS[name].kind for name in node.kernel.sets}.isdisjoint(DIRECT_KINDS | {SetKind.MARKS})

@@ -1,0 +1,169 @@
+"""Direct return: the scopes of a Service that asks for it, and the rules that lead packets to them."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from ipvsproxy.model.annotations import Annotation, ServiceAnnotations
+from ipvsproxy.model.kernel import InterfaceAddress
+from ipvsproxy.model.net import Family, parse_address
+from ipvsproxy.model.real_servers import TUNNELLED
+from ipvsproxy.model.rules import Backend
+from ipvsproxy.model.service import ServiceType
+from ipvsproxy.model.sets import SetKind
+from ipvsproxy.model.state import Clients, ClusterScope, ServiceState
+from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
+from ipvsproxy.translate import trace
+from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.skeleton import DIRECT_CHAINS, SCOPE_CHAINS, build_skeleton
+from ipvsproxy.translate.trace import TracedClient
+from ipvsproxy.translate.view import NodeView, shared_tunnel
+from tests.support import builders
+from tests.support.builders import OTHER_NODE, endpoint, endpoint_slice
+from tests.translate.reading import members, state_of, texts
+
+BALANCER = "192.0.2.80"
+OTHER_ADDRESS = "172.18.0.3"
+ON = Settings(direct_return=True, cluster_networks=builders.networks("10.244.0.0/16"))
+OCCUPIED = frozenset({SetKind.DIRECT, SetKind.TUNNEL, SetKind.NODES, SetKind.NOT_DIRECT, SetKind.LOAD_BALANCER})
+PODS = "-s 10.244.0.0/24"
+
+
+def _view(**fields: Any) -> NodeView:
+    ends = {OTHER_NODE: builders.addresses(OTHER_ADDRESS, "fd00::3")}
+    return dataclasses.replace(builders.node_view(), **({"tunnel_ends": ends} | fields))
+
+
+def _shop(
+    *endpoints: str, settings: Settings = ON, view: NodeView | None = None, annotations: Any = None, **options: Any
+) -> ServiceState:
+    service = builders.service(
+        "web",
+        builders.service_port(80, node_port=30080),
+        kind=ServiceType.LOAD_BALANCER,
+        load_balancer=[BALANCER],
+        **options,
+    )
+    given = ServiceAnnotations(given=frozenset({Annotation.DIRECT_RETURN}), direct_return=True, **(annotations or {}))
+    listed = [endpoint(one, OTHER_NODE if one.startswith("10.244.1.") else builders.THIS_NODE) for one in endpoints]
+    return state_of(
+        builders.with_options(service, annotations=given), endpoint_slice(*listed), view=view or _view(), settings=settings
+    )
+
+
+def _weights(scope: ClusterScope) -> dict[str, int]:
+    return {str(key): weight for key, weight in scope.weights.items()}
+
+
+def test_clients_outside_get_endpoints_here_and_one_tunnel_to_each_other_node() -> None:
+    outside, by_tunnel = _shop("10.244.0.5", "10.244.1.5", "10.244.1.6").rare.scopes
+    assert (outside.clients, by_tunnel.clients) == (Clients.OUTSIDE, Clients.BY_TUNNEL)
+    assert _weights(outside) == {"10.244.0.5:8080": 1, f"{OTHER_ADDRESS}:80": TUNNELLED + 2}
+    assert _weights(by_tunnel) == {"10.244.0.5:8080": 1}
+    assert {str(key) for key in outside.virtual_servers} == {f"TCP {BALANCER}:80"}, "node ports have no direct return"
+
+
+def test_what_arrives_by_tunnel_is_refused_without_an_endpoint_here() -> None:
+    _, by_tunnel = _shop("10.244.1.5").rare.scopes
+    assert _weights(by_tunnel) == {}
+
+
+def test_endpoints_of_a_node_without_direct_return_are_masqueraded() -> None:
+    state = _shop("10.244.0.5", "10.244.1.5", view=_view(tunnel_ends={}))
+    assert _weights(state.rare.scopes[0]) == {"10.244.0.5:8080": 1, "10.244.1.5:8080": 1}
+    assert members(SetKind.NOT_DIRECT, state) == {"10.244.1.5,tcp:8080"}
+    assert members(SetKind.NOT_DIRECT, _shop("10.244.0.5", "10.244.1.5")) == set()
+
+
+def test_the_virtual_server_of_the_address_stays_as_without_direct_return() -> None:
+    with_it, without = _shop("10.244.0.5", "10.244.1.5"), _shop("10.244.0.5", "10.244.1.5", settings=Settings())
+    assert (with_it.served, with_it.entries) == (without.served, without.entries)
+    assert without.rare.scopes == ()
+
+
+def test_nodes_of_entry_agree_by_a_hash_unless_the_service_chooses_a_scheduler() -> None:
+    outside, by_tunnel = _shop("10.244.0.5").rare.scopes
+    assert (outside.settings, by_tunnel.settings.scheduler) == (("mh", SCHEDULER_FALLBACK | SCHEDULER_PORT, 0, 0), "rr")
+    assert _shop("10.244.0.5", affinity_timeout_s=600).rare.scopes[0].settings == ("mh", SCHEDULER_FALLBACK, 0, 0)
+    assert _shop("10.244.0.5", annotations={"scheduler": "wlc"}).rare.scopes[0].settings.scheduler == "wlc"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"settings": Settings()}, "--ipvs-direct-return (ipvsproxy.directReturn) of this node is off"),
+        ({"external_local": True}, "externalTrafficPolicy Local leads to endpoints of this node alone"),
+        ({"view": _view(shared_tunnel="tunl0")}, "another program of this node has an address on tunl0"),
+    ],
+)
+def test_why_a_service_has_no_direct_return(changed: dict[str, Any], reason: str) -> None:
+    state = _shop("10.244.0.5", "10.244.1.5", **changed)
+    assert [one.reason for one in state.rare.skipped] == [reason]
+    assert state.rare.scopes == ()
+
+
+def test_a_tunnel_device_with_an_address_belongs_to_another_program() -> None:
+    def carried(device: str, address: str) -> list[InterfaceAddress]:
+        return [InterfaceAddress(device, parse_address(address), 32)]
+
+    assert shared_tunnel(carried("tunl0", "10.244.3.0")) == "tunl0"
+    assert shared_tunnel(carried("ip6tnl0", "fe80::1")) == ""
+    assert shared_tunnel(carried("eth0", "10.0.0.1")) == ""
+
+
+@pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
+def test_tunnels_come_first_and_clients_outside_last(backend: Backend) -> None:
+    view = _view(pod_networks=builders.networks("10.244.0.0/24"), elsewhere=frozenset(builders.addresses("10.244.0.1")))
+    skeleton = build_skeleton(Family.IPV4, dataclasses.replace(ON, backend=backend), view, OCCUPIED, ())
+    chains = {key.chain: list(texts(skeleton, *key)) for key in (*SCOPE_CHAINS, *DIRECT_CHAINS)}
+    assert chains == {
+        "KUBE-IPVSPROXY-ARRIVAL": [
+            "-p ipencap -m set --match-set KUBE-IPVSPROXY-NODES src -j RETURN",
+            "-p ipencap -j DROP",
+            "-i tunl0 -j SET --map-set KUBE-IPVSPROXY-TUNNEL dst,dst --map-mark",
+            "-i tunl0 -m mark ! --mark 0x0/0x3fff -j RETURN",
+            "-i tunl0 -j DROP",
+            f"{PODS} -j KUBE-IPVSPROXY-MARK",
+            f"{PODS} -j RETURN",
+            "-s 10.244.0.0/16 -j RETURN",
+            "-m addrtype ! --src-type LOCAL -j SET --map-set KUBE-IPVSPROXY-DIRECT dst,dst --map-mark",
+        ],
+        "KUBE-IPVSPROXY-MARK": [],
+        "KUBE-IPVSPROXY-MASQ": [
+            "-m mark --mark 0x0/0x3fff -j RETURN",
+            "-m set --match-set KUBE-IPVSPROXY-NOT-DIRECT dst,dst -j MASQUERADE --random-fully",
+        ],
+        "KUBE-IPVSPROXY-ANSWERS": [
+            "-p tcp -m set --match-set KUBE-IPVSPROXY-TUNNEL src,src -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --set-mss 1440"
+        ],
+    }
+
+
+def test_without_a_known_node_every_tunnel_is_refused() -> None:
+    skeleton = build_skeleton(Family.IPV6, ON, _view(), OCCUPIED - {SetKind.NODES}, ())
+    assert next(iter(texts(skeleton, *SCOPE_CHAINS[0]))) == "-p ipv6 -j DROP"
+
+
+def test_no_client_gets_direct_return_where_pods_cannot_be_recognised() -> None:
+    skeleton = build_skeleton(Family.IPV4, dataclasses.replace(ON, cluster_networks=()), _view(), OCCUPIED, ())
+    assert not [rule for rule in texts(skeleton, *SCOPE_CHAINS[0]) if "DIRECT" in rule]
+
+
+@pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
+@pytest.mark.parametrize(
+    ("client", "expected"),
+    [(TracedClient.OUTSIDE, (True, False)), (TracedClient.POD, (False, True)), (TracedClient.HOST, (False, True))],
+)
+def test_only_clients_outside_take_the_way_of_direct_return(
+    client: TracedClient, expected: tuple[bool, bool], backend: Backend
+) -> None:
+    settings = dataclasses.replace(ON, backend=backend)
+    view = _view(pod_networks=builders.networks("10.244.0.0/24"), elsewhere=frozenset(builders.addresses("10.244.0.1")))
+    state = _shop("10.244.0.5", "10.244.1.5", settings=settings, view=view)
+    rules = build_skeleton(Family.IPV4, settings, view, OCCUPIED, ())
+    key = state.rare.scopes[0].virtual_servers[0]
+    way = trace.follow(
+        rules, frozenset(state.entries).__contains__, trace.connection_of(client, key, settings, view), has_scopes=True
+    )
+    assert (way.is_marked, way.is_masqueraded) == expected, "marked, masqueraded"
