@@ -72,8 +72,6 @@ ACTS = (
     "receive netfilter type 1537",
     "send netfilter type 1549",
     "receive netfilter type 1549",
-    "send netfilter type 2570 dump",
-    "receive netfilter type 2570 dump",
 )
 """All acts of a start; add new ones here."""
 
