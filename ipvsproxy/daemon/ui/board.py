@@ -115,7 +115,7 @@ def _has(item: EndpointSlice, address: Address) -> bool:
     return False
 
 
-class Question(NamedTuple):
+class Selection(NamedTuple):
     """Which rows a viewer asks for, in which order. ``page`` counts from 1."""
 
     query: Query = Query()
@@ -136,7 +136,7 @@ class Board:
         self._survey = survey
         self._counted = counted
         self._troubles = troubles
-        self._rows: dict[ServiceName, Row] = {}
+        self._rows: dict[ServiceName, BoardRow] = {}
         self._dirty: dict[ServiceName, bool] = {}
         """The rows to make again, and whether the Service itself may have changed, whose addresses and ports are not remembered.
         """
@@ -187,32 +187,32 @@ class Board:
             self._names = revision
         elif not is_changed and (known.endpoints, known.problems) == (endpoints, problems):
             return False
-        self._rows[service.name] = Row(endpoints, problems)
+        self._rows[service.name] = BoardRow(endpoints, problems)
         for query, matching in self._matching.items():
             (matching.add if query.matches(service, slices, has_problems=bool(problems)) else matching.discard)(name)
         return True
 
-    def finding(self, question: Question) -> Generator[None, None, Sequence[ServiceName]]:
+    def finding(self, selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
         """All Services that match, in their order, with pauses."""
-        key = (question.query, question.sort, question.descending)
-        stamp = self._stamp(question)
+        key = (selection.query, selection.sort, selection.descending)
+        stamp = self._stamp(selection)
         known = self._sorted.pop(key, None)
         if known is None or known[0] != stamp:
             names: Collection[ServiceName] = self._rows
-            if question.query != Query():
-                if question.query not in self._matching:
-                    yield from self._searching(question.query)
-                names = self._matching.get(question.query, ())
-            known = stamp, (yield from self._sorting(list(names), question))
+            if selection.query != Query():
+                if selection.query not in self._matching:
+                    yield from self._searching(selection.query)
+                names = self._matching.get(selection.query, ())
+            known = stamp, (yield from self._sorting(list(names), selection))
         self._sorted[key] = known
         _forget_oldest(self._sorted)
         return known[1]
 
-    def _stamp(self, question: Question) -> tuple[int, int]:
+    def _stamp(self, selection: Selection) -> tuple[int, int]:
         """A value that changes whenever the order may have changed."""
-        if question.sort in ("connections", "packets", "bytes"):
+        if selection.sort in ("connections", "packets", "bytes"):
             return self._revision, self._counted.rates.readings
-        if question.sort == "name" and question.query == Query():
+        if selection.sort == "name" and selection.query == Query():
             return self._names, 0
         return self._revision, 0
 
@@ -228,9 +228,9 @@ class Board:
             if number % ROWS_AT_ONCE == 0:
                 yield
 
-    def _sorting(self, names: Sequence[ServiceName], question: Question) -> Generator[None, None, Sequence[ServiceName]]:
-        rank = self._rank(question.sort)
-        sign = -1 if question.descending else 1
+    def _sorting(self, names: Sequence[ServiceName], selection: Selection) -> Generator[None, None, Sequence[ServiceName]]:
+        rank = self._rank(selection.sort)
+        sign = -1 if selection.descending else 1
         chunks: list[list[tuple[float, ServiceName]]] = []
         for first in range(0, len(names), SORTED_AT_ONCE):
             chunks.append(sorted((sign * rank(name), name) for name in names[first : first + SORTED_AT_ONCE]))
@@ -240,7 +240,7 @@ class Board:
             result.append(name)
             if number % SORTED_AT_ONCE == 0:
                 yield
-        if question.sort == "name" and question.descending:
+        if selection.sort == "name" and selection.descending:
             result.reverse()
         return result
 
@@ -255,17 +255,17 @@ class Board:
             case _:
                 return lambda _: 0
 
-    def answer(self, question: Question, found: Sequence[ServiceName]) -> dict[str, Any]:
+    def answer(self, selection: Selection, found: Sequence[ServiceName]) -> dict[str, Any]:
         """One page as a document. Only the rows of this page are described."""
-        pages = max(1, -(-len(found) // question.size))
-        page = min(question.page, pages)
-        names = [name for name in found[(page - 1) * question.size : page * question.size] if name in self._store.services]
+        pages = max(1, -(-len(found) // selection.size))
+        page = min(selection.page, pages)
+        names = [name for name in found[(page - 1) * selection.size : page * selection.size] if name in self._store.services]
         return {
             "total": len(self._rows),
             "matching": len(found),
             "page": page,
             "pages": pages,
-            "size": question.size,
+            "size": selection.size,
             "names": list(map(str, names)),
             "services": [self.describe(name) for name in names],
             "sampleSeconds": self._counted.rates.interval_s,
@@ -274,7 +274,7 @@ class Board:
     def describe(self, name: ServiceName) -> dict[str, Any]:
         """The row of a known Service as a document."""
         service = self._store.services[name]
-        row = self._rows.get(name) or Row(Endpoints(), ())
+        row = self._rows.get(name) or BoardRow(Endpoints(), ())
         connections, traffic = self._counted.rates.line(name)
         active = self._counted.active.get(name)
         return {
@@ -360,7 +360,7 @@ class Endpoints(NamedTuple):
     unused: int = 0
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class BoardRow(msgspec.Struct, frozen=True, gc=False):
     """What is remembered of a Service."""
 
     endpoints: Endpoints
@@ -419,7 +419,7 @@ def _own_problems(service: Service, state: ServiceState | None, endpoints: Endpo
         yield "its cluster IP has no endpoint on this node, where internalTrafficPolicy Local keeps the traffic"
 
 
-def described(service: Service, row: Row) -> dict[str, Any]:
+def described(service: Service, row: BoardRow) -> dict[str, Any]:
     """The row as a document, without traffic."""
     return {
         "name": str(service.name),

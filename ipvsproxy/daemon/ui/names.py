@@ -31,7 +31,7 @@ ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
 
 
 @dataclasses.dataclass(eq=False)
-class _Reading:
+class _SliceReading:
     """The last reading of a Service. ``slices`` are those of its beginning, by which a change is noticed."""
 
     slices: tuple[EndpointSlice, ...] = ()
@@ -48,7 +48,7 @@ class Names:
         self._read = read
         self._store = store
         self._clock = clock
-        self._readings: dict[ServiceName, _Reading] = {}
+        self._readings: dict[ServiceName, _SliceReading] = {}
         self._limit = timing.Bucket(BURST, REFILL_S, clock())
 
     async def of(self, services: Iterable[ServiceName]) -> Targets:
@@ -69,7 +69,7 @@ class Names:
 
     def _begin(self, name: ServiceName) -> asyncio.Task[None] | None:
         """Begin to read a Service, unless its names are known or it is being read."""
-        reading = self._readings[name] = self._readings.pop(name) if name in self._readings else _Reading()
+        reading = self._readings[name] = self._readings.pop(name) if name in self._readings else _SliceReading()
         if len(self._readings) > MOST:
             del self._readings[next(iter(self._readings))]
         slices, now = self._store.slices_of(name), self._clock()
@@ -83,7 +83,7 @@ class Names:
         reading.task = asyncio.create_task(self._follow(name, reading))
         return reading.task
 
-    async def _follow(self, name: ServiceName, reading: _Reading) -> None:
+    async def _follow(self, name: ServiceName, reading: _SliceReading) -> None:
         reading.has_failed = True
         try:
             found = await self._read(name)

@@ -25,7 +25,7 @@ from ipvsproxy.daemon.loop.summary import SyncSummary
 from ipvsproxy.daemon.metrics import figures
 from ipvsproxy.daemon.metrics.figures import Numbers, Sampler, Sources
 from ipvsproxy.daemon.ui import board, counters, endpoint_changes, node_page
-from ipvsproxy.daemon.ui.board import Board, Question, Troubles
+from ipvsproxy.daemon.ui.board import Board, Selection, Troubles
 from ipvsproxy.daemon.ui.counters import CounterFollower
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.daemon.ui.names import Names, ReadTargets
@@ -248,10 +248,10 @@ class Pages:
         return table
 
     async def _services(self, query: Mapping[str, str]) -> Any:
-        question = _question(query)
+        selection = _selection(query)
         table = await self._fresh_board()
-        found = await in_slices(table.finding(question), self._clock)
-        document = table.answer(question, found)
+        found = await in_slices(table.finding(selection), self._clock)
+        document = table.answer(selection, found)
         self._counters.show([ServiceName(*name.split("/", 1)) for name in document["names"]])
         return document
 
@@ -362,7 +362,7 @@ def _whole(query: Mapping[str, str], name: str, default: int, most: int) -> int:
     return int(text)
 
 
-def _question(query: Mapping[str, str]) -> Question:
+def _selection(query: Mapping[str, str]) -> Selection:
     sort, order = query.get("sort") or "name", query.get("order", "")
     if sort not in board.SORTS:
         raise RefusedError(400, f"sort must be one of {', '.join(board.SORTS)}")
@@ -377,7 +377,7 @@ def _question(query: Mapping[str, str]) -> Question:
     if max(map(len, texts)) > board.LONGEST_QUERY:
         raise RefusedError(400, f"query, namespace and node must have at most {board.LONGEST_QUERY} characters")
     text, namespace, node = texts
-    return Question(
+    return Selection(
         query=board.parse_query(text)._replace(namespace=namespace, type=kind, node=node, only_problems=bool(problems)),
         sort=sort,
         descending=order == "desc" if order else sort != "name",

@@ -9,7 +9,7 @@ import pytest
 from ipvsproxy.daemon.base.timing import in_slices
 from ipvsproxy.daemon.loop.reader import SERVERS_AT_ONCE
 from ipvsproxy.daemon.ui import board, counters
-from ipvsproxy.daemon.ui.board import Board, Question, Troubles
+from ipvsproxy.daemon.ui.board import Board, Selection, Troubles
 from ipvsproxy.daemon.ui.counters import REMEMBERED, Opened
 from ipvsproxy.daemon.ui.explanation import Explainer
 from ipvsproxy.model.service import ServiceName
@@ -74,11 +74,11 @@ async def test_long_work_lets_other_tasks_run_in_between() -> None:
         survey = node.engine.survey
         table = Board(node.store, survey, node.pages._counters, Troubles(survey))
         assert len(list(table.refreshing())) >= MANY // board.ROWS_AT_ONCE
-        assert len(list(table.finding(Question(sort="endpoints", descending=True)))) >= MANY // board.SORTED_AT_ONCE
-        assert len(list(table.finding(Question(query=board.parse_query("s12"))))) >= MANY // board.ROWS_AT_ONCE
-        assert len(await in_slices(table.finding(Question(query=board.parse_query("s12"))), time.monotonic)) == 111
+        assert len(list(table.finding(Selection(sort="endpoints", descending=True)))) >= MANY // board.SORTED_AT_ONCE
+        assert len(list(table.finding(Selection(query=board.parse_query("s12"))))) >= MANY // board.ROWS_AT_ONCE
+        assert len(await in_slices(table.finding(Selection(query=board.parse_query("s12"))), time.monotonic)) == 111
         with counted() as steps:  # it is known now
-            list(table.finding(Question(query=board.parse_query("s12"))))
+            list(table.finding(Selection(query=board.parse_query("s12"))))
         assert steps.here < 60
 
 
@@ -88,7 +88,7 @@ def test_a_bounded_number_of_searches_is_kept() -> None:
     table = Board(node.store, survey, node.pages._counters, Troubles(survey))
     list(table.refreshing())
     for number in range(3 * board.SEARCHES):
-        list(table.finding(Question(query=board.parse_query(f"s{number}"))))
+        list(table.finding(Selection(query=board.parse_query(f"s{number}"))))
     assert len(table._matching) <= board.SEARCHES
     assert len(table._sorted) <= board.SEARCHES
 
