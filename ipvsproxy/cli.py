@@ -1,6 +1,5 @@
 """The command line: ``ipvsproxy [COMMAND] [flags]``. The default command is ``run``, so that kube-proxy's command lines work."""
 
-import contextlib
 import importlib
 import importlib.metadata
 import io
@@ -80,12 +79,15 @@ def _as_running(
         if command.name != "top":  # which needs none of its files
             complain(f"ipvsproxy runs in a container ({which}): give its flags and files, or run this command there")
         return None
-    with contextlib.suppress(ConfigError):  # not reported: its values are those of another program
+    try:
+        os.chdir(f"/proc/{running.process}/cwd")  # its flags may name files from there
         first = 1 if running.arguments[:1] == ["run"] else 0
         config = read([*running.arguments[first:], *arguments])
-        complain(f"with the flags of the ipvsproxy that runs here ({which})")
-        return config
-    return None
+    except (ConfigError, OSError):  # the reason is not shown: its values are those of another program
+        complain(f"the flags of the ipvsproxy that runs here ({which}) cannot be used: give them to this command")
+        return None
+    complain(f"with the flags of the ipvsproxy that runs here ({which})")
+    return config
 
 
 def _subject(command: commands.Command, module: ModuleType, words: Sequence[str]) -> Sequence[object]:

@@ -4,6 +4,7 @@ Flags and files have their own tests; serving is replaced.
 """
 
 import functools
+import os
 import pathlib
 import re
 import subprocess
@@ -220,11 +221,18 @@ def test_writing_comes_before_a_clean_up_and_that_before_a_preparation(
     assert (len(served), len(cleaned)) == (status == 7, status == 1)
 
 
+@pytest.fixture
+def entered() -> list[str]:
+    """The working directories that a command has taken."""
+    return []
+
+
 @pytest.fixture(autouse=True)
-def running(monkeypatch: pytest.MonkeyPatch) -> list[Running]:
+def running(monkeypatch: pytest.MonkeyPatch, entered: list[str]) -> list[Running]:
     """The ipvsproxy that runs on this host: none, unless a test appends it."""
     found: list[Running] = []
     monkeypatch.setattr(instance, "running", lambda: next(iter(found), None))
+    monkeypatch.setattr(os, "chdir", entered.append)
     return found
 
 
@@ -295,7 +303,7 @@ def test_inspecting_commands_refuse_unknown_arguments(
 
 @pytest.mark.parametrize("words", [["list"], ["explain", "demo/web"], ["list", "-o", "json"], ["explain", "--", "demo/web"]])
 def test_a_command_without_flags_has_those_of_the_ipvsproxy_that_runs_here(
-    modules: Modules, running: list[Running], words: list[str], capsys: pytest.CaptureFixture[str]
+    modules: Modules, running: list[Running], entered: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     used: list[str] = []
 
@@ -310,6 +318,7 @@ def test_a_command_without_flags_has_those_of_the_ipvsproxy_that_runs_here(
         assert capsys.readouterr().err == "ipvsproxy: with the flags of the ipvsproxy that runs here (process 7)\n"
     assert cli.main([*words[:1], "--manifests=/b", *words[1:]]) == 0
     assert used == ["/a", "/a", "/b"]
+    assert entered == ["/proc/7/cwd"] * 2, "the flags may name files from there"
 
 
 def test_fleet_never_asks_with_the_kubeconfig_of_the_ipvsproxy_that_runs_here(modules: Modules, running: list[Running]) -> None:
@@ -330,7 +339,8 @@ def test_the_flags_of_a_running_ipvsproxy_that_cannot_be_used_are_never_shown(
 ) -> None:
     running.append(Running(7, ["--proxy-mode=ipvs", "--future=secret", "--config=/absent/secret"]))
     assert cli.main(["list"]) == 3
-    assert capsys.readouterr().err == ""
+    sentence = "the flags of the ipvsproxy that runs here (process 7) cannot be used: give them to this command"
+    assert capsys.readouterr().err == f"ipvsproxy: {sentence}\n"
     assert inspections == [("list", "", False)]
 
 

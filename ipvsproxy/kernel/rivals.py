@@ -31,6 +31,9 @@ _PROTOCOL = re.compile(r" -p (tcp|udp|sctp)\b")
 _PORTS = re.compile(r"(?<!!) --dports? (\S+)")
 _IS_DESTINATION_NAT, _IS_UNEQUAL = (1,), (2,)  # attributes of 0 are left out
 _LOADED = ((2,), (3,), (4,))  # the key of a property; or header, offset and length
+_DESTINATIONS = ((16, 4), (24, 16))  # offset and length in the header of IPv4, and of IPv6
+_DESTINATION_STARTS = {(nft_rule.Base.NETWORK, offset) for offset, _ in _DESTINATIONS}
+_PROTOCOLS = {bytes([one]): one for one in Protocol}
 
 
 class BoundSocket(NamedTuple):
@@ -122,26 +125,32 @@ def port_rules(saved: str) -> Iterator[PortRule]:
 
 
 def nftables_rule(where: str, rule: Sequence[nft_tables.Expression]) -> PortRule | None:
-    """A rule that redirects packets to one port; None for any other rule, and for ranges and sets of ports.
+    """A rule that redirects packets to one port; None for any other rule, and for ranges and sets of ports or addresses.
 
     Rules of iptables-nft are none of these: they redirect by targets of iptables.
     """
     if not any(name == "redir" or (name == "nat" and _IS_DESTINATION_NAT in values) for name, values in rule):
         return None
     compared = {
-        (before, *(int.from_bytes(loaded.get(part, b""), "big") for part in _LOADED)): values.get((3, 1), b"")
+        (before, *_numbers(loaded)): values.get((3, 1), b"")
         for (before, loaded), (name, values) in itertools.pairwise(rule)
         if name == "cmp" and _IS_UNEQUAL not in values
     }
     number = compared.get(("meta", nft_rule.Meta.PROTOCOL, 0, 0), b"")
     port = int.from_bytes(compared.get(("payload", nft_rule.Base.TRANSPORT, 2, 2), b""), "big")
-    if not number or not port:
+    if number not in _PROTOCOLS or not port:
         return None
-    protocol = Protocol(number[0])
-    to = b"".join(compared.get(("payload", nft_rule.Base.NETWORK, *place), b"") for place in ((16, 4), (24, 16)))
+    to = b"".join(compared.get(("payload", nft_rule.Base.NETWORK, *place), b"") for place in _DESTINATIONS)
+    if not to and any(name == "payload" and _numbers(loaded)[:2] in _DESTINATION_STARTS for name, loaded in rule):
+        return None  # a range or a set of addresses
+    protocol = _PROTOCOLS[number]
     network = Network(Address(to), len(to) * 8) if to else None
     text = f"{where}: {f'to {network}, ' if network else ''}{protocol.name.lower()} dport {port}"
     return PortRule(text, exempts=False, protocol=protocol, destination=network, ports=(range(port, port + 1),))
+
+
+def _numbers(loaded: Mapping[tuple[int, ...], bytes]) -> tuple[int, ...]:
+    return tuple(int.from_bytes(loaded.get(part, b""), "big") for part in _LOADED)
 
 
 def _port_range(text: str) -> range:

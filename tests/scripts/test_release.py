@@ -165,6 +165,15 @@ def test_a_release_that_cannot_be_this_version_is_refused(
     assert not (folder / "build/release").exists()
 
 
+def test_a_release_replaces_no_files_of_others(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = clone(origin, tmp_path / "one")
+    (precious := tmp_path / "precious").touch()
+    done = release(folder, VERSION, "--build", *LIGHT, "--output", str(tmp_path))
+    assert done.returncode == 1
+    assert f"refused: {tmp_path} exists and has other files than those of {VERSION}" in done.stdout
+    assert precious.exists()
+
+
 def test_without_build_a_release_says_what_is_missing_and_writes_nothing(origin: pathlib.Path, tmp_path: pathlib.Path) -> None:
     folder = clone(origin, tmp_path / "one")
     done = release(folder, VERSION, PATH=str(pathlib.Path(shutil.which("git") or "").parent))

@@ -54,13 +54,21 @@ def health_server(
 ) -> Handler:
     """The health server. ``on_healthz`` and ``on_livez`` are called with the status of each answer.
 
-    ``config`` returns the configuration in force. ``?verbose`` adds the answer for ``ipvsproxy fleet``.
+    ``config`` returns the configuration in force. ``?verbose`` adds the answer for ``ipvsproxy fleet``. Anybody may
+    request it, so the digest of a configuration is made once.
     """
+    last: tuple[Config | None, str] = (None, "")
+
+    def digest() -> str:
+        nonlocal last
+        if last[0] is not (present := config()):
+            last = (present, file.digest(present))
+        return last[1]
 
     def page(render: Callable[..., Answer], on_answer: Callable[[int], None]) -> Page:
         def answer(request: Request) -> Answer:
             now = health()
-            answer = render(now, **({"ipvsproxy": _for_fleet(now, config())} if "verbose" in request.query else {}))
+            answer = render(now, **({"ipvsproxy": _for_fleet(now, digest())} if "verbose" in request.query else {}))
             on_answer(answer.status)
             return answer
 
@@ -123,8 +131,7 @@ class MetricsRoutes:
         return PING_PAGE if "verbose" in request.query else OK_PAGE
 
     def _statusz(self, _request: Request) -> Answer:
-        version = importlib.metadata.version("ipvsproxy")
-        return statusz(started_s=self._started_s, now_s=time.time(), version=version, paths=SHOWN_PATHS)
+        return statusz(started_s=self._started_s, now_s=time.time(), version=_version(), paths=SHOWN_PATHS)
 
     def _verbosity(self, request: Request) -> Answer:
         if not self.config().logging.profiling:
@@ -161,11 +168,15 @@ def livez(health: Health, **more: object) -> Answer:
     return _health(health, is_fine=health.is_healthy, eligible={}, more=more)
 
 
-def _for_fleet(health: Health, config: Config) -> Mapping[str, object]:
+_version = functools.cache(functools.partial(importlib.metadata.version, "ipvsproxy"))
+"""The version of this process. Each call of the library would read a file."""
+
+
+def _for_fleet(health: Health, digest: str) -> Mapping[str, object]:
     """What may distinguish this process from those of other nodes. Of the configuration, there is only a digest."""
     return {
-        "version": importlib.metadata.version("ipvsproxy"),
-        "configuration": file.digest(config),
+        "version": _version(),
+        "configuration": digest,
         "pending": health.pending,
         "lastDrift": NEVER if health.drifted_s is None else render_time(health.drifted_s),
     }

@@ -3,7 +3,8 @@
 Rule 1: the daemon keeps no names, because serving needs none, and those of 100,000 endpoints take some ten megabytes. They are
 read from the source for one Service while it is looked at, and forgotten with the last viewer.
 Rule 2: whoever reaches the page can make this process ask the API server, so there is a rate limit of all readings.
-Rule 3: an answer waits for the names at most ``WAIT_S``, and only if it began to read them. Without names it shows addresses.
+Rule 3: an answer waits for the names at most ``WAIT_S``, and only if it began to read them. Without names it shows addresses. It
+waits before its turn, so that a slow API server delays no other answer.
 """
 
 import asyncio
@@ -22,8 +23,8 @@ SHORTEST_S, RETRY_S = 1.0, 10.0
 """The shortest time between two readings of a Service, of which the first succeeded, or failed."""
 BURST, REFILL_S = 16, 0.5
 """The rate limit of all readings: so many at once, then one per so many seconds."""
-MOST = 8
-"""The most Services whose names are kept."""
+MOST_AT_ONCE, MOST = 8, 32
+"""The most Services whose names one answer takes, and the most whose names are kept. Viewers do not evict each other's names."""
 MOST_FORMER = 1000
 """The names of former endpoints are kept up to this number, so that draining ones and events still have them."""
 ReadTargets = Callable[[ServiceName], Awaitable[Targets]]
@@ -51,13 +52,15 @@ class Names:
         self._readings: dict[ServiceName, _SliceReading] = {}
         self._limit = timing.Bucket(BURST, REFILL_S, clock())
 
-    async def of(self, services: Iterable[ServiceName]) -> Targets:
-        """The pods behind the endpoints of the first ``MOST`` of these Services, as far as they are known by now."""
-        names = list(itertools.islice(dict.fromkeys(services), MOST))
-        begun = [task for name in names if (task := self._begin(name))]
+    async def read(self, services: Iterable[ServiceName]) -> None:
+        """Begin to read the pods behind the endpoints of these Services, where they are not known, and wait for them a while."""
+        begun = [task for name in _first(services) if (task := self._begin(name))]
         if begun:
             await asyncio.wait(begun, timeout=WAIT_S)
-        readings = [reading for name in names if (reading := self._readings.get(name))]
+
+    def known(self, services: Iterable[ServiceName]) -> Targets:
+        """The pods behind the endpoints of these Services, as far as they have been read."""
+        readings = [reading for name in _first(services) if (reading := self._readings.get(name))]
         return {key: target for reading in readings for key, target in reading.targets.items()}
 
     def forget(self) -> None:
@@ -92,3 +95,7 @@ class Names:
         reading.has_failed = False
         former = reading.targets if len(reading.targets) < len(found) + MOST_FORMER else {}
         reading.targets = {**former, **found}
+
+
+def _first(services: Iterable[ServiceName]) -> list[ServiceName]:
+    return list(itertools.islice(dict.fromkeys(services), MOST_AT_ONCE))

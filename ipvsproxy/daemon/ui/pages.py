@@ -13,7 +13,7 @@ import platform
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -185,15 +185,24 @@ class Pages:
             return Answer(308, b"", {**HEADERS, "Location": "ui/"})  # relative: a proxy may have put something before it
         if not name.startswith("api/"):
             return self._file(name or FILES[0])
-        describe = self._api.get(name.removeprefix("api/").removesuffix(".json")) if name.endswith(".json") else None
+        part = name.removeprefix("api/").removesuffix(".json")
+        describe = self._api.get(part) if name.endswith(".json") else None
         if describe is None:
             raise RefusedError(404, f"there is no {request.path[:100]}; docs/ui.md lists what there is")
         if not counters.NAME.fullmatch(viewer := request.query.get("viewer", "")):
             raise RefusedError(400, "viewer must be up to 32 letters, digits and hyphens")
         if not self._viewers.admit(viewer, self._clock()):
             raise RefusedError(503, f"{counters.MOST_VIEWERS} viewers look at this node already; close one of them")
+        await self._names.read(self._services_to_name(part, request.query))
         async with self._turn:
             return Answer(200, msgspec.json.encode(await describe(request.query)), {**HEADERS, "Content-Type": _JSON})
+
+    def _services_to_name(self, part: str, query: Mapping[str, str]) -> Sequence[ServiceName]:
+        """The Services whose pods an answer names."""
+        if part == "service":
+            name = ServiceName(*query.get("name", "").partition("/")[::2])
+            return [name] if name in self._sources.store.services else []
+        return _without_names(self._events.since(int(_number(query, "since", 0)))) if part == "events" else []
 
     def _check(self, request: Request) -> None:
         if request.method not in ("GET", "HEAD"):
@@ -268,7 +277,7 @@ class Pages:
             return told[1]
         if self._view is None or name not in survey.states:
             raise RefusedError(503, f"the Service {text} has not been looked at yet; ask again in a moment")
-        targets = await self._names.of([name])
+        targets = self._names.known([name])
         try:
             opened = await self._counters.open(name)
         except KernelError as error:
@@ -318,14 +327,19 @@ class Pages:
         since = int(_number(query, "since", 0))
         self._note_states(self._wall_clock())
         last, events = self._events.last, list(self._events.since(since))
-        unnamed = [one["service"] for event in events for one in event["endpoints"] if one["service"] and not one["target"]]
-        targets = await self._names.of(ServiceName(*name.split("/", 1)) for name in unnamed)
+        targets = self._names.known(_without_names(events))
         endpoint_changes.name(events, targets)
         return {
             "startedAt": self._identity.started_s,
             "last": last,
             "events": events,
         }
+
+
+def _without_names(events: Iterable[Mapping[str, Any]]) -> list[ServiceName]:
+    """The Services of the endpoints in these events that have no pod's name yet."""
+    endpoints = (one for event in events for one in event["endpoints"])
+    return [ServiceName(*one["service"].split("/", 1)) for one in endpoints if one["service"] and not one["target"]]
 
 
 _METHOD = 405

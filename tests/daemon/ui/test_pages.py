@@ -260,8 +260,24 @@ async def test_an_answer_waits_once_for_names_that_do_not_come() -> None:
 
 
 @in_virtual_time
+async def test_a_slow_api_server_delays_no_answer_that_needs_no_names() -> None:
+    many = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(1, 5)]
+    node = _node(WEB[0], *many)
+    node.names_delay_s = 30
+    async with node.reading(), asyncio.TaskGroup() as viewers:
+        await node.quiet(1)
+        for service in many:
+            viewers.create_task(node.ask("service", name=str(service.name)))
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await node.ask("node")
+        assert loop.time() - began_s < names.WAIT_S / 2
+
+
+@in_virtual_time
 async def test_names_of_a_few_services_are_kept() -> None:
-    many = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(1, 20)]
+    many = [builders.service(f"s{number}", cluster=[f"10.96.1.{number}"]) for number in range(1, names.MOST + 10)]
     node = _node(WEB[0], *many)
     async with node.reading():
         await node.quiet(1)

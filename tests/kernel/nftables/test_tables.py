@@ -72,6 +72,11 @@ def test_rules_that_redirect_one_port_are_recognised_and_others_are_not() -> Non
         "tcp dport 80-90 redirect to 1",
         "tcp dport 80 snat to 10.0.0.1",
         "dnat to 10.0.0.1",
+        "ip daddr 192.0.2.0/24 tcp dport 80 redirect to 1",
+        "ip daddr 192.0.2.0/25 tcp dport 80 redirect to 1",
+        "ip daddr { 192.0.2.1, 192.0.2.2 } tcp dport 80 redirect to 1",
+        "udplite dport 80 redirect to 1",
+        "dccp dport 80 redirect to 1",
     )
     load("".join(f"table ip other {{ chain c{number} {{ {one}\n }}\n }}\n" for number, one in enumerate(others)))
     load("table ip6 own { chain one { ip6 daddr fd00::1 udp dport 53 redirect to 1053\n }\n }\n")
