@@ -1,8 +1,12 @@
 """The driver of kernel settings."""
 
 import errno
+import fcntl
 import os
 import pathlib
+import re
+import socket
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipvsproxy.kernel.base.errors import KernelError
@@ -17,6 +21,9 @@ _REMEDIES: Mapping[int, str] = {
     errno.ENOENT: "this kernel has no such setting: load the module that provides it, or use a kernel that has it",
     errno.EINVAL: "the kernel refuses this value",
 }
+_FLAGS_OF_DEVICE = re.compile(r"/sys/class/net/([^/]+)/flags")
+_SET_FLAGS = 0x8914
+"""SIOCSIFFLAGS of linux/sockios.h."""
 
 
 class SysctlDriver:
@@ -50,6 +57,9 @@ def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome
     if operation.verb is Verb.REMOVE:
         return Outcome(operation)
     try:
+        if device := _FLAGS_OF_DEVICE.fullmatch(setting.path):
+            _set_flags(device[1], int(setting.value, 16))
+            return Outcome(operation)
         # Not write_text: where the kernel has no such setting and the directory is an ordinary one, it would create a file.
         descriptor = os.open(root / setting.path, os.O_WRONLY)
         try:
@@ -59,6 +69,12 @@ def _write(root: pathlib.Path, operation: Operation, setting: Sysctl) -> Outcome
     except OSError as error:
         return Outcome(operation, error=f"{setting.path} = {setting.value}: {_explain(error)}", errno=error.errno or 0)
     return Outcome(operation)
+
+
+def _set_flags(device: str, flags: int) -> None:
+    """Set the flags of a network device, which works where ``/sys`` is mounted read-only."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        fcntl.ioctl(asking, _SET_FLAGS, struct.pack("16sH22x", device.encode(), flags))
 
 
 def _explain(error: OSError) -> str:

@@ -89,12 +89,13 @@ class Sysctl(NamedTuple):
     """A kernel setting: its path, relative to ``/proc/sys`` or absolute, and its value as text.
 
     ``at_least``: a larger observed number counts as equal. An administrator has chosen it, or the kernel has rounded our value
-    up.
+    up. ``for_tunnels``: the setting lets packets in by tunnel, so it waits for the rules that drop tunnels of strangers.
     """
 
     path: str
     value: str
     at_least: bool = False
+    for_tunnels: bool = False
 
     @property
     def key(self) -> str:

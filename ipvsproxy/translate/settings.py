@@ -102,6 +102,11 @@ TUNNEL_DEVICES: Mapping[Family, str] = {Family.IPV4: "tunl0", Family.IPV6: "ip6t
 TUNNEL_MODULES: Mapping[Family, str] = {Family.IPV4: "ipip", Family.IPV6: "ip6_tunnel"}
 
 
+def device_flags(family: Family) -> str:
+    """The path of the setting by which the tunnel device of a family is up or down."""
+    return f"/sys/class/net/{TUNNEL_DEVICES[family]}/flags"
+
+
 def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
     """The settings of a node that takes part in direct return.
 
@@ -111,11 +116,11 @@ def direct_return_sysctls(families: frozenset[Family]) -> Iterator[Sysctl]:
     to another node.
     """
     for family in sorted(families):
-        yield Sysctl(f"/sys/class/net/{TUNNEL_DEVICES[family]}/flags", "0x81")
+        yield Sysctl(device_flags(family), "0x81", for_tunnels=True)
     if Family.IPV4 in families:
-        yield Sysctl("net/ipv4/conf/all/rp_filter", "0")
-        yield Sysctl("net/ipv4/conf/tunl0/rp_filter", "0")
-    yield Sysctl("net/ipv4/vs/sloppy_tcp", "1")
+        yield Sysctl("net/ipv4/conf/all/rp_filter", "0", for_tunnels=True)
+        yield Sysctl("net/ipv4/conf/tunl0/rp_filter", "0", for_tunnels=True)
+    yield Sysctl("net/ipv4/vs/sloppy_tcp", "1", for_tunnels=True)
 
 
 CONNTRACK_CEILING = 1024 * 1024

@@ -193,7 +193,7 @@ def build_skeleton(
     if is_by_connection:  # each rule has its own text as its comment
         rules = {key: [dataclasses.replace(rule, comment="") for rule in value] for key, value in rules.items()}
     fixed = {key: tuple(value) for key, value in rules.items()}
-    if not occupied & {SetKind.SCOPE, SetKind.NO_LOCAL, SetKind.DIRECT, SetKind.TUNNEL, SetKind.NODES}:
+    if not (occupied & SCOPE_KINDS - {SetKind.MARKS, SetKind.NOT_DIRECT} or _guards_tunnels(settings, view)):
         return Skeleton(family=family, chains=fixed, jumps=KUBE_PROXY_JUMPS)
     chains = {**fixed, **_scope_chains(family, settings, view, occupied)}
     if SetKind.TUNNEL not in occupied:
@@ -229,7 +229,7 @@ def _scope_chains(
     node, too. Where pods cannot be told from other clients, only this host's own packets get a mark, and no packet is dropped.
     Packets are marked in ``mangle``, where the kernel allows it, and before ``nat`` and IPVS see the packet.
     """
-    arrival = list(_from_tunnels(family, settings, occupied))
+    arrival = list(_from_tunnels(family, settings, view, occupied))
     mark = (Rule(target=TakeMark(match(SetKind.SCOPE, family, TO_PORT))),) if SetKind.SCOPE in occupied else ()
     pods = list(_from_local_pods(family, settings, view))
     for pod in pods:
@@ -261,12 +261,18 @@ def _from_local_pods(family: Family, settings: Settings, view: NodeView) -> Iter
             assert_never(never)
 
 
-def _from_tunnels(family: Family, settings: Settings, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
+def _guards_tunnels(settings: Settings, view: NodeView) -> bool:
+    """Whether the tunnel devices are ours, so that rules drop tunnels of strangers, whether or not a set has an entry."""
+    return settings.direct_return and not view.shared_tunnel
+
+
+def _from_tunnels(family: Family, settings: Settings, view: NodeView, occupied: AbstractSet[SetKind]) -> Iterable[Rule]:
     """The rules for tunnels of direct return, which come before all others, so that no packet is sent on.
 
-    Whoever can send an outer packet to this node can put any inner packet into it.
+    Whoever can send an outer packet to this node can put any inner packet into it. Where another program has the tunnel device,
+    no rule may drop its packets.
     """
-    if not occupied & {SetKind.NODES, SetKind.TUNNEL}:
+    if view.shared_tunnel or not (settings.direct_return or occupied & {SetKind.NODES, SetKind.TUNNEL}):
         return
     if SetKind.NODES in occupied:
         yield Rule(tunnel=True, set=match(SetKind.NODES, family, (Side.SOURCE,)), target=Verdict.RETURN)

@@ -91,3 +91,10 @@ def test_a_setting_that_cannot_be_read_is_an_error(root: pathlib.Path) -> None:
 
 def test_a_setting_is_read_from_the_real_kernel() -> None:
     assert FORWARD in SysctlDriver().observe([FORWARD])
+
+
+def test_the_flags_of_a_device_are_set_where_sys_is_read_only(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bytes]] = []
+    monkeypatch.setattr("fcntl.ioctl", lambda _, request, argument: asked.append((request, argument)))
+    assert write(root, "/sys/class/net/tunl0/flags", "0x81").error == ""
+    assert asked == [(0x8914, b"tunl0".ljust(16, b"\0") + b"\x81" + bytes(23))]

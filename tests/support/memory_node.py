@@ -111,6 +111,7 @@ class MemoryNode:
         drift_check_interval_s: float = DRIFT_CHECK_INTERVAL_S,
         drain_deadline_s: float = 0,
         guard_percent: int = 0,
+        sysctls: tuple[Sysctl, ...] = (),
         executor: concurrent.futures.Executor | None = None,
         watcher: Watcher | None = None,
     ) -> None:
@@ -127,7 +128,7 @@ class MemoryNode:
                     min_interval_s=min_interval_s,
                     audit_interval_s=audit_interval_s,
                     drift_check_interval_s=drift_check_interval_s,
-                    sysctls=SYSCTLS,
+                    sysctls=(*SYSCTLS, *sysctls),
                     timeouts=TIMEOUTS,
                 ),
                 self.settings,

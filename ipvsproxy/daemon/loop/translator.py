@@ -78,6 +78,8 @@ class Translator:
         self._api_servers: frozenset[RealServerKey] = frozenset()
         """All API servers that were known at any time."""
         self._lingering = Lingering()
+        self._shared_tunnel = ""
+        """The tunnel device that another program has."""
         self._skeleton_inputs: dict[Family, _SkeletonInputs] = {}
 
     @property
@@ -121,7 +123,8 @@ class Translator:
     def put_node(self) -> None:
         """Pass on the needs of the node, which are the same for any Services, and the addresses of node ports."""
         self._put_node_port_ranges(self.store.node(self.node_name))
-        self.reconciler.put_node(self.settings.families, self.sysctls, self.timeouts)
+        sysctls = [one for one in self.sysctls if not (one.for_tunnels and self._shared_tunnel)]
+        self.reconciler.put_node(self.settings.families, sysctls, self.timeouts)
 
     def update_view(self, addresses: tuple[InterfaceAddress, ...], now: float) -> view.NodeView:
         """Make the view of the node with these addresses of its interfaces.
@@ -133,7 +136,11 @@ class Translator:
         api_servers = self.store.api_servers.union(self._endpoints_of_api_servers())
         self._api_servers |= api_servers
         other_nodes = self.store.other_nodes(self.node_name)
-        takes_part = self.settings.direct_return and not view.shared_tunnel(addresses)
+        shared_tunnel = view.shared_tunnel(addresses) if self.settings.direct_return else ""
+        if shared_tunnel != self._shared_tunnel:
+            self._shared_tunnel = shared_tunnel
+            self.put_node()
+        takes_part = self.settings.direct_return and not shared_tunnel
         tunnel_ends = self.store.tunnel_ends(self.node_name) if takes_part else {}
         inputs = (node, addresses, api_servers, other_nodes, tunnel_ends)
         is_due = self._lingering.is_due(now)

@@ -35,7 +35,8 @@ from ipvsproxy.model.rules import Backend
 from ipvsproxy.model.sets import IP_SETS
 from ipvsproxy.reconcile.removal import cleanup
 from ipvsproxy.translate import skeleton
-from ipvsproxy.translate.settings import LocalMode
+from ipvsproxy.translate.settings import LocalMode, device_flags
+from ipvsproxy.translate.view import shared_tunnel
 
 FALLBACK_SCHEDULER = "rr"
 """The scheduler to use if the kernel lacks the configured one: any scheduler is better than none."""
@@ -335,9 +336,13 @@ async def _prepare(config: Config) -> int:
     async with running_kernel(config.drivers) as kernel:
         await demand_usable_node(kernel, config.translation.detect_local)
         await until_answered(lambda: kernel.call(lambda node: usable_scheduler(node, config.translation.scheduler)))
-        desired = config.sysctls(host.kernel_version(), host.processor_count())
+        desired = list(config.sysctls(host.kernel_version(), host.processor_count()))
         observation = await kernel.call(lambda node: node.observe((), (), [item.path for item in desired]))
         values = observation.sysctls or {}
+        # Tunnel devices come up only behind the rules that run writes.
+        shared = shared_tunnel(observation.interface_addresses or ())
+        devices = [device_flags(family) for family in Family]
+        desired = [one for one in desired if not (one.for_tunnels and (shared or one.path in devices))]
         pending = [item for item in desired if not item.is_met_by(values.get(item.path, ""))]
         outcomes = await kernel.call(lambda node: node.apply([Operation(Verb.SET, item) for item in pending]))
     for item, outcome in zip(pending, outcomes, strict=True):

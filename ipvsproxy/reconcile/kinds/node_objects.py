@@ -1,6 +1,5 @@
 """The kinds of objects that a node needs whatever Services exist: kernel settings, IPVS timeouts, the device."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Sysctls(ReconciledKind):
-    """Kernel settings. A setting that cannot be written is given up until its desired or observed value changes."""
+    """Kernel settings. A setting that cannot be written is given up until its desired or observed value changes.
+
+    Those that let packets in by tunnel wait for the rules that drop tunnels of strangers.
+    """
 
     classes: ClassVar[tuple[type, ...]] = (Sysctl,)
     stages: ClassVar[Mapping[Verb, Stage]] = {Verb.SET: Stage.SETTINGS}
@@ -47,7 +49,10 @@ class Sysctls(ReconciledKind):
     def additions(self, circumstances: Circumstances) -> Iterator[Operation]:
         """Sets each pending setting that was not given up."""
         given_up = self.given_up
-        return itertools.filterfalse(lambda operation: operation.item.key in given_up, super().additions(circumstances))
+        for operation in super().additions(circumstances):
+            setting: Any = operation.item
+            if setting.path not in given_up and (not setting.for_tunnels or self.all.of_rules.guard_tunnels):
+                yield operation
 
     def settle_failure(self, outcome: Outcome) -> bool:
         """Gives the setting up."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ipvsproxy.model.kind import counted
 from ipvsproxy.model.net import Family
 from ipvsproxy.model.plan import Verb
-from ipvsproxy.model.rules import MARKING_TABLE, ObservedRule, ObservedSkeleton, Skeleton
+from ipvsproxy.model.rules import MARKING_TABLE, ObservedRule, ObservedSkeleton, Skeleton, Verdict
 from ipvsproxy.model.service import NODE_OWNER
 from ipvsproxy.model.state import Observation
 from ipvsproxy.reconcile.kinds.kind import MISSING, STALE, DescribeRule, Difference, ReconciledKind, Stage
@@ -53,6 +53,12 @@ class Rules(ReconciledKind):
         desired, observed = self.skeletons.desired[family].in_force, self.skeletons.observed.get(family)
         return observed is None or observed.without(MARKING_TABLE) != desired.without(MARKING_TABLE)
 
+    @property
+    def guard_tunnels(self) -> bool:
+        """Whether the rules of all families are in force, and drop tunnels of strangers."""
+        skeletons = self.skeletons.desired.values()
+        return not self.skeletons.pending and bool(skeletons) and all(map(_guards_tunnels, skeletons))
+
     def differences(self) -> Iterator[Difference]:
         """Yields one difference for each chain and jump: for one of our chains, its first rule that differs."""
         for family in self.skeletons.pending:
@@ -83,6 +89,10 @@ class Rules(ReconciledKind):
             yield self.difference(f"{label} chain {key}", "only jumps of ours", f"{described}{more}, {removed}")
         for key in observed.chains.keys() - desired_chains.keys():
             yield self.difference(f"{label} chain {key}", STALE, "present")
+
+
+def _guards_tunnels(skeleton: Skeleton) -> bool:
+    return any(rule.tunnel and rule.target is Verdict.DROP for rule in itertools.chain.from_iterable(skeleton.chains.values()))
 
 
 def _first_difference(

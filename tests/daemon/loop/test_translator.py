@@ -2,12 +2,12 @@
 
 import structlog.testing
 
-from ipvsproxy.model.net import Protocol, parse_address
+from ipvsproxy.model.net import Family, Protocol, parse_address
 from ipvsproxy.model.service import ApiServersFound
 from ipvsproxy.model.virtual_servers import VirtualServerKey
-from ipvsproxy.translate.settings import Settings
+from ipvsproxy.translate.settings import Settings, device_flags, direct_return_sysctls
 from tests.support import builders
-from tests.support.memory_node import MemoryNode
+from tests.support.memory_node import AUDIT_INTERVAL_S, MemoryNode, new_kernel
 from tests.support.virtual_time import in_virtual_time
 
 API_SERVER = "192.168.0.99"
@@ -88,3 +88,36 @@ async def test_another_nodes_address_is_served_by_default_as_by_kube_proxy() -> 
         await node.quiet()
         assert OTHER in node.kernel.addresses
         assert node.watcher.summaries[-1].view.other_nodes == {OTHER: builders.OTHER_NODE}
+
+
+def with_direct_return() -> MemoryNode:
+    families = frozenset({Family.IPV4})
+    sysctls = tuple(direct_return_sysctls(families))
+    kernel = new_kernel()
+    kernel.sysctls |= {one.path: "x" for one in sysctls}
+    return MemoryNode(kernel, settings=Settings(direct_return=True, families=families), sysctls=sysctls)
+
+
+@in_virtual_time
+async def test_the_tunnel_device_comes_up_after_the_rules_that_drop_tunnels_of_strangers() -> None:
+    node = with_direct_return()
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+    kinds = [type(one.item).__name__ for one in node.kernel.applied if getattr(one.item, "for_tunnels", True)]
+    assert kinds.index("Skeleton") < kinds.index("Sysctl")
+    assert node.kernel.sysctls[device_flags(Family.IPV4)] == "0x81"
+
+
+@in_virtual_time
+async def test_no_setting_for_tunnels_is_written_while_another_program_has_the_device() -> None:
+    node = with_direct_return()
+    node.kernel.host_addresses.append(builders.interface_address("tunl0", "10.244.3.0"))
+    async with node.running():
+        node.begin_with(builders.node())
+        await node.quiet()
+        assert list(node.kernel.sysctls.values()).count("x") == 4
+        node.kernel.host_addresses.pop()
+        await node.quiet(AUDIT_INTERVAL_S)
+        await node.quiet()
+        assert "x" not in node.kernel.sysctls.values()

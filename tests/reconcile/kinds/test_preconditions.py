@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ipvsproxy.model.kernel import FlowCleaning
+from ipvsproxy.model.kernel import FlowCleaning, Sysctl
 from ipvsproxy.model.net import Family, Protocol
 from ipvsproxy.model.plan import Operation, Verb, one_by_one
 from ipvsproxy.model.real_servers import EvenWeights
@@ -355,6 +355,24 @@ def test_the_cleaning_of_flows_does_not_wait_for_a_desired_real_server_that_lose
     )
     node.put(service, slices)
     assert len(cleanings(node.sync())) == 2
+
+
+def test_a_setting_for_tunnels_waits_for_the_rules_that_drop_tunnels_of_strangers() -> None:
+    device, other = Sysctl("tunl0", "0x81", for_tunnels=True), Sysctl("other", "1")
+    guard = {ChainKey("mangle", "KUBE-IPVSPROXY-ARRIVAL"): (Rule(tunnel=True, target=Verdict.DROP),)}
+
+    def settings(tables: NodeTables) -> list[str]:
+        return [str(one.item.key) for one in tables.of_sysctls.additions(Circumstances(tables))]
+
+    for chains, expected in ((guard, ["tunl0", "other"]), ({}, ["other"])):
+        tables = NodeTables(Drains())
+        tables.put_node([Family.IPV4], [device, other], None)
+        assert settings(tables) == ["other"], "no rules are desired yet"
+        rules = Skeleton(family=Family.IPV4, chains=chains, jumps=())
+        tables.put_skeleton(rules)
+        assert settings(tables) == ["other"], "the rules are not in force"
+        tables.skeletons.confirm(Family.IPV4, rules.in_force)
+        assert settings(tables) == expected
 
 
 def removals(tables: NodeTables) -> list[Operation]:

@@ -15,8 +15,8 @@ from ipvsproxy.model.sets import SetKind
 from ipvsproxy.model.state import Clients, ClusterScope, ServiceState
 from ipvsproxy.model.virtual_servers import SCHEDULER_FALLBACK, SCHEDULER_PORT
 from ipvsproxy.translate import trace
-from ipvsproxy.translate.settings import Settings
-from ipvsproxy.translate.skeleton import DIRECT_CHAINS, SCOPE_CHAINS, build_skeleton
+from ipvsproxy.translate.settings import TUNNEL_DEVICES, Settings
+from ipvsproxy.translate.skeleton import DIRECT_CHAINS, SCOPE_CHAINS, SCOPE_JUMPS, build_skeleton
 from ipvsproxy.translate.trace import TracedClient
 from ipvsproxy.translate.view import NodeView, shared_tunnel
 from tests.support import builders
@@ -143,6 +143,21 @@ def test_tunnels_come_first_and_clients_outside_last(backend: Backend) -> None:
 def test_without_a_known_node_every_tunnel_is_refused() -> None:
     skeleton = build_skeleton(Family.IPV6, ON, _view(), OCCUPIED - {SetKind.NODES}, ())
     assert next(iter(texts(skeleton, *SCOPE_CHAINS[0]))) == "-p ipv6 -j DROP"
+
+
+@pytest.mark.parametrize("family", Family)
+@pytest.mark.parametrize("backend", [Backend.IPTABLES, Backend.NFTABLES])
+def test_tunnels_of_strangers_are_dropped_before_any_node_is_annotated(family: Family, backend: Backend) -> None:
+    skeleton = build_skeleton(family, dataclasses.replace(ON, backend=backend), _view(tunnel_ends={}), frozenset(), ())
+    outer = {Family.IPV4: "ipencap", Family.IPV6: "ipv6"}[family]
+    assert {f"-p {outer} -j DROP", f"-i {TUNNEL_DEVICES[family]} -j DROP"} <= set(texts(skeleton, *SCOPE_CHAINS[0]))
+    assert set(SCOPE_JUMPS) <= set(skeleton.jumps)
+
+
+def test_no_rule_drops_packets_where_another_program_has_the_tunnel() -> None:
+    view = _view(shared_tunnel="tunl0")
+    assert SCOPE_CHAINS[0] not in build_skeleton(Family.IPV4, ON, view, frozenset(), ()).chains
+    assert not [rule for rule in texts(build_skeleton(Family.IPV4, ON, view, OCCUPIED, ()), *SCOPE_CHAINS[0]) if "DROP" in rule]
 
 
 def test_no_client_gets_direct_return_where_pods_cannot_be_recognised() -> None:
