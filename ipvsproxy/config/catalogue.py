@@ -1,7 +1,8 @@
-"""Every option: the one table behind flags, file, ``--help``, completion, ``Config`` and documentation.
+"""The table of all options.
 
-Flags, defaults and bounds are those of kube-proxy 1.36 (cmd/kube-proxy/app/options.go and pkg/proxy/apis/config in
-kubernetes/kubernetes), in the order in which they are written to a file.
+The flags, the configuration file, ``--help``, completion, ``Config`` and the documentation are derived from this table. Flags,
+defaults and bounds are those of kube-proxy 1.36 (cmd/kube-proxy/app/options.go and pkg/proxy/apis/config in
+kubernetes/kubernetes). The options have the order in which they are written to a file.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The commands as data, the text of ``--help``, and completion for shells."""
+"""The commands as data, the text of ``--help``, and completion scripts for shells."""
 
 import argparse
 import importlib
@@ -12,9 +12,10 @@ from ipvsproxy.config.option import Kind, Likeness, Option
 
 
 class Command(NamedTuple):
-    """A command that uses the flags of ``run``. ``subject`` names the one word that it takes, empty if it takes none.
+    """A command that accepts the flags of ``run``.
 
-    ``implied`` is the flag that comes before the others, unless they have a mode or a file.
+    ``subject`` names the single argument that the command takes; it is empty if the command takes none. ``implied`` is the flag
+    that is put before the other flags if they contain neither a mode nor a configuration file.
     """
 
     name: str
@@ -33,7 +34,10 @@ The command changes nothing. Some queries make the kernel load a module, which c
 
 
 def _inspecting(name: str, summary: str, text: str, *examples: str, subject: str = "", flags: str = _COMMON) -> Command:
-    """A command that changes nothing. ``flags`` says which flags of ``run`` it uses; ``examples`` are arguments."""
+    """A command that changes nothing.
+
+    ``flags`` says which flags of ``run`` the command uses; ``examples`` are example arguments.
+    """
     own = [option for option in catalogue.OF_COMMANDS if option.command and option.is_of(name)]
     options = "".join(map(_help_of, (*own, catalogue.BY_KEY["output"])))
     words = f"{name} <{subject}>" if subject else name
@@ -219,7 +223,7 @@ Examples:
 
 
 def render_help() -> str:
-    """The whole text, in lines of at most 110 columns."""
+    """The whole help text, in lines of at most 110 columns."""
     others = "\n".join(f"  {command.name:<9} {command.summary}" for command in COMMANDS.values() if command.summary)
     sections = [_HEAD.format(commands=others)]
     for group, options in catalogue.OPTIONS.items():
@@ -244,7 +248,7 @@ def _option_lines(option: Option) -> Iterator[str]:
 
 
 def _facts(option: Option) -> str:
-    """Default and bounds, in parentheses."""
+    """The default and the bounds of an option, in parentheses."""
     facts = [f"default {option.default}"] if option.default and option.default != "false" else []
     if option.file_default is not None:
         facts.append(f"in a file {option.file_default}")
@@ -288,9 +292,10 @@ complete -o filenames -F _ipvsproxy ipvsproxy
 
 
 def render_completion(shell: str) -> str:
-    """The script for one of ``SHELLS``: shtab generates it from a parser of all commands, flags and values of the catalogue.
+    """The completion script for one of ``SHELLS``.
 
-    Only shtab uses this parser. ``config/load.py`` parses command lines, because argparse's rules differ from kube-proxy's.
+    The library shtab generates it from a parser that has all commands, flags and values of the catalogue. Only shtab uses this
+    parser. Command lines are parsed by ``config/load.py`` instead, because argparse's rules differ from kube-proxy's.
     """
     shtab = importlib.import_module("shtab")  # no other command needs it
     parser = argparse.ArgumentParser("ipvsproxy", add_help=False)

@@ -1,9 +1,9 @@
-"""The file behind ``--config``, read and written: a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) in YAML or JSON.
+"""Reads and writes the file that ``--config`` names: a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1) in YAML or JSON.
 
-Parsing is exactly as strict as kube-proxy's: broken YAML, another kind and a value of the wrong type are refused; an unknown
-field and the earlier one of two equal fields are ignored with a notice. kube-proxy therefore accepts a file with our own fields,
-which stand under ``ipvsproxy:``, and logs one line about them. An unknown field under ``ipvsproxy:`` is refused, because no other
-program reads that section.
+Parsing is exactly as strict as in kube-proxy. Invalid YAML, another kind and a value of the wrong type are refused. An unknown
+field is ignored with a notice, and so is the earlier of two fields with the same name. kube-proxy therefore accepts a file with
+ipvsproxy's additional fields, which are in the section ``ipvsproxy:``, and logs one line about them. An unknown field in the
+section ``ipvsproxy:`` is refused, because no other program reads that section.
 """
 
 import dataclasses
@@ -48,12 +48,12 @@ Document = dict[str, "Document | object"]
 
 
 class _ConfigLoader(yaml.SafeLoader):
-    """YAML with a bound on nesting, because PyYAML's work at each token grows with the depth."""
+    """A YAML loader that limits nesting, because PyYAML's work for each token grows with the depth."""
 
     _depth = 0
 
     def descend_resolver(self, current_node: yaml.Node | None, current_index: object) -> None:
-        """The composer calls this at the beginning of each node."""
+        """PyYAML's composer calls this method at the beginning of each node."""
         self._depth += 1
         if self._depth > NESTING_LIMIT:
             mark = current_node.start_mark if current_node else None
@@ -61,18 +61,18 @@ class _ConfigLoader(yaml.SafeLoader):
         super().descend_resolver(current_node, current_index)
 
     def ascend_resolver(self) -> None:
-        """The composer calls this at the end of each node."""
+        """PyYAML's composer calls this method at the end of each node."""
         self._depth -= 1
         super().ascend_resolver()
 
 
 class _WrongTypeError(Exception):
-    """A node has the wrong type; the text completes "must be ..."."""
+    """A YAML node has the wrong type; the error's text completes the words "must be ..."."""
 
 
 @dataclasses.dataclass(slots=True)
 class Content:
-    """The content of a file as read so far: values by ``Option.key``, problems, and notices about ignored fields."""
+    """The content of a file as far as it has been read: values by ``Option.key``, problems, and notices about ignored fields."""
 
     path: str
     given: dict[str, Given] = dataclasses.field(default_factory=dict)
@@ -90,7 +90,7 @@ class Content:
                 self.problems.append(Problem(self._source(name, node), f"{_shown(node)} must be {expected}"))
 
     def read_section(self, section: yaml.MappingNode, prefix: str = "") -> None:
-        """Read the fields of one mapping, whose names in full begin with ``prefix``."""
+        """Read the fields of one mapping. ``prefix`` is the beginning of their full names."""
         for key, node in self._fields(section, prefix):
             path = f"{prefix}{key.value}"
             if path not in _FIELDS and path not in _SECTIONS:
@@ -106,7 +106,7 @@ class Content:
                 self.problems.append(Problem(self._source(path, node), f"{_shown(node)} must be a mapping"))
 
     def _fields(self, section: yaml.MappingNode, prefix: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-        """The mapping's fields; of several fields with the same name, the last one."""
+        """The fields of the mapping. If several fields have the same name, the last one is used."""
         fields: dict[str, tuple[yaml.ScalarNode, yaml.Node]] = {}
         for key, node in section.value:
             if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
@@ -144,7 +144,7 @@ class Content:
 
 
 def read(data: bytes, path: str) -> Content:
-    """Parse the content of a file; ``path`` is its name in problems."""
+    """Parse the content of a file; ``path`` is the file's name in the texts of problems."""
     content, line, problem = Content(path), 0, ""
     try:
         root = next(yaml.compose_all(data, Loader=_ConfigLoader), None)
@@ -153,7 +153,7 @@ def read(data: bytes, path: str) -> Content:
         problem = f"is not YAML: {error.problem or error.context}"
     except yaml.YAMLError as error:
         problem = f"is not YAML: {' '.join(str(error).split())}"
-    except (ValueError, OverflowError) as error:  # PyYAML's own limits: \\U escapes out of range
+    except (ValueError, OverflowError) as error:  # PyYAML itself refuses \\U escapes that are out of range
         problem = f"cannot be read as YAML: {error}"
     else:
         if isinstance(root, yaml.MappingNode):
@@ -187,7 +187,7 @@ def _read_boolean(node: yaml.Node, expected: str = "true or false") -> bool:
 
 
 def _read_number(node: yaml.Node) -> Value:
-    # 1e+06, as Go writes a million, is text to PyYAML.
+    # PyYAML reads 1e+06, which is how Go writes a million, as text.
     is_plain = isinstance(node, yaml.ScalarNode) and not node.style
     tags = (_INTEGER, _FLOAT, _STRING) if is_plain else (_INTEGER, _FLOAT)
     return parse_number(_scalar(node, tags, "a number").replace("_", ""))
@@ -241,7 +241,7 @@ _READERS: Mapping[Kind, Callable[[yaml.Node], Value]] = {
 
 
 def _value(node: yaml.Node, option: Option) -> Value:
-    """Raises _WrongTypeError or ValueError."""
+    """Returns the value of a node; raises _WrongTypeError or ValueError."""
     if option.kind in _READERS:
         return _READERS[option.kind](node)
     if option.nanoseconds and node.tag == _INTEGER and _NANOSECONDS.fullmatch(str(node.value)):
@@ -250,12 +250,15 @@ def _value(node: yaml.Node, option: Option) -> Value:
 
 
 def render(config: Config) -> str:
-    """The text of a file, which kube-proxy can read. Reading it gives an equal configuration, but for mere flags."""
+    """The configuration as the text of a file that kube-proxy can read.
+
+    Reading the text again gives an equal configuration, except for options that exist only as flags.
+    """
     return str(yaml.safe_dump(document(config), default_flow_style=False, width=10_000))
 
 
 def document(config: Config) -> Document:
-    """The object as JSON types, with every field."""
+    """The configuration as an object of JSON types, with every field."""
     root: Document = {"apiVersion": API_VERSION, "kind": KIND}
     for key, value in config.values.items():
         option = catalogue.BY_KEY[key]
@@ -273,7 +276,10 @@ def document(config: Config) -> Document:
 
 
 def digest(config: Config) -> str:
-    """A short digest of the configuration, equal on nodes that are configured alike: a node's own name and IP do not count."""
+    """A short digest of the configuration.
+
+    It is equal on nodes with the same configuration, because the node's own name and IP are not included.
+    """
     shared = {key: value for key, value in document(config).items() if key not in ("hostnameOverride", "bindAddress")}
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
 

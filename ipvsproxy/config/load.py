@@ -1,11 +1,12 @@
-"""From a command line and its file to one ``Config``. Pure: the caller passes the host's name and a function that reads files.
+"""Makes one ``Config`` from a command line and the configuration file that it names.
 
-Flags are parsed as Go's pflag parses them, so that every kube-proxy command line means the same here.
+The functions have no side effects: the caller passes the host's name and a function that reads files. Flags are parsed as Go's
+pflag parses them, so that every kube-proxy command line has the same meaning in ipvsproxy.
 
-``--name=value``, ``--name value``, ``--switch``, ``--switch=false``, ``-v=4``, ``-v 4``, ``-v4``; dashes and underscores in a
-name are equivalent; the last value of a repeated flag counts, all values of a repeated list do; arguments after ``--`` are no
-flags. argparse differs in each of these details (a switch takes the next word, a value may not begin with a dash, parsing ends
-at the first error), hence our own loop.
+The accepted forms are ``--name=value``, ``--name value``, ``--switch``, ``--switch=false``, ``-v=4``, ``-v 4`` and ``-v4``.
+Dashes and underscores in a name are equivalent. The last value of a repeated flag counts, but a repeated list flag adds up its
+values. Arguments after ``--`` are not flags. The module argparse differs in each of these details (a switch takes the next word,
+a value must not begin with a dash, parsing ends at the first error), so this module has its own parser.
 """
 
 import dataclasses
@@ -21,7 +22,10 @@ _APPENDED = frozenset((Kind.LIST, Kind.GATES, Kind.PATTERNS))
 
 
 class Parsed(NamedTuple):
-    """A command line: given values by ``Option.key``, all problems, and the words, which may stand anywhere among the flags."""
+    """A parsed command line: given values by ``Option.key``, all problems, and the words.
+
+    Words may appear anywhere among the flags.
+    """
 
     given: Mapping[str, Given]
     problems: tuple[Problem, ...]
@@ -29,7 +33,7 @@ class Parsed(NamedTuple):
 
 
 def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool = False) -> Parsed:
-    """Parse all flags of a command. A word is a problem, unless the command takes words."""
+    """Parse all flags of a command. A word that is not a flag is a problem if the command takes no words."""
     known = {name: option for name, option in catalogue.BY_FLAG.items() if option.is_of(command)}
     given: dict[str, Given] = {}
     problems: list[Problem] = []
@@ -79,7 +83,7 @@ def parse(arguments: Sequence[str], command: str = "run", *, takes_words: bool =
 
 
 def _split(argument: str) -> tuple[str, str | None]:
-    """The flag's normalised name, and its value if the argument has one."""
+    """The normalised name of the flag, and its value if the argument contains one."""
     if not argument.startswith("--") and argument[1] in _SHORTHANDS:
         value = argument[2:].removeprefix("=")
         if argument[1] != "h" or not argument[2:]:
@@ -87,7 +91,7 @@ def _split(argument: str) -> tuple[str, str | None]:
     name, equals, value = argument.lstrip("-").partition("=")
     name = name.replace("_", "-")
     if not argument.startswith("--"):
-        name = f"-{name}"  # one dash is for the shorthands only; no option's name begins with a dash
+        name = f"-{name}"  # a single dash is only for the shorthands; no option's name begins with a dash
     return name, value if equals else None
 
 
@@ -112,12 +116,13 @@ def _unknown_problem(argument: str, name: str, known: Collection[str]) -> Proble
 def load(
     arguments: Sequence[str], *, hostname: str, read_file: Callable[[str], bytes], command: str = "run", subject: str = ""
 ) -> Config:
-    """The configuration of a command line, which is given without program and command.
+    """The configuration that a command line gives; ``arguments`` does not include the program and the command.
 
-    As in kube-proxy, a file replaces all flags but ``--hostname-override``, the logging flags and those that select a task. Flags
-    that kube-proxy does not have count as well, because kube-proxy may share the file. A flag replaces the file's field. The
-    file's defaults then apply; they differ from the defaults of flags in ``ipvs.minSyncPeriod``, 0 instead of 1s. ``read_file``
-    may raise OSError. ``subject`` names the one word that the command needs, empty if it takes none.
+    As in kube-proxy, a configuration file replaces all flags except ``--hostname-override``, the logging flags and the flags that
+    select a task. Flags that kube-proxy does not have are used as well, because kube-proxy may share the file. Such a flag
+    replaces the field in the file. If there is a file, the defaults for files apply. They differ from the defaults of the flags
+    in ``ipvs.minSyncPeriod``, which is 0 instead of 1s. ``read_file`` may raise OSError. ``subject`` names the single word that
+    the command needs; it is empty if the command takes none.
 
     Raises:
         ConfigError: the configuration has problems; the error holds all of them.

@@ -1,7 +1,8 @@
-"""An option as data, from which parsing, checking, ``--help``, the file and the ``Config`` follow; and given values.
+"""Options as data, and the values that a user has given.
 
-The syntax of values is that of Go's flag and duration parsers, as kube-proxy uses them. Every ``parse_`` function raises
-ValueError with a text that completes "must be ...".
+The parsing and checking of an option, ``--help``, the file and the ``Config`` are derived from this data. Values have the syntax
+of Go's flag and duration parsers, as kube-proxy uses them. Every ``parse_`` function raises ValueError with a text that completes
+the words "must be ...".
 """
 
 import csv
@@ -17,12 +18,12 @@ Value = str | bool | int | float | tuple[str, ...] | Mapping[str, bool]
 
 
 def quoted(text: str) -> str:
-    """The text as an error shows it: in quotes, on one line, cut after 80 characters."""
+    """The text as an error message shows it: in quotes, on one line, and shortened to 80 characters."""
     return repr(text if len(text) <= 80 else text[:77] + "...")  # noqa: PLR2004 - as the docstring says
 
 
 def suggestion(text: str, known: Iterable[str], dashes: str = "") -> str:
-    """A question for the end of an error about an unknown word; empty if no known word is close to it."""
+    """A question such as "did you mean", to append to an error about an unknown word. It is empty if no known word is similar."""
     by_lower = {one.lower(): one for one in known}
     close = difflib.get_close_matches(text[:60].lower(), by_lower, n=1)
     return f"; did you mean {dashes}{by_lower[close[0]]}?" if close else ""
@@ -64,7 +65,10 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_integer(text: str) -> int:
-    """Read a 32-bit integer as Go's ``strconv.ParseInt`` does with base 0: 0x, 0o, 0b, a leading 0 for octal, and underscores."""
+    """Read a 32-bit integer as Go's ``strconv.ParseInt`` does with base 0.
+
+    The prefixes 0x, 0o and 0b, a leading 0 for octal numbers, and underscores are accepted.
+    """
     allowed = f"a whole number in {INT32.start}..{INT32.stop - 1}"
     match = _INTEGER.fullmatch(text)
     if match is None or len(text) > _LONGEST:
@@ -140,7 +144,7 @@ def _decimal(number: int, unit: int) -> str:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Read one line of comma-separated values, quotes allowed, as pflag's string slice does."""
+    """Read one line of comma-separated values as pflag's string slice does; values may be quoted."""
     if not text:
         return ()
     try:
@@ -161,7 +165,7 @@ def parse_gates(text: str) -> Mapping[str, bool]:
 
 
 def parse_patterns(text: str) -> tuple[str, ...]:
-    """Read ``pattern=N,pattern=N`` of ``--vmodule``; empty elements are dropped."""
+    """Read the value of ``--vmodule``, ``pattern=N,pattern=N``; empty elements are ignored."""
     patterns = tuple(filter(None, text.split(",")))
     for pattern in patterns:
         match = _PATTERN.fullmatch(pattern)
@@ -171,14 +175,17 @@ def parse_patterns(text: str) -> tuple[str, ...]:
 
 
 def parse_quantity(text: str) -> str:
-    """Check a number of bytes: 512, 1k, 2Ki, 3M. Returns the text, because nothing here calculates with the number."""
+    """Check a number of bytes, such as 512, 1k, 2Ki or 3M.
+
+    Returns the text unchanged, because the program does not calculate with the number.
+    """
     if len(text) > _LONGEST or not _QUANTITY.fullmatch(text):
         raise ValueError("a number of bytes such as 512, 1k or 2Ki")
     return text
 
 
 class Kind(enum.Enum):
-    """The syntax of a value: what ``--help`` shows for it, and what reads it as a flag writes it."""
+    """The syntax of a value: the placeholder that ``--help`` shows, and the function that reads the value from a flag."""
 
     TEXT = ("TEXT", str)
     BOOLEAN = ("BOOL", parse_boolean)
@@ -197,7 +204,7 @@ class Kind(enum.Enum):
 
 
 class Likeness(enum.StrEnum):
-    """How an option compares with kube-proxy's."""
+    """How an option compares with the same option of kube-proxy."""
 
     SAME = "same"
     EXTENDED = "extended"
@@ -213,16 +220,17 @@ AT_START = frozenset(("source", "servers", "drivers", "node_name", "translation.
 class Option(NamedTuple):
     """A flag, a field of the file, or both.
 
-    ``flag`` has no dashes in front, ``field`` is a dotted path; either may be empty. ``to`` is the attribute of ``Config`` that
-    gets the value. ``default`` is written as a flag's value;
-    ``file_default`` replaces it when a file is given. ``minimum`` and ``maximum`` are inclusive, ``above`` is not; all three
-    are in seconds for a duration. An empty value is allowed beside the ``choices``, unless one command alone takes the flag.
+    ``flag`` is the name without leading dashes, ``field`` is a dotted path; either of them may be empty. ``to`` is the attribute
+    of ``Config`` that gets the value. ``default`` is written as the value of a flag; if a file is given, ``file_default`` is used
+    instead. ``minimum`` and ``maximum`` are inclusive bounds, and ``above`` is an exclusive bound. For a duration, all three are
+    in seconds. An empty value is allowed in addition to the ``choices``, except for a flag that only one command takes.
 
     ``empty_is_unset``: in a file, a zero or empty value means the default (pkg/proxy/apis/config/v1alpha1/defaults.go in
-    kubernetes/kubernetes), and a flag's empty text changes nothing. ``overrides_file``: the flag counts even when ``--config`` is
-    given, and replaces the value of the file. ``implied`` is the value that the flag without a value implies, if it is no
-    boolean. ``nanoseconds``: a number in a file is in nanoseconds. ``deprecated`` says what to use instead. ``command`` is the
-    only command that takes the flag; empty means all of them.
+    kubernetes/kubernetes), and an empty text as the value of the flag changes nothing. ``overrides_file``: the flag is used even
+    if ``--config`` is given, and replaces the value in the file. ``implied`` is the value that the flag has if it is given
+    without a value; boolean flags do not need it. ``nanoseconds``: in a file, a plain number is in nanoseconds. ``deprecated``
+    says which option to use instead. ``command`` names the only command that takes the flag; an empty ``command`` means that all
+    commands take it.
     """
 
     flag: str
@@ -246,39 +254,39 @@ class Option(NamedTuple):
     command: str = ""
 
     def is_of(self, command: str) -> bool:
-        """Whether a command takes it: any one does, unless ``command`` names some."""
+        """Whether a command takes this option: every command does if ``command`` is empty."""
         return not self.command or command in self.command.split()
 
     def explained(self, text: str) -> Self:
-        """This option with a text for ``--help``."""
+        """The same option with a text for ``--help``."""
         return self._replace(help=text)
 
     def parse(self, text: str) -> Value:
-        """Reads a value as a flag writes it."""
+        """Reads a value in the form in which a flag has it."""
         return self.kind.parse(text)
 
     @property
     def key(self) -> str:
-        """The option's name in the program: the field's path, or the flag's name if there is no field."""
+        """The option's name in the program: the path of its field, or the name of its flag if it has no field."""
         return self.field or self.flag
 
     @property
     def shown(self) -> str:
-        """What ``--help`` shows as the value."""
+        """The placeholder that ``--help`` shows for the value."""
         return "|".join(self.choices) or self.placeholder or self.kind.placeholder
 
     @property
     def implied_value(self) -> str:
-        """The value that the flag without a value implies; empty means that the next word is the value."""
+        """The value that the flag has if it is given without a value. An empty text means that the next word is the value."""
         return "true" if self.kind is Kind.BOOLEAN else self.implied
 
     @property
     def restart(self) -> bool:
-        """Whether a change of the file takes effect at the next start."""
+        """Whether a change of this option in the file takes effect only after a restart."""
         return self.to in AT_START or self.to.partition(".")[0] in AT_START
 
     def written(self, value: Value) -> str:
-        """A value as a flag writes it."""
+        """A value in the form in which a flag has it."""
         if isinstance(value, Mapping):
             return ",".join(f"{name}={str(choice).lower()}" for name, choice in value.items())
         if isinstance(value, tuple):
@@ -288,12 +296,12 @@ class Option(NamedTuple):
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def default_in(self, *, file: bool) -> str:
-        """The default in a file or among flags, written as a flag's value."""
+        """The option's default in a file or among flags, in the form in which a flag has it."""
         return self.file_default if file and self.file_default is not None else self.default
 
     @property
     def allowed(self) -> str:
-        """The allowed values, for an error or ``--help``; empty if the kind alone describes them."""
+        """The allowed values, for an error message or ``--help``; empty if the kind of the option describes them completely."""
         if self.choices:
             return f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0]
         if self.above is not None:
@@ -319,7 +327,7 @@ class Option(NamedTuple):
 
 
 class ValuePlace(NamedTuple):
-    """The place of a value: a flag, or a field of a file. Lines count from 1; 0 means no line."""
+    """Where a value was given: a flag, or a field of a file. Lines count from 1; 0 means no line."""
 
     name: str
     file: str = ""
@@ -327,7 +335,7 @@ class ValuePlace(NamedTuple):
     element_lines: tuple[int, ...] = ()
 
     def element(self, index: int) -> Self:
-        """The place of one element of a list, counted from 0; for a flag, the flag itself."""
+        """The place of one element of a list, counted from 0. If the list was given by a flag, this is the flag itself."""
         if not self.element_lines:
             return self
         return type(self)(f"{self.name}[{index}]", self.file, self.element_lines[index])
@@ -340,14 +348,17 @@ class ValuePlace(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A value and its place."""
+    """A value and the place where it was given."""
 
     value: Value
     source: ValuePlace
 
 
 class Problem(NamedTuple):
-    """Why the configuration is refused. ``key`` is the ``Option.key`` of the option concerned, if there is one."""
+    """A reason why the configuration is refused.
+
+    ``key`` is the ``Option.key`` of the option that has the problem, if the problem belongs to one option.
+    """
 
     source: ValuePlace
     text: str
@@ -358,7 +369,10 @@ class Problem(NamedTuple):
 
 
 class ConfigError(Exception):
-    """The configuration is refused; ``problems`` holds every reason, in the order of flags, file, rules."""
+    """The configuration is refused.
+
+    ``problems`` holds every reason: first those from the flags, then from the file, then from the rules.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)

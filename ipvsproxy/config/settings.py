@@ -1,6 +1,6 @@
-"""The configuration as the program uses it: frozen, every text parsed, every default applied.
+"""The configuration as the program uses it: immutable, with every text parsed and every default applied.
 
-Durations are in seconds. Built by ``ipvsproxy.config.load``.
+Durations are in seconds. ``ipvsproxy.config.load`` creates it.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ from ipvsproxy.translate.settings import (
 
 
 class Format(enum.StrEnum):
-    """The format of log lines, or of a command's output: for people, or for programs."""
+    """The format of log lines or of a command's output: text for people, or JSON for programs."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class Sort(enum.StrEnum):
-    """What ``top`` sorts Services by: the busiest first, or by name."""
+    """How ``top`` sorts Services: by traffic with the busiest first, or by name."""
 
     NAME = "name"
     CONNECTIONS = "connections"
@@ -44,7 +44,10 @@ class Sort(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TopOptions:
-    """What ``top`` shows and how often. An empty ``server`` means the metrics server of the configuration."""
+    """What ``top`` shows, and how often it refreshes.
+
+    An empty ``server`` means the metrics server that the configuration describes.
+    """
 
     once: bool = False
     interval_s: float = 2.0
@@ -55,7 +58,7 @@ class TopOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOptions:
-    """The pods that ``fleet`` asks: their namespace, and the selector of their labels."""
+    """The pods that ``fleet`` queries: their namespace, and the selector for their labels."""
 
     namespace: str = "kube-system"
     selector: str = "app.kubernetes.io/name=ipvsproxy"
@@ -73,10 +76,11 @@ class ListenAddress(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How the loop runs.
+    """Settings of the event loop.
 
-    ``audit_interval_s`` is the time between two regular audits, ``drift_check_interval_s`` the time between two regular polls of
-    everything. Polls of a part of the kernel come every few seconds. ``sysctls`` and ``timeouts`` are the desired values.
+    ``audit_interval_s`` is the time between two regular audits, and ``drift_check_interval_s`` is the time between two regular
+    polls of the whole kernel state. Polls of single kinds of kernel objects happen every few seconds. ``sysctls`` and
+    ``timeouts`` are the desired values in the kernel.
     """
 
     min_interval_s: float
@@ -89,7 +93,7 @@ class EngineSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drivers:
-    """The backend that holds rules and sets, and the protocol number of our local routes, whichever binding is used.
+    """The backend that holds rules and sets, and the protocol number of our local routes, for every binding.
 
     ``direct_return``: whether this node takes part in direct return.
     """
@@ -100,12 +104,12 @@ class Drivers:
 
     @property
     def modules(self) -> Sequence[str]:
-        """The modules that are needed beside those of IPVS and the backend."""
+        """The kernel modules that are needed in addition to those of IPVS and of the backend."""
         return tuple(TUNNEL_MODULES.values()) if self.direct_return is DirectReturn.ON else ()
 
 
 class Choices(NamedTuple):
-    """The configuration on this host: the settings of the loop, of translation and of the reconciler."""
+    """The configuration as it applies to this host: the settings of the event loop, of the translation and of the reconciler."""
 
     settings: EngineSettings
     translation: Settings
@@ -114,11 +118,11 @@ class Choices(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSource:
-    """Where Services come from: the directory ``manifests`` if not empty, else an API server.
+    """Where Services come from: the directory ``manifests`` if it is not empty, otherwise an API server.
 
-    ``kubeconfig`` is a file, ``api_server`` a URL that replaces the kubeconfig's. Without either, the pod's service account is
-    used. ``mass_deletion_percent``: a list that lacks more than this share of all objects needs a second one; 0 accepts every
-    list.
+    ``kubeconfig`` is the path of a file, and ``api_server`` is a URL that replaces the URL in the kubeconfig. If both are empty,
+    the pod's service account is used. ``mass_deletion_percent``: if more than this share of all objects is absent from a list, a
+    second list must confirm it; 0 accepts every list.
     """
 
     manifests: str = ""
@@ -129,12 +133,13 @@ class ServiceSource:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Servers:
-    """HTTP servers; None turns one off. ``bind_hard_fail``: an address that cannot be bound ends the process.
+    """The HTTP servers; None means that a server is turned off.
 
-    A watch without contact for ``stale_watch_s`` is stale (0: never); ``stale_watch_unhealthy``: the health checks of load
-    balancers then fail. ``ui``: the metrics server shows the node as a page. Service ports have traffic metrics, at most
-    ``service_metrics_limit`` of them (0: none) series of their own; with ``endpoint_metrics``, endpoints have traffic metrics,
-    too.
+    ``bind_hard_fail``: if an address cannot be bound, the process ends. A watch that had no contact with the API server for
+    ``stale_watch_s`` is stale (0: never). With ``stale_watch_unhealthy``, the health checks of load balancers then fail. ``ui``:
+    the metrics server also serves a web page about the node. Service ports have traffic metrics. At most
+    ``service_metrics_limit`` of the ports have their own series (0: none). With ``endpoint_metrics``, endpoints have traffic
+    metrics, too.
     """
 
     health: ListenAddress | None
@@ -149,7 +154,10 @@ class Servers:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Logging:
-    """Logging; ``verbosity`` is klog's, 0 the default level. ``profiling``: HTTP requests may change the verbosity."""
+    """Logging; ``verbosity`` is klog's verbosity, where 0 is the default level.
+
+    ``profiling``: The verbosity may be changed by HTTP requests.
+    """
 
     format: Format = Format.TEXT
     verbosity: int = 0
@@ -158,18 +166,19 @@ class Logging:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings of flags and file.
+    """All settings from the flags and the file.
 
-    ``translation``, ``policy`` and ``engine`` are as for any host; ``on_host`` completes them. An unspecified bind address
-    (0.0.0.0, ::) leaves the choice of the primary address to the Node object. ``node_name`` is the override or the host's name,
-    in lower case. ``oom_score_adj`` is -1000..1000. ``config_file`` and ``write_config_to`` are paths, empty when not given. With
-    ``write_config_to``, ``cleanup`` or ``init_only`` (the first one counts), the process does only that task. ``dry_run``,
-    ``output``, ``only``, ``top`` and ``fleet`` belong to commands: they are no settings, and no file has them. If ``only`` is
-    ``own``, ``cleanup`` removes only the objects that kube-proxy does not know.
+    ``translation``, ``policy`` and ``engine`` do not depend on the host; ``on_host`` adds the settings that do. If the bind
+    address is unspecified (0.0.0.0 or ::), the Node object determines the primary address. ``node_name`` is the overriding
+    hostname or else the host's name, in lower case. ``oom_score_adj`` is a number from -1000 to 1000. ``config_file`` and
+    ``write_config_to`` are paths, empty when not given. With ``write_config_to``, ``cleanup`` or ``init_only``, the process does
+    only that task; if several are given, the first in this order counts. ``dry_run``, ``output``, ``only``, ``top`` and ``fleet``
+    are options of commands. They are not settings, and a file cannot contain them. If ``only`` is ``own``, ``cleanup`` removes
+    only the objects that kube-proxy does not know.
 
-    ``without_effect`` names the options that differ from their default and have no effect here; ``notices`` tell the operator
-    about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing a file. Two
-    configurations that differ only in ``values``, ``without_effect`` and ``notices`` are equal.
+    ``without_effect`` names the options that differ from their defaults and have no effect in ipvsproxy; ``notices`` are messages
+    for the operator about accepted options. ``values`` holds every setting that a file can hold, by its dotted path, for writing
+    a file. Two configurations that differ only in ``values``, ``without_effect`` and ``notices`` are equal.
     """
 
     node_name: str
@@ -199,14 +208,14 @@ class Config:
 
     @property
     def as_json(self) -> bool:
-        """Whether a command prints JSON."""
+        """Whether the output of a command is JSON."""
         return self.output is Format.JSON
 
     @property
     def guard_percent(self) -> int:
-        """The share of objects that a list may lack; 0 accepts any share.
+        """The share of all objects that may be absent from a list; 0 accepts any share.
 
-        Lists from a directory of manifests are never doubted.
+        Lists from a directory of manifests are always trusted.
         """
         return 0 if self.source.manifests else self.source.mass_deletion_percent
 
@@ -227,10 +236,10 @@ class Config:
     def on_host(
         self, random_fully: Mapping[Family, bool], scheduler: str, backend: Backend, kernel_sysctls: tuple[Sysctl, ...]
     ) -> Choices:
-        """The settings on a host. ``random_fully`` has the served families, and whether their rules support that option.
+        """The settings for a host. ``random_fully`` maps each served IP family to whether its rules support that option.
 
-        ``scheduler`` is the configured one, or its replacement on a kernel without it. ``backend`` (never ``AUTO``) holds the
-        rules.
+        ``scheduler`` is the configured scheduler, or its replacement if the kernel does not have the configured one. ``backend``
+        is the backend that holds the rules; it is never ``AUTO``.
         """
         families = frozenset(random_fully)
         return Choices(
@@ -247,7 +256,10 @@ class Config:
         )
 
     def keeping(self, before: Self, attributes: Iterable[str]) -> Self:
-        """This configuration, but with the former values of the given attributes, which are dotted paths (``Option.to``)."""
+        """This configuration with the values that the given attributes had before.
+
+        Attributes are dotted paths (``Option.to``).
+        """
         kept = self
         for attribute in attributes:
             section, _, name = attribute.rpartition(".")
@@ -257,12 +269,12 @@ class Config:
         return kept
 
     def warnings(self, families: Collection[Family]) -> Iterator[str]:
-        """A sentence for each field of the configuration that leaves out a served family.
+        """A sentence for each field of the configuration that has no value for a served IP family.
 
-        The sentences are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go), except for
-        the one about an unset ``nodePortAddresses``, which is the default, and one more warning about loopback addresses alone.
-        The module that knows the Node warns about ``clusterCIDR`` and ``spec.podCIDRs``; what ``primary`` leaves out is unknown
-        here.
+        The sentences are kube-proxy's warnings (checkBadConfig and checkBadIPConfig in cmd/kube-proxy/app/server.go). Two differ:
+        there is no warning about an unset ``nodePortAddresses``, which is the default, and there is an additional warning if only
+        loopback addresses are given. Warnings about ``clusterCIDR`` and ``spec.podCIDRs`` come from the module that knows the
+        Node. Families that the word ``primary`` excludes are not known in this method.
         """
         node_ports = () if self.translation.node_port_primary else self.translation.node_port_networks
         for field, networks in (("nodePortAddresses", node_ports), ("ipvs.excludeCIDRs", self.policy.excluded)):

@@ -1,7 +1,7 @@
-"""The rules that turn the given values into a ``Config``, or into every problem.
+"""The rules that turn the given values into a ``Config``, or into a list of all problems.
 
 The rules are those of pkg/proxy/apis/config/validation in kubernetes/kubernetes. Like kube-proxy, ipvsproxy does not check
-options without effect in IPVS mode.
+options that have no effect in IPVS mode.
 """
 
 import collections
@@ -52,7 +52,7 @@ _Value = TypeVar("_Value")
 
 
 class Values:
-    """Values by ``Option.key``; collects problems. After a problem, the option has its default value.
+    """Values by ``Option.key``; also collects the problems. An option with a problem gets its default value.
 
     ``broken`` names the options whose value cannot be parsed. ``config_file`` is empty if there is no file.
     """
@@ -72,26 +72,26 @@ class Values:
         return option.parse(option.default_in(file=bool(self.config_file)))
 
     def get(self, key: str, kind: type[_Value]) -> _Value:
-        """The value of an option whose values are of this type."""
+        """The value of an option, checked to be of this type."""
         value = self.value(key)
         if not isinstance(value, kind):
             raise TypeError(f"{key} is not of type {kind.__name__}")
         return value
 
     def source(self, key: str) -> ValuePlace:
-        """The place of the value, or the place where the user could give it."""
+        """The place where the value was given, or where the user could give it."""
         if key in self.given:
             return self.given[key].source
         option = catalogue.BY_KEY[key]
         return ValuePlace(option.field, self.config_file) if self.config_file and option.field else ValuePlace(f"--{option.flag}")
 
     def refuse(self, key: str, text: str, source: ValuePlace | None = None) -> None:
-        """Record a problem of an option; ``source`` is its place if only a part of the option is wrong."""
+        """Record a problem with an option; ``source`` is the place of the problem if only a part of the value is wrong."""
         self.problems.append(Problem(source or self.source(key), text, key))
         self._broken.add(key)
 
     def known(self, *keys: str) -> bool:
-        """Whether none of these options has a problem, so that their values can be compared."""
+        """Whether all of these options are free of problems, so that their values can be compared."""
         return self._broken.isdisjoint(keys)
 
 
@@ -100,8 +100,8 @@ def resolve(
 ) -> tuple[Config, tuple[Problem, ...]]:
     """Apply defaults and rules.
 
-    ``given`` and ``broken`` (options whose value cannot be parsed) hold ``Option.key``s. The ``Config`` is valid only if
-    there are no problems: defaults replace wrong values.
+    ``given`` and ``broken`` (options whose value cannot be parsed) hold ``Option.key``s. The ``Config`` is valid only if there
+    are no problems, because defaults replace wrong values.
     """
     values = Values(given, broken, config_file)
     _check_bounds(values)
@@ -152,9 +152,9 @@ def resolve(
 
 
 def _fields(values: Values) -> dict[str, dict[str, Any]]:
-    """The value of each option with an attribute of ``Config`` (``Option.to``): by section, then by name.
+    """The value of each option that has an attribute of ``Config`` (``Option.to``), grouped by section and then by name.
 
-    An enumeration's member stands for its text; a text with a syntax of its own is still unparsed.
+    A text with a fixed set of values has become a member of its enumeration. A text with its own syntax is not parsed yet.
     """
     fields: dict[str, dict[str, Any]] = collections.defaultdict(dict)
     for key, option in catalogue.BY_KEY.items():
@@ -206,7 +206,10 @@ def _bind_address(values: Values) -> Address:
 def _listen(
     values: Values, key: str, bind_address: Address, default_hosts: tuple[str, str], default_port: int
 ) -> ListenAddress | None:
-    """A server's address and port, merged from the address and the deprecated port flag as in kube-proxy; None: off."""
+    """The address and port of a server, merged from the address and the deprecated port flag as in kube-proxy.
+
+    None means that the server is turned off.
+    """
     port_key = "healthz-port" if default_port == HEALTH_PORT else "metrics-port"
     port_given = port_key in values.given and values.known(port_key)
     port = values.get(port_key, int)
@@ -292,7 +295,7 @@ def _scheduler(values: Values) -> str:
 
 
 def _annotations(values: Values) -> frozenset[Annotation]:
-    """The annotations that this node honours: all, none, or the named ones (with or without their prefix)."""
+    """The annotations that this node obeys: all, none, or the named ones (with or without their prefix)."""
     key = "ipvsproxy.serviceAnnotations"
     names = [name.strip().removeprefix(PREFIX) for name in (values.get(key, str) or "all").split(",")]
     if names == ["all"]:
@@ -327,7 +330,10 @@ def _scope_bits(values: Values) -> int:
 def _networks(
     values: Values, key: str, words: Mapping[str, tuple[str, ...]] = MappingProxyType({}), *, texts: Iterable[str] | None = None
 ) -> tuple[Network, ...]:
-    """The ranges of an option, or of its parts. ``words`` has the ranges that a word stands for."""
+    """The address ranges that an option, or one of its elements, contains.
+
+    ``words`` maps each word to the address ranges that it means.
+    """
     networks: list[Network] = []
     source = values.source(key)
     for index, text in enumerate(values.get(key, tuple) if texts is None else texts):
@@ -347,7 +353,7 @@ def _detect_local(values: Values) -> dict[str, object]:
     names = {}
     for of_mode, key, longest in (
         (LocalMode.BRIDGE_INTERFACE, "detectLocal.bridgeInterface", _INTERFACE_LIMIT),
-        # A rule appends a plus sign, which counts towards iptables' limit.
+        # Rules append a plus sign to the prefix, which counts towards iptables' limit.
         (LocalMode.INTERFACE_NAME_PREFIX, "detectLocal.interfaceNamePrefix", _INTERFACE_LIMIT - 1),
     ):
         name = names[of_mode] = values.get(key, str)
@@ -385,9 +391,9 @@ def _gates(values: Values) -> bool:
 
 
 def _without_effect(given: Mapping[str, Given]) -> Iterable[str]:
-    """Options without effect that are set.
+    """Options that are set but have no effect.
 
-    Options with an empty or default value are not named, because ready-made files hold many.
+    Options with an empty or default value are not reported, because ready-made files contain many of them.
     """
     for key, (value, source) in given.items():
         option = catalogue.BY_KEY[key]

@@ -1,4 +1,4 @@
-"""The annotations by which a Service chooses how it is served, as values."""
+"""The annotations with which a Service chooses how it is proxied, as values."""
 
 import enum
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ SCHEDULERS = ("rr", "wrr", "lc", "wlc", "lblc", "lblcr", "dh", "sh", "sed", "nq"
 
 
 class Annotation(enum.StrEnum):
-    """Our annotations without their prefix.
+    """The project's own annotations, without their prefix.
 
     ``WEIGHT`` is an annotation of EndpointSlices, all others are annotations of Services.
     """
@@ -52,12 +52,12 @@ class Annotation(enum.StrEnum):
 
     @property
     def whole(self) -> str:
-        """The name with its prefix."""
+        """The annotation's name with its prefix."""
         return f"{PREFIX}{self.value}"
 
     @property
     def field(self) -> str:
-        """The field of this annotation in an object, as a ``Skipped`` names it."""
+        """The path of this annotation in an object, as a ``Skipped`` gives it in its ``field``."""
         return field(self.whole)
 
 
@@ -65,19 +65,19 @@ ALL_ANNOTATIONS = frozenset(Annotation)
 
 
 def field(name: str) -> str:
-    """The field of the annotation with this name in an object, as a ``Skipped`` names it."""
+    """The path of the annotation with this name in an object, as a ``Skipped`` gives it in its ``field``."""
     return f"metadata.annotations[{name}]"
 
 
 class WeightRules(msgspec.Struct, frozen=True, gc=False):
-    """Weights by the place of an endpoint: a rule for its node takes precedence over a rule for its zone."""
+    """Weights by the node and zone of an endpoint: a rule for the node takes precedence over a rule for the zone."""
 
     nodes: Mapping[str, int] = {}
     zones: Mapping[str, int] = {}
     other: int = 1
 
     def weight(self, node: str, zone: str) -> int:
-        """The weight of an endpoint with this node and zone, each of which may be unknown (empty)."""
+        """The weight of an endpoint with this node and zone. An empty node or zone means that it is unknown."""
         if node in self.nodes:
             return self.nodes[node]
         return self.zones.get(zone, self.other)
@@ -86,9 +86,9 @@ class WeightRules(msgspec.Struct, frozen=True, gc=False):
 class ServiceAnnotations(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The values of a Service's annotations; an absent or invalid annotation has its default.
 
-    ``given`` are all our annotations that the Service has. ``scheduler_flags`` are bits of a virtual server's flags, None if
-    absent. ``prefix_lengths`` are those of session affinity for IPv4 and IPv6; 0 stands for single addresses. Times are in
-    seconds, 0 if absent.
+    ``given`` holds all of the project's annotations that the Service has. ``scheduler_flags`` are bits of a virtual server's
+    flags; None means that the Service has no such annotation. ``prefix_lengths`` are the prefix lengths of session affinity for
+    IPv4 and IPv6; 0 means single addresses. Times are in seconds; 0 means that the annotation is absent.
     """
 
     given: frozenset[Annotation] = frozenset()

@@ -1,4 +1,4 @@
-"""Addresses, local routes, settings, tracked flows and health-check ports as values; and the union of all kernel objects."""
+"""Addresses, local routes, sysctls, tracked flows and health-check ports as values, and the union type of all kernel objects."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Self
@@ -16,7 +16,10 @@ DEVICE = "kube-ipvs0"
 
 @KernelKind("device", DriverName.ADDRESSES)
 class Device(NamedTuple):
-    """The dummy device, one for both families. The device stays down; its addresses are local all the same."""
+    """The dummy device, which holds the service addresses of both IP families.
+
+    The device stays down; its addresses are nevertheless local to this host.
+    """
 
     name: str
 
@@ -30,22 +33,22 @@ class Device(NamedTuple):
 
 
 class _ServiceAddresses(NamedTuple):
-    """One or more objects with one service address each."""
+    """One or more kernel objects, each with one service address."""
 
     addresses: tuple[Address, ...]
 
     @classmethod
     def of(cls, *addresses: Address) -> Self:
-        """Makes an item of the objects with these addresses."""
+        """Makes an item of the objects that have these addresses."""
         return cls(addresses)
 
     def only(self, key: Address) -> Self:
-        """Makes an item of the object with this address alone."""
+        """Makes an item of the single object that has this address."""
         return type(self)((key,))
 
     @property
     def keys(self) -> tuple[Address, ...]:
-        """The key of each object: its address."""
+        """The key of each object, which is its address."""
         return self.addresses
 
     @property
@@ -75,10 +78,10 @@ ROUTE_PROTOCOL = 251
 
 @KernelKind("route", DriverName.ROUTES, one="local route")
 class LocalRoutes(_ServiceAddresses):
-    """One or more local routes, each of which makes one service address local although no interface has it.
+    """One or more local routes. Each route makes one service address local although no interface has that address.
 
-    Our routes have their own combination of table (``local``), protocol number, device (``lo``) and metric. The kernel's own
-    route of an address has another metric.
+    Our routes are recognised by their combination of table (``local``), protocol number, device (``lo``) and metric. The kernel's
+    own route to an address has another metric.
     """
 
     __slots__ = ()
@@ -86,10 +89,11 @@ class LocalRoutes(_ServiceAddresses):
 
 @KernelKind("sysctl", DriverName.SYSCTL)
 class Sysctl(NamedTuple):
-    """A kernel setting: its path, relative to ``/proc/sys`` or absolute, and its value as text.
+    """A sysctl: its path, relative to ``/proc/sys`` or absolute, and its value as text.
 
-    ``at_least``: a larger observed number counts as equal. An administrator has chosen it, or the kernel has rounded our value
-    up. ``for_tunnels``: the setting lets packets in by tunnel, so it waits for the rules that drop tunnels of strangers.
+    ``at_least``: an observed number that is larger than this value counts as equal to it. A larger number was chosen by an
+    administrator, or is our value rounded up by the kernel. ``for_tunnels``: the sysctl lets in packets that arrive by tunnel, so
+    it is written only after the rules that drop the tunnels of strangers.
     """
 
     path: str
@@ -104,11 +108,11 @@ class Sysctl(NamedTuple):
 
     @property
     def in_force(self) -> str:
-        """The observed state once the setting is in force."""
+        """The observed state after the sysctl has been written."""
         return self.value
 
     def is_met_by(self, observed: str) -> bool:
-        """Whether this observed value counts as equal to the desired one."""
+        """Whether this observed value counts as equal to the desired value."""
         return observed == self.value or (self.at_least and observed.isdecimal() and int(observed) >= int(self.value))
 
     def __str__(self) -> str:
@@ -144,7 +148,7 @@ class Timeouts(NamedTuple):
 
     @property
     def in_force(self) -> "Timeouts":
-        """The observed state once the timeouts are in force."""
+        """The observed state after the timeouts have been set."""
         return self
 
     def __str__(self) -> str:
@@ -152,21 +156,21 @@ class Timeouts(NamedTuple):
 
 
 class HealthCheckPort(NamedTuple):
-    """A health-check port in one family. A port serves one Service, even if several Services desire it."""
+    """A health-check node port in one IP family. A port serves only one Service, even if several Services desire the port."""
 
     family: Family
     port: int
 
 
 class HealthCheck(NamedTuple):
-    """The answer of a health-check port: the owner, and the number of its endpoints on this node."""
+    """The answer of a health-check node port: its Service, and the number of the Service's endpoints on this node."""
 
     owner: Owner
     local_endpoints: int
 
 
 class Flow(NamedTuple):
-    """The tracked UDP or SCTP flows to one frontend."""
+    """The UDP or SCTP flows in connection tracking that go to one frontend."""
 
     family: Family
     protocol: Protocol
@@ -179,7 +183,7 @@ class Flow(NamedTuple):
 
 @KernelKind("flow", DriverName.CONNTRACK, one="tracked flow")
 class FlowCleaning(NamedTuple):
-    """The deletion of the flows to one frontend, except those with replies from one of the real servers in ``keep``."""
+    """The deletion of the tracked flows to one frontend, except flows whose replies come from a real server in ``keep``."""
 
     flow: Flow
     keep: frozenset[RealServerKey]
@@ -191,7 +195,7 @@ class FlowCleaning(NamedTuple):
 
     @property
     def in_force(self) -> frozenset[RealServerKey]:
-        """The observed state once the cleaning is done: the real servers that may still reply."""
+        """The observed state after the flows have been deleted: the real servers that may still reply."""
         return self.keep
 
     def __str__(self) -> str:

@@ -1,6 +1,7 @@
 """The kinds of kernel objects: their names and their drivers.
 
-Each class of kernel objects declares its kind in the line above it. ``reconcile/kinds`` has every decision about each kind.
+Each class of kernel objects declares its kind with a decorator in the line above the class. ``reconcile/kinds`` contains every
+decision about each kind.
 """
 
 import enum
@@ -8,12 +9,15 @@ from typing import TypeVar
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """A number of things: ``1 node``, ``2 nodes``. ``several`` is ``one`` with an s by default."""
+    """A number with its noun in the singular or plural: ``1 node``, ``2 nodes``.
+
+    The default of ``several`` is ``one`` with an s appended.
+    """
     return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 
 class DriverName(enum.StrEnum):
-    """The drivers, by their names in metrics. ``kernel/node_kernel.py`` has an object for each."""
+    """The drivers, by their names in metrics. ``kernel/node_kernel.py`` has one object for each driver."""
 
     IPVS = "ipvs"
     IPSET = "ipset"
@@ -30,11 +34,11 @@ T = TypeVar("T")
 class KernelKind:
     """A kind of kernel object.
 
-    ``name`` is for log lines, metrics and documents; ``one`` and ``several`` are singular and plural in texts for people.
+    ``name`` is used in log lines, metrics and documents; ``one`` and ``several`` are the singular and plural in texts for people.
     """
 
     def __init__(self, name: str, driver: DriverName, *, one: str = "", several: str = "") -> None:
-        """By default, ``one`` is the name, and ``several`` is ``one`` with an s."""
+        """The default of ``one`` is the name, and the default of ``several`` is ``one`` with an s appended."""
         self.name = name
         self.driver = driver
         self.one = one or name

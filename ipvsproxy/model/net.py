@@ -1,7 +1,7 @@
-"""Families, protocols, addresses and networks, as every other module uses them.
+"""IP families, protocols, addresses and networks, as every other module uses them.
 
-An address is its packed bytes, as in netlink messages. Bytes are hashed and compared at the speed of C; an ``ipaddress`` object
-does both in Python, and takes 5 µs to make. An IPv4 address (4 bytes) never equals an IPv6 address (16 bytes).
+An address is stored as its packed bytes, as in netlink messages. Bytes are hashed and compared in C, whereas an ``ipaddress``
+object does both in Python and takes 5 µs to create. An IPv4 address (4 bytes) never equals an IPv6 address (16 bytes).
 """
 
 import enum
@@ -17,7 +17,7 @@ class Family(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The name in the API, in metrics and in the health answer: ``IPv4`` or ``IPv6``."""
+        """The family's name in the API, in metrics and in the answers of health checks: ``IPv4`` or ``IPv6``."""
         return "IPv4" if self is Family.IPV4 else "IPv6"
 
     @property
@@ -38,18 +38,18 @@ class Protocol(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The name that ipset and iptables print: ``tcp``, ``udp``, ``sctp``."""
+        """The protocol's name as ipset and iptables print it: ``tcp``, ``udp``, ``sctp``."""
         return self.name.lower()
 
 
 class Address(bytes):
-    """An IP address as 4 or 16 bytes in network order. As a string it has its canonical text form."""
+    """An IP address as 4 or 16 bytes in network order. Converted to a string, an address has its canonical text form."""
 
     __slots__ = ()
 
     @property
     def family(self) -> Family:
-        """The family, which follows from the length."""
+        """The address's IP family, which follows from the number of bytes."""
         return _FAMILIES[len(self)]
 
     @property
@@ -86,15 +86,15 @@ class Network(NamedTuple):
 
     @property
     def family(self) -> Family:
-        """The family of its addresses."""
+        """The IP family of the addresses in this range."""
         return self.address.family
 
     def contains(self, address: Address) -> bool:
-        """Whether an address is in this range; false for an address of the other family."""
+        """Whether an address is in this range; false for an address of the other IP family."""
         if len(address) != len(self.address):
             return False
         whole, rest = divmod(self.prefix_length, 8)
-        if not rest:  # true of nearly all ranges; takes 0.7 µs, the general way 1.4 µs
+        if not rest:  # This test is true of nearly all ranges and takes 0.7 µs; the general method takes 1.4 µs
             return address[:whole] == self.address[:whole]
         shift = len(address) * 8 - self.prefix_length
         return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift
@@ -106,7 +106,7 @@ class Network(NamedTuple):
 def parse_address(text: str) -> Address:
     """Parse an IP address as Kubernetes does (k8s.io/utils/net, ``ParseIPSloppy``).
 
-    IPv4 octets are decimal even with leading zeros. An IPv4-mapped IPv6 address is an IPv4 address.
+    IPv4 octets are read as decimal numbers even if they have leading zeros. An IPv4-mapped IPv6 address is an IPv4 address.
 
     Raises:
         ValueError: the text is not an IP address.
@@ -115,7 +115,10 @@ def parse_address(text: str) -> Address:
 
 
 def pack_address(text: str) -> bytes:
-    """Parses as ``parse_address`` does, but returns 4 or 16 plain bytes: faster for many addresses that are only stored."""
+    """Parses an address as ``parse_address`` does, but returns 4 or 16 plain bytes.
+
+    This is faster for many addresses that are only stored.
+    """
     try:
         if ":" not in text:
             return socket.inet_pton(socket.AF_INET, text)
@@ -135,7 +138,7 @@ def _pack_sloppy(text: str) -> bytes:
 
 
 def parse_network(text: str) -> Network:
-    """Parse a CIDR range as Kubernetes does (``ParseCIDRSloppy``): host bits are allowed, and masked off.
+    """Parse a CIDR range as Kubernetes does (``ParseCIDRSloppy``): host bits are allowed, and are set to zero.
 
     Raises:
         ValueError: the text is not a CIDR range.
@@ -163,5 +166,5 @@ def network(address: Address, prefix_length: int) -> Network:
 
 
 def host_port(address: Address, port: int) -> str:
-    """Address and port as a text: ``10.0.0.1:80`` or ``[fd00::1]:80``."""
+    """An address and a port as text: ``10.0.0.1:80`` or ``[fd00::1]:80``."""
     return f"{address}:{port}" if address.family is Family.IPV4 else f"[{address}]:{port}"

@@ -1,4 +1,4 @@
-"""Changes as values: operations, the plan with their order, their outcomes, and the report of a sync."""
+"""Changes as values: operations, the plan that orders them, their outcomes, and the report of a sync."""
 
 import dataclasses
 import enum
@@ -15,10 +15,10 @@ from ipvsproxy.model.virtual_servers import RealServers, VirtualServerKey
 
 
 class Verb(enum.StrEnum):
-    """What an operation does to its object. Repeating it is no error.
+    """What an operation does to its object. Repeating an operation is not an error.
 
-    The members are strings, because a plain enum member's hash is computed in Python code: 0.1 µs more for each of a hundred
-    thousand operations.
+    The members are strings, because the hash of a plain enum member is computed in Python code, which would take 0.1 µs more for
+    each of a hundred thousand operations.
     """
 
     ADD = "add"
@@ -32,10 +32,10 @@ WEIGHTS_SHOWN = 64
 
 
 class Operation(NamedTuple):
-    """One change of a kernel object, or the same change of several objects of one kind.
+    """One change of a kernel object, or the same change of several kernel objects of one kind.
 
-    An operation on a ``VirtualServer`` does not include its real servers. The real servers have their own operations, which
-    follow that of the virtual server.
+    An operation on a ``VirtualServer`` does not include its real servers. The real servers have separate operations, which follow
+    the operation on the virtual server.
     """
 
     verb: Verb
@@ -52,12 +52,12 @@ _SEVERAL = frozenset(typing.get_args(Several))
 
 
 def kind_of(item: Item) -> str:
-    """The name of an item's kind, as in log lines and metrics: ``virtual_server``, ``set_entry``."""
+    """The name of an item's kind, as used in log lines and metrics: ``virtual_server``, ``set_entry``."""
     return KINDS[type(item)].name
 
 
 def counted_kinds(numbers: Mapping[str, int]) -> str:
-    """Numbers of kernel objects, by the names of their kinds, in words: ``2 real servers, 1 virtual server``."""
+    """Numbers of kernel objects, given by the names of their kinds, as text: ``2 real servers, 1 virtual server``."""
     return ", ".join(counted(number, _BY_NAME[name].one, _BY_NAME[name].several) for name, number in numbers.items())
 
 
@@ -73,26 +73,31 @@ def one_by_one(operations: Iterable[Operation]) -> Iterator[Operation]:
 
 
 def as_tried_again(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """The operations to try again after a failure: real servers stay together, all others become one operation per object."""
+    """The operations to try again after a failure.
+
+    Real servers stay together in one operation, and every other object gets a separate operation.
+    """
     for operation in operations:
         yield from (operation,) if isinstance(operation.item, RealServers) else one_by_one((operation,))
 
 
 def count_objects(item: Item) -> int:
-    """The number of kernel objects of an item."""
+    """The number of kernel objects that an item contains."""
     several: Any = item
     return len(several.keys) if type(item) in _SEVERAL else 1
 
 
 class Outcome(NamedTuple):
-    """The outcome of an operation. ``error`` is empty if the change is in force, else one line for the operator.
+    """The outcome of an operation.
 
-    If an operation on several objects did not simply succeed for some of them, each of these objects has an outcome of its own,
-    whose operation has this object alone. One more outcome stands for all the other objects, and its operation has only these.
+    ``error`` is empty if the change has been applied; otherwise it is one line of text for the operator. If an operation on
+    several objects had another result than plain success for some of the objects, each of these objects has a separate outcome,
+    whose operation contains only this object. One more outcome covers all remaining objects of the operation, and its operation
+    contains only these objects.
 
-    ``errno`` is the kernel's error number, 0 without one. ``surprise``: the object was present before an addition, or absent
-    before a removal. The change is in force, but the observed state was outdated. ``removed`` is the number of kernel entries
-    that a ``FlowCleaning`` removed.
+    ``errno`` is the kernel's error number, or 0 if the kernel reported none. ``surprise``: the object already existed before an
+    addition, or was already absent before a removal. After a surprise, the change has been applied, but the observed state was
+    out of date. ``removed`` is the number of kernel entries that a ``FlowCleaning`` removed.
     """
 
     operation: Operation
@@ -103,10 +108,10 @@ class Outcome(NamedTuple):
 
 
 def outcomes(operations: Iterable[Operation], reported: Mapping[Operation, Outcome]) -> list[Outcome]:
-    """The outcomes of all operations; an operation without an outcome in ``reported`` is in force.
+    """The outcomes of all operations; an operation that has no outcome in ``reported`` has been applied.
 
-    The keys of ``reported`` are operations on single objects. If one object of an operation on several has an outcome in
-    ``reported``, each of the objects gets an outcome of its own.
+    The keys of ``reported`` are operations on single objects. If an operation on several objects has an outcome in ``reported``
+    for one of its objects, each of its objects gets a separate outcome.
     """
     if not reported:
         return list(map(Outcome, operations))
@@ -121,13 +126,13 @@ def outcomes(operations: Iterable[Operation], reported: Mapping[Operation, Outco
 
 
 class Plan(NamedTuple):
-    """Operations in their order."""
+    """Operations in the order in which they are applied."""
 
     operations: Sequence[Operation]
 
     @property
     def draining(self) -> Collection[VirtualServerKey]:
-        """The virtual servers with a real server that begins to drain."""
+        """The virtual servers that have at least one real server that begins to drain."""
         return {
             item.virtual_server
             for verb, item in self.operations
@@ -136,7 +141,7 @@ class Plan(NamedTuple):
 
 
 class WeightChange(NamedTuple):
-    """The weight of a real server before and after an operation; None where it does not exist."""
+    """The weight of a real server before and after an operation; None means that the real server does not exist at that time."""
 
     virtual_server: VirtualServerKey
     key: RealServerKey
@@ -148,10 +153,10 @@ class WeightChange(NamedTuple):
 class Report:
     """The results of one sync.
 
-    ``done`` and ``failed`` count changed objects by (verb, kind). ``errors`` are the first few failures in full, ``weights`` the
-    first changes of real servers, up to ``WEIGHTS_SHOWN``. ``pending`` is
-    the number of keys whose two sides still differ. ``surprises`` counts outcomes with a surprise: after one, the kernel is read
-    again.
+    ``done`` and ``failed`` count the changed objects by (verb, kind). ``errors`` are the first few failures in full, and
+    ``weights`` are the first weight changes of real servers, up to ``WEIGHTS_SHOWN``. ``pending`` is the number of keys whose
+    desired and observed state still differ. ``surprises`` counts the outcomes with a surprise: if there is any, the kernel is
+    read again.
     """
 
     done: Mapping[tuple[str, str], int]

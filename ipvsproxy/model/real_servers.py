@@ -27,33 +27,33 @@ One change needs the weights several times, and unpacking 1,000 keys takes 0.1 m
 
 
 def without_method(weight: int) -> int:
-    """The weight of a real server, whether or not it gets its packets by tunnel."""
+    """The weight of a real server without the bit that says that the real server gets its packets by tunnel."""
     return weight - TUNNELLED if weight >= TUNNELLED else weight
 
 
 def in_words(weight: int) -> str:
-    """The weight of a real server, and its forwarding method unless that is masquerading."""
+    """The weight of a real server as text, with its forwarding method unless that method is masquerading."""
     return f"weight {without_method(weight)}" + (" by tunnel" if weight >= TUNNELLED else "")
 
 
 def pieces(packed: bytes, size: int) -> list[bytes]:
-    """Cut ``packed``, which holds values of one length one after the other, into pieces of ``size`` bytes."""
+    """Split ``packed``, which holds values of equal length one after the other, into byte strings of ``size`` bytes."""
     return [piece for (piece,) in struct.iter_unpack(f"{size}s", packed)]
 
 
 class RealServerKey(bytes):
-    """The key of a real server in its virtual server: the packed address, then the port in network order.
+    """The key of a real server within its virtual server: the packed address, then the port in network byte order.
 
-    Messages to the kernel contain these bytes, and a node of a large cluster has hundreds of thousands of keys. A key has 6 bytes
-    for IPv4 and 18 for IPv6, so keys of two families are never equal, and no key equals an address. The order is by address, then
-    by port.
+    The key has the same bytes as messages to the kernel, and a node of a large cluster has hundreds of thousands of keys. A key
+    has 6 bytes for IPv4 and 18 for IPv6, so keys of different IP families are never equal, and a key never equals an address.
+    Keys are ordered by address, then by port.
     """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, address: Address, port: int) -> "RealServerKey":
-        """The key of an address and a port.
+        """The key for an address and a port.
 
         Raises:
             OverflowError: the port is outside 0..65535.
@@ -62,7 +62,7 @@ class RealServerKey(bytes):
 
     @property
     def address(self) -> Address:
-        """The address; a new object at each call."""
+        """The real server's address; each call makes a new object."""
         return Address(self[:-PORT_SIZE])
 
     @property
@@ -79,23 +79,23 @@ class RealServerKey(bytes):
 
 @functools.lru_cache(maxsize=PORTS_KEPT)
 def _port(packed: bytes) -> int:
-    """The port number, as one shared object for equal ports: a hundred thousand endpoints have few different ports."""
+    """The port number, as one object that is shared by all equal ports: a hundred thousand endpoints have few different ports."""
     return int.from_bytes(packed, "big")
 
 
 class Weights(Mapping[RealServerKey, int]):
     """The desired real servers of one virtual server in a fixed order, each with its weight.
 
-    As with other mappings, the order does not matter for equality.
+    As with other mappings, the order does not affect equality.
     """
 
     __slots__ = ()
 
     @abc.abstractmethod
     def plain(self) -> Mapping[bytes, int]:
-        """The weights by the plain bytes of each key, which equal the key and are made in a third of the time.
+        """The weights by the plain bytes of each key.
 
-        Do not change the result.
+        Plain bytes are equal to the key, and creating them takes a third of the time. Callers must not change the result.
         """
 
     def unpacked(self) -> dict[RealServerKey, int]:
@@ -121,21 +121,21 @@ class Weights(Mapping[RealServerKey, int]):
 
 
 class EvenWeights(Weights):
-    """The real servers of one virtual server whose weights are all 1, as they nearly always are.
+    """The real servers of one virtual server if all their weights are 1, as is nearly always the case.
 
-    Keys are packed: each takes 6 bytes for IPv4 and 18 for IPv6, instead of 100 in a dictionary.
+    Keys are packed: each takes 6 bytes for IPv4 or 18 bytes for IPv6, whereas a dictionary takes 100 bytes per key.
     """
 
     __slots__ = ("_size", "packed")
 
     def __init__(self, packed: bytes = b"", size: int = 1) -> None:
-        """``packed`` has all keys, of ``size`` bytes each, one after the other and without duplicates."""
+        """``packed`` holds all keys, which have ``size`` bytes each, one after the other and without duplicates."""
         self.packed = packed
         self._size = size
 
     @classmethod
     def of(cls, keys: Collection[bytes]) -> "EvenWeights":
-        """The weights of these real servers, all of one family and without duplicates."""
+        """The weights of these real servers, which are all of one IP family and have no duplicates."""
         return cls(b"".join(keys), len(next(iter(keys)))) if keys else NO_REAL_SERVERS
 
     def plain(self) -> Mapping[bytes, int]:
@@ -143,11 +143,11 @@ class EvenWeights(Weights):
         return _plain(self.packed, self._size)
 
     def keys(self) -> KeysView[RealServerKey]:
-        """The keys, as a dictionary returns them; new objects at each call."""
+        """The keys, in a view like that of a dictionary; each call makes new objects."""
         return self.unpacked().keys()
 
     def items(self) -> ItemsView[RealServerKey, int]:
-        """The items, as a dictionary returns them; new objects at each call."""
+        """The items, in a view like that of a dictionary; each call makes new objects."""
         return self.unpacked().items()
 
     def __len__(self) -> int:
@@ -160,12 +160,12 @@ class EvenWeights(Weights):
 
 
 class UnevenWeights(Weights):
-    """The real servers of one virtual server, each with its weight: for Services that ask for weights."""
+    """The real servers of one virtual server, each with its own weight, for Services that request weights."""
 
     __slots__ = ("_weights",)
 
     def __init__(self, weights: Mapping[bytes, int]) -> None:
-        """``weights`` has the plain bytes of each key as its keys; nobody changes it afterwards."""
+        """The keys of ``weights`` are the plain bytes of real-server keys; ``weights`` must not be changed afterwards."""
         self._weights = weights
 
     def plain(self) -> Mapping[bytes, int]:
@@ -174,11 +174,12 @@ class UnevenWeights(Weights):
 
 
 class Thresholds(NamedTuple):
-    """The thresholds of a real server: from ``upper`` connections on, it gets no new ones until it has fewer than ``lower``.
+    """The connection thresholds of a real server.
 
-    The kernel counts established and recently ended connections. ``upper`` 0 means no threshold. With ``lower`` 0, the kernel
-    resumes below three quarters of ``upper`` (``ip_vs_dest_conn_overhead`` and ``ip_vs_unbind_dest`` in
-    net/netfilter/ipvs/ip_vs_conn.c).
+    When it has ``upper`` connections, the real server gets no new connections until it has fewer than ``lower``. The kernel
+    counts established and recently ended connections. An ``upper`` of 0 means that there is no threshold. If ``lower`` is 0, the
+    kernel resumes when the number of connections is below three quarters of ``upper`` (``ip_vs_dest_conn_overhead`` and
+    ``ip_vs_unbind_dest`` in net/netfilter/ipvs/ip_vs_conn.c).
     """
 
     upper: int = 0
@@ -186,7 +187,7 @@ class Thresholds(NamedTuple):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Thresholds":
-        """The thresholds in a document, where None stands for 0."""
+        """The thresholds that a document describes; a threshold of None in the document means 0."""
         return cls(document["maxConnections"] or 0, document["resumeConnections"] or 0)
 
     @property
@@ -209,5 +210,5 @@ def _plain(packed: bytes, size: int) -> Mapping[bytes, int]:
 
 
 def plain(weights: Mapping[RealServerKey, int]) -> Mapping[bytes, int]:
-    """The weights by the plain bytes of each key: faster than ``weights`` for more than one look-up."""
+    """The weights by the plain bytes of each key; faster than ``weights`` if more than one key is looked up."""
     return weights.plain() if isinstance(weights, EvenWeights | UnevenWeights) else cast("Mapping[bytes, int]", weights)

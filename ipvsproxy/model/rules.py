@@ -1,7 +1,7 @@
-"""Packet-filter rules as data: the matches and the target of each rule, without the syntax of any program.
+"""Packet-filter rules as data: the matches and the target of each rule, without the syntax of any particular program.
 
-A backend in ``kernel/`` writes and reads rules. All other rooms only compare these values. Rules that another proxy has left
-behind, and the tables of other programs, are data as well.
+A backend in ``kernel/`` writes and reads rules. All other packages only compare these values. Rules that another proxy has left
+behind, and the tables of other programs, are represented as data as well.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from ipvsproxy.model.virtual_servers import VirtualServerKey
 
 
 class Backend(enum.StrEnum):
-    """The part of the kernel that holds rules and sets: iptables and ipset, or nftables alone.
+    """The part of the kernel that holds rules and sets: either iptables with ipset, or nftables alone.
 
-    ``AUTO`` stands for no part: ipvsproxy chooses.
+    ``AUTO`` is not a backend; it means that ipvsproxy chooses one.
     """
 
     IPTABLES = "iptables"
@@ -26,9 +26,9 @@ class Backend(enum.StrEnum):
 
 
 class Side(enum.Enum):
-    """The end of a packet that a set match looks up.
+    """The address or port of a packet that a set match looks up.
 
-    ``ORIGINAL_DESTINATION`` is the destination of the connection's first packet on its arrival; iptables cannot look it up.
+    ``ORIGINAL_DESTINATION`` is the destination that the connection's first packet had on arrival; iptables cannot look it up.
     """
 
     SOURCE = "src"
@@ -37,7 +37,10 @@ class Side(enum.Enum):
 
 
 class SetMatch(NamedTuple):
-    """A match on the set of this name. ``sides`` has one side for each dimension of the set, in the set's order."""
+    """A match on the set of this name.
+
+    ``sides`` has one side for each dimension of the set, in the order of the set's dimensions.
+    """
 
     set: str
     sides: tuple[Side, ...]
@@ -45,7 +48,10 @@ class SetMatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InterfaceMatch:
-    """A match on the interface of arrival. With ``is_prefix`` it matches every interface whose name begins with ``name``."""
+    """A match on the interface on which the packet arrived.
+
+    If ``is_prefix`` is true, the match applies to every interface whose name begins with ``name``.
+    """
 
     name: str
     is_prefix: bool = False
@@ -60,7 +66,7 @@ class ConnectionState(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """A target without arguments. ``REJECT`` replies with "port unreachable" of the rule's family."""
+    """A rule target without arguments. ``REJECT`` replies with the ICMP error "port unreachable" of the rule's IP family."""
 
     ACCEPT = "ACCEPT"
     DROP = "DROP"
@@ -70,14 +76,14 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JumpTo:
-    """Continues in another of our chains in the same table, and returns at its end."""
+    """Continues in another of our chains in the same table, and returns when that chain ends."""
 
     chain: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Masquerade:
-    """Replaces the source address. ``fully_random`` also draws the source port at random."""
+    """Replaces the packet's source address. With ``fully_random``, the source port is also chosen at random."""
 
     fully_random: bool = False
 
@@ -91,21 +97,27 @@ class SetMark:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InvertMark:
-    """Inverts these bits of the packet's mark. After a rule that returns unless the bits are set, this target clears them."""
+    """Inverts these bits of the packet's mark.
+
+    Placed after a rule that returns if the bits are not set, this target clears the bits.
+    """
 
     bits: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeMark:
-    """Gives the packet the mark of its entry in a set of marks; without an entry, the mark stays as it is."""
+    """Gives the packet the mark of its entry in a set of marks; if the set has no entry for the packet, the mark is unchanged."""
 
     match: SetMatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LimitSegments:
-    """Lowers the size of segments that a TCP packet announces to this many bytes. A smaller size stays."""
+    """Lowers the maximum segment size that a TCP packet announces to this many bytes.
+
+    A smaller announced size is left unchanged.
+    """
 
     size: int
 
@@ -115,14 +127,16 @@ Target = Verdict | JumpTo | Masquerade | SetMark | InvertMark | TakeMark | Limit
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule of a chain. A rule applies to packets that meet every match; a field with its default matches every packet.
+    """One rule of a chain.
 
-    ``not_source``, ``not_interface`` and ``not_mark`` match packets that the value does not match. ``mark`` and ``not_mark`` are
-    bits, all of which must be set. At least one bit of ``any_mark`` and no bit of ``no_mark`` must be set. A packet matches if
-    its state is among ``connection_states``. ``virtual_server`` matches all packets of its connections; with
-    ``to_virtual_server``, only packets from clients. ``original_destination`` is the destination of the connection's first packet
-    on its arrival. ``tunnel`` matches the outer packet of a tunnel of the rule's family: IP in IP, or IPv6 in IPv6.
-    ``syn`` matches the first packet of a TCP connection in each direction.
+    A rule applies to packets that meet every match. A field that has its default value matches every packet. ``not_source``,
+    ``not_interface`` and ``not_mark`` match the packets that do not have the given value. ``mark`` and ``not_mark`` are bit
+    masks; a packet has the value if all of these bits are set. At least one bit of ``any_mark`` must be set, and no bit of
+    ``no_mark`` may be set. A packet matches if its connection-tracking state is among ``connection_states``. ``virtual_server``
+    matches all packets of the virtual server's connections; with ``to_virtual_server``, it matches only packets from clients.
+    ``original_destination`` is the destination that the connection's first packet had on arrival. ``tunnel`` matches the outer
+    packet of a tunnel of the rule's IP family: IP in IP, or IPv6 in IPv6. ``syn`` matches the first packet of a TCP connection in
+    each direction.
     """
 
     target: Target
@@ -151,9 +165,9 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnknownRule:
-    """A rule that another program added to one of our chains, and that no ``Rule`` describes.
+    """A rule that another program added to one of our chains and that a ``Rule`` cannot describe.
 
-    ``text`` is as the backend prints it.
+    ``text`` is the rule as the backend prints it.
     """
 
     text: str
@@ -163,7 +177,7 @@ ObservedRule = Rule | UnknownRule
 
 
 class ChainKey(NamedTuple):
-    """The key of a chain: its table (``nat``, ``filter`` or ``mangle``), and its name there."""
+    """The key of a chain: its table (``nat``, ``filter`` or ``mangle``), and its name in that table."""
 
     table: str
     chain: str
@@ -173,7 +187,10 @@ class ChainKey(NamedTuple):
 
 
 class Jump(NamedTuple):
-    """A rule of a built-in chain that leads to one of our chains. An absent jump is inserted at the top of its chain."""
+    """A rule in a built-in chain that jumps to one of our chains.
+
+    If the jump is absent, it is inserted at the top of the built-in chain.
+    """
 
     table: str
     source: str
@@ -191,9 +208,9 @@ MARKING_TABLE = "mangle"
 @KernelKind("rules", DriverName.IPTABLES, one="family of rules", several="families of rules")
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Skeleton:
-    """The desired rules of one family: the whole content of each of our chains, and the jumps that lead to them.
+    """The desired rules of one IP family: the whole content of each of our chains, and the jumps to these chains.
 
-    Chains and jumps are written in this order.
+    Chains and jumps are written in the order given.
     """
 
     family: Family
@@ -207,7 +224,7 @@ class Skeleton:
 
     @property
     def in_force(self) -> "ObservedSkeleton":
-        """The observed state once this skeleton is in force."""
+        """The observed state after this skeleton has been written."""
         return ObservedSkeleton(family=self.family, chains=self.chains, jumps=frozenset(self.jumps))
 
     def __str__(self) -> str:
@@ -216,14 +233,15 @@ class Skeleton:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedSkeleton:
-    """The observed rules of one family: our existing chains with their rules, and the present jumps.
+    """The observed rules of one IP family: our existing chains with their rules, and the existing jumps.
 
-    Chains and jumps of other programs are left out. The rules of a chain that only drops are sorted, because their order has no
-    meaning, and is random in kube-proxy.
+    Chains and jumps of other programs are not included. The rules of a chain that only drops packets are sorted, because their
+    order has no effect, and kube-proxy writes them in random order.
 
-    ``hidden`` are tables that cannot be read; for them, the chains and jumps of our last write stand here. ``strange_rules`` are
-    rules of other programs, or duplicates of our jumps, in the base chains of our nftables table, where no other program may add
-    rules. A write removes such rules. ``idle_jumps`` are present jumps that no packet meets, each with the reason.
+    ``hidden`` are the tables that cannot be read; for these tables, the chains and jumps are those of our last write.
+    ``strange_rules`` are rules in the base chains of our nftables table that are duplicates of our jumps or were added by other
+    programs. No other program may add rules to that table. The next write removes such rules. ``idle_jumps`` are existing jumps
+    that no packet reaches, each with the reason.
     """
 
     family: Family
@@ -252,7 +270,10 @@ def _only_drops(rules: Sequence[ObservedRule]) -> bool:
 
 
 class Reference(NamedTuple):
-    """A rule that leads to another chain: the chain with the rule, the rule as the backend prints it, and the other chain."""
+    """A rule that jumps to another chain.
+
+    The fields are the chain that contains the rule, the rule as the backend prints it, and the chain that it jumps to.
+    """
 
     source: ChainKey
     text: str
@@ -264,10 +285,11 @@ class Reference(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LeftRules:
-    """The leftover chains in the tables of one family, and the references to them.
+    """The leftover chains in the tables of one IP family, and the rules that jump to these chains.
 
-    ``chains`` has the number of rules of each requested chain. ``references`` are the rules of all other chains that lead to one
-    of them. ``hidden`` are tables that iptables cannot show, because they hold rules that only nft understands.
+    ``chains`` has the number of rules in each requested chain. ``references`` are the rules in all other chains that jump to one
+    of the requested chains. ``hidden`` are the tables that iptables cannot show, because these tables contain rules that only nft
+    can read.
     """
 
     chains: Mapping[ChainKey, int] = dataclasses.field(default_factory=dict)
@@ -277,11 +299,12 @@ class LeftRules:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """The changes that remove leftover rules. Each table changes as a whole, or not at all.
+    """The changes that remove leftover rules. Each table is changed either completely or not at all.
 
-    First the rules in ``references`` are deleted, then the chains in ``emptied`` lose their rules, then the chains in
-    ``deleted``, all of which are also in ``emptied``, are deleted. ``staying`` are references of other programs: the chains that
-    they lead to stay. ``held_back`` is the reason if nothing can be removed now, else empty.
+    First the rules in ``references`` are deleted, then all rules of the chains in ``emptied``, and then the chains in
+    ``deleted``. Every chain in ``deleted`` is also in ``emptied``. ``staying`` are rules of other programs that jump to leftover
+    chains; these chains are not removed. ``held_back`` is the reason why nothing can be removed now; it is empty if removal is
+    possible.
     """
 
     references: tuple[Reference, ...] = ()
@@ -292,16 +315,16 @@ class Removal:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything has to be removed, now or later."""
+        """Whether anything has to be removed, either now or later."""
         return bool(self.references or self.emptied or self.held_back)
 
 
 class BaseChain(NamedTuple):
-    """The place of a base chain: packets meet it without a jump.
+    """The hook of a base chain, at which packets enter the chain without a jump.
 
-    ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` is the hook's name in nft, such as ``input``; empty for a hook that
-    this program does not know. Of two chains of a hook, packets meet the one with the lower ``priority`` first. ``drops``: its
-    policy is to drop a packet.
+    ``kind`` is ``filter``, ``nat`` or ``route``. ``hook`` is the hook's name in nft, such as ``input``. It is empty for a hook
+    that this program does not know. If a hook has two chains, packets pass through the chain with the lower ``priority`` first.
+    ``drops``: the chain's policy is to drop packets.
     """
 
     kind: str
@@ -312,12 +335,12 @@ class BaseChain(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NftTable:
-    """A table of nf_tables without set elements; of its rules, only what they mean to packets of Services.
+    """A table of nf_tables without set elements. Its rules are reduced to their effect on packets of Services.
 
-    ``family`` is the family's name in nft: ``ip``, ``ip6``, ``inet``, ... For the tables of iptables-legacy, it is the program's
-    name. ``comment`` is empty if the table has none. ``chains`` has the place of each base chain, and None for the other chains.
-    ``maps`` are the names of the sets that are maps. ``closed`` are the base chains of type ``filter`` that refuse every packet
-    that no rule accepts before: by their policy, or by their last rule.
+    ``family`` is the family's name in nft: ``ip``, ``ip6``, ``inet``, ... For a table of iptables-legacy, ``family`` is the name
+    of the program. ``comment`` is empty if the table has none. ``chains`` maps each base chain to its hook and priority, and each
+    other chain to None. ``maps`` are the names of the sets that are maps. ``closed`` are the base chains of type ``filter`` that
+    refuse every packet that no earlier rule has accepted, either by the chain's policy or by its last rule.
     """
 
     family: str

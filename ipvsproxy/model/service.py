@@ -1,4 +1,7 @@
-"""API objects as values: Services, EndpointSlices and the Node, with the fields that the proxy of a node needs; and owners."""
+"""API objects and the owners of kernel objects, as values.
+
+Services, EndpointSlices and the Node have only the fields that a node's proxy needs.
+"""
 
 import enum
 import uuid
@@ -13,7 +16,10 @@ from ipvsproxy.model.real_servers import RealServerKey, pieces
 
 
 class ObjectKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of an object of one kind. The namespace of a Node is empty. Keys of different kinds are never equal."""
+    """The key of an API object among the objects of its kind.
+
+    The namespace of a Node is empty. Keys of different kinds are never equal.
+    """
 
     namespace: str
     name: str
@@ -23,14 +29,14 @@ class ObjectKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class ServiceName(ObjectKey, frozen=True, order=True, gc=False):
-    """Namespace and name of a Service."""
+    """The namespace and name of a Service."""
 
 
 class Skipped(NamedTuple):
     """The reason why a field of an object is not used. An empty ``field`` means the whole object.
 
-    ``invalid``: the field breaks the API's rules, and deserves a warning. Otherwise the object or field is not meant for a proxy
-    (headless).
+    ``invalid``: the field breaks the API's rules, so a warning is logged. If ``invalid`` is false, the object or field is not
+    meant for a proxy (for example, a headless Service).
     """
 
     field: str
@@ -51,7 +57,7 @@ class ServiceType(enum.StrEnum):
 
 
 class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One entry of ``spec.ports``. ``node_port`` 0 means none."""
+    """One entry of ``spec.ports``. A ``node_port`` of 0 means that the port has no node port."""
 
     name: str
     protocol: Protocol
@@ -60,11 +66,12 @@ class ServicePort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The fields that have their defaults in nearly all Services of a cluster. All such Services share one object.
+    """The fields that have their default values in nearly all Services of a cluster.
 
-    ``affinity_timeout_s`` 0 means no session affinity. ``load_balancer_addresses`` are the addresses of
-    ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent. ``admits_nobody``: the Service has source ranges, but no
-    valid one. The admitted clients are unknown, so no client is admitted.
+    All Services that have only the defaults share one object. An ``affinity_timeout_s`` of 0 means that there is no session
+    affinity. ``load_balancer_addresses`` are the addresses of ``status.loadBalancer.ingress`` whose ``ipMode`` is VIP or absent.
+    ``admits_nobody``: the Service specifies source ranges, but none of them is valid. The clients to admit are then unknown, so
+    no client is admitted.
     """
 
     type: ServiceType = ServiceType.CLUSTER_IP
@@ -89,7 +96,7 @@ _UUID_LENGTH = 36
 def short_uid(text: str) -> int | str:
     """A UUID as a number, which takes half the memory of its text.
 
-    A text that is no UUID stays as it is; no API server makes such a uid.
+    A text that is not a UUID is returned unchanged; API servers never generate such a uid.
     """
     if len(text) != _UUID_LENGTH or text[8:24:5] != "----":
         return text
@@ -102,10 +109,11 @@ def short_uid(text: str) -> int | str:
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A Service. Nothing is programmed for a Service with ``not_served`` (headless, ExternalName).
+    """A Service. Nothing is programmed for a Service that has ``not_served`` (headless, ExternalName).
 
-    ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, 0 if unknown: of two Services that desire one
-    address and port, the older one gets it. ``short_uid`` is the result of the function ``short_uid`` for ``metadata.uid``.
+    ``created_s`` is ``metadata.creationTimestamp`` in seconds since the epoch, or 0 if it is unknown. If two Services desire the
+    same address and port, the older Service gets it. ``short_uid`` is ``metadata.uid`` as converted by the function
+    ``short_uid``.
     """
 
     name: ServiceName
@@ -117,7 +125,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def uid(self) -> str:
-        """``metadata.uid``, which differs from the UID of a former Service with the same name."""
+        """``metadata.uid``, which differs from the UID of an earlier Service that had the same name."""
         return self.short_uid if isinstance(self.short_uid, str) else str(uuid.UUID(int=self.short_uid))
 
     @property
@@ -127,19 +135,19 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """All addresses: cluster IPs, external IPs, load-balancer IPs."""
+        """All addresses of the Service: cluster IPs, external IPs and load-balancer IPs."""
         return self.cluster_addresses + self.options.external_addresses + self.options.load_balancer_addresses
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """The fields that are not used, with reasons."""
+        """The fields of the Service that are not used, with reasons."""
         return self.options.skipped
 
 
 class Conditions(msgspec.Struct, frozen=True, gc=False):
     """The fields of an endpoint in an EndpointSlice, except its addresses, with the API's defaults applied.
 
-    ``weight`` is the value of its EndpointSlice's annotation, None without the annotation.
+    ``weight`` is the value of the weight annotation on the EndpointSlice; None means that the annotation is absent.
     """
 
     ready: bool = True
@@ -153,7 +161,7 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 
 
 class Endpoint(NamedTuple):
-    """One entry of ``endpoints`` of an EndpointSlice, with its first address."""
+    """One entry of ``endpoints`` of an EndpointSlice; only its first address is used."""
 
     address: Address
     conditions: Conditions = Conditions()
@@ -168,20 +176,21 @@ class EndpointPort(NamedTuple):
 
 
 class EndpointSliceName(ObjectKey, frozen=True, order=True, gc=False):
-    """Namespace and name of an EndpointSlice."""
+    """The namespace and name of an EndpointSlice."""
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An EndpointSlice.
 
-    ``service`` is None if the slice belongs to no Service that is served: it lacks the label ``kubernetes.io/service-name``, or
-    has the label ``service.kubernetes.io/headless``. ``family`` is None for an address type without addresses (FQDN).
+    ``service`` is None if the slice belongs to no Service that is served: the slice has no label ``kubernetes.io/service-name``,
+    or it has the label ``service.kubernetes.io/headless``. ``family`` is None for an address type without addresses (FQDN).
 
-    ``addresses`` are the packed addresses of all endpoints, one after the other, and ``conditions`` are their conditions in the
-    same order. An object for each endpoint would take most of the memory in a large cluster; different conditions are few.
+    ``addresses`` holds the packed addresses of all endpoints, one after the other, and ``conditions`` holds their conditions in
+    the same order. One object per endpoint would take most of the memory in a large cluster, whereas there are few different
+    conditions.
 
     ``trigger_s`` is the annotation ``endpoints.kubernetes.io/last-change-trigger-time`` in seconds since the epoch, 0 if absent.
-    This is the time at which the change began; slices that differ in this time alone are equal.
+    This is the time at which the change began; slices that differ only in this time count as equal.
     """
 
     name: EndpointSliceName
@@ -205,22 +214,22 @@ class EndpointSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def each_address(self) -> list[bytes]:
-        """The packed address of each endpoint, in a new list at each call."""
+        """The packed address of each endpoint; each call makes a new list."""
         return pieces(self.addresses, self.family.bits // 8 if self.family else 1)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints as objects, new at each call."""
+        """The endpoints as objects; each call makes new objects."""
         return tuple(map(Endpoint, map(Address, self.each_address), self.conditions))
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """The Node of this process, or another one.
+    """The Node on which this process runs, or another Node.
 
     ``addresses`` are its InternalIPs, then its ExternalIPs, in the API's order. ``zone`` is the label
-    ``topology.kubernetes.io/zone``, empty if absent. ``leaving``: the Node is deleted, or has the cluster autoscaler's taint
-    for deletion, so load balancers should send it no more traffic. ``takes_direct_return``: other nodes may send it packets by
-    tunnel.
+    ``topology.kubernetes.io/zone``, empty if absent. ``leaving``: the Node is being deleted or has the cluster autoscaler's taint
+    for deletion, so load balancers should send no more traffic to it. ``takes_direct_return``: other nodes may send packets to
+    this Node by tunnel.
     """
 
     name: str
@@ -260,22 +269,26 @@ class Gone(NamedTuple):
 
 
 class ListStarted(NamedTuple):
-    """A list of one kind begins. Until ``Listed`` or another ``ListStarted``, all events of this kind come from the list."""
+    """The list of all objects of one kind begins.
+
+    Until a ``Listed`` or another ``ListStarted`` follows, all events of this kind come from the list.
+    """
 
     kind: ObjectKind
 
 
 class Listed(NamedTuple):
-    """A list of one kind is complete: objects with other ``keys`` do not exist any more."""
+    """The list of one kind is complete: objects whose keys are not in ``keys`` do not exist any more."""
 
     kind: ObjectKind
     keys: AbstractSet[ObjectKey]
 
 
 class Rejected(NamedTuple):
-    """An object could not be parsed. The object's former version stays in force, so that a typing error interrupts no Service.
+    """An object could not be parsed.
 
-    ``field`` is empty if no single field is the reason.
+    The last valid version of the object remains in use, so that a typing error does not interrupt a Service. ``field`` is empty
+    if the reason is not a single field.
     """
 
     kind: ObjectKind
@@ -286,9 +299,9 @@ class Rejected(NamedTuple):
 
 
 class ApiServersFound(NamedTuple):
-    """The addresses and ports by which this process reaches its API servers, or tries to.
+    """The addresses and ports through which this process reaches its API servers, or tries to reach them.
 
-    Addresses of earlier events still count.
+    Addresses from earlier events remain valid.
     """
 
     servers: frozenset[RealServerKey]
@@ -305,11 +318,11 @@ A float of this size still resolves less than 1 ms.
 
 
 class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The Service, or the node, that desires a kernel object. Owners are in the order in which their Services were created.
+    """The Service, or the node, that desires a kernel object. Owners are sorted by the creation time of their Services.
 
-    If several owners of one rank desire one key, the lowest owner gets it. A remembered Service is absent from the newest list,
-    which is not confirmed yet. A remembered Service comes after all listed Services: its ``created_s`` is larger by
-    ``REMEMBERED_S``. A separate field would take memory.
+    If several owners of one rank desire the same key, the owner that sorts first gets it. A remembered Service is one that is
+    absent from the newest list, while that list is not confirmed yet. A remembered Service sorts after all listed Services,
+    because its ``created_s`` is larger by ``REMEMBERED_S``. A separate field for this would take more memory.
     """
 
     created_s: float
@@ -317,12 +330,12 @@ class Owner(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def is_remembered(self) -> bool:
-        """Whether the Service is only remembered: the newest list lacks it."""
+        """Whether the Service is only remembered because it is absent from the newest list."""
         return self.created_s >= REMEMBERED_S
 
     @property
     def remembered(self) -> "Owner":
-        """The same owner, marked as remembered: the newest list lacks its Service."""
+        """The same owner, marked as remembered because its Service is absent from the newest list."""
         return Owner(self.created_s + REMEMBERED_S, self.service)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Sets and their entries: kinds, names, types."""
+"""Sets and their entries: the kinds, names and types of sets."""
 
 import enum
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ipvsproxy.model.virtual_servers import FirewallMark, VirtualServerKey
 
 
 class SetType(enum.StrEnum):
-    """The ipset types of our sets."""
+    """The ipset types that our sets have."""
 
     ADDRESS = "hash:ip"
     ADDRESS_PORT = "hash:ip,port"
@@ -22,14 +22,16 @@ class SetType(enum.StrEnum):
 
 
 class SetKind(enum.StrEnum):
-    """The sets by their IPv4 names: kube-proxy's 17 (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes), and ``SCOPE_KINDS``.
+    """The kinds of sets, by their IPv4 names.
 
-    The entries of ``SCOPE`` give a mark to packets for their address and port. ``NO_LOCAL`` has the addresses and ports without
-    an endpoint on this node. ``MARKS`` has the marks whose virtual servers are ours, each as the last four bytes of an address.
+    They are kube-proxy's 17 sets (pkg/proxy/ipvs/ipset.go in kubernetes/kubernetes) and the sets in ``SCOPE_KINDS``. Each entry
+    of ``SCOPE`` gives a mark to the packets that are sent to the entry's address and port. ``NO_LOCAL`` holds the addresses and
+    ports that have no endpoint on this node. ``MARKS`` holds the marks of our virtual servers, each encoded in the last four
+    bytes of an address.
 
-    With direct return, the entries of ``DIRECT`` and ``TUNNEL`` give marks to packets of clients outside, and to those that
-    another node has sent by tunnel. ``NOT_DIRECT`` has endpoints on nodes without direct return, ``NODES`` the addresses of
-    nodes with it.
+    With direct return, the entries of ``DIRECT`` give marks to packets from clients outside of the cluster, and the entries of
+    ``TUNNEL`` give marks to packets that another node has sent by tunnel. ``NOT_DIRECT`` holds the endpoints on nodes without
+    direct return, and ``NODES`` holds the addresses of nodes with direct return.
     """
 
     LOOP_BACK = "KUBE-LOOP-BACK"
@@ -87,26 +89,26 @@ SET_CAPACITY = 65536
 
 @KernelKind("set", DriverName.IPSET)
 class IpSet(NamedTuple):
-    """One of our sets: a kind of set in one family."""
+    """One of our sets: a kind of set in one IP family."""
 
     kind: SetKind
     family: Family
 
     @property
     def name(self) -> str:
-        """The name in the kernel: ``KUBE-CLUSTER-IP``, ``KUBE-6-CLUSTER-IP``."""
+        """The set's name in the kernel: ``KUBE-CLUSTER-IP``, ``KUBE-6-CLUSTER-IP``."""
         if self.family is Family.IPV4:
             return self.kind.value
         return self.kind.value.replace("KUBE-", "KUBE-6-", 1)[:SET_NAME_LIMIT]
 
     @property
     def type(self) -> SetType:
-        """The ipset type."""
+        """The ipset type of the set."""
         return _SET_TYPES.get(self.kind, SetType.ADDRESS_PORT)
 
     @property
     def gives_marks(self) -> bool:
-        """Whether its entries carry a mark (the extension ``skbinfo``): they are ``MarkedEntry`` then."""
+        """Whether the entries of this set carry a mark (the extension ``skbinfo``); such entries are ``MarkedEntry`` objects."""
         return self.kind in (SetKind.SCOPE, SetKind.DIRECT, SetKind.TUNNEL)
 
     @property
@@ -124,7 +126,10 @@ IP_SETS: Mapping[str, IpSet] = {ip_set.name: ip_set for family in Family for kin
 
 @KernelKind("set", DriverName.IPSET)
 class SetCopy(NamedTuple):
-    """The larger copy of a set, under a name of its own, while the set is being enlarged. No rule names the copy."""
+    """The larger copy of a set, which exists under a separate name while the set is being enlarged.
+
+    No rule refers to the copy.
+    """
 
     name: str
 
@@ -142,11 +147,11 @@ SET_COPY = SetCopy("KUBE-IPVSPROXY-LARGER")
 
 
 class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
-    """One entry of the set of this name (one of ``IP_SETS``). The type of the set defines which fields are used.
+    """One entry of the set with this name (one of ``IP_SETS``). The type of the set determines which fields are used.
 
     ``hash:ip``: address. ``hash:ip,port``: address, protocol, port. ``hash:ip,port,ip``: address, protocol, port, ``other``.
-    ``hash:ip,port,net``: address, protocol, port, ``other``, ``prefix_length``. ``bitmap:port``: port. Unused fields have their
-    defaults.
+    ``hash:ip,port,net``: address, protocol, port, ``other``, ``prefix_length``. ``bitmap:port``: port. Fields that the type does
+    not use have their default values.
     """
 
     set: str
@@ -159,7 +164,7 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
     def __str__(self) -> str:
         """The entry as ``ipset save`` prints it: ``10.96.0.1,tcp:443``.
 
-        A range of one address is printed without its prefix length.
+        A range that contains only one address is printed without its prefix length.
         """
         if self.address is None:
             return str(self.port)
@@ -174,9 +179,9 @@ class SetEntry(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class MarkedEntry(SetEntry, frozen=True, gc=False):
-    """An entry that gives its packets a mark: the bits of ``mask`` become those of ``mark``, the others stay.
+    """An entry that gives packets a mark: the bits in ``mask`` are set to those of ``mark``, and all other bits are unchanged.
 
-    A set holds one such entry for each address, protocol and port: an entry with another mark replaces it.
+    A set holds at most one such entry for each address, protocol and port: an entry with another mark replaces the earlier entry.
     """
 
     mark: int = 0
@@ -184,7 +189,7 @@ class MarkedEntry(SetEntry, frozen=True, gc=False):
 
     @property
     def skbmark(self) -> int:
-        """Mark and mask in one number, as the kernel's attribute has them."""
+        """The mark and the mask in one number, as in the kernel's attribute."""
         return self.mark << 32 | self.mask
 
     def __str__(self) -> str:
@@ -192,26 +197,27 @@ class MarkedEntry(SetEntry, frozen=True, gc=False):
 
 
 class ForeignElement(SetEntry, frozen=True, gc=False):
-    """An element of a set of nf_tables that cannot be one of our entries. Only other programs add such an element.
+    """An element of an nf_tables set that cannot be one of our entries.
 
-    ``raw`` is its key as the kernel has it. An element without a key stands for all other keys (since Linux 5.13). Such an
-    element names no address and no port, and witnesses no virtual server.
+    Such an element can only have been added by another program. ``raw`` is the element's key in the kernel's encoding. An element
+    without a key matches all keys that have no element (since Linux 5.13). An element without a key names no address and no port,
+    and witnesses no virtual server.
     """
 
     raw: bytes = b""
 
     def __str__(self) -> str:
-        """The element for all other keys as ``nft`` prints it; any other element in hexadecimal."""
+        """The element without a key as ``nft`` prints it; any other element in hexadecimal."""
         return f"element {self.raw.hex()}" if self.raw else "*"
 
 
 def mark_entry(key: FirewallMark) -> SetEntry:
-    """The entry that shows that the virtual server of a mark is ours."""
+    """The entry which shows that the virtual server for a mark is ours."""
     return SetEntry(IpSet(SetKind.MARKS, key.family).name, Address(key.mark.to_bytes(key.family.bits // 8, "big")))
 
 
 def mark_of(entry: SetEntry) -> FirewallMark | None:
-    """The virtual server that an entry of a ``MARKS`` set names; None for an entry of another set."""
+    """The virtual server that an entry of a ``MARKS`` set identifies; None for an entry of another set."""
     ip_set = IP_SETS[entry.set]
     if ip_set.kind is not SetKind.MARKS or entry.address is None:
         return None
@@ -227,7 +233,7 @@ class SetEntries(NamedTuple):
 
     @classmethod
     def of(cls, *entries: SetEntry) -> "SetEntries":
-        """Makes an item of these entries, all of one set."""
+        """Makes an item of these entries, which all belong to one set."""
         return cls(entries[0].set, entries)
 
     def only(self, key: SetEntry) -> "SetEntries":
@@ -236,7 +242,7 @@ class SetEntries(NamedTuple):
 
     @property
     def keys(self) -> tuple[SetEntry, ...]:
-        """The key of each entry in the table of its set: the entry itself."""
+        """The key of each entry in the table of its set; the key is the entry itself."""
         return self.entries
 
     @property

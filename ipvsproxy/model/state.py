@@ -1,4 +1,4 @@
-"""The two sides of the kernel's state: what one Service needs on this node, and one reading of the kernel."""
+"""The desired state of one Service on this node, and the observed state from one reading of the kernel."""
 
 import dataclasses
 import enum
@@ -17,10 +17,11 @@ from ipvsproxy.model.virtual_servers import ObservedVirtualServer, VirtualServer
 
 
 class Clients(enum.Enum):
-    """The clients of a scope, whose packets get its mark from a set of this kind.
+    """The clients of a second scope. A set of this kind gives the scope's mark to their packets.
 
-    ``OF_NODE``: processes and pods of this node, at addresses with externalTrafficPolicy Local. ``OUTSIDE``: clients outside of
-    the cluster, at addresses with direct return. ``BY_TUNNEL``: the same, whose packets another node has sent here by tunnel.
+    ``OF_NODE``: processes and pods on this node, for addresses with externalTrafficPolicy Local. ``OUTSIDE``: clients outside of
+    the cluster, for addresses with direct return. ``BY_TUNNEL``: clients outside of the cluster whose packets another node has
+    sent to this node by tunnel.
     """
 
     OF_NODE = SetKind.SCOPE
@@ -29,11 +30,11 @@ class Clients(enum.Enum):
 
 
 class ClusterScope(msgspec.Struct, frozen=True, gc=False):
-    """The endpoints of a Service port in one family for some of the clients at its external addresses.
+    """The endpoints of a Service port in one IP family that serve some of the clients at its external addresses.
 
-    ``virtual_servers`` are the virtual servers of its external addresses, with the endpoints for all other clients. ``protocol``
-    and ``port`` are those of the Service port. ``settings``, ``weights`` and ``thresholds`` belong to the virtual server by mark
-    that takes the packets of these clients.
+    ``virtual_servers`` are the virtual servers of the port's external addresses, with the endpoints for all other clients.
+    ``protocol`` and ``port`` are the protocol and port of the Service port. ``settings``, ``weights`` and ``thresholds`` belong
+    to the virtual server by mark that handles the packets of these clients.
     """
 
     family: Family
@@ -47,14 +48,16 @@ class ClusterScope(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rarities(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The parts of the desired state that few Services of a cluster have. All other Services share ``NO_RARITIES``.
+    """The fields of the desired state that only few Services of a cluster have.
 
-    ``refused`` are the virtual servers that this node itself may not use, because their source ranges leave it out. ``flows`` has
-    the real servers that may still reply, for each UDP and SCTP frontend. ``local_endpoints`` is the number of addresses of ready
-    endpoints on this node, for each health listener. ``without_local_internal`` and ``without_local_external`` are the families
-    in which a Local traffic policy has no endpoint on this node, although there are endpoints elsewhere. ``skipped`` are the
-    unused fields. ``scopes`` are second scopes of external addresses. A new endpoint reaches its own weight after
-    ``slow_start_s``; 0 means at once. ``drain_deadline_s`` replaces the node's drain deadline unless it is 0.
+    All Services without such fields share ``NO_RARITIES``. ``refused`` are the virtual servers that this node itself may not use,
+    because their source ranges do not include the node. ``flows`` maps each UDP and SCTP frontend to the real servers that may
+    still reply. ``local_endpoints`` maps each health listener to the number of addresses of ready endpoints on this node.
+    ``without_local_internal`` and ``without_local_external`` are the IP families in which a Local traffic policy finds no
+    endpoint on this node, although other nodes have endpoints. ``skipped`` are the fields of the Service that are not used.
+    ``scopes`` are the second scopes of external addresses. The weight of a new endpoint reaches its final value after
+    ``slow_start_s``; 0 means immediately. ``drain_deadline_s`` replaces the node's drain deadline; 0 means that the node's
+    deadline applies.
     """
 
     refused: tuple[VirtualServerKey, ...] = ()
@@ -72,7 +75,7 @@ NO_RARITIES = Rarities()
 
 
 class Role(enum.StrEnum):
-    """The role of a virtual server's address for its Service."""
+    """What the address of a virtual server is for its Service, such as its cluster IP."""
 
     CLUSTER_IP = "cluster IP"
     EXTERNAL_IP = "external IP"
@@ -81,17 +84,17 @@ class Role(enum.StrEnum):
 
 
 class Frontend(msgspec.Struct, frozen=True, gc=False):
-    """A virtual server of a Service, and the role of its address."""
+    """A virtual server of a Service, and the role of its address for the Service."""
 
     role: Role
     virtual_server: VirtualServer
 
 
 class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The desired state of one Service on this node, in both families.
+    """The desired state of one Service on this node, in both IP families.
 
-    ``served`` are its virtual servers, with different keys. ``addresses`` are its service addresses on the dummy device,
-    ``routes`` its service addresses that our routes make local.
+    ``served`` are the Service's virtual servers, whose keys are all different. ``addresses`` are the Service's addresses on the
+    dummy device, and ``routes`` are the Service's addresses that our local routes make local.
     """
 
     owner: Owner
@@ -102,29 +105,30 @@ class ServiceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rare: Rarities = NO_RARITIES
 
     def with_objects(self, served: tuple[VirtualServer, ...], entries: tuple[SetEntry, ...]) -> "ServiceState":
-        """The same state with these virtual servers and entries."""
+        """The same desired state with these virtual servers and set entries."""
         return msgspec.structs.replace(self, served=served, entries=entries)
 
     @property
     def virtual_servers(self) -> Mapping[VirtualServerKey, VirtualServer]:
-        """The virtual servers by key; a new mapping at each call."""
+        """The virtual servers by key; each call makes a new mapping."""
         return {item.key: item for item in self.served}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A reading of the kernel, or a part of one.
+    """A complete reading of the kernel, or a part of a reading.
 
-    A field is None if it was not read, could not be read, or has not changed since the last reading. The observed state of such a
-    field stays.
+    A field is None if it was not read, could not be read, or has not changed since the last reading. For a field that is None,
+    the previous observed state is kept.
 
-    ``sets`` and ``virtual_servers`` are complete. ``some_sets`` and ``some_virtual_servers`` say nothing about objects that they
-    do not name; None stands for an absent object. ``has_shown_virtual_servers``: the parts of an audit up to this one have shown
-    all virtual servers. ``set_copy``: whether a ``SetCopy`` exists. ``skeletons`` lacks families that are not in use, ``sysctls``
-    lacks paths that this kernel does not have. ``addresses`` are on the dummy device, ``routes`` are the addresses that our local
-    routes lead to, ``interface_addresses`` are on all other interfaces. ``foreign_virtual_servers`` is the number of virtual
-    servers of protocols that no Service has. ``errors`` has one line for each field that could not be read. ``is_of_rules``: this
-    part only has rules.
+    ``sets`` and ``virtual_servers`` hold all sets and all virtual servers. ``some_sets`` and ``some_virtual_servers`` hold only
+    the objects that they name, and leave open the state of all others. A value of None means that the object is absent.
+    ``has_shown_virtual_servers``: after this part of an audit, all virtual servers have been read. ``set_copy``: whether a
+    ``SetCopy`` exists in the kernel. ``skeletons`` does not include IP families that are not in use, and ``sysctls`` does not
+    include paths that this kernel does not have. ``addresses`` are the addresses on the dummy device, ``routes`` are the
+    addresses of our local routes, and ``interface_addresses`` are the addresses on all other interfaces.
+    ``foreign_virtual_servers`` is the number of virtual servers whose protocol a Service cannot have. ``errors`` has one line for
+    each field that could not be read. ``is_of_rules``: this part contains only rules.
     """
 
     virtual_servers: Mapping[VirtualServerKey, ObservedVirtualServer] | None = None
@@ -145,5 +149,5 @@ class Observation:
 
     @property
     def local(self) -> frozenset[Address]:
-        """The service addresses on our device, and those that our routes lead to, as far as they were read."""
+        """The service addresses on our device and those of our local routes, as far as both have been read."""
         return frozenset().union(self.addresses or (), self.routes or ())

@@ -1,4 +1,4 @@
-"""Long work in steps: a generator yields after each step, so that its caller may do something else in between."""
+"""Long work in steps: a generator yields after each step, so that its caller can do other work between two steps."""
 
 from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 def each(do: Callable[[T], object], items: Iterable[T]) -> Generator[None, None, None]:
-    """Does something with each item, ``ITEMS_AT_ONCE`` items in each step."""
+    """Calls a function with each item, ``ITEMS_AT_ONCE`` items in each step."""
     for number, item in enumerate(items, 1):
         do(item)
         if number % ITEMS_AT_ONCE == 0:
@@ -19,7 +19,7 @@ def each(do: Callable[[T], object], items: Iterable[T]) -> Generator[None, None,
 
 
 def at_once(steps: Generator[None, None, R]) -> R:
-    """Runs all steps of a generator, one right after the other. Returns its result."""
+    """Runs all steps of a generator without a pause. Returns the result of the generator."""
     while True:
         try:
             next(steps)

@@ -1,4 +1,4 @@
-"""Virtual servers, desired and observed, and the real servers that they get."""
+"""Virtual servers, desired and observed, and the real servers that belong to them."""
 
 from collections.abc import Collection, KeysView, Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from ipvsproxy.model.service import NODE_OWNER, Owner
 
 
 class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The key of a virtual server, which also identifies it in the kernel."""
+    """The key of a virtual server, which also identifies the virtual server in the kernel."""
 
     protocol: Protocol
     address: Address
@@ -23,26 +23,26 @@ class VirtualServerKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class FirewallMark(VirtualServerKey, frozen=True, gc=False):
-    """The name of a virtual server that takes packets by their mark, whatever their destination is; made by ``of``.
+    """The key of a virtual server that takes packets by their mark, whatever their destination is. Use ``of`` to create it.
 
-    ``protocol`` is TCP, as the kernel notes for each virtual server by mark (``ip_vs_genl_parse_service`` in
-    net/netfilter/ipvs/ip_vs_ctl.c), ``address`` is the unspecified address of the family, and ``port`` is the
-    mark: 1 to 2**32 - 1.
+    ``protocol`` is TCP, because the kernel stores TCP for each virtual server by mark (``ip_vs_genl_parse_service`` in
+    net/netfilter/ipvs/ip_vs_ctl.c). ``address`` is the unspecified address of the IP family, and ``port`` is the mark, from 1 to
+    2**32 - 1.
     """
 
     @classmethod
     def of(cls, family: Family, mark: int) -> "FirewallMark":
-        """The virtual server of a family for packets with this mark."""
+        """The key of the virtual server of an IP family for packets with this mark."""
         return cls(Protocol.TCP, Address(bytes(family.bits // 8)), mark)
 
     @property
     def family(self) -> Family:
-        """The family of the packets."""
+        """The IP family of the packets."""
         return self.address.family
 
     @property
     def mark(self) -> int:
-        """The mark of the packets, in all of its bits."""
+        """The mark of the packets; all 32 bits are compared."""
         return self.port
 
     def __str__(self) -> str:
@@ -70,8 +70,9 @@ _FLAG_NAMES: Mapping[int, str] = {SCHEDULER_FALLBACK: "fallback", SCHEDULER_PORT
 class VirtualServerSettings(NamedTuple):
     """The settings of a virtual server.
 
-    ``timeout_s`` is the timeout of session affinity, 0 without it. ``flags`` never include ``HASHED``. Clients in one network of
-    ``prefix_length`` share their session affinity; 0 means single addresses, as in kube-proxy, or no affinity.
+    ``timeout_s`` is the timeout of session affinity; 0 means that there is no session affinity. ``flags`` never include
+    ``HASHED``. Clients in one network of ``prefix_length`` share their session affinity; 0 means single addresses, as in
+    kube-proxy, or no session affinity.
     """
 
     scheduler: str
@@ -81,7 +82,7 @@ class VirtualServerSettings(NamedTuple):
 
     @property
     def flag_names(self) -> list[str]:
-        """The names of the scheduler flags. Any flags beyond these and session affinity follow as one number."""
+        """The names of the scheduler flags. Any other flags, except the flag of session affinity, follow as one number."""
         names = [name for flag, name in _FLAG_NAMES.items() if self.flags & flag]
         rest = self.flags & ~(PERSISTENT | SCHEDULER_FLAGS)
         return names + ([f"{rest:#x}"] if rest else [])
@@ -98,8 +99,8 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
     """A desired virtual server, with its owner.
 
     ``weights`` are in the order in which the real servers are added. Several virtual servers, desired or observed, may share one
-    ``weights`` object. ``marked`` is the protocol of the packets if the key is a ``FirewallMark``. All its real servers have the
-    same ``thresholds``.
+    ``weights`` object. ``marked`` is the protocol of the packets if the virtual server's key is a ``FirewallMark``. All real
+    servers of the virtual server have the same ``thresholds``.
     """
 
     key: VirtualServerKey
@@ -130,8 +131,9 @@ class VirtualServer(msgspec.Struct, frozen=True, gc=False):
 class ObservedVirtualServer(msgspec.Struct, gc=False):
     """An observed virtual server: its settings, and the weight of each real server, or ``NOT_MASQUERADED``.
 
-    ``thresholds`` has an item for each real server with thresholds; it is None or empty if there is none. Do not change an object
-    that another module made: its reader may return it again, and a ``VirtualServer`` may share its weights. Change a copy.
+    ``thresholds`` has an item for each real server that has thresholds; it is None or empty if no real server has any. Do not
+    change an object that another module made: the module that reads the kernel may return the object again, and a
+    ``VirtualServer`` may share its weights. Change a copy instead.
     """
 
     settings: VirtualServerSettings
@@ -145,11 +147,12 @@ class ObservedVirtualServer(msgspec.Struct, gc=False):
 
 @KernelKind("real_server", DriverName.IPVS, one="real server")
 class RealServers(NamedTuple):
-    """One or more real servers of one virtual server, with their observed or desired weight (0: no new connections).
+    """One or more real servers of one virtual server that have the same observed or desired weight (0: no new connections).
 
-    If ``keys`` are all real servers of a new virtual server, all with weight 1 and without thresholds, they are its
-    ``EvenWeights`` object, because a start adds very many real servers. ``stays``: a Service desires the real servers, so weight
-    0 does not drain them. ``TUNNELLED`` in the weight is their forwarding method.
+    If ``keys`` are all real servers of a new virtual server, all with weight 1 and without thresholds, ``keys`` is the virtual
+    server's ``EvenWeights`` object, because very many real servers are added at a start. ``stays``: a Service still desires the
+    real servers, so a weight of 0 does not drain them. The bit ``TUNNELLED`` in the weight gives the forwarding method of the
+    real servers.
     """
 
     virtual_server: VirtualServerKey
@@ -164,7 +167,7 @@ class RealServers(NamedTuple):
         return cls(virtual_server, (key,), weight)
 
     def only(self, key: RealServerKey) -> "RealServers":
-        """Makes an item of this real server alone."""
+        """Makes an item that contains only this real server."""
         return self._replace(keys=(key,))
 
     @property
@@ -187,7 +190,10 @@ class RealServers(NamedTuple):
 
 
 class ConnectionCounts(NamedTuple):
-    """The connections of a real server as IPVS counts them: ``active`` ones are established, the others ``inactive``."""
+    """The connections of a real server as IPVS counts them.
+
+    ``active`` connections are established, ``inactive`` connections are all others.
+    """
 
     active: int = 0
     inactive: int = 0
@@ -201,7 +207,7 @@ NO_CONNECTIONS = ConnectionCounts()
 
 
 class Counters(NamedTuple):
-    """The counters of a virtual or real server since it was added. "In" is the direction from client to real server."""
+    """The counters of a virtual or real server since it was added. "In" is the direction from the client to the real server."""
 
     connections: int = 0
     packets_in: int = 0
